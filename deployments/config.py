@@ -1,0 +1,100 @@
+"""What each deployment is told at its construction: frozen values that `app.builder` makes from the settings once.
+
+Pure. Nobody below `app` sees pydantic, YAML or the environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from adapters.identity import AdapterRef
+from engine.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """One base model and its declared adapters.
+
+    Attributes:
+        name: public name; also names its Serve deployment (`Model-<name>`).
+        tokenizer_path: folder with tokenizer.json and the chat template; usually the model's own.
+        max_model_len: resolved context length in tokens, known before any replica is up.
+    """
+
+    name: str
+    engine: EngineConfig
+    tokenizer_path: str
+    max_model_len: int
+    vocab_size: int
+    adapters: tuple[AdapterRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelConfig:
+    """How tokens travel from a model replica to a gateway.
+
+    Attributes:
+        transport: "tcp" (one connection for each replica and gateway, one frame a step) or "handle" (Serve streaming).
+        secret: shared by both ends of a connection; drawn anew by every build.
+        host: address on which gateways listen; None for the node's own address.
+        max_buffered_bytes: unread output at which one stream is ended as a slow reader.
+    """
+
+    transport: str = "tcp"
+    secret: bytes = field(default=b"", repr=False)
+    host: str | None = None
+    max_buffered_bytes: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SafetyConfig:
+    """The classifier and what is done with its verdicts.
+
+    Attributes:
+        model_path: folder of an AutoModelForSequenceClassification checkpoint, safetensors.
+        mode: "before" (the input is judged before any engine work) or "alongside" (with prefill; first byte held back).
+        threshold: probability at which a hazard counts as found.
+        threshold_by_hazard: exceptions to `threshold`.
+        screen_output: judge the output too, in windows.
+        window_chars: characters in an output window; text is held back until its window is judged.
+        overlap_chars: characters that neighbouring windows share.
+        fails_closed: refuse with 503 where the classifier cannot be reached in `timeout_s`.
+        max_batch: texts in one forward pass.
+        batch_wait_s: how long a text waits for company.
+        benign_labels: labels that mean nothing was found (a single-label classifier's "safe").
+    """
+
+    model_path: str
+    mode: str = "before"
+    threshold: float = 0.5
+    threshold_by_hazard: dict[str, float] = field(default_factory=dict)
+    screen_input: bool = True
+    screen_output: bool = True
+    window_chars: int = 200
+    overlap_chars: int = 50
+    fails_closed: bool = True
+    timeout_s: float = 5.0
+    max_batch: int = 32
+    batch_wait_s: float = 0.002
+    max_chars: int = 100_000
+    benign_labels: tuple[str, ...] = ()
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayConfig:
+    """What the gateway knows of the rest.
+
+    Attributes:
+        tokenizer_placement, safety_placement: "deployment" (own actors) or "inline" (in the gateway's process; saves a
+            hop of about a millisecond).
+        max_resumes: how often one generation is taken to another replica after its own has died.
+    """
+
+    models: tuple[ModelConfig, ...]
+    channel: ChannelConfig
+    safety: SafetyConfig | None = None
+    tokenizer_placement: str = "deployment"
+    safety_placement: str = "deployment"
+    max_resumes: int = 3
+    default_timeout_s: float | None = None

@@ -1,0 +1,75 @@
+"""Engine configuration: what a person may set (`EngineConfig`), and what follows from it (`ResolvedConfig`).
+
+"auto" is spelled None. `resolve` is pure: it turns None into numbers from the model's geometry and the machine, and
+refuses options that exclude each other, naming both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What a person sets for one base model. Every field has a unit in its name or counts something.
+
+    Attributes:
+        model_path: folder in Hugging Face layout (config.json, safetensors, tokenizer).
+        device: "cpu", "cuda" or None for cuda where there is one.
+        dtype: "float32", "bfloat16", "float16" or None: bfloat16 where the device multiplies it fast, else float32.
+        num_threads: CPU threads of tensor operators; None takes all the cores this process may use.
+        max_model_len: context length in tokens; None takes the checkpoint's.
+        max_num_seqs: requests that run at once.
+        max_batched_tokens: token budget of a step (prefill chunks and decodes together).
+        block_tokens: tokens in a block of the KV cache.
+        kv_cache_bytes: size of the KV cache; None: on a CPU a share of free memory, on a GPU what
+            `gpu_memory_fraction` leaves.
+        gpu_memory_fraction: share of the device's memory this engine may use.
+        enable_prefix_cache: share full blocks between requests with equal prefixes.
+        max_queued_requests: waiting requests beyond which new ones are refused with `OverloadError`.
+        max_adapter_rank: adapters of a higher rank are refused at load.
+        max_device_adapters: adapters resident on the device at once.
+        max_host_adapters: adapters kept in host memory, least recently used out first.
+    """
+
+    model_path: str
+    device: str | None = None
+    dtype: str | None = None
+    num_threads: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_batched_tokens: int = 1024
+    block_tokens: int = 16
+    kv_cache_bytes: int | None = None
+    gpu_memory_fraction: float = 0.9
+    enable_prefix_cache: bool = True
+    max_queued_requests: int = 512
+    max_adapter_rank: int = 128
+    max_device_adapters: int = 32
+    max_host_adapters: int = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig:
+    """`EngineConfig` with every None answered; printed at start and never changed afterwards.
+
+    Attributes:
+        num_blocks: blocks in the KV cache; together they hold at least one request of `max_model_len`.
+        max_blocks_per_request: length of a full block table.
+    """
+
+    model_path: str
+    device: str
+    dtype: str
+    num_threads: int
+    max_model_len: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    block_tokens: int
+    num_blocks: int
+    max_blocks_per_request: int
+    enable_prefix_cache: bool
+    max_queued_requests: int
+    max_adapter_rank: int
+    max_device_adapters: int
+    max_host_adapters: int

@@ -1,0 +1,57 @@
+"""The engine's error tree: whose fault a failure is, told by its type.
+
+`RequestError` is the caller's fault and is raised before any device work. `OverloadError` is a limit of ours and passes
+with time. `CheckpointError` and `ConfigError` end a start-up with one line. `EngineError` is a bug or a dead device.
+One request's failure inside a step is never an exception: it is a `FinishReason` on an `Emission`.
+"""
+
+
+class RequestError(ValueError):
+    """A request that can never be served as it stands.
+
+    Attributes:
+        field: name of the offending request field, as the OpenAI wire spells it (`max_tokens`, `messages`).
+        code: machine-readable reason (`context_length_exceeded`, `model_not_found`) or None.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross Serve handles by pickle, which by default calls the class with `args` alone.
+        return _rebuild_request_error, (self.message, self.field, self.code)
+
+
+def _rebuild_request_error(message: str, field: str | None, code: str | None) -> RequestError:
+    return RequestError(message, field=field, code=code)
+
+
+class OverloadError(RuntimeError):
+    """No room now; `retry_after_s` (seconds) says when to come back."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_overload_error, (self.message, self.retry_after_s)
+
+
+def _rebuild_overload_error(message: str, retry_after_s: float) -> OverloadError:
+    return OverloadError(message, retry_after_s=retry_after_s)
+
+
+class ConfigError(ValueError):
+    """Options that are wrong or exclude each other; the message names them."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, truncated, incomplete or of an unknown architecture; the message says which."""
+
+
+class EngineError(RuntimeError):
+    """A bug or a dead device: the replica that sees it reports itself unhealthy."""

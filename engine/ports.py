@@ -1,0 +1,48 @@
+"""The two borders of the pure core: what the scheduler asks of adapters, and what the loop asks of a device.
+
+Both are structural. Tests drive the core through scripted stand-ins; the product plugs in `engine.runner.Runner` and
+`engine.adapter_pool.AdapterPool`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from adapters.identity import AdapterDigest
+from engine.step import StepPlan, StepResult
+
+
+class AdapterGate(Protocol):
+    """Residency of adapters, asked by the scheduler on the engine's thread; no call blocks or touches a disk."""
+
+    def prepare(self, digest: AdapterDigest) -> None:
+        """Start moving the adapter towards the device in the background; idempotent. Called as a request queues."""
+        ...
+
+    def try_pin(self, digest: AdapterDigest) -> bool:
+        """Pin the adapter on the device for one running request, or return False: still loading, or no slot free."""
+        ...
+
+    def unpin(self, digest: AdapterDigest) -> None:
+        """Undo one `try_pin` that returned True."""
+        ...
+
+    def error(self, digest: AdapterDigest) -> str | None:
+        """Why the adapter can never become resident (unknown, unreadable, does not fit), or None."""
+        ...
+
+
+class StepRunner(Protocol):
+    """Owns device memory and executes plans in order; all calls come from the engine's thread."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Enqueue the forward pass and the sampling of one plan."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest submitted plan and return what it drew.
+
+        Raises:
+            EngineError: the device failed; the engine cannot go on.
+        """
+        ...

@@ -1,0 +1,102 @@
+"""What enters the engine and what leaves it: plain values, token ids only, no text.
+
+A `Request` goes in once. `Emission`s come out, at most one a step for each request, until one carries a finish reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+from adapters.identity import AdapterDigest
+
+RequestId = NewType("RequestId", str)
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. Stop strings are the stream handler's business: it cancels the request it has cut."""
+
+    STOP = "stop"
+    """An end-of-sequence or stop token id was drawn; that token is the last of the emission."""
+    LENGTH = "length"
+    """`max_tokens` or the context length was reached."""
+    CANCELLED = "cancelled"
+    """Someone asked for the end: the client left, or the stream handler saw a stop string."""
+    FAILED = "failed"
+    """This request alone failed inside a step (NaN logits, a broken adapter); `Emission.error` says how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen. All bounds are checked above the engine; defaults draw from the plain distribution.
+
+    Attributes:
+        max_tokens: tokens to generate at most, those of `Request.prior_output_ids` included.
+        min_tokens: end-of-sequence and stop tokens cannot be drawn before this many.
+        temperature: 0 is greedy.
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        top_p: keep the smallest set with this probability mass (1 keeps all).
+        min_p: keep tokens at least this fraction as likely as the likeliest (0 keeps all).
+        seed: a draw is a function of (seed, position) only. None: the gateway has drawn one; the engine sees an int.
+        repetition_penalty: divides (multiplies) positive (negative) logits of tokens in prompt or output; 1 is none.
+        frequency_penalty: subtracted once for each occurrence in the output.
+        presence_penalty: subtracted once for each distinct token of the output.
+        stop_token_ids: drawing one of these ends the request, besides the model's own end-of-sequence ids.
+        ignore_eos: the model's own end-of-sequence ids do not end the request.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One generation, as the scheduler sees it.
+
+    Attributes:
+        prompt_ids: token ids of the prompt, at least one.
+        prior_output_ids: tokens of this same generation that another replica already produced; they count as output
+            for penalties, `min_tokens`, `max_tokens` and the positions of seeded draws, and are not emitted again.
+        adapter: digest of the LoRA adapter to apply, None for the base model.
+        salt: isolation of the prefix cache: two requests share blocks only if their salts are equal.
+        priority: lower is served first; equal priorities are first come, first served.
+        deadline_s: monotonic time (`time.monotonic`) after which nobody waits for the answer; None for never.
+    """
+
+    request_id: RequestId
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    prior_output_ids: tuple[int, ...] = ()
+    adapter: AdapterDigest | None = None
+    salt: str = ""
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """What one step brought one request.
+
+    Attributes:
+        token_ids: new tokens in order; empty only where `finish_reason` is set.
+        finish_reason: set on the last emission of a request.
+        num_cached_tokens: prompt tokens that came from the prefix cache; truthful from the first emission on.
+        error: one sentence for the client where `finish_reason` is FAILED.
+    """
+
+    request_id: RequestId
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    error: str | None = field(default=None)

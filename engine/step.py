@@ -1,0 +1,98 @@
+"""What crosses the border between the scheduler (pure) and the runner (tensors): one plan down, one result up.
+
+There is no prefill mode and no decode mode. A request has computed up to one position and wants tokens up to another;
+a row of the plan computes the half-open range between:
+
+    tokens      0 ........ start ............ end ........ num_tokens
+                [ in cache )[ computed by this step )[ a later chunk )
+
+A row samples exactly when `end == num_tokens`, that is when its last known token is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adapters.identity import AdapterDigest
+from engine.request import Request, RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One request's share of a step.
+
+    Attributes:
+        row: index of the request in the runner's persistent buffers, held from admission until retirement or
+            pre-emption.
+        is_admission: the row was given to this request in this step: its sampling state must be (re)built from
+            `request` and `output_ids`.
+        request: immutable; prompt, parameters, adapter.
+        output_ids: tokens generated so far, prior output included (live view; read, never kept).
+        start: first position to compute; everything before it is in the cache.
+        end: one past the last position to compute; `start < end`.
+        block_ids: the request's block table (live view), long enough for position `end - 1`.
+        samples: whether a token is drawn for position `end`.
+    """
+
+    row: int
+    is_admission: bool
+    request: Request
+    output_ids: Sequence[int]
+    start: int
+    end: int
+    block_ids: Sequence[int]
+    samples: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that this row adds to the step's batch."""
+        return self.end - self.start
+
+    @property
+    def adapter(self) -> AdapterDigest | None:
+        """Digest of the adapter, None for the base model."""
+        return self.request.adapter
+
+    def token_ids(self) -> list[int]:
+        """Token ids of the positions [start, end)."""
+        prompt = self.request.prompt_ids
+        split = len(prompt)
+        ids = list(prompt[self.start : min(self.end, split)])
+        if self.end > split:
+            ids.extend(self.output_ids[max(self.start, split) - split : self.end - split])
+        return ids
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """The work of one step. Rows of one adapter are adjacent; rows that compute one token come before longer ones.
+
+    Attributes:
+        step_id: counts up from 1.
+        rows: distinct requests, at most `max_num_seqs` of them.
+        released_rows: row indices that fell free since the last plan (retired, cancelled or pre-empted).
+    """
+
+    step_id: int
+    rows: tuple[StepRow, ...]
+    released_rows: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Size of the batch in tokens; at most `max_batched_tokens`."""
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What the device answered.
+
+    Attributes:
+        token_id_by_request: the drawn token of every row that samples and did not fail.
+        error_by_request: rows that failed alone (NaN logits), with one sentence each.
+    """
+
+    step_id: int
+    token_id_by_request: dict[RequestId, int]
+    error_by_request: dict[RequestId, str]
