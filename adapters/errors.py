@@ -1,0 +1,19 @@
+"""What can be wrong with an adapter: one sentence that names the adapter and the reason, fit for a client to read."""
+
+
+class AdapterError(ValueError):
+    """An adapter that cannot be used.
+
+    Attributes:
+        name: the alias it was declared under.
+        reason: what is wrong, without paths.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"Adapter {name!r} cannot be used: {reason}.")
+        self.name = name
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions cross process borders by pickle, which by default calls the class with the finished sentence.
+        return AdapterError, (self.name, self.reason)

@@ -1,0 +1,157 @@
+"""An adapter's tensors as the engine multiplies with them: cast once, scaled once, in one buffer.
+
+    flat   [ A of (layer 0, q|k|v) | B q | B k | B v | A of (layer 0, o) | B o | ... ]
+
+One buffer makes the way to a device one copy. The A's of modules that read the same input are stacked, so that one
+product serves all of them; each module keeps its own rank, and nothing is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+FUSED_GROUPS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Modules that read the same input, in the order in which the decoder stacks their outputs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawProjection:
+    """One module as the file has it: `a` [rank, in] and `b` [out, rank] in the file's dtype, and their factor."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+    scaling: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Projection:
+    """One module ready for use: y += (x a^T) b^T.
+
+    Attributes:
+        a: [rank, in], engine's dtype; a view of the group's stacked `a`.
+        b: [out, rank], engine's dtype, the adapter's scaling multiplied in.
+        start, end: half-open range of rows of the group's `a`.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectionGroup:
+    """The modules of one layer that share an input: `a` [sum of ranks, in], and each targeted module by name."""
+
+    a: torch.Tensor
+    projection_by_module: Mapping[str, Projection]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a group lies in the flat buffer, in elements."""
+
+    layer: int
+    offset: int
+    in_features: int
+    modules: tuple[tuple[str, int, int], ...]
+    """(module, rank, out) of each."""
+
+
+class AdapterWeights:
+    """All tensors of one adapter on one device, views of `flat`. Immutable after construction; safe to share."""
+
+    def __init__(self, flat: torch.Tensor, places: tuple[_Place, ...]) -> None:
+        self.flat = flat
+        self._places = places
+        self._group_by_key: dict[tuple[int, str], ProjectionGroup] = {}
+        for place in places:
+            group = _group_at(flat, place)
+            for module in group.projection_by_module:
+                self._group_by_key[(place.layer, module)] = group
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the buffer in bytes."""
+        return self.flat.numel() * self.flat.element_size()
+
+    @property
+    def max_rank(self) -> int:
+        """The highest rank of any module."""
+        return max(rank for place in self._places for _, rank, _ in place.modules)
+
+    def projection(self, layer: int, module: str) -> Projection | None:
+        """Return the module's matrices, None where the adapter does not target it."""
+        group = self._group_by_key.get((layer, module))
+        return None if group is None else group.projection_by_module[module]
+
+    def group(self, layer: int, modules: Iterable[str]) -> ProjectionGroup | None:
+        """Return the group that the modules (members of one of `FUSED_GROUPS`) belong to; None if none is targeted."""
+        for module in modules:
+            group = self._group_by_key.get((layer, module))
+            if group is not None:
+                return group
+        return None
+
+    def to(self, device: torch.device) -> AdapterWeights:
+        """Copy to a device in one transfer on the current stream; shares memory where `flat` is there already."""
+        return AdapterWeights(self.flat.to(device, non_blocking=True), self._places)
+
+    def pinned(self) -> AdapterWeights:
+        """Copy to page-locked host memory, from which a transfer to a GPU is asynchronous."""
+        return AdapterWeights(self.flat.pin_memory(), self._places)
+
+
+def build_weights(raw: Mapping[tuple[int, str], RawProjection], dtype: torch.dtype) -> AdapterWeights:
+    """Cast, scale, stack and pack an adapter's modules, keyed by (layer, module), into host memory.
+
+    The scaling is multiplied into B in float32 before the cast: the product then costs nothing at run time, and B is
+    rounded once, where scaling the low-precision result would round it again for every token.
+    """
+    places: list[_Place] = []
+    offset = 0
+    for layer in sorted({layer for layer, _ in raw}):
+        present = [module for at, module in raw if at == layer]
+        for names in _groups_of(present):
+            members = [(name, raw[(layer, name)]) for name in names]
+            place = _Place(
+                layer=layer,
+                offset=offset,
+                in_features=members[0][1].a.shape[1],
+                modules=tuple((name, item.a.shape[0], item.b.shape[0]) for name, item in members),
+            )
+            places.append(place)
+            offset += sum(item.a.numel() + item.b.numel() for _, item in members)
+    weights = AdapterWeights(torch.empty(offset, dtype=dtype), tuple(places))
+    for (layer, module), item in raw.items():
+        projection = weights.projection(layer, module)
+        assert projection is not None
+        projection.a.copy_(item.a)
+        projection.b.copy_(item.b.to(torch.float32).mul(item.scaling))
+    return weights
+
+
+def _groups_of(present: list[str]) -> list[tuple[str, ...]]:
+    """Split a layer's modules into fused groups and single ones, in a fixed order."""
+    groups = [tuple(name for name in fused if name in present) for fused in FUSED_GROUPS]
+    fused_names = {name for fused in FUSED_GROUPS for name in fused}
+    groups += [(name,) for name in sorted(present) if name not in fused_names]
+    return [group for group in groups if group]
+
+
+def _group_at(flat: torch.Tensor, place: _Place) -> ProjectionGroup:
+    """View one group of the buffer."""
+    total_rank = sum(rank for _, rank, _ in place.modules)
+    end = place.offset + total_rank * place.in_features
+    a = flat[place.offset : end].view(total_rank, place.in_features)
+    projections: dict[str, Projection] = {}
+    row = 0
+    for module, rank, out_features in place.modules:
+        b = flat[end : end + out_features * rank].view(out_features, rank)
+        projections[module] = Projection(a=a[row : row + rank], b=b, start=row, end=row + rank)
+        row += rank
+        end += out_features * rank
+    return ProjectionGroup(a=a, projection_by_module=projections)

@@ -1,0 +1,98 @@
+"""What is done to logits before a draw: penalties, masks, and the truncation to the candidates of a draw.
+
+Every function treats rows independently and takes each row's own numbers, so that a row's result does not depend on its
+company. Logits are float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Penalties:
+    """Factors of each row, float32 [rows, 1]; 1, 0 and 0 change nothing."""
+
+    repetition: torch.Tensor
+    frequency: torch.Tensor
+    presence: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """What a draw chooses from.
+
+    Attributes:
+        scores: [rows, n] float32, log-probabilities up to a constant of the row; -inf where truncated.
+        token_ids: [rows, n] int64, or None where column i is token i.
+    """
+
+    scores: torch.Tensor
+    token_ids: torch.Tensor | None
+
+
+def penalize(
+    logits: torch.Tensor, penalties: Penalties, in_prompt: torch.Tensor, output_counts: torch.Tensor
+) -> torch.Tensor:
+    """Return logits [rows, vocab] with the penalties of tokens seen.
+
+    Repetition divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al., 2019, CTRL,
+    section 4.1, in the sign-aware form of transformers); then frequency times count and presence are subtracted for
+    tokens of the output (OpenAI API reference).
+
+    Args:
+        logits: [rows, vocab].
+        in_prompt: bool [rows, vocab].
+        output_counts: int32 [rows, vocab].
+    """
+    in_output = output_counts > 0
+    factor = torch.where(in_prompt | in_output, penalties.repetition, 1.0)
+    edited = torch.where(logits > 0, logits / factor, logits * factor)
+    return edited - output_counts * penalties.frequency - in_output * penalties.presence
+
+
+def scale(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Return (logits - row maximum) / temperature, for temperatures [rows, 1] above zero.
+
+    The maximum goes first, so that a tiny temperature leaves zeros and -inf instead of overflowing.
+    """
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+
+
+def keep_min_p(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Mask tokens less than `min_p` [rows, 1] times as likely as the row's likeliest (Nguyen et al., 2024, min-p)."""
+    return scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) + min_p.log(), -torch.inf)
+
+
+def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Mask all but the smallest set of tokens with probability at least `top_p` [rows, 1].
+
+    Scores [rows, n] are sorted, likeliest first; that one always stays. Nucleus sampling (Holtzman et al., 2020, section
+    3.1). The sum runs in float64, so that devices agree on where it ends.
+    """
+    probabilities = torch.softmax(scores, dim=-1, dtype=torch.float64)
+    mass_before = probabilities.cumsum(dim=-1) - probabilities
+    is_out = mass_before >= top_p
+    is_out[:, 0] = False
+    return scores.masked_fill(is_out, -torch.inf)
+
+
+def select_top_k(scores: torch.Tensor, top_k: int) -> Candidates:
+    """Return exactly the `top_k` likeliest tokens of each row, likeliest first, equal ones by ascending id.
+
+    Ties are broken by id because `topk` itself breaks them differently on every device.
+    """
+    rows, vocab_size = scores.shape
+    if top_k >= vocab_size:
+        ordered, token_ids = scores.sort(dim=-1, descending=True, stable=True)
+        return Candidates(scores=ordered, token_ids=token_ids)
+    threshold = scores.topk(top_k, dim=-1).values[:, -1:]
+    is_above = scores > threshold
+    is_tied = scores == threshold
+    room = top_k - is_above.sum(dim=-1, keepdim=True)
+    is_kept = is_above | (is_tied & (is_tied.cumsum(dim=-1) <= room))
+    ids = is_kept.nonzero()[:, 1].view(rows, top_k)
+    ordered, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return Candidates(scores=ordered, token_ids=ids.gather(1, order))

@@ -1,0 +1,24 @@
+"""Seeds: a draw is a function of (seed, position) only, in any process, in any batch, on any device.
+
+The position of a draw is that of the token it brings (prompt length plus outputs so far), so that a generation taken to
+another replica in mid-stream draws what it would have drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.token_choice.reference import DrawKeys
+
+_WORD = 0xFFFFFFFF
+
+
+def draw_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> DrawKeys:
+    """Pack seeds (any ints; their low 64 bits count) and positions (below 2^32) for one draw of each row."""
+    packed = torch.tensor(
+        [[seed & _WORD, (seed >> 32) & _WORD, position & _WORD] for seed, position in zip(seeds, positions, strict=True)],
+        dtype=torch.int64,
+    ).to(device, non_blocking=True)
+    return DrawKeys(seed_low=packed[:, 0:1], seed_high=packed[:, 1:2], position=packed[:, 2:3])

@@ -1,0 +1,202 @@
+"""Chooses one token for each row of logits. Token ids only; knows no text, no stop strings.
+
+The order, which is that of transformers:
+
+    1. penalties              repetition (prompt and output), then frequency and presence (output)
+    2. min_tokens             end-of-sequence and stop ids masked
+       temperature 0:         argmax, and nothing below
+    3. temperature
+    4. top-k -> top-p -> min-p
+    5. the draw               `kernels.token_choice.reference`: a function of (seed, position)
+
+What no row asks for is not computed: an all-greedy batch is one maximum over the vocabulary. A row's token does not
+depend on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.request import Request, SamplingParams
+from engine.sampling.logits import Candidates, Penalties, keep_min_p, keep_top_p, penalize, scale, select_top_k
+from engine.sampling.random import draw_keys
+from kernels.token_choice.reference import gumbel_noise, gumbel_noise_of_all, race
+
+NOT_FINITE = "The model computed no finite logits for this request."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleResult:
+    """What one call of `Sampler.sample` chose.
+
+    Attributes:
+        token_ids: one for each row asked, in order; -1 where that row failed.
+        failed: one sentence for each row (by its row index, as passed in `rows`) without usable logits.
+    """
+
+    token_ids: list[int]
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowState:
+    """What a row keeps from admission to release."""
+
+    params: SamplingParams
+    num_prompt_tokens: int
+    stop_ids: tuple[int, ...]
+    has_penalties: bool
+
+
+class Sampler:
+    """Sampling state of the runner's rows.
+
+    Penalty tables ([num_rows, vocab], a bool and an int32) are made when the first request asks for penalties.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, eos_ids: Sequence[int]) -> None:
+        self._num_rows = num_rows
+        self._vocab_size = vocab_size
+        self._device = device
+        self._eos_ids = tuple(eos_ids)
+        self._state_by_row: dict[int, _RowState] = {}
+        self._in_prompt: torch.Tensor | None = None
+        self._output_counts: torch.Tensor | None = None
+
+    def admit(self, row: int, request: Request, output_ids: Sequence[int]) -> None:
+        """Give a row to a request; `output_ids` are all tokens it has generated so far, here or elsewhere."""
+        params = request.params
+        has_penalties = (
+            params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+        )
+        stop_ids = {*self._eos_ids, *params.stop_token_ids}
+        self._state_by_row[row] = _RowState(
+            params=params,
+            num_prompt_tokens=len(request.prompt_ids),
+            stop_ids=tuple(sorted(i for i in stop_ids if 0 <= i < self._vocab_size)),
+            has_penalties=has_penalties,
+        )
+        if has_penalties:
+            in_prompt, output_counts = self._penalty_tables()
+            in_prompt[row] = False
+            in_prompt[row, torch.tensor(request.prompt_ids, device=self._device)] = True
+            outputs = torch.tensor(list(output_ids), dtype=torch.int64, device=self._device)
+            output_counts[row] = torch.bincount(outputs, minlength=self._vocab_size)
+
+    def release(self, row: int) -> None:
+        """Forget a row; idempotent."""
+        self._state_by_row.pop(row, None)
+
+    def sample(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> SampleResult:
+        """Choose a token for each row and count it as that row's output.
+
+        Args:
+            logits: [n, vocab] float32 on the sampler's device; may be overwritten.
+            rows: the admitted row of each line of `logits`; distinct.
+            positions: the position that each new token takes.
+        """
+        if not rows:
+            return SampleResult(token_ids=[])
+        states = [self._state_by_row[row] for row in rows]
+        self._penalize(logits, rows, states)
+        self._mask_stops(logits, states, positions)
+        # One pass gives both the greedy choice and the row's health: NaN and infinity are what a maximum passes on.
+        highest, chosen = logits.max(dim=-1)
+        for key, lines in _draw_groups(states, self._vocab_size).items():
+            index = torch.tensor(lines, device=self._device)
+            group = [states[line] for line in lines]
+            chosen[index] = _draw(logits[index], group, [positions[line] for line in lines], key)
+        chosen = torch.where(highest.isfinite(), chosen, -1)
+        token_ids: list[int] = chosen.tolist()
+        failed = {row: NOT_FINITE for row, token_id in zip(rows, token_ids, strict=True) if token_id < 0}
+        self._count(rows, states, token_ids)
+        return SampleResult(token_ids=token_ids, failed=failed)
+
+    def _penalize(self, logits: torch.Tensor, rows: Sequence[int], states: list[_RowState]) -> None:
+        lines = [line for line, state in enumerate(states) if state.has_penalties]
+        if not lines:
+            return
+        in_prompt, output_counts = self._penalty_tables()
+        index = torch.tensor(lines, device=self._device)
+        table_rows = torch.tensor([rows[line] for line in lines], device=self._device)
+        params = [states[line].params for line in lines]
+        penalties = Penalties(
+            repetition=self._column([p.repetition_penalty for p in params]),
+            frequency=self._column([p.frequency_penalty for p in params]),
+            presence=self._column([p.presence_penalty for p in params]),
+        )
+        logits[index] = penalize(logits[index], penalties, in_prompt[table_rows], output_counts[table_rows])
+
+    def _mask_stops(self, logits: torch.Tensor, states: list[_RowState], positions: Sequence[int]) -> None:
+        masked = [
+            (line, token_id)
+            for line, (state, position) in enumerate(zip(states, positions, strict=True))
+            if position - state.num_prompt_tokens < state.params.min_tokens
+            for token_id in state.stop_ids
+        ]
+        if masked:
+            at = torch.tensor(masked, device=self._device)
+            # NaN must stay visible to the health check.
+            logits[at[:, 0], at[:, 1]] -= torch.inf
+
+    def _count(self, rows: Sequence[int], states: list[_RowState], token_ids: list[int]) -> None:
+        drawn = [
+            (row, token_id)
+            for row, state, token_id in zip(rows, states, token_ids, strict=True)
+            if state.has_penalties and token_id >= 0
+        ]
+        if drawn:
+            at = torch.tensor(drawn, device=self._device)
+            self._penalty_tables()[1][at[:, 0], at[:, 1]] += 1
+
+    def _penalty_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._in_prompt is None or self._output_counts is None:
+            shape = (self._num_rows, self._vocab_size)
+            self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
+            self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
+        return self._in_prompt, self._output_counts
+
+    def _column(self, values: list[float]) -> torch.Tensor:
+        return _column(values, self._device)
+
+
+def _draw_groups(states: list[_RowState], vocab_size: int) -> dict[int, list[int]]:
+    """Group the lines that draw by how many candidates are sorted: 0 for none, `vocab_size` for top-p alone.
+
+    Equal widths only: a row's sums then have the same terms in the same order whatever the batch.
+    """
+    lines_by_width: dict[int, list[int]] = {}
+    for line, state in enumerate(states):
+        params = state.params
+        if params.temperature == 0:
+            continue
+        has_top_k = 0 < params.top_k < vocab_size
+        width = params.top_k if has_top_k else vocab_size if params.top_p < 1 else 0
+        lines_by_width.setdefault(width, []).append(line)
+    return lines_by_width
+
+
+def _draw(logits: torch.Tensor, states: list[_RowState], positions: list[int], width: int) -> torch.Tensor:
+    """Draw a token id (int64, [n]) for rows that all sort `width` candidates."""
+    params = [state.params for state in states]
+    device = logits.device
+    scores = scale(logits, _column([p.temperature for p in params], device))
+    candidates = Candidates(scores=scores, token_ids=None) if width == 0 else select_top_k(scores, width)
+    scores = candidates.scores
+    if any(p.top_p < 1 for p in params):
+        scores = keep_top_p(scores, _column([p.top_p if p.top_p < 1 else torch.inf for p in params], device))
+    if any(p.min_p > 0 for p in params):
+        scores = keep_min_p(scores, _column([p.min_p for p in params], device))
+    keys = draw_keys([p.seed for p in params], positions, device)
+    if candidates.token_ids is None:
+        return race(scores, gumbel_noise_of_all(keys, scores.shape[1]))
+    winners = race(scores, gumbel_noise(keys, candidates.token_ids))
+    return candidates.token_ids.gather(1, winners.unsqueeze(1)).squeeze(1)
+
+
+def _column(values: list[float], device: torch.device) -> torch.Tensor:
+    """Return one float32 number for each row, [rows, 1]."""
+    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
