@@ -5,8 +5,15 @@ Pure: standard library only. A reload of changed files is a new digest, so that 
 
 from __future__ import annotations
 
+import hashlib
+import os
+import struct
 from dataclasses import dataclass
 from typing import NewType
+
+from adapters.folder import read_config_bytes, refuse_pickle
+from adapters.peft_format import LoraConfig, parse_config
+from adapters.tensor_file import TensorFile, read_tensor_file
 
 AdapterDigest = NewType("AdapterDigest", str)
 """Lower-case hex SHA-256."""
@@ -25,3 +32,44 @@ class AdapterRef:
     name: str
     path: str
     digest: AdapterDigest
+
+
+def adapter_digest(folder: str, name: str | None = None) -> AdapterDigest:
+    """Return the identity of the adapter in a folder; `name` is what errors call it, by default the folder's name.
+
+    Raises:
+        AdapterError: a file is missing, leads out of the folder, or is not what it claims to be.
+    """
+    name = name if name is not None else os.path.basename(os.path.normpath(folder))
+    refuse_pickle(name, folder)
+    config = parse_config(name, read_config_bytes(name, folder))
+    return content_digest(config, read_tensor_file(name, folder))
+
+
+def content_digest(config: LoraConfig, tensors: TensorFile) -> AdapterDigest:
+    """Return the identity of an adapter's content.
+
+    The configuration counts only as far as it changes the result (rank, alpha and their patterns, in their order, and
+    rsLoRA); what the adapter targets is told by its tensors. Every item carries a type tag and its length, so that no
+    two different contents make the same stream of bytes.
+    """
+    stream = hashlib.sha256(b"antiphon adapter 1\n")
+
+    def add(tag: bytes, content: bytes | memoryview) -> None:
+        stream.update(tag + len(content).to_bytes(8, "little"))
+        stream.update(content)
+
+    add(b"i", config.rank.to_bytes(8, "little"))
+    add(b"f", struct.pack("<d", config.alpha))
+    add(b"b", bytes([config.use_rslora]))
+    for tag, patterns in ((b"R", config.rank_pattern), (b"L", config.alpha_pattern)):
+        for pattern, value in patterns.items():
+            add(tag, pattern.encode("utf-8", "surrogatepass"))
+            add(b"f", struct.pack("<d", value))
+    for key in sorted(tensors.entry_by_name):
+        entry = tensors.entry_by_name[key]
+        add(b"N", key.encode("utf-8", "surrogatepass"))
+        add(b"D", entry.dtype.encode())
+        add(b"S", b"".join(size.to_bytes(8, "little") for size in entry.shape))
+        add(b"T", tensors.bytes_of(entry))
+    return AdapterDigest(stream.hexdigest())

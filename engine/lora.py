@@ -85,9 +85,10 @@ class LoraBatch:
     def apply_fused(
         self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
     ) -> None:
-        """Do `apply` for modules that share the input, with one shrink: `y` [tokens, sum of splits] holds them in order.
+        """Do `apply` for modules that share the input, with one shrink.
 
-        `modules` is one of `adapters.weights.FUSED_GROUPS`; `splits` are their output widths.
+        `modules` is one of `adapters.weights.FUSED_GROUPS`; `splits` are their output widths, and `y` [tokens, sum of
+        splits] holds their outputs side by side in that order.
         """
         found = [
             (group, (segment.start, segment.end))

@@ -44,6 +44,7 @@ def penalize(
 
     Args:
         logits: [rows, vocab].
+        penalties: factors of each row.
         in_prompt: bool [rows, vocab].
         output_counts: int32 [rows, vocab].
     """
@@ -56,9 +57,9 @@ def penalize(
 def scale(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Return (logits - row maximum) / temperature, for temperatures [rows, 1] above zero.
 
-    The maximum goes first, so that a tiny temperature leaves zeros and -inf instead of overflowing.
+    The maximum goes first, and temperatures below 1e-30 count as that: a tiny one leaves 0 and huge negative numbers.
     """
-    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature
+    return (logits - logits.amax(dim=-1, keepdim=True)) / temperature.clamp(min=1e-30)
 
 
 def keep_min_p(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
@@ -69,8 +70,8 @@ def keep_min_p(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
 def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Mask all but the smallest set of tokens with probability at least `top_p` [rows, 1].
 
-    Scores [rows, n] are sorted, likeliest first; that one always stays. Nucleus sampling (Holtzman et al., 2020, section
-    3.1). The sum runs in float64, so that devices agree on where it ends.
+    Scores [rows, n] are sorted, likeliest first; that one always stays. The sum runs in float64, so that devices agree
+    on where it ends. Source: nucleus sampling (Holtzman et al., 2020, section 3.1).
     """
     probabilities = torch.softmax(scores, dim=-1, dtype=torch.float64)
     mass_before = probabilities.cumsum(dim=-1) - probabilities
@@ -82,7 +83,8 @@ def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 def select_top_k(scores: torch.Tensor, top_k: int) -> Candidates:
     """Return exactly the `top_k` likeliest tokens of each row, likeliest first, equal ones by ascending id.
 
-    Ties are broken by id because `topk` itself breaks them differently on every device.
+    Ties are broken by id because `topk` itself breaks them differently on every device. A row with NaN gives ids that
+    mean nothing, and no error: its failure is its own.
     """
     rows, vocab_size = scores.shape
     if top_k >= vocab_size:
@@ -93,6 +95,9 @@ def select_top_k(scores: torch.Tensor, top_k: int) -> Candidates:
     is_tied = scores == threshold
     room = top_k - is_above.sum(dim=-1, keepdim=True)
     is_kept = is_above | (is_tied & (is_tied.cumsum(dim=-1) <= room))
-    ids = is_kept.nonzero()[:, 1].view(rows, top_k)
+    # Each kept id goes to its rank among the kept, all others to a column that is cut off: no count, no device sync.
+    place = torch.where(is_kept, is_kept.cumsum(dim=-1) - 1, top_k)
+    every_id = torch.arange(vocab_size, device=scores.device).expand(rows, -1)
+    ids = torch.zeros(rows, top_k + 1, dtype=torch.int64, device=scores.device).scatter_(1, place, every_id)[:, :top_k]
     ordered, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return Candidates(scores=ordered, token_ids=ids.gather(1, order))

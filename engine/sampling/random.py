@@ -17,8 +17,6 @@ _WORD = 0xFFFFFFFF
 
 def draw_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> DrawKeys:
     """Pack seeds (any ints; their low 64 bits count) and positions (below 2^32) for one draw of each row."""
-    packed = torch.tensor(
-        [[seed & _WORD, (seed >> 32) & _WORD, position & _WORD] for seed, position in zip(seeds, positions, strict=True)],
-        dtype=torch.int64,
-    ).to(device, non_blocking=True)
+    words = [[seed & _WORD, seed >> 32 & _WORD, at & _WORD] for seed, at in zip(seeds, positions, strict=True)]
+    packed = torch.tensor(words, dtype=torch.int64, device=device)
     return DrawKeys(seed_low=packed[:, 0:1], seed_high=packed[:, 1:2], position=packed[:, 2:3])

@@ -8,8 +8,8 @@ In a race a token's noise belongs to the token: the draw is the same whatever el
 where two devices disagree on the probabilities by a total variation of d they disagree on the draw with probability at
 most 2d / (1 + d). So a stream resumed elsewhere goes on as it would have.
 
-Sources: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox4x32-10); C. Maddison et al., "A*
-sampling", NeurIPS 2014 (Gumbel-max); M. Daliri et al., "Coupling without communication and drafter-invariant
+Sources: J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox4x32-10); C. Maddison et al.,
+"A* sampling", NeurIPS 2014 (Gumbel-max); M. Daliri et al., "Coupling without communication and drafter-invariant
 speculative decoding", 2024, arXiv 2408.07978 (the bound).
 """
 
@@ -83,8 +83,8 @@ def race(scores: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
 def _gumbel(word: torch.Tensor) -> torch.Tensor:
     """Turn 32-bit words (int64) into standard Gumbel variables (float32).
 
-    v = (word + 1/2) / 2^32 is small for the tokens that can win, where a float32 still resolves every word; at the other
-    end it is kept below 1, so that no clock needs for ever.
+    v = (word + 1/2) / 2^32 is small for the tokens that can win, where a float32 still resolves every word; at the
+    other end it is kept below 1, so that no clock needs for ever.
     """
     v = word.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
     return v.neg_().log1p_().neg_().log_().neg_()

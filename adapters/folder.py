@@ -1,0 +1,70 @@
+"""Opens the files of an adapter's folder: regular files under that folder and nothing else. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import BinaryIO
+
+from adapters.errors import AdapterError
+
+CONFIG_FILE = "adapter_config.json"
+TENSOR_FILE = "adapter_model.safetensors"
+PICKLE_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+@contextmanager
+def open_under(name: str, folder: str, file: str) -> Iterator[BinaryIO]:
+    """Open a file of adapter `name` for reading.
+
+    Raises:
+        AdapterError: it is missing, not a regular file, or a link that leads out of the folder.
+    """
+    try:
+        root = os.path.realpath(folder, strict=True)
+    except (OSError, ValueError):
+        raise AdapterError(name, "its folder does not exist or cannot be entered") from None
+    try:
+        path = os.path.realpath(os.path.join(root, file), strict=True)
+        if os.path.commonpath((root, path)) != root:
+            raise AdapterError(name, f"{file} is a link that leads out of its folder")
+        # The resolved path holds no link, and opening a pipe must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise AdapterError(name, f"{file} is missing") from None
+    except OSError as error:
+        raise AdapterError(name, f"{file} cannot be opened ({error.strerror})") from None
+    with os.fdopen(descriptor, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise AdapterError(name, f"{file} is not a regular file")
+        yield opened
+
+
+def read_config_bytes(name: str, folder: str) -> bytes:
+    """Return adapter_config.json as it lies there.
+
+    Raises:
+        AdapterError: as `open_under`, or it is longer than `MAX_CONFIG_BYTES`.
+    """
+    with open_under(name, folder, CONFIG_FILE) as opened:
+        content = opened.read(MAX_CONFIG_BYTES + 1)
+    if len(content) > MAX_CONFIG_BYTES:
+        raise AdapterError(name, f"{CONFIG_FILE} is longer than {MAX_CONFIG_BYTES} bytes")
+    return content
+
+
+def refuse_pickle(name: str, folder: str) -> None:
+    """Refuse a folder whose tensors are pickled, before anything of it is opened.
+
+    Raises:
+        AdapterError: there is no safetensors file, but one that only unpickling could read.
+    """
+    if os.path.lexists(os.path.join(folder, TENSOR_FILE)):
+        return
+    for file in PICKLE_FILES:
+        if os.path.lexists(os.path.join(folder, file)):
+            raise AdapterError(name, f"{file} is a pickle, which can run code; save the adapter as {TENSOR_FILE}")

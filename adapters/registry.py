@@ -1,0 +1,89 @@
+"""Names of adapters: which alias stands for which content. Standard library only; one namespace with the base models.
+
+Names come from operators; what a client sends is looked up here and never joined to a path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+from adapters.errors import AdapterError
+from adapters.folder import CONFIG_FILE
+from adapters.identity import AdapterRef, adapter_digest
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+class AdapterRegistry:
+    """The declared adapters of one application. Additive; iterates in the order of declaration."""
+
+    def __init__(self, base_names: Iterable[str] = ()) -> None:
+        self._base_names = frozenset(base_names)
+        self._ref_by_name: dict[str, AdapterRef] = {}
+
+    def declare(self, ref: AdapterRef) -> None:
+        """Add an alias; the same reference again changes nothing.
+
+        Raises:
+            AdapterError: the name breaks the rule, is that of a base model, or stands for another adapter.
+        """
+        check_name(ref.name)
+        if ref.name in self._base_names:
+            raise AdapterError(ref.name, "a base model has this name")
+        if self._ref_by_name.setdefault(ref.name, ref) != ref:
+            raise AdapterError(ref.name, "another adapter is declared under this name")
+
+    def resolve(self, name: str) -> AdapterRef | None:
+        """Return what a name stands for, None where it is not that of an adapter."""
+        return self._ref_by_name.get(name)
+
+    def __iter__(self) -> Iterator[AdapterRef]:
+        return iter(tuple(self._ref_by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._ref_by_name)
+
+
+def check_name(name: str) -> None:
+    """Refuse a name that is not `[A-Za-z0-9._-]{1,128}`, or only dots.
+
+    Raises:
+        AdapterError: naming the rule.
+    """
+    if _NAME.fullmatch(name) is None or not name.strip("."):
+        raise AdapterError(name[:128], "a name has 1 to 128 letters, digits, dots, underscores or hyphens")
+
+
+def reference(name: str, folder: str) -> AdapterRef:
+    """Make the reference of the adapter that lies in a folder now, under a name.
+
+    Raises:
+        AdapterError: the name breaks the rule, or the folder does not hold a readable adapter.
+    """
+    check_name(name)
+    return AdapterRef(name=name, path=os.path.realpath(folder), digest=adapter_digest(folder, name))
+
+
+def scan(folder: str) -> list[AdapterRef]:
+    """Return the adapters of a drop-in folder, one for each sub-folder with adapter_config.json, sorted by name.
+
+    Sub-folders without that file and those whose name begins with a dot are passed over.
+
+    Raises:
+        AdapterError: the folder is missing, a sub-folder is a link that leads out of it, or an adapter is malformed.
+    """
+    root = os.path.realpath(folder)
+    if not os.path.isdir(root):
+        raise AdapterError(os.path.basename(root), "the folder of adapters does not exist")
+    refs = []
+    for name in sorted(os.listdir(root)):
+        path = os.path.join(root, name)
+        if name.startswith(".") or not os.path.lexists(os.path.join(path, CONFIG_FILE)):
+            continue
+        check_name(name)
+        if os.path.commonpath((root, os.path.realpath(path))) != root:
+            raise AdapterError(name, "its folder is a link that leads out of the folder of adapters")
+        refs.append(reference(name, path))
+    return refs

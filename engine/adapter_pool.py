@@ -1,0 +1,210 @@
+"""Residency of adapters: from disk through host memory to device slots, always in the background.
+
+    declared --(loader threads)--> host cache --(try_pin: a slot)--> device, pinned by running requests
+
+Any number of adapters may be declared; memory is bounded by the host cache and the slots. On a CPU the device's weights
+are the host's, and taking a slot costs nothing; on a GPU a thread copies from page-locked memory on its own stream.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from adapters.device_slots import DeviceSlots
+from adapters.host_cache import HostCache
+from adapters.identity import AdapterDigest, AdapterRef
+from adapters.loading import load_adapter
+from adapters.weights import AdapterWeights
+from engine.config import ResolvedConfig
+from engine.errors import EngineError
+
+_logger = logging.getLogger(__name__)
+
+DEFAULT_HOST_BYTES = 8 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """How many adapters are where, for metrics and routing.
+
+    Attributes:
+        device: digests usable on the device now.
+        pinned: adapters that running requests hold.
+        host: adapters in host memory.
+        host_bytes: memory of those.
+        evictions: adapters that lost their device slot so far.
+    """
+
+    declared: int
+    device: frozenset[AdapterDigest]
+    pinned: int
+    host: int
+    host_bytes: int
+    evictions: int
+
+
+class AdapterPool:
+    """The adapters of one engine; an `engine.ports.AdapterGate` and an `engine.lora.ResidentAdapters`.
+
+    Thread-safe. No method blocks or touches a disk, save `close`.
+
+    Args:
+        linear_shapes: (in, out) features of the base's linear modules by full name.
+        dtype: of the engine's activations.
+        on_change: called on a background thread when an adapter has become loadable, usable or failed: a waiting
+            request may now be able to run or must be ended.
+    """
+
+    def __init__(
+        self,
+        refs: Iterable[AdapterRef],
+        linear_shapes: Mapping[str, tuple[int, int]],
+        config: ResolvedConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        max_host_bytes: int = DEFAULT_HOST_BYTES,
+        on_change: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._linear_shapes = dict(linear_shapes)
+        self._max_rank = config.max_adapter_rank
+        self._dtype = dtype
+        self._device = device
+        self._on_change = on_change
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._ref_by_digest: dict[AdapterDigest, AdapterRef] = {}
+        self._weights_by_digest: dict[AdapterDigest, AdapterWeights] = {}
+        self._evictions = 0
+        self._slots = DeviceSlots(config.max_device_adapters)
+        self._host = HostCache(
+            self._load, max_entries=config.max_host_adapters, max_bytes=max_host_bytes, on_change=on_change, clock=clock
+        )
+        self._uploads: ThreadPoolExecutor | None = None
+        if device.type == "cuda":
+            self._uploads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-upload")
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        for ref in refs:
+            self.declare(ref)
+
+    def declare(self, ref: AdapterRef) -> None:
+        """Make an adapter known; nothing is loaded. Two names of one content share everything."""
+        with self._lock:
+            self._ref_by_digest[ref.digest] = ref
+        self._host.forget_failure(ref.digest)
+
+    def prepare(self, digest: AdapterDigest) -> None:
+        """Start moving the adapter towards the device: into host memory."""
+        with self._lock:
+            if digest in self._ref_by_digest and digest not in self._slots:
+                self._host.request(digest)
+
+    def try_pin(self, digest: AdapterDigest) -> bool:
+        """Pin the adapter on the device for one running request, or return False: still loading, or no slot free."""
+        with self._lock:
+            if digest not in self._slots and not self._try_place(digest):
+                return False
+            if not self._slots.has_landed(digest):
+                return False
+            self._slots.pin(digest)
+            return True
+
+    def unpin(self, digest: AdapterDigest) -> None:
+        """Undo one `try_pin` that returned True."""
+        with self._lock:
+            self._slots.unpin(digest)
+
+    def error(self, digest: AdapterDigest) -> str | None:
+        """Return why the adapter cannot become resident, or None; a failure is forgotten after a while."""
+        with self._lock:
+            if digest not in self._ref_by_digest:
+                return "The adapter is not declared on this replica."
+        return self._host.error(digest)
+
+    def weights(self, digest: AdapterDigest) -> AdapterWeights:
+        """Return the device weights of a pinned adapter; valid until it is unpinned.
+
+        Raises:
+            EngineError: it is not on the device.
+        """
+        weights = self._weights_by_digest.get(digest)
+        if weights is None:
+            raise EngineError(f"adapter {digest} runs in a batch without being on the device")
+        return weights
+
+    def residency(self) -> Residency:
+        """Return a snapshot of what is where."""
+        with self._lock:
+            return Residency(
+                declared=len(self._ref_by_digest),
+                device=frozenset(self._weights_by_digest),
+                pinned=self._slots.num_pinned(),
+                host=len(self._host),
+                host_bytes=self._host.num_bytes,
+                evictions=self._evictions,
+            )
+
+    def close(self) -> None:
+        """End the threads and let go of all weights; the engine must have stopped."""
+        self._host.close()
+        if self._uploads is not None:
+            self._uploads.shutdown(wait=True, cancel_futures=True)
+        with self._lock:
+            self._weights_by_digest.clear()
+
+    def _load(self, digest: AdapterDigest) -> AdapterWeights:
+        """Read an adapter on a loader thread."""
+        with self._lock:
+            ref = self._ref_by_digest[digest]
+        weights = load_adapter(ref, self._linear_shapes, self._max_rank, self._dtype)
+        return weights.pinned() if self._device.type == "cuda" else weights
+
+    def _try_place(self, digest: AdapterDigest) -> bool:
+        """Give a slot to an adapter that has none, evicting if need be; the lock is held."""
+        host = self._host.get(digest)
+        if host is None:
+            self.prepare(digest)
+            return False
+        evicted = self._slots.try_take(digest, self._clock())
+        if evicted is None:
+            return False
+        for victim in evicted:
+            del self._weights_by_digest[victim]
+            self._evictions += 1
+        if self._uploads is None:
+            self._land(digest, host)
+        else:
+            self._uploads.submit(self._upload, digest, host)
+        return True
+
+    def _land(self, digest: AdapterDigest, weights: AdapterWeights) -> None:
+        with self._lock:
+            self._weights_by_digest[digest] = weights
+            self._slots.land(digest, self._clock())
+
+    def _upload(self, digest: AdapterDigest, host: AdapterWeights) -> None:
+        """Copy to the GPU on the upload thread; the forward pass neither waits for the copy nor shares its stream."""
+        try:
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                weights = host.to(self._device)
+                # The memory belongs to this stream, but the engine's reads it: it may be given out again only after
+                # what the engine has enqueued by then.
+                weights.flat.record_stream(torch.cuda.default_stream(self._device))
+                self._stream.synchronize()
+        except Exception:
+            # The thread's border: unseen, it would leave the slot on its way and its requests waiting for ever.
+            _logger.exception("copying adapter %s to %s failed", digest, self._device)
+            self._host.fail(digest, "The adapter could not be copied to the device.")
+            with self._lock:
+                self._slots.drop(digest)
+        else:
+            self._land(digest, weights)
+        self._on_change()
