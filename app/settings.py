@@ -1,7 +1,7 @@
 """The `args` of our application in a Serve config file: one frozen tree, every default and its unit.
 
-Unknown keys are refused. `app.builder` turns a `Settings` once into the dataclasses of `deployments.config`; nobody below
-`app` sees it. Paths are relative to the folder that `serve run` was started in.
+Unknown keys are refused. `app.builder` turns a `Settings` once into the dataclasses of `deployments.config`; nobody
+below `app` sees it. Paths are relative to the folder that `serve run` was started in.
 """
 
 from __future__ import annotations
@@ -33,23 +33,38 @@ class EngineSettings(SettingsNode):
     """The engine of one base model; the fields are those of `engine.config.EngineConfig`."""
 
     device: Literal["cpu", "cuda"] | None = Field(
-        None, description="Where the model runs; null: a GPU where there is one."
+        default=None, description="Where the model runs; null: a GPU where there is one."
     )
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="Precision of the weights; null: bfloat16 where the device multiplies it fast, else float32."
+        default=None,
+        description="Precision of the weights; null: bfloat16 where the device multiplies it fast, else float32.",
     )
-    num_threads: int | None = Field(None, ge=1, description="CPU threads of tensor operators; null: those it may use.")
-    max_model_len: int | None = Field(None, ge=1, description="Context length in tokens; null: the checkpoint's.")
-    max_num_seqs: int = Field(64, ge=1, description="Requests that run at once.")
-    max_batched_tokens: int = Field(1024, ge=1, description="Token budget of one step, prefill and decode together.")
-    block_tokens: int = Field(16, ge=1, description="Tokens in one block of the KV cache.")
-    kv_cache_bytes: int | None = Field(None, ge=1, description="Bytes of the KV cache; null: a share of free memory.")
-    gpu_memory_fraction: float = Field(0.9, gt=0, le=1, description="Share of the GPU's memory this engine may use.")
-    enable_prefix_cache: bool = Field(True, description="Whether equal prefixes of prompts share their KV blocks.")
-    max_queued_requests: int = Field(512, ge=0, description="Waiting requests beyond which new ones are refused.")
-    max_adapter_rank: int = Field(128, ge=1, description="Highest LoRA rank that is loaded.")
-    max_device_adapters: int = Field(32, ge=1, description="Adapters resident on the device at once.")
-    max_host_adapters: int = Field(256, ge=1, description="Adapters kept in host memory.")
+    num_threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of tensor operators; null: those it may use."
+    )
+    max_model_len: int | None = Field(
+        default=None, ge=1, description="Context length in tokens; null: the checkpoint's."
+    )
+    max_num_seqs: int = Field(default=64, ge=1, description="Requests that run at once.")
+    max_batched_tokens: int = Field(
+        default=1024, ge=1, description="Token budget of one step, prefill and decode together."
+    )
+    block_tokens: int = Field(default=16, ge=1, description="Tokens in one block of the KV cache.")
+    kv_cache_bytes: int | None = Field(
+        default=None, ge=1, description="Bytes of the KV cache; null: a share of free memory."
+    )
+    gpu_memory_fraction: float = Field(
+        default=0.9, gt=0, le=1, description="Share of the GPU's memory this engine may use."
+    )
+    enable_prefix_cache: bool = Field(
+        default=True, description="Whether equal prefixes of prompts share their KV blocks."
+    )
+    max_queued_requests: int = Field(
+        default=512, ge=0, description="Waiting requests beyond which new ones are refused."
+    )
+    max_adapter_rank: int = Field(default=128, ge=1, description="Highest LoRA rank that is loaded.")
+    max_device_adapters: int = Field(default=32, ge=1, description="Adapters resident on the device at once.")
+    max_host_adapters: int = Field(default=256, ge=1, description="Adapters kept in host memory.")
 
 
 class ModelSettings(SettingsNode):
@@ -57,40 +72,50 @@ class ModelSettings(SettingsNode):
 
     name: PublicName = Field(description="Public model name.")
     path: FolderPath = Field(description="Folder in Hugging Face layout with safetensors, or a hub id (`org/name`).")
-    tokenizer_path: FolderPath | None = Field(None, description="Folder of the tokenizer; null: the model's own.")
-    adapters: tuple[AdapterSettings, ...] = Field((), description="Adapters declared one by one.")
-    adapter_folder: FolderPath | None = Field(
-        None, description="Folder whose subfolders are adapters of this model, named by the subfolder."
+    tokenizer_path: FolderPath | None = Field(
+        default=None, description="Folder of the tokenizer; null: the model's own."
     )
-    engine: EngineSettings = Field(default_factory=lambda: EngineSettings(), description="How the engine runs.")
+    adapters: tuple[AdapterSettings, ...] = Field(default=(), description="Adapters declared one by one.")
+    adapter_folder: FolderPath | None = Field(
+        default=None, description="Folder whose subfolders are adapters of this model, named by the subfolder."
+    )
+    engine: EngineSettings = Field(default_factory=EngineSettings, description="How the engine runs.")
 
 
 class SafetySettings(SettingsNode):
     """The safety classifier; the fields are those of `deployments.config.SafetyConfig`."""
 
-    name: PublicName = Field("guard", description="Name under which `/v1/moderations` shows the classifier.")
+    name: PublicName = Field(default="guard", description="Name under which `/v1/moderations` shows the classifier.")
     path: FolderPath = Field(description="Folder of an AutoModelForSequenceClassification checkpoint, or a hub id.")
     placement: Literal["deployment", "inline"] = Field(
-        "deployment", description="Own replicas, or inside the gateway's process (saves a hop of about a millisecond)."
+        default="deployment",
+        description="Own replicas, or inside the gateway's process (saves a hop of about a millisecond).",
     )
     mode: Literal["before", "alongside"] = Field(
-        "before", description="Judge the input before any engine work, or beside prefill with the first byte held back."
+        default="before",
+        description="Judge the input before any engine work, or beside prefill with the first byte held back.",
     )
-    threshold: float = Field(0.5, ge=0, le=1, description="Probability at which a hazard counts as found.")
+    threshold: float = Field(default=0.5, ge=0, le=1, description="Probability at which a hazard counts as found.")
     threshold_by_hazard: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
         default_factory=dict, description="Exceptions to `threshold`, by the classifier's label."
     )
-    screen_input: bool = Field(True, description="Whether prompts are judged.")
-    screen_output: bool = Field(True, description="Whether answers are judged, window by window.")
-    window_chars: int = Field(200, ge=1, description="Characters in a window of the answer; held back until judged.")
-    overlap_chars: int = Field(50, ge=0, description="Characters that neighbouring windows share.")
-    fails_closed: bool = Field(True, description="Whether requests are refused while the classifier cannot be reached.")
-    timeout_s: float = Field(5.0, gt=0, description="Seconds to wait for a verdict.")
-    max_batch: int = Field(32, ge=1, description="Texts in one forward pass.")
-    batch_wait_s: float = Field(0.002, ge=0, description="Seconds that a text waits for company.")
-    max_chars: int = Field(100_000, ge=1, description="Characters of one text that are judged at most.")
-    benign_labels: tuple[str, ...] = Field((), description="Labels of the classifier that mean nothing was found.")
-    num_threads: int = Field(1, ge=1, description="CPU threads of the classifier.")
+    screen_input: bool = Field(default=True, description="Whether prompts are judged.")
+    screen_output: bool = Field(default=True, description="Whether answers are judged, window by window.")
+    window_chars: int = Field(
+        default=200, ge=1, description="Characters in a window of the answer; held back until judged."
+    )
+    overlap_chars: int = Field(default=50, ge=0, description="Characters that neighbouring windows share.")
+    fails_closed: bool = Field(
+        default=True, description="Whether requests are refused while the classifier cannot be reached."
+    )
+    timeout_s: float = Field(default=5.0, gt=0, description="Seconds to wait for a verdict.")
+    max_batch: int = Field(default=32, ge=1, description="Texts in one forward pass.")
+    batch_wait_s: float = Field(default=0.002, ge=0, description="Seconds that a text waits for company.")
+    max_chars: int = Field(default=100_000, ge=1, description="Characters of one text that are judged at most.")
+    benign_labels: tuple[str, ...] = Field(
+        default=(), description="Labels of the classifier that mean nothing was found."
+    )
+    num_threads: int = Field(default=1, ge=1, description="CPU threads of the classifier.")
 
     @model_validator(mode="after")
     def _windows_advance(self) -> Self:
@@ -105,45 +130,52 @@ class ChannelSettings(SettingsNode):
     """How tokens travel from model replicas to gateways."""
 
     transport: Literal["tcp", "handle"] = Field(
-        "tcp",
+        default="tcp",
         description="One connection for each replica and gateway, or Serve's streaming handles (closed networks).",
     )
-    host: str | None = Field(None, description="Address on which gateways listen; null: the node's own.")
-    max_buffered_bytes: int = Field(1 << 20, ge=1024, description="Unread bytes at which a slow reader's stream ends.")
+    host: str | None = Field(default=None, description="Address on which gateways listen; null: the node's own.")
+    max_buffered_bytes: int = Field(
+        default=1 << 20, ge=1024, description="Unread bytes at which a slow reader's stream ends."
+    )
 
 
 class TokenizerSettings(SettingsNode):
     """Where text becomes token ids."""
 
     placement: Literal["deployment", "inline"] = Field(
-        "deployment", description="Own replicas, or inside the gateway's process (saves a hop of about a millisecond)."
+        default="deployment",
+        description="Own replicas, or inside the gateway's process (saves a hop of about a millisecond).",
     )
 
 
 class LimitSettings(SettingsNode):
     """Bounds on one HTTP request; over any of them it is refused with a 4xx that names the field."""
 
-    max_body_bytes: int = Field(4_000_000, ge=1024, description="Bytes of a request body.")
-    max_messages: int = Field(2048, ge=1, description="Messages in one chat.")
-    max_prompt_chars: int = Field(2_000_000, ge=1, description="Characters in all messages or prompts together.")
-    max_prompts: int = Field(64, ge=1, description="Prompts in one completions request, texts in one moderation.")
-    max_stop_strings: int = Field(16, ge=0, description="Stop strings of one request.")
-    max_stop_chars: int = Field(256, ge=1, description="Characters in one stop string.")
+    max_body_bytes: int = Field(default=4_000_000, ge=1024, description="Bytes of a request body.")
+    max_messages: int = Field(default=2048, ge=1, description="Messages in one chat.")
+    max_prompt_chars: int = Field(
+        default=2_000_000, ge=1, description="Characters in all messages or prompts together."
+    )
+    max_prompts: int = Field(
+        default=64, ge=1, description="Prompts in one completions request, texts in one moderation."
+    )
+    max_stop_strings: int = Field(default=16, ge=0, description="Stop strings of one request.")
+    max_stop_chars: int = Field(default=256, ge=1, description="Characters in one stop string.")
 
 
 class Settings(SettingsNode):
     """Everything that a person sets under `applications[*].args`."""
 
     models: tuple[ModelSettings, ...] = Field(min_length=1, description="Base models, each with its adapters.")
-    safety: SafetySettings | None = Field(None, description="The safety classifier; null: nothing is screened.")
-    channel: ChannelSettings = Field(default_factory=lambda: ChannelSettings(), description="The token channel.")
-    tokenizer: TokenizerSettings = Field(default_factory=lambda: TokenizerSettings(), description="The tokenizer.")
-    limits: LimitSettings = Field(default_factory=lambda: LimitSettings(), description="Bounds on one HTTP request.")
+    safety: SafetySettings | None = Field(default=None, description="The safety classifier; null: nothing is screened.")
+    channel: ChannelSettings = Field(default_factory=ChannelSettings, description="The token channel.")
+    tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings, description="The tokenizer.")
+    limits: LimitSettings = Field(default_factory=LimitSettings, description="Bounds on one HTTP request.")
     default_timeout_s: float | None = Field(
-        None, gt=0, description="Seconds after which an unfinished request is given up; null: never."
+        default=None, gt=0, description="Seconds after which an unfinished request is given up; null: never."
     )
     max_resumes: int = Field(
-        3, ge=0, description="How often a generation moves to another replica after its own has died."
+        default=3, ge=0, description="How often a generation moves to another replica after its own has died."
     )
 
     @model_validator(mode="after")
