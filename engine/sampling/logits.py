@@ -83,21 +83,16 @@ def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 def select_top_k(scores: torch.Tensor, top_k: int) -> Candidates:
     """Return exactly the `top_k` likeliest tokens of each row, likeliest first, equal ones by ascending id.
 
-    Ties are broken by id because `topk` itself breaks them differently on every device. A row with NaN gives ids that
-    mean nothing, and no error: its failure is its own.
+    Score and id are packed into one integer that orders like the pair, because `topk` alone breaks ties differently on
+    every device. A row with NaN gives ids that mean nothing, and no error: its failure is its own.
     """
-    rows, vocab_size = scores.shape
-    if top_k >= vocab_size:
-        ordered, token_ids = scores.sort(dim=-1, descending=True, stable=True)
-        return Candidates(scores=ordered, token_ids=token_ids)
-    threshold = scores.topk(top_k, dim=-1).values[:, -1:]
-    is_above = scores > threshold
-    is_tied = scores == threshold
-    room = top_k - is_above.sum(dim=-1, keepdim=True)
-    is_kept = is_above | (is_tied & (is_tied.cumsum(dim=-1) <= room))
-    # Each kept id goes to its rank among the kept, all others to a column that is cut off: no count, no device sync.
-    place = torch.where(is_kept, is_kept.cumsum(dim=-1) - 1, top_k)
-    every_id = torch.arange(vocab_size, device=scores.device).expand(rows, -1)
-    ids = torch.zeros(rows, top_k + 1, dtype=torch.int64, device=scores.device).scatter_(1, place, every_id)[:, :top_k]
-    ordered, order = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
-    return Candidates(scores=ordered, token_ids=ids.gather(1, order))
+    vocab_size = scores.shape[1]
+    # Adding zero makes -0.0 equal to 0.0. As signed integers, floats of one sign order by their bits: negative ones
+    # backwards, which flipping all bits but the sign undoes.
+    bits = (scores + 0.0).view(torch.int32)
+    ordered = bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    descending_id = torch.arange(vocab_size - 1, -1, -1, device=scores.device)
+    keys = (ordered.to(torch.int64) << 32).bitwise_or_(descending_id)
+    top = keys.sort(dim=-1, descending=True).values if top_k >= vocab_size else keys.topk(top_k, dim=-1).values
+    token_ids = (vocab_size - 1) - top.bitwise_and_(0xFFFFFFFF)
+    return Candidates(scores=scores.gather(1, token_ids), token_ids=token_ids)
