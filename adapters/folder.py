@@ -38,9 +38,10 @@ def open_under(name: str, folder: str, file: str) -> Iterator[BinaryIO]:
         raise AdapterError(name, f"{file} is missing") from None
     except OSError as error:
         raise AdapterError(name, f"{file} cannot be opened ({error.strerror})") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise AdapterError(name, f"{file} is not a regular file")
     with os.fdopen(descriptor, "rb") as opened:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise AdapterError(name, f"{file} is not a regular file")
         yield opened
 
 

@@ -63,7 +63,8 @@ def reference(name: str, folder: str) -> AdapterRef:
         AdapterError: the name breaks the rule, or the folder does not hold a readable adapter.
     """
     check_name(name)
-    return AdapterRef(name=name, path=os.path.realpath(folder), digest=adapter_digest(folder, name))
+    path = os.path.realpath(folder)
+    return AdapterRef(name=name, path=path, digest=adapter_digest(path, name))
 
 
 def scan(folder: str) -> list[AdapterRef]:

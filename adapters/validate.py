@@ -37,14 +37,18 @@ def validate(
         halves_by_module.setdefault(module, {})[half] = entry
     if not halves_by_module:
         raise AdapterError(name, "it holds no tensors")
-    layouts: dict[tuple[int, str], ModuleLayout] = {}
-    for module, halves in halves_by_module.items():
+    module_by_key: dict[tuple[int, str], str] = {}
+    for module in halves_by_module:
         key = parse_module_name(module)
         if key is None or module not in linear_shapes:
             raise AdapterError(name, f"the base model has no module {module!r} that takes an adapter")
         if not config.has_target(module):
             raise AdapterError(name, f"it has tensors for {module}, which its target_modules do not name")
-        layouts[key] = _layout(name, module, halves, config, linear_shapes[module], max_rank)
+        module_by_key[key] = module
+    layouts = {
+        key: _layout(name, module, halves_by_module[module], config, linear_shapes[module], max_rank)
+        for key, module in module_by_key.items()
+    }
     for module in linear_shapes:
         key = parse_module_name(module)
         if key is not None and key not in layouts and config.has_target(module):

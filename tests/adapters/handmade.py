@@ -1,0 +1,46 @@
+"""Adapters made by hand in PEFT's layout, for a base of two small layers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+HIDDEN, KV, INNER = 16, 8, 24
+MODULES = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN),
+    "self_attn.k_proj": (HIDDEN, KV),
+    "self_attn.v_proj": (HIDDEN, KV),
+    "self_attn.o_proj": (HIDDEN, HIDDEN),
+    "mlp.gate_proj": (HIDDEN, INNER),
+    "mlp.up_proj": (HIDDEN, INNER),
+    "mlp.down_proj": (INNER, HIDDEN),
+}
+SHAPES = {f"model.layers.{layer}.{module}": shape for layer in range(2) for module, shape in MODULES.items()}
+
+
+def make_config(**changes: Any) -> dict[str, Any]:
+    return {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj"], **changes}
+
+
+def make_tensors(
+    targets: tuple[str, ...] = ("q_proj",), rank: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (in_features, out_features) in SHAPES.items():
+        if module.endswith(targets):
+            prefix = f"base_model.model.{module}"
+            tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, in_features, generator=generator).to(dtype)
+            tensors[f"{prefix}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator).to(dtype)
+    return tensors
+
+
+def write(folder: Path, config: dict[str, Any] | None = None, tensors: dict[str, torch.Tensor] | None = None) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(make_config() if config is None else config))
+    save_file(make_tensors() if tensors is None else tensors, str(folder / "adapter_model.safetensors"))
+    return str(folder)

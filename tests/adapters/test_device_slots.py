@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from adapters.device_slots import DeviceSlots
+from adapters.identity import AdapterDigest
+
+A, B, C = AdapterDigest("a"), AdapterDigest("b"), AdapterDigest("c")
+
+
+def place(slots: DeviceSlots, digest: AdapterDigest, now_s: float = 0.0) -> list[AdapterDigest] | None:
+    evicted = slots.try_take(digest, now_s)
+    if evicted is not None:
+        slots.land(digest, now_s)
+    return evicted
+
+
+def test_the_least_recently_used_unpinned_adapter_goes_first() -> None:
+    slots = DeviceSlots(2, reserve_s=0)
+    place(slots, A)
+    place(slots, B)
+    slots.pin(A)
+    slots.unpin(A)
+    assert place(slots, C) == [B]
+    slots.check()
+
+
+def test_a_pinned_or_travelling_adapter_is_never_evicted() -> None:
+    slots = DeviceSlots(2, reserve_s=0)
+    place(slots, A)
+    slots.pin(A)
+    slots.try_take(B, 0)
+    assert slots.try_take(C, 100) is None
+    slots.unpin(A)
+    assert slots.try_take(C, 100) == [A]
+
+
+def test_an_adapter_that_landed_for_somebody_waits_for_him_but_not_for_ever() -> None:
+    slots = DeviceSlots(1, reserve_s=1.0)
+    place(slots, A, now_s=10)
+    assert slots.try_take(B, 10.9) is None
+    assert slots.try_take(B, 11.0) == [A]
+
+
+def test_a_slot_whose_adapter_did_not_arrive_is_free_again() -> None:
+    slots = DeviceSlots(1)
+    slots.try_take(A, 0)
+    assert not slots.has_landed(A)
+    slots.drop(A)
+    assert slots.has_free()
+    place(slots, B)
+    slots.drop(B)
+    assert B in slots
+
+
+def test_wrong_use_is_an_error() -> None:
+    slots = DeviceSlots(1)
+    slots.try_take(A, 0)
+    with pytest.raises(KeyError):
+        slots.pin(A)
+    slots.land(A, 0)
+    with pytest.raises(KeyError):
+        slots.unpin(A)
+    with pytest.raises(ValueError, match="num_slots"):
+        DeviceSlots(0)
+
+
+class SlotMachine(RuleBasedStateMachine):
+    """Random use against a model that only counts pins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slots = DeviceSlots(3, reserve_s=2.0)
+        self.pins: dict[AdapterDigest, int] = {}
+        self.now_s = 0.0
+
+    digests = st.sampled_from([AdapterDigest(letter) for letter in "abcdefgh"])
+
+    @rule(digest=digests)
+    def take(self, digest: AdapterDigest) -> None:
+        if digest in self.slots:
+            return
+        had_room = self.slots.has_free()
+        evicted = self.slots.try_take(digest, self.now_s)
+        assert not had_room or evicted == []
+        for victim in evicted or []:
+            assert self.pins.pop(victim, 0) == 0
+            assert victim not in self.slots
+
+    @rule(digest=digests)
+    def land_or_drop(self, digest: AdapterDigest) -> None:
+        if digest in self.slots and not self.slots.has_landed(digest):
+            self.slots.land(digest, self.now_s)
+
+    @rule(digest=digests)
+    def pin(self, digest: AdapterDigest) -> None:
+        if self.slots.has_landed(digest):
+            self.slots.pin(digest)
+            self.pins[digest] = self.pins.get(digest, 0) + 1
+
+    @precondition(lambda self: any(self.pins.values()))
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        digest = data.draw(st.sampled_from([d for d, count in self.pins.items() if count]))
+        self.slots.unpin(digest)
+        self.pins[digest] -= 1
+
+    @rule(seconds=st.floats(0, 3))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @invariant()
+    def holds(self) -> None:
+        self.slots.check()
+        assert self.slots.num_pinned() == sum(count > 0 for count in self.pins.values())
+        assert all(self.slots.has_landed(d) for d, count in self.pins.items() if count)
+
+
+SlotMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestSlotMachine = SlotMachine.TestCase

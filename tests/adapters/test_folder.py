@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapters.errors import AdapterError
+from adapters.folder import open_under, refuse_pickle
+
+
+@pytest.mark.parametrize("file", ["../secret", "sub/../../secret", "/etc/hostname"])
+def test_no_file_outside_the_folder_is_opened(tmp_path: Path, file: str) -> None:
+    (tmp_path / "secret").write_text("x")
+    (tmp_path / "mine" / "sub").mkdir(parents=True)
+    with pytest.raises(AdapterError), open_under("demo", str(tmp_path / "mine"), file):
+        pass
+
+
+def test_a_folder_beside_with_the_same_beginning_is_outside(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine2").mkdir()
+    (tmp_path / "mine2" / "x").write_text("x")
+    with pytest.raises(AdapterError, match="leads out"), open_under("demo", str(tmp_path / "mine"), "../mine2/x"):
+        pass
+
+
+def test_a_folder_reached_over_a_link_counts_as_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x").write_text("yes")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    with open_under("demo", str(tmp_path / "link"), "x") as opened:
+        assert opened.read() == b"yes"
+
+
+def test_a_pickle_beside_safetensors_is_simply_not_read(tmp_path: Path) -> None:
+    (tmp_path / "adapter_model.bin").write_bytes(b"x")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
+    refuse_pickle("demo", str(tmp_path))

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from adapters.errors import AdapterError
+from adapters.host_cache import HostCache
+from adapters.identity import AdapterDigest
+from adapters.weights import AdapterWeights, RawProjection, build_weights
+
+WAIT_S = 20.0
+
+
+def make_weights() -> AdapterWeights:
+    raw = RawProjection(a=torch.zeros(1, 4), b=torch.zeros(4, 1), scaling=1.0)
+    return build_weights({(0, "q_proj"): raw}, torch.float32)
+
+
+BYTES = make_weights().num_bytes
+
+
+class Disk:
+    """Adapters that load when told to; counts who was loaded, and tells when something has changed."""
+
+    def __init__(self) -> None:
+        self.loaded: list[str] = []
+        self.faults: dict[str, Exception] = {}
+        self.gate = threading.Event()
+        self.gate.set()
+        self.changes = threading.Semaphore(0)
+        self.now_s = 0.0
+
+    def load(self, digest: AdapterDigest) -> AdapterWeights:
+        assert self.gate.wait(WAIT_S)
+        self.loaded.append(digest)
+        if digest in self.faults:
+            raise self.faults[digest]
+        return make_weights()
+
+    def cache(self, max_entries: int = 3, max_bytes: int = 1 << 20, reserve_s: float = 5.0) -> HostCache:
+        return HostCache(
+            self.load,
+            max_entries=max_entries,
+            max_bytes=max_bytes,
+            reserve_s=reserve_s,
+            on_change=self.changes.release,
+            clock=lambda: self.now_s,
+        )
+
+    def wait(self, changes: int = 1) -> None:
+        for _ in range(changes):
+            assert self.changes.acquire(timeout=WAIT_S)
+
+
+@pytest.fixture
+def disk() -> Iterator[Disk]:
+    disk = Disk()
+    yield disk
+    disk.gate.set()
+
+
+def fetch(disk: Disk, cache: HostCache, digest: str) -> AdapterWeights | None:
+    cache.request(AdapterDigest(digest))
+    disk.wait()
+    return cache.get(AdapterDigest(digest))
+
+
+def test_asking_returns_at_once_and_the_adapter_comes_later(disk: Disk) -> None:
+    cache = disk.cache()
+    disk.gate.clear()
+    cache.request(AdapterDigest("a"))
+    cache.request(AdapterDigest("a"))
+    assert cache.get(AdapterDigest("a")) is None
+    disk.gate.set()
+    disk.wait()
+    assert cache.get(AdapterDigest("a")) is not None
+    cache.request(AdapterDigest("a"))
+    assert disk.loaded == ["a"]
+    assert cache.num_bytes == BYTES
+    cache.close()
+
+
+def test_several_load_at_once(disk: Disk) -> None:
+    both = threading.Barrier(2)
+
+    def load(_: AdapterDigest) -> AdapterWeights:
+        both.wait(WAIT_S)
+        return make_weights()
+
+    cache = HostCache(load, max_entries=4, max_bytes=1 << 20, on_change=disk.changes.release)
+    cache.request(AdapterDigest("a"))
+    cache.request(AdapterDigest("b"))
+    disk.wait(2)
+    assert len(cache) == 2
+    cache.close()
+
+
+def test_the_least_recently_used_entry_goes_when_the_count_or_the_bytes_are_reached(disk: Disk) -> None:
+    for cache in (disk.cache(max_entries=2), disk.cache(max_entries=10, max_bytes=2 * BYTES)):
+        fetch(disk, cache, "a")
+        fetch(disk, cache, "b")
+        assert cache.get(AdapterDigest("a")) is not None
+        fetch(disk, cache, "c")
+        assert cache.get(AdapterDigest("b")) is None
+        assert cache.get(AdapterDigest("a")) is not None
+        assert cache.num_bytes == 2 * BYTES
+        cache.close()
+
+
+def test_an_entry_nobody_has_got_keeps_its_place_for_a_while(disk: Disk) -> None:
+    cache = disk.cache(max_entries=1, reserve_s=5.0)
+    cache.request(AdapterDigest("a"))
+    disk.wait()
+    cache.request(AdapterDigest("b"))
+    assert disk.loaded == ["a"]
+    disk.now_s = 5.0
+    assert fetch(disk, cache, "b") is not None
+    assert cache.get(AdapterDigest("a")) is None
+    cache.close()
+
+
+def test_a_failure_is_told_remembered_for_a_while_and_then_tried_again(disk: Disk) -> None:
+    cache = disk.cache()
+    bad = AdapterDigest("bad")
+    disk.faults["bad"] = AdapterError("bad", "it is broken")
+    assert fetch(disk, cache, "bad") is None
+    assert cache.error(bad) == "Adapter 'bad' cannot be used: it is broken."
+    cache.request(bad)
+    assert disk.loaded == ["bad"]
+    disk.now_s = 10.0
+    del disk.faults["bad"]
+    assert cache.error(bad) is None
+    assert fetch(disk, cache, "bad") is not None
+    cache.close()
+
+
+def test_a_failure_can_be_forgotten_at_once(disk: Disk) -> None:
+    cache = disk.cache()
+    cache.fail(AdapterDigest("a"), "no")
+    cache.forget_failure(AdapterDigest("a"))
+    assert fetch(disk, cache, "a") is not None
+    cache.close()
+
+
+def test_a_bug_while_loading_is_a_failure_without_its_text(disk: Disk) -> None:
+    cache = disk.cache()
+    disk.faults["a"] = OSError("/secret/path")
+    fetch(disk, cache, "a")
+    assert cache.error(AdapterDigest("a")) == "The adapter could not be loaded."
+    assert fetch(disk, cache, "b") is not None
+    cache.close()
+
+
+def test_closing_waits_for_the_loads_under_way_and_keeps_nothing(disk: Disk) -> None:
+    cache = disk.cache()
+    fetch(disk, cache, "a")
+    cache.close()
+    cache.close()
+    cache.request(AdapterDigest("b"))
+    assert len(cache) == 0
+    assert cache.num_bytes == 0
+    assert disk.loaded == ["a"]

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from adapters.errors import AdapterError
+from adapters.peft_format import LoraConfig, parse_config, parse_module_name, parse_tensor_name
+from tests.adapters.handmade import make_config
+
+Q3 = "model.layers.3.self_attn.q_proj"
+
+
+def parse(**changes: Any) -> LoraConfig:
+    return parse_config("demo", json.dumps(make_config(**changes)).encode())
+
+
+def test_scaling_is_alpha_over_rank_or_over_its_root() -> None:
+    assert parse(r=4, lora_alpha=6).scaling_of(Q3) == 1.5
+    assert parse(r=4, lora_alpha=6, use_rslora=True).scaling_of(Q3) == 3.0
+
+
+def test_patterns_give_a_module_its_own_rank_and_alpha_and_the_first_match_counts() -> None:
+    config = parse(
+        r=4,
+        lora_alpha=8,
+        rank_pattern={"layers.3.self_attn.q_proj": 2, "q_proj": 16},
+        alpha_pattern={r"model\.layers\.\d+\.mlp\.up_proj": 32, "self_attn": 99},
+        use_rslora=True,
+    )
+    assert config.rank_of(Q3) == 2
+    assert config.rank_of("model.layers.13.self_attn.q_proj") == 16
+    assert config.rank_of("model.layers.3.mlp.up_proj") == 4
+    assert config.scaling_of("model.layers.3.mlp.up_proj") == 16
+    assert config.scaling_of(Q3) == pytest.approx(8 / math.sqrt(2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "targets", "others"),
+    [
+        ({"target_modules": ["q_proj", "mlp.up_proj"]}, [Q3, "model.layers.0.mlp.up_proj"], ["x.aq_proj"]),
+        ({"target_modules": Q3}, [Q3], ["model.layers.13.self_attn.q_proj"]),
+        ({"target_modules": r".*\.(q|v)_proj"}, [Q3], ["model.layers.3.self_attn.k_proj"]),
+        ({"target_modules": "all-linear"}, [Q3, "model.layers.0.mlp.down_proj"], []),
+        ({"layers_to_transform": [3, 4]}, [Q3], ["model.layers.0.self_attn.q_proj"]),
+        ({"layers_to_transform": 0, "layers_pattern": "layers"}, ["model.layers.0.self_attn.q_proj"], [Q3]),
+        ({"layers_to_transform": [3], "layers_pattern": ["blocks"]}, [], [Q3]),
+    ],
+)  # fmt: skip
+def test_targets_are_matched_as_peft_matches_them(
+    changes: dict[str, Any], targets: list[str], others: list[str]
+) -> None:
+    config = parse(**changes)
+    assert all(config.has_target(module) for module in targets)
+    assert not any(config.has_target(module) for module in others)
+
+
+def test_every_field_that_peft_writes_by_default_is_accepted() -> None:
+    peft = pytest.importorskip("peft")
+    fields = peft.LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM").to_dict()
+    written = json.dumps(fields, default=lambda value: sorted(value) if isinstance(value, set) else str(value))
+    config = parse_config("demo", written.replace('"PeftType.LORA"', '"LORA"').encode())
+    assert (config.rank, config.alpha, config.target_modules) == (8, 8.0, ("q_proj",))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"peft_type": None}, "peft_type"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+        ({"exclude_modules": ["k_proj"]}, "exclude_modules"),
+        ({"target_parameters": ["x"]}, "target_parameters"),
+        ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens"),
+        ({"init_lora_weights": "pissa_niter_4"}, "pissa"),
+        ({"some_future_option": "on"}, "some_future_option"),
+        ({"r": 0}, "r is not"),
+        ({"r": True}, "r is not"),
+        ({"r": 8.0}, "r is not"),
+        ({"r": 10**30}, "r is not"),
+        ({"lora_alpha": "16"}, "lora_alpha"),
+        ({"lora_alpha": 1e300}, "lora_alpha"),
+        ({"lora_alpha": float("nan")}, "JSON"),
+        ({"use_rslora": "yes"}, "use_rslora"),
+        ({"rank_pattern": ["q_proj"]}, "rank_pattern"),
+        ({"rank_pattern": {"q_proj": -1}}, "rank_pattern.q_proj"),
+        ({"rank_pattern": {"(a+)+$": 4}}, "repeated groups"),
+        ({"alpha_pattern": {".*.*.*.*x": 4}}, "repeats"),
+        ({"alpha_pattern": {"(": 4}}, "regular expression"),
+        ({"alpha_pattern": {"a" * 300: 4}}, "longer"),
+        ({"target_modules": None}, "target_modules"),
+        ({"target_modules": []}, "target_modules"),
+        ({"target_modules": [1]}, "target_modules"),
+        ({"target_modules": "(x*)*y"}, "repeated groups"),
+        ({"layers_to_transform": ["0"]}, "layers_to_transform"),
+        ({"layers_to_transform": [0], "layers_pattern": {"a": 1}}, "layers_pattern"),
+    ],
+)
+def test_what_is_wrong_or_not_supported_is_refused_by_name(changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(AdapterError, match=r"^Adapter 'demo' cannot be used: .*\.$") as caught:
+        parse(**changes)
+    assert word in caught.value.reason
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 100_000, b"null"])
+def test_what_is_not_a_json_object_is_refused(content: bytes) -> None:
+    with pytest.raises(AdapterError, match="JSON"):
+        parse_config("demo", content)
+
+
+def test_tensor_names_give_module_and_half() -> None:
+    assert parse_tensor_name("demo", f"base_model.model.{Q3}.lora_A.weight") == (Q3, "A")
+    assert parse_module_name(Q3) == (3, "q_proj")
+    assert parse_module_name("lm_head") is None
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        "base_model.model.lm_head.lora_A.weight",
+        "base_model.model.model.embed_tokens.lora_embedding_A",
+        f"base_model.model.{Q3}.lora_magnitude_vector",
+        f"base_model.model.{Q3}.lora_A.bias",
+        f"{Q3}.lora_A.weight",
+        f"base_model.model.{Q3}.lora_A.weight\n",
+        "",
+        "../../etc/passwd",
+    ],
+)
+def test_other_tensors_are_refused(tensor: str) -> None:
+    with pytest.raises(AdapterError, match="not a LoRA matrix"):
+        parse_tensor_name("demo", tensor)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapters.errors import AdapterError
+from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
+from adapters.registry import AdapterRegistry, check_name, reference, scan
+from tests.adapters.handmade import make_tensors, write
+
+
+def make_ref(name: str, digest: str = "d") -> AdapterRef:
+    return AdapterRef(name=name, path=f"/adapters/{name}", digest=AdapterDigest(digest))
+
+
+def test_a_declared_name_resolves_and_others_do_not() -> None:
+    registry = AdapterRegistry(["base"])
+    registry.declare(make_ref("json"))
+    registry.declare(make_ref("json"))
+    assert registry.resolve("json") == make_ref("json")
+    assert registry.resolve("base") is None
+    assert registry.resolve("../json") is None
+    assert [ref.name for ref in registry] == ["json"]
+    assert len(registry) == 1
+
+
+def test_two_names_may_stand_for_one_content() -> None:
+    registry = AdapterRegistry()
+    registry.declare(make_ref("one"))
+    registry.declare(make_ref("two"))
+    assert len(registry) == 2
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    registry = AdapterRegistry(["base"])
+    registry.declare(make_ref("json"))
+    with pytest.raises(AdapterError, match=r"'json' .* another adapter"):
+        registry.declare(make_ref("json", "other"))
+    with pytest.raises(AdapterError, match=r"'base' .* base model"):
+        registry.declare(make_ref("base"))
+    assert registry.resolve("json") == make_ref("json")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", ".", "..", "../x", "/etc/passwd", "..%2f", "a b", "a/b", "nul\0", "x\n", "naïve", "\ud800", "a" * 129,
+        "a" * 100_000,
+    ],
+    ids=range(14),
+)  # fmt: skip
+def test_odd_names_are_refused_in_a_short_sentence(name: str) -> None:
+    with pytest.raises(AdapterError, match="letters, digits") as caught:
+        AdapterRegistry().declare(make_ref(name))
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["a", "Llama-3.1_x", "0", "a" * 128])
+def test_plain_names_are_fine(name: str) -> None:
+    check_name(name)
+
+
+def test_scan_lists_the_adapters_of_a_drop_in_folder(tmp_path: Path) -> None:
+    write(tmp_path / "b-second", tensors=make_tensors(seed=2))
+    write(tmp_path / "a-first")
+    write(tmp_path / ".hidden")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "README.md").write_text("adapters")
+    refs = scan(str(tmp_path))
+    assert [ref.name for ref in refs] == ["a-first", "b-second"]
+    assert refs[0].path == str((tmp_path / "a-first").resolve())
+    assert refs[1].digest == adapter_digest(str(tmp_path / "b-second"))
+
+
+def test_scan_refuses_what_it_cannot_vouch_for(tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match="does not exist"):
+        scan(str(tmp_path / "nowhere"))
+    elsewhere = tmp_path / "elsewhere"
+    write(elsewhere / "x")
+    library = tmp_path / "library"
+    library.mkdir()
+    (library / "x").symlink_to(elsewhere / "x")
+    with pytest.raises(AdapterError, match=r"'x' .* leads out"):
+        scan(str(library))
+    (library / "x").unlink()
+    write(library / "bad name")
+    with pytest.raises(AdapterError, match="letters, digits"):
+        scan(str(library))
+
+
+def test_a_reference_has_a_resolved_path_and_errors_use_the_alias(tmp_path: Path) -> None:
+    write(tmp_path / "x")
+    assert reference("alias", str(tmp_path / "x" / ".." / "x")).path == str((tmp_path / "x").resolve())
+    with pytest.raises(AdapterError, match=r"'alias' .* folder does not exist"):
+        reference("alias", str(tmp_path / "gone"))

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from adapters.errors import AdapterError
+from adapters.peft_format import parse_config
+from adapters.tensor_file import read_tensor_file
+from adapters.validate import ModuleLayout, validate
+from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
+
+A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+B0 = A0.replace("lora_A", "lora_B")
+
+
+def check(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], max_rank: int = 64
+) -> dict[tuple[int, str], ModuleLayout]:
+    entries = read_tensor_file("demo", write(folder, config, tensors)).entry_by_name
+    return validate("demo", parse_config("demo", json.dumps(config).encode()), entries, SHAPES, max_rank)
+
+
+def test_an_adapter_that_fits_gives_each_module_its_place(tmp_path: Path) -> None:
+    targets = ("q_proj", "down_proj")
+    layouts = check(tmp_path, make_config(target_modules=targets, lora_alpha=2), make_tensors(targets))
+    assert set(layouts) == {(0, "q_proj"), (1, "q_proj"), (0, "down_proj"), (1, "down_proj")}
+    assert layouts[(1, "down_proj")].scaling == 0.5
+    assert layouts[(1, "down_proj")].a.shape == (4, 24)
+
+
+def test_one_layer_alone_may_be_adapted(tmp_path: Path) -> None:
+    tensors = {key: value for key, value in make_tensors().items() if "layers.1" in key}
+    assert set(check(tmp_path, make_config(layers_to_transform=[1]), tensors)) == {(1, "q_proj")}
+
+
+def broken(change: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    config, tensors = make_config(), make_tensors()
+    if change == "no tensors":
+        tensors = {}
+    elif change == "half":
+        del tensors[B0]
+    elif change == "in features":
+        tensors[A0] = torch.zeros(4, 17)
+    elif change == "out features":
+        tensors[B0] = torch.zeros(15, 4)
+    elif change == "vector":
+        tensors[A0] = torch.zeros(64)
+    elif change == "rank":
+        config["r"] = 8
+    elif change == "layer":
+        tensors[A0.replace("layers.0", "layers.9")] = tensors.pop(A0)
+    elif change == "module":
+        tensors[A0.replace("q_proj", "x_proj")] = tensors.pop(A0)
+    elif change == "path":
+        tensors[A0.replace("self_attn", "mlp")] = tensors.pop(A0)
+    elif change == "untargeted":
+        config["target_modules"] = ["v_proj"]
+    elif change == "missing module":
+        config["target_modules"] = ["q_proj", "v_proj"]
+    return config, tensors
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ("no tensors", "no tensors"),
+        ("half", "lacks its lora_B"),
+        ("in features", r"shape \[4, 17\], and the base model needs \[4, 16\]"),
+        ("out features", r"shape \[15, 4\], and the base model needs \[16, 4\]"),
+        ("vector", r"shape \[64\]"),
+        ("rank", r"shape \[4, 16\], and the base model needs \[8, 16\]"),
+        ("layer", "layers.9"),
+        ("module", "x_proj"),
+        ("path", r"mlp\.q_proj"),
+        ("untargeted", "target_modules do not name"),
+        ("missing module", "no tensors"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused_with_the_reason(tmp_path: Path, change: str, word: str) -> None:
+    with pytest.raises(AdapterError, match=word):
+        check(tmp_path, *broken(change))
+
+
+def test_a_rank_over_the_bound_is_refused_naming_both(tmp_path: Path) -> None:
+    with pytest.raises(AdapterError, match="rank 4, more than the 3"):
+        check(tmp_path, make_config(), make_tensors(), max_rank=3)
+    with pytest.raises(AdapterError, match="rank 300, more than the 64"):
+        check(tmp_path, make_config(rank_pattern={"q_proj": 300}), make_tensors())

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from adapters.identity import AdapterDigest, AdapterRef
+from adapters.registry import reference
+from engine.adapter_pool import AdapterPool
+from engine.config import ResolvedConfig
+from engine.errors import EngineError
+from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
+
+WAIT_S = 20.0
+
+
+def make_resolved(slots: int = 2, host: int = 4) -> ResolvedConfig:
+    return ResolvedConfig(
+        model_path="m", device="cpu", dtype="float32", num_threads=1, max_model_len=64, max_num_seqs=8,
+        max_batched_tokens=64, block_tokens=16, num_blocks=8, max_blocks_per_request=4, enable_prefix_cache=True,
+        max_queued_requests=8, max_adapter_rank=16, max_device_adapters=slots, max_host_adapters=host,
+    )  # fmt: skip
+
+
+class Bench:
+    """A pool, the adapters on its disk, a clock, and a way to wait for the background."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now_s = 0.0
+        self.changes = threading.Semaphore(0)
+        self.pools: list[AdapterPool] = []
+
+    def refs(self, count: int) -> list[AdapterRef]:
+        made = []
+        for index in range(count):
+            path = write(self.folder / f"a{index}", tensors=make_tensors(seed=index))
+            made.append(reference(f"a{index}", path))
+        return made
+
+    def pool(self, refs: list[AdapterRef], slots: int = 2, host: int = 4) -> AdapterPool:
+        pool = AdapterPool(
+            refs,
+            SHAPES,
+            make_resolved(slots, host),
+            torch.float32,
+            torch.device("cpu"),
+            on_change=self.changes.release,
+            clock=lambda: self.now_s,
+        )
+        self.pools.append(pool)
+        return pool
+
+    def wait(self) -> None:
+        assert self.changes.acquire(timeout=WAIT_S)
+
+    def pin(self, pool: AdapterPool, digest: AdapterDigest) -> None:
+        """Do what the scheduler does: ask, and ask again when something has changed."""
+        pool.prepare(digest)
+        while not pool.try_pin(digest):
+            self.wait()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    for pool in bench.pools:
+        pool.close()
+
+
+def test_an_adapter_is_prepared_in_the_background_then_pinned_and_found(bench: Bench) -> None:
+    ref = bench.refs(1)[0]
+    pool = bench.pool([ref])
+    bench.pin(pool, ref.digest)
+    assert pool.weights(ref.digest).projection(0, "q_proj") is not None
+    assert pool.residency().device == {ref.digest}
+    assert pool.residency().pinned == 1
+    pool.unpin(ref.digest)
+    assert pool.residency().pinned == 0
+    assert pool.error(ref.digest) is None
+
+
+def test_pinning_loads_even_without_a_prepare(bench: Bench) -> None:
+    ref = bench.refs(1)[0]
+    pool = bench.pool([ref])
+    assert not pool.try_pin(ref.digest)
+    bench.wait()
+    assert pool.try_pin(ref.digest)
+
+
+def test_pinned_adapters_hold_their_slots_and_a_freed_one_goes_to_whoever_waits(bench: Bench) -> None:
+    one, two, three = bench.refs(3)
+    pool = bench.pool([one, two, three], slots=2)
+    bench.pin(pool, one.digest)
+    bench.pin(pool, two.digest)
+    pool.prepare(three.digest)
+    bench.wait()
+    assert not pool.try_pin(three.digest)
+    pool.unpin(one.digest)
+    assert pool.try_pin(three.digest)
+    assert pool.residency().device == {two.digest, three.digest}
+    assert pool.residency().evictions == 1
+    with pytest.raises(EngineError, match=one.digest):
+        pool.weights(one.digest)
+
+
+def test_many_adapters_are_served_in_turn_by_few_slots_in_bounded_memory(bench: Bench) -> None:
+    refs = bench.refs(40)
+    pool = bench.pool(refs, slots=2, host=3)
+    for ref in refs + refs[:5]:
+        bench.pin(pool, ref.digest)
+        assert pool.residency().host <= 3
+        assert len(pool.residency().device) <= 2
+        pool.unpin(ref.digest)
+    assert pool.residency().declared == 40
+
+
+def test_a_crowd_that_waits_for_one_slot_is_served_to_the_last(bench: Bench) -> None:
+    refs = bench.refs(6)
+    pool = bench.pool(refs, slots=1, host=2)
+    waiting = [ref.digest for ref in refs]
+    for digest in waiting:
+        pool.prepare(digest)
+    served = []
+    while waiting:
+        pinned = [digest for digest in waiting if pool.try_pin(digest)]
+        if not pinned:
+            bench.now_s += 0.01
+            assert bench.changes.acquire(timeout=WAIT_S)
+        for digest in pinned:
+            served.append(digest)
+            waiting.remove(digest)
+            pool.unpin(digest)
+            bench.changes.release()
+    assert sorted(served) == sorted(ref.digest for ref in refs)
+
+
+def test_an_adapter_is_shared_by_requests_and_leaves_only_after_the_last(bench: Bench) -> None:
+    one, two = bench.refs(2)
+    pool = bench.pool([one, two], slots=1)
+    bench.pin(pool, one.digest)
+    assert pool.try_pin(one.digest)
+    pool.unpin(one.digest)
+    pool.prepare(two.digest)
+    bench.wait()
+    assert not pool.try_pin(two.digest)
+    pool.unpin(one.digest)
+    assert pool.try_pin(two.digest)
+
+
+def test_an_adapter_that_does_not_fit_fails_with_a_sentence_and_the_others_go_on(bench: Bench) -> None:
+    good = bench.refs(1)[0]
+    path = write(bench.folder / "wide", make_config(r=32), make_tensors(rank=32))
+    bad = reference("wide", path)
+    pool = bench.pool([good, bad])
+    pool.prepare(bad.digest)
+    bench.wait()
+    error = pool.error(bad.digest)
+    assert error is not None
+    assert "rank 32, more than the 16" in error
+    assert not pool.try_pin(bad.digest)
+    bench.pin(pool, good.digest)
+
+
+def test_an_unknown_digest_is_an_error_and_never_pinned(bench: Bench) -> None:
+    pool = bench.pool([])
+    unknown = AdapterDigest("0" * 64)
+    pool.prepare(unknown)
+    assert not pool.try_pin(unknown)
+    assert pool.error(unknown) == "The adapter is not declared on this replica."
+
+
+def test_a_declared_adapter_is_usable_at_once_and_clears_a_failure(bench: Bench) -> None:
+    ref = bench.refs(1)[0]
+    pool = bench.pool([])
+    pool.declare(ref)
+    tensors = Path(ref.path, "adapter_model.safetensors")
+    content = tensors.read_bytes()
+    tensors.unlink()
+    pool.prepare(ref.digest)
+    bench.wait()
+    assert "missing" in (pool.error(ref.digest) or "")
+    tensors.write_bytes(content)
+    pool.declare(ref)
+    bench.pin(pool, ref.digest)
+
+
+def test_changed_files_do_not_pass_for_the_declared_content_and_running_requests_keep_theirs(bench: Bench) -> None:
+    one, two = bench.refs(2)
+    pool = bench.pool([one, two], slots=1, host=1)
+    bench.pin(pool, one.digest)
+    before = pool.weights(one.digest).flat.clone()
+    write(Path(one.path), tensors=make_tensors(seed=99))
+    assert torch.equal(pool.weights(one.digest).flat, before)
+    pool.unpin(one.digest)
+    bench.pin(pool, two.digest)
+    pool.unpin(two.digest)
+    pool.prepare(one.digest)
+    bench.wait()
+    assert "changed since it was declared" in (pool.error(one.digest) or "")
