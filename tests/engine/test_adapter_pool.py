@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,14 +54,14 @@ class Bench:
         self.pools.append(pool)
         return pool
 
-    def wait(self) -> None:
-        assert self.changes.acquire(timeout=WAIT_S)
+    def wait_until(self, condition: Callable[[], object]) -> None:
+        """Look again after every change, as the engine's loop does."""
+        while not condition():
+            assert self.changes.acquire(timeout=WAIT_S)
 
     def pin(self, pool: AdapterPool, digest: AdapterDigest) -> None:
-        """Do what the scheduler does: ask, and ask again when something has changed."""
         pool.prepare(digest)
-        while not pool.try_pin(digest):
-            self.wait()
+        self.wait_until(lambda: pool.try_pin(digest))
 
 
 @pytest.fixture
@@ -87,9 +87,8 @@ def test_an_adapter_is_prepared_in_the_background_then_pinned_and_found(bench: B
 def test_pinning_loads_even_without_a_prepare(bench: Bench) -> None:
     ref = bench.refs(1)[0]
     pool = bench.pool([ref])
-    assert not pool.try_pin(ref.digest)
-    bench.wait()
-    assert pool.try_pin(ref.digest)
+    bench.wait_until(lambda: pool.try_pin(ref.digest))
+    assert pool.residency().pinned == 1
 
 
 def test_pinned_adapters_hold_their_slots_and_a_freed_one_goes_to_whoever_waits(bench: Bench) -> None:
@@ -98,7 +97,7 @@ def test_pinned_adapters_hold_their_slots_and_a_freed_one_goes_to_whoever_waits(
     bench.pin(pool, one.digest)
     bench.pin(pool, two.digest)
     pool.prepare(three.digest)
-    bench.wait()
+    bench.wait_until(lambda: pool.residency().host == 3)
     assert not pool.try_pin(three.digest)
     pool.unpin(one.digest)
     assert pool.try_pin(three.digest)
@@ -146,7 +145,7 @@ def test_an_adapter_is_shared_by_requests_and_leaves_only_after_the_last(bench: 
     assert pool.try_pin(one.digest)
     pool.unpin(one.digest)
     pool.prepare(two.digest)
-    bench.wait()
+    bench.wait_until(lambda: pool.residency().host == 2)
     assert not pool.try_pin(two.digest)
     pool.unpin(one.digest)
     assert pool.try_pin(two.digest)
@@ -158,7 +157,7 @@ def test_an_adapter_that_does_not_fit_fails_with_a_sentence_and_the_others_go_on
     bad = reference("wide", path)
     pool = bench.pool([good, bad])
     pool.prepare(bad.digest)
-    bench.wait()
+    bench.wait_until(lambda: pool.error(bad.digest))
     error = pool.error(bad.digest)
     assert error is not None
     assert "rank 32, more than the 16" in error
@@ -182,7 +181,7 @@ def test_a_declared_adapter_is_usable_at_once_and_clears_a_failure(bench: Bench)
     content = tensors.read_bytes()
     tensors.unlink()
     pool.prepare(ref.digest)
-    bench.wait()
+    bench.wait_until(lambda: pool.error(ref.digest))
     assert "missing" in (pool.error(ref.digest) or "")
     tensors.write_bytes(content)
     pool.declare(ref)
@@ -200,5 +199,5 @@ def test_changed_files_do_not_pass_for_the_declared_content_and_running_requests
     bench.pin(pool, two.digest)
     pool.unpin(two.digest)
     pool.prepare(one.digest)
-    bench.wait()
+    bench.wait_until(lambda: pool.error(one.digest))
     assert "changed since it was declared" in (pool.error(one.digest) or "")
