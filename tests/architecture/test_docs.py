@@ -1,0 +1,111 @@
+"""Prose that names a file or a symbol is true: what stands in backticks exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source_tree import HOUSES, ROOT, syntax_of
+
+TOP_FOLDERS = (*HOUSES, "loadtest", "tests", "models", "docs", "examples")
+SYMBOL = re.compile(rf"^(?:{'|'.join((*HOUSES, 'loadtest'))})(?:\.[A-Za-z_]\w*)+$")
+FILE = re.compile(rf"^(?:(?:{'|'.join(TOP_FOLDERS)})/)?[\w.-]+(?:/[\w.-]+)*\.(?:py|yaml|toml|md|lock|jsonl|json)$")
+FOLDER = re.compile(rf"^(?:{'|'.join(TOP_FOLDERS)})(?:/[\w.-]+)*/$")
+MODULE_RUN = re.compile(r"python -m ((?:loadtest|app|models)(?:\.\w+)+)")
+PARTS_OF_OTHER_FOLDERS = {
+    "config.json",
+    "tokenizer.json",
+    "adapter_config.json",
+    "tokenizer_config.json",
+    "openapi.json",
+}
+"""Names of files inside checkpoints and answers, not of this repository."""
+
+
+def documents() -> list[Path]:
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found.extend(path for house in (*HOUSES, "loadtest") for path in (ROOT / house).glob("*.md"))
+    return [path for path in found if path.exists()]
+
+
+@cache
+def names_defined_in(path: Path) -> frozenset[str]:
+    """Classes, functions, assigned names and attributes of a module, as `name` and `Class.name`."""
+    names: set[str] = set()
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                names.add(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}.")
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, ast.AnnAssign)
+                else []
+            )
+            names.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
+
+    visit(syntax_of(path).body, "")
+    return frozenset(names)
+
+
+def is_living_symbol(symbol: str) -> bool:
+    parts = symbol.split(".")
+    for cut in range(len(parts), 0, -1):
+        module = ROOT.joinpath(*parts[:cut])
+        if module.with_suffix(".py").exists():
+            rest = ".".join(parts[cut:])
+            return not rest or rest in names_defined_in(module.with_suffix(".py"))
+        if module.is_dir():
+            return cut == len(parts)
+    return False
+
+
+def words_in_backticks(text: str) -> list[str]:
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M)
+    return [match.group(1).strip().removesuffix("()") for match in re.finditer(r"`([^`\n]+)`", prose)]
+
+
+def dead_names(text: str, folder: Path) -> list[str]:
+    dead = []
+    for word in words_in_backticks(text):
+        if FILE.match(word) and word not in PARTS_OF_OTHER_FOLDERS:
+            is_dead = not (ROOT / word).exists() and not (folder / word).exists()
+        elif FOLDER.match(word):
+            is_dead = not (ROOT / word).is_dir()
+        else:
+            is_dead = bool(SYMBOL.match(word)) and not is_living_symbol(word)
+        if is_dead:
+            dead.append(word)
+    dead.extend(module for module in MODULE_RUN.findall(text) if not is_living_symbol(module))
+    return dead
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_document_names_living_things(path: Path) -> None:
+    assert dead_names(path.read_text(encoding="utf-8"), path.parent) == []
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
+    dead = [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    assert dead == []
+
+
+def test_make_targets_that_documents_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    named = {name for path in documents() for name in re.findall(r"`?make ([a-z][a-z-]*)`", path.read_text())}
+    assert named - targets == set()
+
+
+def test_the_check_notices_dead_names() -> None:
+    text = "`engine.request.Request` `engine.request.Sequence_` `engine/nowhere.py` `engine.gone` `docs/gone.md`"
+    assert dead_names(text, ROOT) == ["engine.request.Sequence_", "engine/nowhere.py", "engine.gone", "docs/gone.md"]

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.architecture.source_tree import ROOT, module_of, python_files
+
+HEAVY = ("torch", "triton", "numpy", "ray", "fastapi", "pydantic", "transformers")
+PURE_FILES = (
+    "engine/request.py",
+    "engine/config.py",
+    "engine/errors.py",
+    "engine/step.py",
+    "engine/ports.py",
+    "engine/scheduler.py",
+    "engine/blocks.py",
+    "engine/prefix_index.py",
+    "deployments/generation.py",
+    "deployments/config.py",
+    "deployments/token_frames.py",
+    "adapters/errors.py",
+    "adapters/folder.py",
+    "adapters/identity.py",
+    "adapters/peft_format.py",
+    "adapters/registry.py",
+    "adapters/tensor_file.py",
+)
+PURE_FOLDERS = ("deployments/stream",)
+PROBE = """
+import importlib, json, sys
+importlib.import_module(sys.argv[1])
+print(json.dumps(sorted(set(sys.argv[2:]) & set(sys.modules))))
+"""
+
+
+def pure_modules() -> list[str]:
+    files = [ROOT / name for name in PURE_FILES]
+    for folder in PURE_FOLDERS:
+        files.extend(path for path in python_files(folder) if path.name != "__init__.py")
+    return [module_of(path) for path in files if path.exists()]
+
+
+@pytest.mark.parametrize("module", pure_modules())
+def test_a_pure_module_brings_only_the_standard_library(module: str) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROBE, module, *HEAVY], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == []
+
+
+def test_every_init_file_is_empty() -> None:
+    inits = [path for path in ROOT.rglob("__init__.py") if ".venv" not in path.parts]
+    assert inits
+    assert [str(path) for path in inits if path.stat().st_size] == []
+
+
+def test_folders_that_are_data_are_not_packages() -> None:
+    assert not (ROOT / "models" / "__init__.py").exists()
+    assert not (ROOT / "adapters" / "library" / "__init__.py").exists()
+    assert not (ROOT / "tests" / "__init__.py").exists()
