@@ -52,11 +52,15 @@ class DeviceSlots:
         slot = self._slot_by_digest.get(digest)
         return slot is not None and slot.has_landed
 
+    def can_take(self, now_s: float) -> bool:
+        """Tell whether `try_take` would find a slot."""
+        return self.has_free() or self._victim(now_s) is not None
+
     def try_take(self, digest: AdapterDigest, now_s: float) -> list[AdapterDigest] | None:
         """Take a slot for an adapter that has none; return whom that evicted, or None where no slot can be had."""
         evicted: list[AdapterDigest] = []
         if not self.has_free():
-            victim = next((d for d, slot in self._slot_by_digest.items() if _is_evictable(slot, now_s)), None)
+            victim = self._victim(now_s)
             if victim is None:
                 return None
             del self._slot_by_digest[victim]
@@ -102,6 +106,10 @@ class DeviceSlots:
         for slot in self._slot_by_digest.values():
             assert slot.pins >= 0
             assert slot.has_landed or slot.pins == 0
+
+    def _victim(self, now_s: float) -> AdapterDigest | None:
+        """Return the least recently used adapter that may go."""
+        return next((digest for digest, slot in self._slot_by_digest.items() if _is_evictable(slot, now_s)), None)
 
 
 def _is_evictable(slot: _Slot, now_s: float) -> bool:

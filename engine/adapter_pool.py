@@ -169,7 +169,8 @@ class AdapterPool:
 
     def _try_place(self, digest: AdapterDigest) -> bool:
         """Give a slot to an adapter that has none, evicting if need be; the lock is held."""
-        host = self._host.get(digest)
+        # `get` ends the adapter's reservation in the host cache: it is for those who can take it further.
+        host = self._host.get(digest) if self._slots.can_take(self._clock()) else None
         if host is None:
             self.prepare(digest)
             return False

@@ -83,8 +83,9 @@ class SlotMachine(RuleBasedStateMachine):
     def take(self, digest: AdapterDigest) -> None:
         if digest in self.slots:
             return
-        had_room = self.slots.has_free()
+        had_room, could_take = self.slots.has_free(), self.slots.can_take(self.now_s)
         evicted = self.slots.try_take(digest, self.now_s)
+        assert could_take == (evicted is not None)
         assert not had_room or evicted == []
         for victim in evicted or []:
             assert self.pins.pop(victim, 0) == 0
