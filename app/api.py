@@ -1,13 +1,25 @@
-"""The composition of the HTTP side: routes, middleware and error handlers around a gateway."""
+"""The composition of the HTTP side: routes, layers and error handlers around a gateway."""
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from functools import partial
 
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from app.errors import ApiError
+from app.field_errors import invalid_body
 from app.gateway_port import GatewayPort
+from app.json_route import error_response
+from app.middleware import Border, RequestBody
+from app.openapi import document
+from app.routes import chat, completions, health, models, moderations
 from app.settings import LimitSettings
 
 __all__ = ["GatewayPort", "create_app"]
+
+_DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters."
 
 
 def create_app(
@@ -20,8 +32,33 @@ def create_app(
         limits: bounds on one request; None takes the defaults.
         moderation_model: public name of the classifier (`settings.safety.name`); None where there is none.
     """
-    app = FastAPI(title="Antiphon", redirect_slashes=False)
+    app = FastAPI(title="Antiphon", version="1", description=_DESCRIPTION, redirect_slashes=False, redoc_url=None)
     app.state.gateway = gateway
     app.state.limits = limits or LimitSettings()
     app.state.moderation_model = moderation_model
+    for resource in (chat, completions, models, moderations, health):
+        app.include_router(resource.router)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_body)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes)
+    app.add_middleware(Border)  # the last one added is the outermost
+    app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
+
+
+async def _answer_invalid_body(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(invalid_body(error.errors(), error.body))
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    target = f"{request.method} {request.scope['path'][:128]}"
+    if error.status_code == 404:
+        api_error = ApiError(404, f"Unknown route: {target}.", code="unknown_url")
+    elif error.status_code == 405:
+        api_error = ApiError(405, f"Method not allowed: {target}.", code="method_not_allowed")
+    else:
+        api_error = ApiError(error.status_code, "The request was not understood.")
+    api_error.headers.update(error.headers or {})
+    return error_response(api_error)

@@ -1,0 +1,98 @@
+"""Every answer with a status of 400 or above: one exception of our own, and the one table from other errors to it.
+
+No exception's text reaches a client unless it was written for one, and then without addresses and absolute paths.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from engine.errors import OverloadError, RequestError
+
+MAX_RETRY_AFTER_S = 120
+"""The OpenAI SDK gives up where it is asked to wait longer."""
+
+_MAX_MESSAGE_CHARS = 1000
+_STATUS_BY_CODE = {"model_not_found": 404}
+_ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
+_FILE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.~+-]+/)+[\w.~+-]*")
+
+
+class ApiError(Exception):
+    """An answer in OpenAI's error shape.
+
+    Attributes:
+        param: the offending field as `messages[0].content`, or None.
+        code: machine-readable reason, or None.
+        headers: further response headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        error_type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.error_type = error_type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """Return the JSON body; always encodable, whatever the client sent."""
+        detail = {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}
+        return {"error": {key: _encodable(value) for key, value in detail.items()}}
+
+
+def to_api_error(error: BaseException) -> ApiError:
+    """Return what a client may know of `error`; total."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            status = _STATUS_BY_CODE.get(error.code or "", 400)
+            return ApiError(status, without_internals(error.message), param=error.field, code=error.code)
+        case OverloadError():
+            wait_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(error.retry_after_s)))
+            return ApiError(
+                503,
+                without_internals(error.message),
+                error_type="server_error",
+                code="server_overloaded",
+                headers={"retry-after": str(wait_s)},
+            )
+        case TimeoutError():
+            return ApiError(
+                504, "The answer was not ready before its deadline.", error_type="server_error", code="timeout"
+            )
+    return ApiError(500, "The server had an error while processing the request.", error_type="server_error")
+
+
+def is_our_fault(error: BaseException) -> bool:
+    """Tell whether `error` is a failure that somebody must look at, other than overload and deadlines."""
+    return to_api_error(error).status == 500
+
+
+def model_not_found(name: str) -> ApiError:
+    """Return the error for a name that is not served."""
+    return ApiError(404, f"The model '{name[:128]}' does not exist.", param="model", code="model_not_found")
+
+
+def without_internals(message: str) -> str:
+    """Return `message` without memory addresses and absolute paths."""
+    return _FILE_PATH.sub("[path]", _ADDRESS.sub("[address]", message))
+
+
+def _encodable(value: str | None) -> str | None:
+    if value is None:
+        return None
+    return value[:_MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()

@@ -1,0 +1,62 @@
+"""JSON in and out: a route that reads nothing but JSON, strictly, and a response that writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from app.errors import ApiError
+
+
+class JsonResponse(Response):
+    """A JSON answer from a schema of ours or from plain values."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes of a schema or of plain values."""
+        return orjson.dumps(content.model_dump(mode="json") if isinstance(content, BaseModel) else content)
+
+
+def error_response(error: ApiError) -> JsonResponse:
+    """Return the answer for an error."""
+    return JsonResponse(error.body(), status_code=error.status, headers=error.headers)
+
+
+class JsonRequest(Request):
+    """Parses by orjson: refuses NaN, lone surrogates, wrong UTF-8, numbers beyond a double and depth beyond 1024."""
+
+    async def json(self) -> Any:
+        """Return the parsed body."""
+        return orjson.loads(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """A route whose body, where it has one, must be JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap FastAPI's handler."""
+        handle = super().get_route_handler()
+        has_body = self.body_field is not None
+
+        async def handle_json(request: Request) -> Response:
+            if has_body:
+                _check_content_type(request)
+            return await handle(JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+def _check_content_type(request: Request) -> None:
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        raise ApiError(
+            415, "The content type must be 'application/json'.", param="content-type", code="unsupported_media_type"
+        )

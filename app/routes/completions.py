@@ -1,0 +1,29 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from app.json_route import JsonResponse, JsonRoute
+from app.render import completion
+from app.routes.context import ERRORS, Context
+from app.schemas.completions import Completion, CompletionRequest
+from app.sse import CompletionFrames, EventStream
+from app.streaming import EventBatches, collect
+from app.translate import text_generations, wants_usage
+
+router = APIRouter(route_class=JsonRoute, tags=["completions"])
+
+
+@router.post("/v1/completions", response_model=Completion, responses=ERRORS)
+async def create_completion(body: CompletionRequest, context: Context) -> Response:
+    """Continue one or several prompts, at once or as a stream."""
+    head = context.head("cmpl", body.model)
+    generations = text_generations(body, context.limits, request_id=context.generation_id(head))
+    answers = [context.gateway.generate(generation) for generation in generations]
+    if body.stream:
+        events = await EventBatches(answers).open()
+        return EventStream(
+            events, CompletionFrames(head, include_usage=wants_usage(body)), request_id=context.request_id
+        )
+    return JsonResponse(completion(head, await collect(answers)))

@@ -1,0 +1,62 @@
+"""What a route knows besides its body: the gateway, the limits, and the request's names."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from app.gateway_port import GatewayPort
+from app.render import ResponseHead
+from app.schemas.errors import ErrorResponse
+from app.settings import LimitSettings
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorResponse, "description": "The request is wrong; `param` names the field."},
+    404: {"model": ErrorResponse, "description": "No such model or route."},
+    413: {"model": ErrorResponse, "description": "The body is over the limit."},
+    415: {"model": ErrorResponse, "description": "The body is not JSON."},
+    500: {"model": ErrorResponse, "description": "A failure of the server; try again, or report the `x-request-id`."},
+    503: {"model": ErrorResponse, "description": "No room now; `Retry-After` says when to come back (seconds)."},
+    504: {"model": ErrorResponse, "description": "The deadline has passed."},
+    "default": {"model": ErrorResponse, "description": "Any other error."},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteContext:
+    """The surroundings of one request.
+
+    Attributes:
+        moderation_model: public name of the classifier, None where there is none.
+        request_id: as answered in `x-request-id`; a client may repeat one.
+    """
+
+    gateway: GatewayPort
+    limits: LimitSettings
+    moderation_model: str | None
+    request_id: str
+
+    def head(self, prefix: str, model: str) -> ResponseHead:
+        """Return a new response id, the time, and the model's name."""
+        return ResponseHead(response_id=f"{prefix}-{uuid.uuid4().hex}", created_s=int(time.time()), model=model)
+
+    def generation_id(self, head: ResponseHead) -> str:
+        """Return a unique id that can be found by the client's: a client may send the same one twice."""
+        return f"{self.request_id}.{head.response_id.rpartition('-')[2][:12]}"
+
+
+async def _context(request: Request) -> RouteContext:  # a dependency that is no coroutine costs a thread hop
+    state = request.app.state
+    return RouteContext(
+        gateway=state.gateway,
+        limits=state.limits,
+        moderation_model=state.moderation_model,
+        request_id=request.state.request_id,
+    )
+
+
+Context = Annotated[RouteContext, Depends(_context)]

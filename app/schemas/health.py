@@ -1,0 +1,16 @@
+"""`GET /health`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from app.schemas.common import WireResponse
+
+
+class Health(WireResponse):
+    """Whether every base model has a replica that makes progress."""
+
+    status: Literal["ready", "unready"]
+    models: dict[str, str] = Field(description="For each base model `ready`, or one sentence on what is wrong.")

@@ -1,0 +1,27 @@
+"""`GET /v1/models`, to the letter, with two extensions: `parent` and `max_model_len`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from app.schemas.common import WireResponse
+
+
+class Model(WireResponse):
+    """One servable name."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Unix time in seconds at which the name was declared.")
+    owned_by: str = "antiphon"
+    parent: str | None = Field(default=None, description="Base model, where this is an adapter.")
+    max_model_len: int = Field(description="Context length in tokens.")
+
+
+class ModelList(WireResponse):
+    """Every servable name, bases before their adapters."""
+
+    object: Literal["list"] = "list"
+    data: list[Model]

@@ -1,0 +1,132 @@
+"""Several generations -> one sequence of batches of what is ready together.
+
+A batch becomes one write to the client: where the client or this process falls behind, writes get fewer and larger.
+What a slow client has not taken stays bounded here, and then holds up the gateway's iterator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from deployments.generation import Finished, GenerationEvent, TextDelta
+
+MAX_READY_EVENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEvent:
+    """An event of the answer at `index`."""
+
+    index: int
+    event: GenerationEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer."""
+
+    text: str
+    finished: Finished
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    index: int
+    error: Exception | None
+
+
+class EventBatches:
+    """Runs some generations side by side; closing it closes them all.
+
+    The first failure of any of them ends the whole.
+    """
+
+    def __init__(self, generations: Sequence[AsyncIterator[GenerationEvent]]) -> None:
+        self._generations = generations
+        self._ready: asyncio.Queue[ChoiceEvent | _Ended] = asyncio.Queue(MAX_READY_EVENTS)
+        self._held: list[ChoiceEvent | _Ended] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def open(self) -> Self:
+        """Start, and wait for the first event of every generation, so that errors before it have an HTTP status.
+
+        Raises:
+            Exception: what a generation raised before its first event; all are closed then.
+        """
+        self._tasks = [
+            asyncio.create_task(self._run(index, generation)) for index, generation in enumerate(self._generations)
+        ]
+        silent = set(range(len(self._generations)))
+        try:
+            while silent:
+                item = await self._ready.get()
+                if isinstance(item, _Ended) and item.error is not None:
+                    raise item.error
+                self._held.append(item)
+                silent.discard(item.index)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def batches(self) -> AsyncIterator[list[ChoiceEvent]]:
+        """Yield non-empty lists of events in order; raise what a generation raised, after the events before it."""
+        num_running = len(self._generations)
+        items, self._held = self._held, []
+        while True:
+            while not self._ready.empty():
+                items.append(self._ready.get_nowait())
+            batch = [item for item in items if isinstance(item, ChoiceEvent)]
+            ended = [item for item in items if isinstance(item, _Ended)]
+            if batch:
+                yield batch
+            for item in ended:
+                if item.error is not None:
+                    raise item.error
+            num_running -= len(ended)
+            if num_running == 0:
+                return
+            items = [await self._ready.get()]
+
+    async def close(self) -> None:
+        """End all generations and wait until they have let go of their requests; idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self, index: int, generation: AsyncIterator[GenerationEvent]) -> None:
+        error: Exception | None = None
+        try:
+            async for event in generation:
+                await self._ready.put(ChoiceEvent(index, event))
+        except Exception as caught:  # noqa: BLE001 - carried to the reader, which raises it
+            error = caught
+        finally:
+            if hasattr(generation, "aclose"):
+                await generation.aclose()
+        await self._ready.put(_Ended(index, error))
+
+
+async def collect(generations: Sequence[AsyncIterator[GenerationEvent]]) -> list[Answer]:
+    """Run all generations to their ends and return the answers in order.
+
+    Raises:
+        Exception: what any of the generations raised; the others are closed then.
+    """
+    pieces: list[list[str]] = [[] for _ in generations]
+    finished: dict[int, Finished] = {}
+    events = EventBatches(generations)
+    try:
+        await events.open()
+        async for batch in events.batches():
+            for item in batch:
+                if isinstance(item.event, TextDelta):
+                    pieces[item.index].append(item.event.text)
+                elif isinstance(item.event, Finished):
+                    finished[item.index] = item.event
+    finally:
+        await events.close()
+    return [Answer(text="".join(texts), finished=finished[index]) for index, texts in enumerate(pieces)]

@@ -1,0 +1,168 @@
+"""A validated request -> `GenerationRequest`s; checks the bounds that the settings choose.
+
+Pure and total: the same body, ids and seeds give the same requests, and every failure is a `RequestError`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from engine.errors import RequestError
+from engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from app.schemas.chat import ChatCompletionRequest
+    from app.schemas.common import SamplingFields
+    from app.schemas.completions import CompletionRequest
+    from app.schemas.moderations import ModerationRequest
+    from app.settings import LimitSettings
+
+SeedSource = Callable[[], int]
+
+_SEED_MASK = 2**64 - 1
+
+
+def random_seed() -> int:
+    """Draw a seed of 64 bits for a request that names none."""
+    return secrets.randbits(64)
+
+
+def chat_generation(
+    body: ChatCompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
+) -> GenerationRequest:
+    """Return what one chat completion asks of the gateway. `developer` turns go to the template as `system`."""
+    if len(body.messages) > limits.max_messages:
+        raise RequestError(
+            f"'messages' has {len(body.messages)} items; at most {limits.max_messages} are allowed.", field="messages"
+        )
+    turns = tuple(
+        ChatMessage(
+            role="system" if message.role == "developer" else message.role, content=message.to_text(), name=message.name
+        )
+        for message in body.messages
+    )
+    _check_chars(sum(len(turn.content) for turn in turns), limits, field="messages")
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise RequestError(
+            "'max_tokens' is the older name of 'max_completion_tokens'; set one of them.", field="max_tokens"
+        )
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    return _generation(body, ChatPrompt(messages=turns), limits, max_tokens, request_id, _seed(body, draw_seed))
+
+
+def text_generations(
+    body: CompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
+) -> tuple[GenerationRequest, ...]:
+    """Return one request for each prompt of a text completion, in order; all draw from one seed."""
+    prompts = _prompts(body.prompt)
+    if len(prompts) > limits.max_prompts:
+        raise RequestError(
+            f"'prompt' has {len(prompts)} prompts; at most {limits.max_prompts} are allowed.", field="prompt"
+        )
+    _check_chars(sum(len(p.text) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
+    _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
+    seed = _seed(body, draw_seed)
+    return tuple(
+        _generation(body, prompt, limits, body.max_tokens, f"{request_id}-{index}", seed)
+        for index, prompt in enumerate(prompts)
+    )
+
+
+def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[str, ...]:
+    """Return the texts to judge, in order."""
+    items = [body.input] if isinstance(body.input, str) else body.input
+    texts = tuple(item if isinstance(item, str) else item.text for item in items)
+    if not texts:
+        raise RequestError("'input' must not be empty.", field="input")
+    if len(texts) > limits.max_prompts:
+        raise RequestError(f"'input' has {len(texts)} texts; at most {limits.max_prompts} are allowed.", field="input")
+    _check_chars(sum(map(len, texts)), limits, field="input")
+    return texts
+
+
+def wants_usage(body: SamplingFields) -> bool:
+    """Tell whether a stream ends with a chunk of token counts."""
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Prompt, ...]:
+    if isinstance(prompt, str):
+        return (TextPrompt(text=prompt),)
+    if _is_token_ids(prompt):
+        return (TokenPrompt(token_ids=tuple(prompt)),)
+    return tuple(
+        TextPrompt(text=item) if isinstance(item, str) else TokenPrompt(token_ids=tuple(item))
+        for item in cast("list[str] | list[list[int]]", prompt)
+    )
+
+
+def _is_token_ids(prompt: list[str] | list[int] | list[list[int]]) -> TypeGuard[list[int]]:
+    return isinstance(prompt[0], int)
+
+
+def _seed(body: SamplingFields, draw_seed: SeedSource) -> int:
+    return (body.seed if body.seed is not None else draw_seed()) & _SEED_MASK
+
+
+def _check_chars(num_chars: int, limits: LimitSettings, *, field: str) -> None:
+    if num_chars > limits.max_prompt_chars:
+        raise RequestError(
+            f"'{field}' has {num_chars} characters or token ids; at most {limits.max_prompt_chars} are allowed.",
+            field=field,
+        )
+
+
+def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...]:
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stop) > limits.max_stop_strings:
+        raise RequestError(
+            f"'stop' has {len(stop)} strings; at most {limits.max_stop_strings} are allowed.", field="stop"
+        )
+    for index, text in enumerate(stop):
+        if not 1 <= len(text) <= limits.max_stop_chars:
+            field = "stop" if isinstance(body.stop, str) else f"stop[{index}]"
+            raise RequestError(
+                f"'{field}' has {len(text)} characters; from 1 to {limits.max_stop_chars} are allowed.", field=field
+            )
+    return tuple(dict.fromkeys(stop))
+
+
+def _generation(
+    body: SamplingFields, prompt: Prompt, limits: LimitSettings, max_tokens: int | None, request_id: str, seed: int
+) -> GenerationRequest:
+    if body.n not in (None, 1):
+        raise RequestError("'n' above 1 is not supported by this server.", field="n", code="unsupported_parameter")
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("'stream_options' needs 'stream' to be true.", field="stream_options")
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise RequestError(
+            f"'min_tokens' ({body.min_tokens}) must be at most the tokens of the answer ({max_tokens}).",
+            field="min_tokens",
+        )
+    params = SamplingParams(
+        max_tokens=max_tokens or 1,  # the gateway overwrites it once it knows the prompt's length
+        min_tokens=body.min_tokens or 0,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        seed=seed,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+    )
+    return GenerationRequest(
+        request_id=request_id,
+        model=body.model,
+        prompt=prompt,
+        params=params,
+        max_tokens=max_tokens,
+        stop=_stop_strings(body, limits),
+        salt=body.cache_salt or "",
+        priority=body.priority or 0,
+    )
