@@ -117,6 +117,11 @@ class AdapterPool:
             self._slots.pin(digest)
             return True
 
+    def waits_for_slot(self, digest: AdapterDigest) -> bool:
+        """Return whether the adapter lies in host memory and every slot of the device is taken."""
+        with self._lock:
+            return digest not in self._slots and self._host.get(digest) is not None
+
     def unpin(self, digest: AdapterDigest) -> None:
         """Undo one `try_pin` that returned True."""
         with self._lock:
@@ -139,6 +144,10 @@ class AdapterPool:
         if weights is None:
             raise EngineError(f"adapter {digest} runs in a batch without being on the device")
         return weights
+
+    def num_resident(self) -> int:
+        """Return how many adapters are usable on the device now."""
+        return len(self._weights_by_digest)
 
     def residency(self) -> Residency:
         """Return a snapshot of what is where."""

@@ -25,6 +25,8 @@ class EngineConfig:
         kv_cache_bytes: size of the KV cache; None: on a CPU a share of free memory, on a GPU what
             `gpu_memory_fraction` leaves.
         gpu_memory_fraction: share of the device's memory this engine may use.
+        max_prefill_tokens_with_decodes: bound on the prefill tokens of a step that also decodes, so that a long prompt
+            does not stall running streams; None for the whole budget.
         enable_prefix_cache: share full blocks between requests with equal prefixes.
         max_queued_requests: waiting requests beyond which new ones are refused with `OverloadError`.
         max_adapter_rank: adapters of a higher rank are refused at load.
@@ -42,6 +44,7 @@ class EngineConfig:
     block_tokens: int = 16
     kv_cache_bytes: int | None = None
     gpu_memory_fraction: float = 0.9
+    max_prefill_tokens_with_decodes: int | None = None
     enable_prefix_cache: bool = True
     max_queued_requests: int = 512
     max_adapter_rank: int = 128
@@ -73,3 +76,4 @@ class ResolvedConfig:
     max_adapter_rank: int
     max_device_adapters: int
     max_host_adapters: int
+    max_prefill_tokens_with_decodes: int | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from adapters.identity import AdapterDigest
+from engine.metrics import StepTimes
 from engine.step import StepPlan, StepResult
 
 
@@ -23,6 +24,10 @@ class AdapterGate(Protocol):
         """Pin the adapter on the device for one running request, or return False: still loading, or no slot free."""
         ...
 
+    def waits_for_slot(self, digest: AdapterDigest) -> bool:
+        """Whether the adapter is loaded and only a free slot on the device is missing."""
+        ...
+
     def unpin(self, digest: AdapterDigest) -> None:
         """Undo one `try_pin` that returned True."""
         ...
@@ -32,8 +37,21 @@ class AdapterGate(Protocol):
         ...
 
 
+class ResidencyReport(Protocol):
+    """What a snapshot tells of adapters."""
+
+    def num_resident(self) -> int:
+        """Return how many adapters are usable on the device now; any thread."""
+        ...
+
+
 class StepRunner(Protocol):
     """Owns device memory and executes plans in order; all calls come from the engine's thread."""
+
+    @property
+    def times(self) -> StepTimes:
+        """Return the seconds spent in each part so far."""
+        ...
 
     def submit(self, plan: StepPlan) -> None:
         """Enqueue the forward pass and the sampling of one plan."""

@@ -1,0 +1,215 @@
+"""The loop: plan, run, commit, emit. Requests and cancellations come from any thread, everything else happens on one.
+
+One request's failure is an emission; a failure of the device ends the engine, and with it every request.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.config import ResolvedConfig
+from engine.errors import EngineError, OverloadError
+from engine.metrics import EngineSnapshot, StepTimes
+from engine.ports import ResidencyReport, StepRunner
+from engine.request import Emission, Request, RequestId
+from engine.scheduler import Scheduler
+
+_logger = logging.getLogger(__name__)
+
+IDLE_POLL_S = 0.5
+"""How long an idle engine sleeps at most; work wakes it at once, deadlines of waiting requests within this time."""
+
+MAX_RETRY_AFTER_S = 120.0
+
+
+class Engine:
+    """A scheduler and a runner, joined by a loop.
+
+    Args:
+        residency: counts resident adapters, for the snapshot.
+        close: called once as `run` returns, to end background threads and free memory.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        *,
+        residency: ResidencyReport,
+        close: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self._scheduler = scheduler
+        self._runner = runner
+        self._residency = residency
+        self._close = close
+        self._clock = clock
+        self._wake = threading.Condition()
+        self._inbox: deque[Request | RequestId] = deque()
+        self._num_queued = 0
+        self._is_stopping = False
+        self._error: str | None = None
+        self._times = StepTimes()
+        self._num_steps = 0
+        self._num_ended = 0
+        self._busy_s = 0.0
+        self._last_progress_s = clock()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine accepts requests."""
+        return self._error is None and not self._is_stopping
+
+    def add(self, request: Request) -> None:
+        """Queue a request; any thread.
+
+        Raises:
+            RequestError: it can never be served here.
+            OverloadError: the queue is full; `retry_after_s` is an estimate from the requests finished so far.
+            EngineError: the engine has ended.
+        """
+        self._scheduler.validate(request)
+        with self._wake:
+            if not self.is_alive:
+                raise EngineError(self._error or "The engine is shutting down.")
+            num_waiting = self._num_queued + self._scheduler.num_waiting
+            # Rows that are free now will be given to the first of those who wait.
+            room = self.config.max_queued_requests + self.config.max_num_seqs - self._scheduler.num_running
+            if num_waiting >= room:
+                raise OverloadError(
+                    f"{num_waiting} requests are waiting already, the most that this replica queues.",
+                    retry_after_s=self._retry_after_s(num_waiting),
+                )
+            self._inbox.append(request)
+            self._num_queued += 1
+            self._wake.notify()
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request before the next step; any thread. An id that is not alive is ignored."""
+        with self._wake:
+            self._inbox.append(request_id)
+            self._wake.notify()
+
+    def wake(self) -> None:
+        """Look at the waiting requests again; any thread. An adapter has arrived, or failed to."""
+        with self._wake:
+            self._wake.notify()
+
+    def step(self) -> list[Emission]:
+        """Run one step and return what it brought; empty where nothing can run. The engine's thread only.
+
+        Raises:
+            EngineError: the device failed; `run` ends every live request.
+        """
+        started = self._clock()
+        self._read_inbox()
+        plan = self._scheduler.plan()
+        planned = self._clock()
+        self._times.schedule_s += planned - started
+        if plan is None:
+            return self._count(self._scheduler.drain())
+        self._runner.submit(plan)
+        result = self._runner.collect()
+        ran = self._clock()
+        emissions = self._scheduler.commit(plan, result)
+        self._num_steps += 1
+        self._last_progress_s = self._clock()
+        self._times.emit_s += self._last_progress_s - ran
+        self._busy_s += self._last_progress_s - started
+        return self._count(emissions)
+
+    def run(self, on_emissions: Callable[[list[Emission]], None]) -> None:
+        """Step until `stop`, handing over each step's emissions; sleeps while there is nothing to do."""
+        try:
+            while not self._is_stopping:
+                emissions = self.step()
+                if emissions:
+                    on_emissions(emissions)
+                elif not self._scheduler.num_running:
+                    self._sleep()
+            self._finish(on_emissions, "The engine is shutting down.")
+        except Exception as error:
+            # The thread's border: unseen, clients would wait for ever on an engine that no longer steps.
+            _logger.exception("the engine has failed")
+            self._finish(on_emissions, f"The engine has failed ({type(error).__name__}).")
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Make `run` return after the step under way; live requests end with FAILED. Any thread."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+
+    def snapshot(self, *, drain_timings: bool = False) -> EngineSnapshot:
+        """Return the engine's numbers; any thread. With `drain_timings` the timings are handed over once."""
+        counters = self._scheduler.counters
+        timings = []
+        while drain_timings and counters.timings:
+            timings.append(counters.timings.popleft())
+        runner_times = self._runner.times
+        return EngineSnapshot(
+            is_alive=self.is_alive,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting + self._num_queued,
+            num_steps=self._num_steps,
+            last_progress_s=self._last_progress_s,
+            kv_usage=self._scheduler.kv_usage,
+            num_blocks=self.config.num_blocks,
+            block_tokens=self.config.block_tokens,
+            prefix_queries=counters.prefix_queries,
+            prefix_hits=counters.prefix_hits,
+            prompt_tokens=counters.prompt_tokens,
+            generation_tokens=counters.generation_tokens,
+            num_preemptions=counters.num_preemptions,
+            ended_by_reason=dict(counters.ended_by_reason),
+            step_times=replace(
+                self._times,
+                prepare_s=runner_times.prepare_s,
+                forward_s=runner_times.forward_s,
+                sample_s=runner_times.sample_s,
+            ),
+            num_resident_adapters=self._residency.num_resident(),
+            timings=tuple(timings),
+        )
+
+    def _read_inbox(self) -> None:
+        with self._wake:
+            entries, self._inbox = self._inbox, deque()
+            self._num_queued = 0
+            for entry in entries:
+                if isinstance(entry, Request):
+                    self._scheduler.add(entry)
+                else:
+                    self._scheduler.cancel(entry)
+
+    def _sleep(self) -> None:
+        with self._wake:
+            if not self._inbox and not self._is_stopping:
+                self._wake.wait(IDLE_POLL_S)
+        self._last_progress_s = self._clock()
+
+    def _finish(self, on_emissions: Callable[[list[Emission]], None], reason: str) -> None:
+        with self._wake:
+            self._error = self._error or reason
+        self._read_inbox()
+        self._scheduler.fail_all(reason)
+        emissions = self._scheduler.drain()
+        if emissions:
+            on_emissions(emissions)
+
+    def _count(self, emissions: list[Emission]) -> list[Emission]:
+        self._num_ended += sum(emission.finish_reason is not None for emission in emissions)
+        return emissions
+
+    def _retry_after_s(self, num_waiting: int) -> float:
+        """Estimate when half of the queue will be gone, from the rate at which requests ended while there was work."""
+        rate = self._num_ended / self._busy_s if self._busy_s > 0 and self._num_ended else 1.0
+        return min(MAX_RETRY_AFTER_S, max(1.0, num_waiting / 2 / rate))

@@ -1,0 +1,77 @@
+"""A request from its arrival to its end, as the scheduler keeps it: a few integers, its blocks and its block names.
+
+    0 <= num_computed <= num_tokens = len(prompt) + len(output)
+
+Tokens before `num_computed` are in the cache. Pre-emption sets it to 0 and keeps everything else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.blocks import BlockId
+from engine.prefix_index import BlockName, child_name, root_name
+from engine.request import FinishReason, Request
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveRequest:
+    """Mutable state of one request; the scheduler's alone.
+
+    Attributes:
+        arrival: counts up; who came first is served first among equal priorities.
+        queued_at_s, admitted_at_s, first_token_at_s: monotonic times for the timeline; None until they happen.
+        row: index in the runner's buffers while the request runs, None while it waits.
+        num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
+        num_skips: plans in which the request could have been admitted but for a slot for its adapter.
+        last_step: the last step that computed something for it.
+        names: names of its leading full blocks, as far as they were needed.
+    """
+
+    request: Request
+    arrival: int
+    queued_at_s: float
+    queued_at_step: int
+    output_ids: list[int]
+    row: int | None = None
+    num_computed: int = 0
+    num_cached_tokens: int | None = None
+    num_skips: int = 0
+    last_step: int = 0
+    admitted_at_s: float | None = None
+    first_token_at_s: float | None = None
+    blocks: list[BlockId] = field(default_factory=list)
+    names: list[BlockName] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far."""
+        return len(self.request.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_wanted(self) -> int:
+        """Known tokens that are not in the cache yet; 1 is a decode, more is a prefill."""
+        return self.num_tokens - self.num_computed
+
+    def names_of(self, num_blocks: int, block_tokens: int) -> list[BlockName]:
+        """Return the names of the first `num_blocks` blocks, all of which must be full of known tokens."""
+        prompt = self.request.prompt_ids
+        parent = self.names[-1] if self.names else root_name(self.request.adapter, self.request.salt)
+        while len(self.names) < num_blocks:
+            start = len(self.names) * block_tokens
+            end = start + block_tokens
+            ids = [*prompt[start:end], *self.output_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]]
+            parent = child_name(parent, ids)
+            self.names.append(parent)
+        return self.names[:num_blocks]
+
+    def finish_after(self, token_id: int, eos_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
+        """Return why the request ends with its newest output token, or None."""
+        params = self.request.params
+        num_output = len(self.output_ids)
+        is_stop = token_id in params.stop_token_ids or (token_id in eos_ids and not params.ignore_eos)
+        if is_stop and num_output >= params.min_tokens:
+            return FinishReason.STOP
+        if num_output >= params.max_tokens or self.num_tokens >= max_model_len:
+            return FinishReason.LENGTH
+        return None

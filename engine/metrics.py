@@ -1,0 +1,97 @@
+"""What the engine counts: plain numbers, exported by whoever hosts it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from engine.request import FinishReason
+
+if TYPE_CHECKING:
+    from engine.live_request import LiveRequest
+
+MAX_TIMINGS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTiming:
+    """Durations of one finished request, in seconds; None where it never got that far."""
+
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class SchedulerCounters:
+    """Counts since the start; only the engine's thread writes them.
+
+    Attributes:
+        prefix_queries, prefix_hits: tokens looked up in, and served from, the prefix cache.
+    """
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    num_preemptions: int = 0
+    ended_by_reason: dict[str, int] = field(default_factory=dict)
+    timings: deque[RequestTiming] = field(default_factory=lambda: deque(maxlen=MAX_TIMINGS))
+
+    def count_end(self, live: LiveRequest, reason: FinishReason, now_s: float) -> None:
+        """Count one ended request and keep its durations."""
+        self.ended_by_reason[reason.value] = self.ended_by_reason.get(reason.value, 0) + 1
+        admitted, first = live.admitted_at_s, live.first_token_at_s
+        self.timings.append(
+            RequestTiming(
+                queue_s=None if admitted is None else admitted - live.queued_at_s,
+                prefill_s=None if admitted is None or first is None else first - admitted,
+                decode_s=None if first is None else now_s - first,
+                num_prompt_tokens=len(live.request.prompt_ids),
+                num_output_tokens=len(live.output_ids),
+            )
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class StepTimes:
+    """Seconds spent in each part of all steps so far."""
+
+    schedule_s: float = 0.0
+    prepare_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+    emit_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSnapshot:
+    """The engine at one moment; counts are since its start.
+
+    Attributes:
+        last_progress_s: monotonic time at which the last step ended, or at which the engine was last idle.
+        kv_usage: share of the cache's blocks held by requests, 0 to 1.
+        prefix_queries, prefix_hits: in tokens.
+        timings: requests that ended since the previous snapshot that drained them.
+    """
+
+    is_alive: bool
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    last_progress_s: float
+    kv_usage: float
+    num_blocks: int
+    block_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    prompt_tokens: int
+    generation_tokens: int
+    num_preemptions: int
+    ended_by_reason: dict[str, int]
+    step_times: StepTimes
+    num_resident_adapters: int
+    timings: tuple[RequestTiming, ...] = ()

@@ -1,0 +1,72 @@
+"""Names of full blocks, so that a prefix is computed once and shared exactly when it may be.
+
+    name(block i) = SHA-256(name(block i-1), tokens of block i)
+    name(block -1) = SHA-256(adapter digest, salt), each tagged and prefixed with its length
+
+Two requests share a block only if everything that its content depends on is equal: all tokens up to its end, the
+adapter, and the tenant's salt. A cryptographic hash, for a collision would serve one tenant another's content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import NewType
+
+from adapters.identity import AdapterDigest
+from engine.blocks import BlockId, BlockPool
+
+BlockName = NewType("BlockName", bytes)
+
+
+def root_name(adapter: AdapterDigest | None, salt: str) -> BlockName:
+    """Return the name that chains of this adapter and salt begin with."""
+    digest = hashlib.sha256(b"antiphon-prefix-1")
+    for tag, value in ((b"A", adapter), (b"S", salt)):
+        encoded = b"" if value is None else value.encode("utf-8", "surrogatepass")
+        digest.update(tag + struct.pack("<?Q", value is not None, len(encoded)) + encoded)
+    return BlockName(digest.digest())
+
+
+def child_name(parent: BlockName, token_ids: Sequence[int]) -> BlockName:
+    """Return the name of the full block that follows `parent` and holds `token_ids`."""
+    return BlockName(hashlib.sha256(parent + struct.pack(f"<Q{len(token_ids)}q", len(token_ids), *token_ids)).digest())
+
+
+class PrefixIndex:
+    """Which block holds which name; at most one block for a name, at most one name for a block."""
+
+    def __init__(self) -> None:
+        self._block_by_name: dict[BlockName, BlockId] = {}
+        self._name_by_block: dict[BlockId, BlockName] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_by_name)
+
+    def match(self, names: Sequence[BlockName]) -> list[BlockId]:
+        """Return the blocks of the longest indexed prefix of `names`."""
+        blocks = []
+        for name in names:
+            block = self._block_by_name.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def insert(self, name: BlockName, block: BlockId) -> None:
+        """Index a full, computed block; the first block of a name keeps it."""
+        if name not in self._block_by_name and block not in self._name_by_block:
+            self._block_by_name[name] = block
+            self._name_by_block[block] = name
+
+    def evict(self, block: BlockId) -> None:
+        """Forget what the block held; it is about to be overwritten."""
+        name = self._name_by_block.pop(block, None)
+        if name is not None:
+            del self._block_by_name[name]
+
+    def check(self, pool: BlockPool) -> None:
+        """Raise AssertionError unless names and blocks are one to one and inside the pool."""
+        assert {b: n for n, b in self._block_by_name.items()} == self._name_by_block, "names and blocks disagree"
+        assert all(0 <= block < pool.num_blocks for block in self._name_by_block), "a block outside the pool is indexed"
