@@ -121,6 +121,9 @@ class HostCache:
         """Host memory held, in bytes."""
         return self._num_bytes
 
+    def __contains__(self, digest: AdapterDigest) -> bool:
+        return digest in self._entry_by_digest
+
     def __len__(self) -> int:
         return len(self._entry_by_digest)
 

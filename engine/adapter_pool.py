@@ -51,7 +51,7 @@ class Residency:
 
 
 class AdapterPool:
-    """The adapters of one engine; an `engine.ports.AdapterGate` and an `engine.lora.ResidentAdapters`.
+    """The adapters of one engine; an `engine.ports.AdapterGate`, a `ResidencyReport` and an `engine.lora.ResidentAdapters`.
 
     Thread-safe. No method blocks or touches a disk, save `close`.
 
@@ -120,7 +120,7 @@ class AdapterPool:
     def waits_for_slot(self, digest: AdapterDigest) -> bool:
         """Return whether the adapter lies in host memory and every slot of the device is taken."""
         with self._lock:
-            return digest not in self._slots and self._host.get(digest) is not None
+            return digest not in self._slots and digest in self._host
 
     def unpin(self, digest: AdapterDigest) -> None:
         """Undo one `try_pin` that returned True."""
@@ -144,6 +144,10 @@ class AdapterPool:
         if weights is None:
             raise EngineError(f"adapter {digest} runs in a batch without being on the device")
         return weights
+
+    def num_resident(self) -> int:
+        """Return how many adapters are usable on the device now."""
+        return len(self._weights_by_digest)
 
     def num_resident(self) -> int:
         """Return how many adapters are usable on the device now."""

@@ -99,6 +99,9 @@ def test_pinned_adapters_hold_their_slots_and_a_freed_one_goes_to_whoever_waits(
     pool.prepare(three.digest)
     bench.wait_until(lambda: pool.residency().host == 3)
     assert not pool.try_pin(three.digest)
+    assert pool.waits_for_slot(three.digest)
+    assert not pool.waits_for_slot(one.digest)
+    assert pool.num_resident() == 2
     pool.unpin(one.digest)
     assert pool.try_pin(three.digest)
     assert pool.residency().device == {two.digest, three.digest}
