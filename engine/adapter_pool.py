@@ -51,7 +51,7 @@ class Residency:
 
 
 class AdapterPool:
-    """The adapters of one engine; an `engine.ports.AdapterGate`, a `ResidencyReport` and an `engine.lora.ResidentAdapters`.
+    """The adapters of one engine; `engine.ports.AdapterGate`, `ResidencyReport` and `engine.lora.ResidentAdapters`.
 
     Thread-safe. No method blocks or touches a disk, save `close`.
 
@@ -144,10 +144,6 @@ class AdapterPool:
         if weights is None:
             raise EngineError(f"adapter {digest} runs in a batch without being on the device")
         return weights
-
-    def num_resident(self) -> int:
-        """Return how many adapters are usable on the device now."""
-        return len(self._weights_by_digest)
 
     def num_resident(self) -> int:
         """Return how many adapters are usable on the device now."""
