@@ -1,0 +1,204 @@
+"""What one streamed answer looked like from the client's side, and what many of them amount to.
+
+Pure: standard library only; no clock is read here. All times are milliseconds from the moment the request was sent,
+except `started_s`.
+
+    sent          first text       ...  text events  ...        last text   [DONE]
+     |---- ttft ----|-- gap --|-- gap --|                           |         |
+                    |------------- tpot x (tokens - 1) -------------|
+     |------------------------------ end_ms ----------------------------------|
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One request and the answer that streamed back.
+
+    Attributes:
+        workload: label of the kind of request.
+        model: name that was asked for.
+        started_s: Unix time at which the request was sent.
+        status: HTTP status; 0 where there was none.
+        error: None where the answer came whole, with its end mark; else one line that says what happened.
+        event_ms: arrival of every event that carried text. One event may carry several tokens.
+        end_ms: arrival of the end of the stream.
+        prompt_tokens, cached_tokens, completion_tokens: from the usage chunk; 0 without one.
+    """
+
+    workload: str
+    model: str
+    started_s: float
+    status: int
+    error: str | None
+    event_ms: list[float] = field(default_factory=list)
+    end_ms: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    finish_reason: str | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the whole answer arrived."""
+        return self.error is None
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Time to the first text, None where no text came."""
+        return self.event_ms[0] if self.event_ms else None
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean time of each output token after the first, None with fewer than two."""
+        if len(self.event_ms) < 2 or self.completion_tokens < 2:
+            return None
+        return (self.event_ms[-1] - self.event_ms[0]) / (self.completion_tokens - 1)
+
+    @property
+    def gaps_ms(self) -> list[float]:
+        """Times between neighbouring text events (inter-token latency, where an event is a token)."""
+        return [later - earlier for earlier, later in pairwise(self.event_ms)]
+
+    def to_json(self) -> str:
+        """Return one line of JSON, times rounded to a microsecond."""
+        fields = asdict(self)
+        fields["event_ms"] = [round(time_ms, 3) for time_ms in self.event_ms]
+        return json.dumps(fields, ensure_ascii=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slo:
+    """What a user of the service should see at worst; None is no bound."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+
+    def is_met_by(self, exchange: Exchange) -> bool:
+        """Say whether the answer came whole and inside both bounds; an answer too short for a TPOT has none to miss."""
+        ttft_ms, tpot_ms = exchange.ttft_ms, exchange.tpot_ms
+        if not exchange.is_ok or ttft_ms is None:
+            return False
+        is_first_in_time = self.ttft_ms is None or ttft_ms <= self.ttft_ms
+        return is_first_in_time and (self.tpot_ms is None or tpot_ms is None or tpot_ms <= self.tpot_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Percentiles of one quantity; NaN where there was nothing to measure."""
+
+    p50: float
+    p90: float
+    p99: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What a run amounts to.
+
+    Attributes:
+        users: requests kept open at once.
+        window_s: seconds over which rates are taken; events after it count in latencies only.
+        requests_per_s: whole answers that ended inside the window, by its length.
+        output_tokens_per_s: tokens that arrived inside the window, by its length.
+        goodput_per_s, goodput_share: answers inside the SLO, by the window and by all that were asked for.
+    """
+
+    label: str
+    users: int
+    window_s: float
+    num_requests: int
+    num_errors: int
+    requests_per_s: float
+    output_tokens_per_s: float
+    ttft_ms: Spread
+    itl_ms: Spread
+    tpot_ms: Spread
+    e2e_ms: Spread
+    goodput_per_s: float
+    goodput_share: float
+    cached_share: float
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Return the value below which a share (0 to 1) lies, linear between neighbours; NaN for no values."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Return the percentiles of the values."""
+    found = sorted(values)
+    return Spread(
+        p50=percentile(found, 0.5),
+        p90=percentile(found, 0.9),
+        p99=percentile(found, 0.99),
+        highest=found[-1] if found else math.nan,
+    )
+
+
+def tokens_by_time(exchange: Exchange, origin_s: float) -> list[tuple[float, float]]:
+    """Return (seconds since origin, tokens) of each text event; the answer's tokens are shared out evenly."""
+    if not exchange.event_ms:
+        return []
+    share = max(exchange.completion_tokens, 1) / len(exchange.event_ms)
+    offset_s = exchange.started_s - origin_s
+    return [(offset_s + time_ms / 1000, share) for time_ms in exchange.event_ms]
+
+
+def summarise(
+    exchanges: Sequence[Exchange], *, label: str, users: int, window_s: float | None = None, slo: Slo | None = None
+) -> Summary:
+    """Return what the exchanges amount to; without a window the time from the first start to the last end is taken.
+
+    Raises:
+        ValueError: there are no exchanges.
+    """
+    if not exchanges:
+        raise ValueError(f"no request was recorded for {label!r}")
+    slo = slo or Slo()
+    origin_s = min(exchange.started_s for exchange in exchanges)
+    if window_s is None:
+        window_s = max(exchange.started_s + exchange.end_ms / 1000 for exchange in exchanges) - origin_s
+    window_s = max(window_s, 1e-9)
+    end_s = origin_s + window_s
+    whole = [exchange for exchange in exchanges if exchange.is_ok]
+    in_window = [exchange for exchange in whole if exchange.started_s + exchange.end_ms / 1000 <= end_s + 1e-9]
+    tokens = sum(share for e in exchanges for at_s, share in tokens_by_time(e, origin_s) if at_s <= window_s + 1e-9)
+    prompt_tokens = sum(exchange.prompt_tokens for exchange in whole)
+    return Summary(
+        label=label,
+        users=users,
+        window_s=window_s,
+        num_requests=len(exchanges),
+        num_errors=len(exchanges) - len(whole),
+        requests_per_s=len(in_window) / window_s,
+        output_tokens_per_s=tokens / window_s,
+        ttft_ms=spread(e.ttft_ms for e in whole if e.ttft_ms is not None),
+        itl_ms=spread(gap for e in whole for gap in e.gaps_ms),
+        tpot_ms=spread(e.tpot_ms for e in whole if e.tpot_ms is not None),
+        e2e_ms=spread(e.end_ms for e in whole),
+        goodput_per_s=sum(slo.is_met_by(e) for e in in_window) / window_s,
+        goodput_share=sum(slo.is_met_by(e) for e in exchanges) / len(exchanges),
+        cached_share=sum(e.cached_tokens for e in whole) / prompt_tokens if prompt_tokens else 0.0,
+    )
+
+
+def read_exchanges(path: Path) -> list[Exchange]:
+    """Read a file of lines that `Exchange.to_json` wrote."""
+    with path.open(encoding="utf-8") as lines:
+        return [Exchange(**json.loads(line)) for line in lines if line.strip()]

@@ -1,0 +1,85 @@
+"""The pictures of a load test: distributions of TTFT and of gaps, and throughput over time. Matplotlib, to files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from loadtest.measure import Exchange, tokens_by_time
+
+Runs = Mapping[str, Sequence[Exchange]]
+"""Label of a run -> what was recorded of it."""
+
+
+def cdf_points(values: Sequence[float]) -> tuple[list[float], list[float]]:
+    """Return the sorted values and, for each, the share of values up to it."""
+    ordered = sorted(values)
+    return ordered, [(place + 1) / len(ordered) for place in range(len(ordered))]
+
+
+def tokens_in_bins(exchanges: Sequence[Exchange], bin_s: float = 1.0) -> list[float]:
+    """Return output tokens a second in each bin since the first request was sent."""
+    if not exchanges:
+        return []
+    origin_s = min(exchange.started_s for exchange in exchanges)
+    points = [point for exchange in exchanges for point in tokens_by_time(exchange, origin_s)]
+    bins = [0.0] * max((ceil((at_s + 1e-9) / bin_s) for at_s, _ in points), default=0)
+    for at_s, tokens in points:
+        bins[int(at_s // bin_s)] += tokens / bin_s
+    return bins
+
+
+def draw_all(runs: Runs, folder: Path) -> list[Path]:
+    """Draw every picture and return the files."""
+    return [
+        _draw_cdf(
+            {label: [e.ttft_ms for e in found if e.ttft_ms is not None] for label, found in runs.items()},
+            "time to first text, ms",
+            folder / "ttft.png",
+        ),
+        _draw_cdf(
+            {label: [gap for e in found for gap in e.gaps_ms] for label, found in runs.items()},
+            "gap between text events, ms",
+            folder / "itl.png",
+        ),
+        _draw_throughput(runs, folder / "throughput.png"),
+    ]
+
+
+def _draw_cdf(values_by_label: Mapping[str, Sequence[float]], quantity: str, path: Path) -> Path:
+    _figure, axes = plt.subplots(figsize=(6, 4))
+    for label, values in values_by_label.items():
+        if values:
+            xs, ys = cdf_points(values)
+            axes.step(xs, ys, where="post", label=label)
+            axes.set_xscale("log")
+    axes.set_ylim(0, 1)
+    return _finish(axes, quantity, "share of all", path)
+
+
+def _draw_throughput(runs: Runs, path: Path) -> Path:
+    _figure, axes = plt.subplots(figsize=(6, 4))
+    for label, exchanges in runs.items():
+        heights = tokens_in_bins(exchanges)
+        axes.plot([place + 0.5 for place in range(len(heights))], heights, label=label)
+    axes.set_ylim(bottom=0)
+    return _finish(axes, "seconds since the start", "output tokens a second", path)
+
+
+def _finish(axes: Axes, x_label: str, y_label: str, path: Path) -> Path:
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(visible=True, alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    plt.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close("all")
+    return path

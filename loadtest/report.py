@@ -1,0 +1,176 @@
+"""Tables and the page of a load test, from what was measured; `python -m loadtest.report FOLDER` writes them again."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from loadtest.measure import Exchange, Slo, Summary, read_exchanges, summarise
+from loadtest.plots import Runs, draw_all
+
+COLUMNS = (
+    "run",
+    "requests",
+    "errors",
+    "requests/s",
+    "output tokens/s",
+    "TTFT p50 ms",
+    "TTFT p99 ms",
+    "ITL p50 ms",
+    "ITL p99 ms",
+    "longest gap ms",
+    "TPOT p50 ms",
+    "e2e p50 ms",
+    "e2e p99 ms",
+    "cached prompt tokens",
+    "goodput/s",
+    "inside SLO",
+)
+
+
+def row_of(summary: Summary) -> tuple[str, ...]:
+    """Return the cells of one run, in the order of `COLUMNS`."""
+    return (
+        summary.label,
+        str(summary.num_requests),
+        str(summary.num_errors),
+        number(summary.requests_per_s),
+        number(summary.output_tokens_per_s),
+        number(summary.ttft_ms.p50),
+        number(summary.ttft_ms.p99),
+        number(summary.itl_ms.p50),
+        number(summary.itl_ms.p99),
+        number(summary.itl_ms.highest),
+        number(summary.tpot_ms.p50),
+        number(summary.e2e_ms.p50),
+        number(summary.e2e_ms.p99),
+        f"{summary.cached_share:.0%}",
+        number(summary.goodput_per_s),
+        f"{summary.goodput_share:.0%}",
+    )
+
+
+def number(value: float) -> str:
+    """Return three digits that matter; a dash for what was not measured."""
+    if math.isnan(value):
+        return "-"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table whose columns line up in plain text too."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]
+        return f"| {' | '.join(padded)} |"
+
+    marks = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([line(header), line(marks), *(line(row) for row in rows)])
+
+
+def slo_text(slo: Slo) -> str:
+    """Return the objectives as one line."""
+    bounds = [("TTFT", slo.ttft_ms), ("TPOT", slo.tpot_ms)]
+    said = [f"{name} at most {number(bound)} ms" for name, bound in bounds if bound is not None]
+    return f"SLO: {', '.join(said)}." if said else "SLO: the whole answer arrives."
+
+
+def errors_by_text(exchanges: Sequence[Exchange]) -> list[tuple[str, int]]:
+    """Return what went wrong and how often, most frequent first."""
+    texts = [exchange.error for exchange in exchanges if exchange.error is not None]
+    return sorted(((text, texts.count(text)) for text in set(texts)), key=lambda item: (-item[1], item[0]))
+
+
+def write(folder: Path, runs: Runs, summaries: Sequence[Summary], slo: Slo) -> str:
+    """Write `table.md`, `report.html` and the pictures into a folder, and return the table."""
+    table = markdown_table(COLUMNS, [row_of(summary) for summary in summaries])
+    notes = [slo_text(slo)]
+    for label, exchanges in runs.items():
+        notes += [f"{label}: {times} x {text}" for text, times in errors_by_text(exchanges)]
+    (folder / "table.md").write_text(table + "\n\n" + "\n".join(notes) + "\n", encoding="utf-8")
+    pictures = draw_all(runs, folder)
+    (folder / "report.html").write_text(_page(summaries, notes, pictures, folder), encoding="utf-8")
+    return table + "\n\n" + "\n".join(notes)
+
+
+def _page(summaries: Sequence[Summary], notes: Sequence[str], pictures: Sequence[Path], folder: Path) -> str:
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(f"<{tag}>{escape(value)}</{tag}>" for value in values)
+
+    rows = "\n".join(f"<tr>{cells('td', row_of(summary))}</tr>" for summary in summaries)
+    said = "".join(f"<p>{escape(note)}</p>" for note in notes)
+    images = "\n".join(f'<img src="{escape(path.name)}" alt="{escape(path.stem)}">' for path in pictures)
+    pages = sorted(path.name for path in folder.glob("locust-*.html"))
+    links = ", ".join(f'<a href="{escape(name)}">{escape(name)}</a>' for name in pages)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Load test</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem; }}
+table {{ border-collapse: collapse; }}
+td, th {{ border-bottom: 1px solid #ccc; padding: 0.3rem 0.6rem; text-align: right; }}
+td:first-child, th:first-child {{ text-align: left; }}
+img {{ max-width: 32%; min-width: 20rem; }}
+</style>
+</head>
+<body>
+<h1>Load test</h1>
+<table>
+<tr>{cells("th", COLUMNS)}</tr>
+{rows}
+</table>
+{said}
+{images}
+<p>Locust's own pages: {links or "none"}.</p>
+</body>
+</html>
+"""
+
+
+def users_of(path: Path) -> int:
+    """Return the number of users that a file of records (`records-8.jsonl`) names."""
+    return int(path.stem.removeprefix("records-"))
+
+
+def write_folder(folder: Path, slo: Slo, window_s: float | None = None) -> str:
+    """Report on every file of records in a folder and return the table.
+
+    Raises:
+        ValueError: there is none, or one is empty.
+    """
+    files = sorted(folder.glob("records-*.jsonl"), key=users_of)
+    if not files:
+        raise ValueError(f"no records-*.jsonl in {folder}")
+    runs = {f"{users_of(path)} users": read_exchanges(path) for path in files}
+    summaries = [
+        summarise(exchanges, label=label, users=int(label.split()[0]), window_s=window_s, slo=slo)
+        for label, exchanges in runs.items()
+    ]
+    return write(folder, runs, summaries, slo)
+
+
+def main() -> None:
+    """Write the report of a folder again."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.report", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--slo-ttft-ms", type=float)
+    parser.add_argument("--slo-tpot-ms", type=float)
+    parser.add_argument("--seconds", type=float, help="window over which rates are taken; default: first to last event")
+    options = parser.parse_args()
+    slo = Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)
+    try:
+        print(write_folder(options.folder, slo, options.seconds))
+    except ValueError as failure:
+        raise SystemExit(f"loadtest.report: {failure}") from failure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Load a running server at rising numbers of users, headless, and leave a report.
+
+    python -m loadtest.run --host http://127.0.0.1:8000 --users 1,8,32 --seconds 20 --slo-ttft-ms 1000 --slo-tpot-ms 100
+
+leaves in the folder of `--out`: `table.md`, `report.html`, `ttft.png`, `itl.png`, `throughput.png`, and for each number
+of users Locust's page, its log and one line of JSON for every request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.measure import Slo
+from loadtest.report import write_folder
+from loadtest.stream_client import StreamClient, StreamError
+from loadtest.workloads import ChatMix, chat_asks, read_entries
+
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+OUT = Path(__file__).with_name("out")
+GRACE_S = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is run.
+
+    Attributes:
+        users: numbers of users, one run each.
+        seconds: length of each run; requests open at its end are waited for, and count in latencies only.
+        passed_on: further options for the users (`loadtest.users.options`).
+    """
+
+    host: str
+    users: tuple[int, ...]
+    seconds: int
+    out: Path
+    slo: Slo
+    passed_on: tuple[str, ...] = ()
+
+
+def parse(arguments: list[str] | None = None) -> Plan:
+    """Read the command line; what is not ours is passed on to Locust, which refuses what it does not know."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.run", description=__doc__)
+    parser.add_argument("--host", default="http://127.0.0.1:8000", help="base URL of the running server")
+    parser.add_argument("--users", type=_numbers, default=(1, 8, 32), help="numbers of users, by commas")
+    parser.add_argument("--seconds", type=int, default=20, help="length of each run")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
+    parser.add_argument("--slo-ttft-ms", type=float)
+    parser.add_argument("--slo-tpot-ms", type=float)
+    options, passed_on = parser.parse_known_args(arguments)
+    if options.seconds < 1:
+        parser.error(f"--seconds must be at least 1, not {options.seconds}")
+    return Plan(
+        host=options.host.rstrip("/"),
+        users=options.users,
+        seconds=options.seconds,
+        out=options.out,
+        slo=Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms),
+        passed_on=tuple(passed_on),
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    numbers = tuple(int(part) for part in text.split(","))
+    if min(numbers) < 1 or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError("numbers of users must be at least 1 and distinct")
+    return numbers
+
+
+def locust_command(plan: Plan, users: int) -> list[str]:
+    """Return the command of one run."""
+    bounds = [("--slo-ttft-ms", plan.slo.ttft_ms), ("--slo-tpot-ms", plan.slo.tpot_ms)]
+    return [
+        *(sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--host", plan.host),
+        *("--users", str(users), "--spawn-rate", str(users), "--run-time", f"{plan.seconds}s"),
+        *("--stop-timeout", str(GRACE_S), "--only-summary", "--exit-code-on-error", "0"),
+        *("--html", str(plan.out / f"locust-{users}.html"), "--records", str(plan.out / f"records-{users}.jsonl")),
+        *(part for name, bound in bounds if bound is not None for part in (name, str(bound))),
+        *plan.passed_on,
+    ]
+
+
+def warm_up(host: str) -> list[str]:
+    """Ask every served name once, so that no run pays for first loads; return the names.
+
+    Raises:
+        SystemExit: there is no server, or it does not answer.
+    """
+    client = StreamClient(host)
+    try:
+        names = [model.name for model in client.models()]
+        for name in names:
+            exchange = client.ask(next(chat_asks(ChatMix(models=(name,)), read_entries(), seed=-1, user=0)))
+            if not exchange.is_ok:
+                raise SystemExit(f"loadtest: {name} at {host} does not answer: {exchange.error}")
+    except (OSError, StreamError) as failure:
+        raise SystemExit(f"loadtest: no server answers at {host} ({failure}); start one with `make serve`") from failure
+    finally:
+        client.close()
+    return names
+
+
+def main() -> None:
+    """Run the plan and print the table."""
+    plan = parse()
+    plan.out.mkdir(parents=True, exist_ok=True)
+    for stale in [*plan.out.glob("records-*.jsonl"), *plan.out.glob("locust-*.html")]:
+        stale.unlink()
+    print(f"asking {', '.join(warm_up(plan.host))} at {plan.host}", flush=True)
+    for users in plan.users:
+        print(f"{users} users for {plan.seconds} s", flush=True)
+        log_path = plan.out / f"locust-{users}.log"
+        with log_path.open("w", encoding="utf-8") as log:
+            status = subprocess.run(
+                locust_command(plan, users), stdout=log, stderr=subprocess.STDOUT, timeout=plan.seconds + 2 * GRACE_S
+            ).returncode
+        if status != 0:
+            raise SystemExit(f"loadtest: locust ended with status {status}; see {log_path}")
+    print(write_folder(plan.out, plan.slo, plan.seconds))
+    print(f"\nreport: {plan.out / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""One streaming client for every load test: it asks, reads the answer as it comes and notes when each piece came.
+
+Speaks HTTP only and knows OpenAI's wire format, chat and text completions, and nothing of the server behind it. Works
+in greenlets (Locust's kind), one request of a client at a time for each of its connections.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from geventhttpclient import HTTPClient  # type: ignore[import-untyped, unused-ignore]
+from geventhttpclient.response import HTTPParseError  # type: ignore[import-untyped, unused-ignore]
+
+from loadtest.measure import Exchange
+from loadtest.sse import DONE, EventLines
+from loadtest.workloads import Ask
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """One entry of `/v1/models`; `parent` is the base of an adapter."""
+
+    name: str
+    parent: str | None
+
+
+class StreamError(RuntimeError):
+    """The answer did not come whole; the message says how it failed."""
+
+
+class _Reading:
+    """What has been read of one answer so far."""
+
+    def __init__(self, now_ms: Callable[[], float]) -> None:
+        self._now_ms = now_ms
+        self.status = 0
+        self.event_ms: list[float] = []
+        self.text: list[str] = []
+        self.usage: Mapping[str, Any] = {}
+        self.finish_reason: str | None = None
+
+    def read(self, response: Any) -> None:
+        """Read to the end mark.
+
+        Raises:
+            StreamError: an error status, an error event, a malformed event, or an end without the end mark.
+        """
+        self.status = response.status_code
+        if self.status != 200:
+            raise StreamError(f"HTTP {self.status}: {_message_of(response.read())}")
+        lines = EventLines()
+        while line := response.readline(b"\n"):
+            payload = lines.feed(line)
+            if payload == DONE:
+                response.read()
+                return
+            if payload is not None:
+                self._take(payload)
+        raise StreamError("the stream ended without [DONE]")
+
+    def _take(self, payload: str) -> None:
+        event = json.loads(payload)
+        if "error" in event:
+            raise StreamError(f"error event: {_error_text(event['error'])}")
+        self.usage = event.get("usage") or self.usage
+        for choice in event.get("choices", ()):
+            text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
+            if text:
+                self.event_ms.append(self._now_ms())
+                self.text.append(text)
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+
+class StreamClient:
+    """A client of one server, with kept connections.
+
+    Args:
+        host: base URL, such as `http://127.0.0.1:8000`.
+        concurrency: requests that greenlets may have open through this client at once.
+        timeout_s: silence on a connection after which a request counts as failed.
+    """
+
+    def __init__(
+        self, host: str, *, concurrency: int = 1, timeout_s: float = 300.0, api_key: str | None = None
+    ) -> None:
+        self._http = HTTPClient.from_url(
+            host, concurrency=concurrency, connection_timeout=CONNECT_TIMEOUT_S, network_timeout=timeout_s
+        )
+        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def ask(self, ask: Ask) -> Exchange:
+        """Send one request and read its answer to the end; whatever fails is told by `Exchange.error`."""
+        body = json.dumps(ask.body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
+        started_s, started = time.time(), time.perf_counter()
+
+        def now_ms() -> float:
+            return (time.perf_counter() - started) * 1000
+
+        reading, error = _Reading(now_ms), None
+        try:
+            with self._http.post(ask.path, body, self._headers) as response:
+                reading.read(response)
+        except StreamError as failure:
+            error = str(failure)
+        except (OSError, HTTPParseError, ValueError, KeyError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        details = reading.usage.get("prompt_tokens_details") or {}
+        return Exchange(
+            workload=ask.workload,
+            model=ask.model,
+            started_s=started_s,
+            status=reading.status,
+            error=error,
+            event_ms=reading.event_ms,
+            end_ms=now_ms(),
+            prompt_tokens=reading.usage.get("prompt_tokens", 0),
+            cached_tokens=details.get("cached_tokens") or 0,
+            completion_tokens=reading.usage.get("completion_tokens", 0),
+            finish_reason=reading.finish_reason,
+        )
+
+    def models(self) -> list[ServedModel]:
+        """Return what `/v1/models` lists.
+
+        Raises:
+            StreamError: the server answered with an error, or with something else than a list of models.
+            OSError: there is no server.
+        """
+        with self._http.get("/v1/models", self._headers) as response:
+            content = response.read()
+            if response.status_code != 200:
+                raise StreamError(f"GET /v1/models: HTTP {response.status_code}: {_message_of(content)}")
+        try:
+            return [ServedModel(name=item["id"], parent=item.get("parent")) for item in json.loads(content)["data"]]
+        except (ValueError, KeyError, TypeError) as failure:
+            raise StreamError("GET /v1/models did not answer with a list of models") from failure
+
+    def close(self) -> None:
+        """Close the kept connections."""
+        self._http.close()
+
+
+def _message_of(content: bytes) -> str:
+    try:
+        return _error_text(json.loads(content)["error"])
+    except (ValueError, KeyError, TypeError):
+        return content[:200].decode("utf-8", "replace")
+
+
+def _error_text(error: object) -> str:
+    return str(error.get("message")) if isinstance(error, dict) else str(error)

@@ -1,0 +1,100 @@
+"""A user who chats: asks, reads the stream to its end, asks again.
+
+Every request is one entry `chat` of Locust's statistics (end to end; its length is the number of output tokens) and
+entries `TTFT`, `ITL` (one for each gap), `TPOT`; with `--records` it is one line of a file besides.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any, TextIO
+
+from locust import User, constant, events, task
+
+from loadtest.measure import Exchange
+from loadtest.stream_client import StreamClient
+from loadtest.users.options import add_options, mix_of, slo_of
+from loadtest.workloads import chat_asks, read_entries
+
+
+class Observer:
+    """Where the exchanges of one process go: Locust's statistics, the goodput, and the file of records."""
+
+    def __init__(self, environment: Any) -> None:
+        self._environment = environment
+        self._slo = slo_of(environment.parsed_options)
+        self._num_asked = 0
+        self._num_in_slo = 0
+        path = environment.parsed_options.records
+        self._records: TextIO | None = Path(path).open("w", encoding="utf-8") if path else None  # noqa: SIM115
+        environment.events.quitting.add_listener(self.close)
+
+    def observe(self, exchange: Exchange) -> None:
+        """Take one exchange."""
+        self._num_asked += 1
+        self._num_in_slo += self._slo.is_met_by(exchange)
+        if self._records is not None:
+            self._records.write(exchange.to_json() + "\n")
+        self._fire("chat", exchange.model, exchange.end_ms, exchange.completion_tokens, exchange.error)
+        if exchange.ttft_ms is not None:
+            self._fire("TTFT", exchange.model, exchange.ttft_ms)
+        if exchange.tpot_ms is not None:
+            self._fire("TPOT", exchange.model, exchange.tpot_ms)
+        for gap_ms in exchange.gaps_ms:
+            self._fire("ITL", exchange.model, gap_ms)
+
+    def close(self, **_event: object) -> None:
+        """Close the file and say the goodput."""
+        if self._records is not None:
+            self._records.close()
+        if self._num_asked:
+            print(f"goodput: {self._num_in_slo} of {self._num_asked} requests inside {self._slo}")
+
+    def _fire(self, kind: str, name: str, time_ms: float, length: int = 0, error: str | None = None) -> None:
+        self._environment.events.request.fire(
+            request_type=kind,
+            name=name,
+            response_time=time_ms,
+            response_length=length,
+            exception=RuntimeError(error) if error is not None else None,
+            context={},
+        )
+
+
+class ChatUser(User):
+    """One person with one open question at a time, and no pause between them."""
+
+    wait_time = constant(0)
+    observer: Observer
+    _numbers = count()
+
+    def on_start(self) -> None:
+        """Find out what is served, unless the command line says what to ask."""
+        options = self.environment.parsed_options
+        self._client = StreamClient(self.host)
+        if options.models:
+            models = tuple(name.strip() for name in options.models.split(","))
+        else:
+            models = tuple(model.name for model in self._client.models())
+        mix = mix_of(options, models)
+        self._asks = chat_asks(mix, read_entries(), seed=options.seed, user=next(self._numbers))
+
+    def on_stop(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    @task
+    def ask(self) -> None:
+        """Ask once and read to the end."""
+        self.observer.observe(self._client.ask(next(self._asks)))
+
+
+@events.init_command_line_parser.add_listener
+def _add_our_options(parser: Any) -> None:
+    add_options(parser)
+
+
+@events.init.add_listener
+def _observe(environment: Any, **_event: object) -> None:
+    ChatUser.observer = Observer(environment)

@@ -1,0 +1,56 @@
+"""The options that our users add to Locust's command line, and what they mean as values."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from typing import Protocol
+
+from loadtest.measure import Slo
+from loadtest.workloads import ChatMix
+
+
+class Options(Protocol):
+    """Our part of Locust's parsed options."""
+
+    models: str | None
+    zipf_exponent: float
+    shared_prefix_share: float
+    max_prompt_chars: int
+    max_answer_tokens: int
+    seed: int
+    slo_ttft_ms: float | None
+    slo_tpot_ms: float | None
+    records: str | None
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add our options to a parser."""
+    group = parser.add_argument_group("Antiphon chat load")
+    group.add_argument(
+        "--models", default=None, help="names to ask, most popular first, by commas; default: all served"
+    )
+    group.add_argument("--zipf-exponent", type=float, default=1.0, help="popularity of names: 0 even, 1 Zipf's law")
+    group.add_argument("--shared-prefix-share", type=float, default=0.5, help="share of chats with one system prompt")
+    group.add_argument("--max-prompt-chars", type=int, default=1200, help="bound on the text of a chat")
+    group.add_argument("--max-answer-tokens", type=int, default=96, help="bound on an answer, drawn up to this")
+    group.add_argument("--seed", type=int, default=0, help="seed of what is asked")
+    group.add_argument("--slo-ttft-ms", type=float, default=None, help="objective: time to first text")
+    group.add_argument("--slo-tpot-ms", type=float, default=None, help="objective: mean time of an output token")
+    group.add_argument("--records", default=None, help="file that gets one line of JSON for every request")
+
+
+def mix_of(options: Options, models: tuple[str, ...]) -> ChatMix:
+    """Return what the users ask."""
+    return ChatMix(
+        models=models,
+        zipf_exponent=options.zipf_exponent,
+        shared_prefix_share=options.shared_prefix_share,
+        max_prompt_chars=options.max_prompt_chars,
+        min_answer_tokens=min(16, options.max_answer_tokens),
+        max_answer_tokens=options.max_answer_tokens,
+    )
+
+
+def slo_of(options: Options) -> Slo:
+    """Return the objectives."""
+    return Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)

@@ -1,0 +1,166 @@
+"""What is asked: pure, seeded generators of requests. Equal arguments give equal requests, on every machine.
+
+Sources of text are the questions that the bundled model was made for (`read_entries`); sources of exact lengths are
+prompts given as token ids, which every OpenAI-like server takes at `/v1/completions`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+STDLIB_FILE = Path(__file__).resolve().parents[1] / "models" / "data" / "stdlib.jsonl"
+
+QUESTIONS = (
+    "What does {name} do?",
+    "What is {name} for?",
+    "Explain {name}.",
+    "Can you tell me about {name}?",
+    "In one sentence, what is {name}?",
+)
+SHARED_SYSTEM_PROMPT = (
+    "You answer questions about the standard library of Python. State what the function, class or module is for, in "
+    "one sentence, as its documentation does. Do not add examples unless they are asked for. If you are asked about "
+    "something else, say that you do not know."
+)
+FALLBACK_ENTRIES = (
+    ("os.path.join", "Join two or more pathname components, inserting '/' as needed."),
+    ("json.dumps", "Serialize ``obj`` to a JSON formatted ``str``."),
+    ("bisect.insort", "Insert item x in list a, and keep it sorted assuming a is sorted."),
+    ("textwrap.dedent", "Remove any common leading whitespace from every line in `text`."),
+    ("shutil.copyfile", "Copy data from src to dst in the most efficient way possible."),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A name of the standard library and what its documentation says of it."""
+
+    name: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request.
+
+    Attributes:
+        workload: label under which its measurements are kept.
+        body: JSON of the request; the client adds `stream` and `stream_options`.
+    """
+
+    workload: str
+    path: str
+    body: dict[str, Any]
+
+    @property
+    def model(self) -> str:
+        """The name that is asked for."""
+        return str(self.body["model"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMix:
+    """What the users of a chat load ask.
+
+    Attributes:
+        models: names to ask, most popular first (a base model, then its adapters); popularity is Zipf's.
+        zipf_exponent: 0 asks all names equally often; 1 asks the k-th 1/k as often as the first.
+        max_earlier_turns: turns of a conversation before the question, drawn from 0 to this: mixes prompt lengths.
+        max_prompt_chars: earlier turns are left out beyond this.
+        shared_prefix_share: share of requests that begin with one common system prompt.
+        min_answer_tokens, max_answer_tokens: bound on the answer, drawn evenly between the two.
+    """
+
+    models: tuple[str, ...]
+    zipf_exponent: float = 1.0
+    max_earlier_turns: int = 3
+    max_prompt_chars: int = 1200
+    shared_prefix_share: float = 0.5
+    min_answer_tokens: int = 16
+    max_answer_tokens: int = 96
+    temperature: float = 0.0
+
+
+def read_entries(path: Path = STDLIB_FILE) -> tuple[Entry, ...]:
+    """Return the entries of a JSON-lines file with `name` and `summary`; a handful of built-in ones if it is absent."""
+    if not path.exists():
+        return tuple(Entry(name=name, summary=summary) for name, summary in FALLBACK_ENTRIES)
+    with path.open(encoding="utf-8") as lines:
+        rows = [json.loads(line) for line in lines if line.strip()]
+    return tuple(Entry(name=row["name"], summary=row["summary"]) for row in rows)
+
+
+def zipf_weights(count: int, exponent: float) -> list[float]:
+    """Return `count` cumulative weights, the k-th name weighing k ** -exponent."""
+    return list(accumulate(rank**-exponent for rank in range(1, count + 1)))
+
+
+def chat_asks(mix: ChatMix, entries: Sequence[Entry], *, seed: int, user: int) -> Iterator[Ask]:
+    """Yield the requests of one user, for ever."""
+    rng = random.Random(f"{seed}/{user}")
+    weights = zipf_weights(len(mix.models), mix.zipf_exponent)
+    while True:
+        model = rng.choices(mix.models, cum_weights=weights)[0]
+        body = {
+            "model": model,
+            "messages": _conversation(mix, entries, rng),
+            "max_tokens": rng.randint(mix.min_answer_tokens, mix.max_answer_tokens),
+            "temperature": mix.temperature,
+            "seed": rng.randrange(2**31),
+        }
+        yield Ask(workload="chat", path="/v1/chat/completions", body=body)
+
+
+def _conversation(mix: ChatMix, entries: Sequence[Entry], rng: random.Random) -> list[dict[str, str]]:
+    question = _question(rng.choice(entries).name, rng)
+    room = mix.max_prompt_chars - len(question)
+    messages = []
+    if rng.random() < mix.shared_prefix_share and len(SHARED_SYSTEM_PROMPT) <= room:
+        messages.append({"role": "system", "content": SHARED_SYSTEM_PROMPT})
+        room -= len(SHARED_SYSTEM_PROMPT)
+    for _ in range(rng.randint(0, mix.max_earlier_turns)):
+        entry = rng.choice(entries)
+        earlier = _question(entry.name, rng)
+        room -= len(earlier) + len(entry.summary)
+        if room < 0:
+            break
+        messages += [{"role": "user", "content": earlier}, {"role": "assistant", "content": entry.summary}]
+    return [*messages, {"role": "user", "content": question}]
+
+
+def _question(name: str, rng: random.Random) -> str:
+    return rng.choice(QUESTIONS).format(name=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRange:
+    """Token ids [start, end) that are plain text in every vocabulary of interest, special tokens left out."""
+
+    start: int = 300
+    end: int = 1000
+
+
+def token_prompt(length: int, *, seed: int | str, ids: TokenRange) -> list[int]:
+    """Return `length` token ids drawn evenly."""
+    rng = random.Random(f"prompt/{seed}")
+    return [rng.randrange(ids.start, ids.end) for _ in range(length)]
+
+
+def token_ask(model: str, prompt: Sequence[int], max_tokens: int, *, workload: str, ignore_eos: bool = True) -> Ask:
+    """Return a greedy continuation of exactly this prompt; `ignore_eos` is an extension that most servers know."""
+    body: dict[str, Any] = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
+    if ignore_eos:
+        body["ignore_eos"] = True
+    return Ask(workload=workload, path="/v1/completions", body=body)
+
+
+def mixed_lengths(count: int, *, seed: int) -> list[tuple[int, int]]:
+    """Return `count` pairs (prompt tokens 32 to 512, answer tokens 16 to 256), both even on a logarithmic scale."""
+    rng = random.Random(f"lengths/{seed}")
+    return [(round(32 * 16 ** rng.random()), round(16 * 16 ** rng.random())) for _ in range(count)]

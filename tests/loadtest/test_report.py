@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from loadtest.measure import Exchange, Slo
+from loadtest.report import errors_by_text, markdown_table, number, write_folder
+
+
+def record(started_s: float, error: str | None = None) -> Exchange:
+    return Exchange(
+        workload="chat",
+        model="<base>",
+        started_s=started_s,
+        status=200,
+        error=error,
+        event_ms=[] if error else [30.0, 45.0, 50.0],
+        end_ms=55.0,
+        prompt_tokens=8,
+        completion_tokens=3,
+    )
+
+
+def leave_records(folder: Path) -> None:
+    for users in (8, 32, 1):
+        records = [record(10.0 + place / 10) for place in range(users)] + [record(11.0, "HTTP 503: <full>")]
+        (folder / f"records-{users}.jsonl").write_text("".join(one.to_json() + "\n" for one in records))
+
+
+def test_a_folder_of_records_becomes_a_report(tmp_path: Path) -> None:
+    leave_records(tmp_path)
+    (tmp_path / "locust-8.html").touch()
+    said = write_folder(tmp_path, Slo(ttft_ms=100), 5.0)
+    assert said.splitlines()[2].startswith("| 1 users")
+    assert "TTFT at most 100 ms" in said
+    assert "8 users: 1 x HTTP 503: <full>" in said
+    assert (tmp_path / "table.md").read_text().strip() == said.strip()
+    page = (tmp_path / "report.html").read_text()
+    assert "locust-8.html" in page
+    assert "&lt;full&gt;" in page
+    assert "<full>" not in page
+    for picture in ("ttft.png", "itl.png", "throughput.png"):
+        assert (tmp_path / picture).stat().st_size > 1000
+        assert picture in page
+
+
+def test_an_empty_folder_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no records-\*.jsonl"):
+        write_folder(tmp_path, Slo())
+
+
+def test_columns_line_up() -> None:
+    assert markdown_table(("run", "ms"), [("a", "1"), ("long", "1,000")]) == (
+        "| run  |    ms |\n| ---- | ----: |\n| a    |     1 |\n| long | 1,000 |"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1234.5, "1,234"), (99.96, "100.0"), (1.234, "1.23"), (math.nan, "-"), (0.0, "0.00")]
+)
+def test_numbers_keep_three_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_errors_are_counted_by_their_text() -> None:
+    found = errors_by_text([record(0, "b"), record(0, "a"), record(0, "a"), record(0)])
+    assert found == [("a", 2), ("b", 1)]
