@@ -23,7 +23,11 @@ _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters
 
 
 def create_app(
-    gateway: GatewayPort, *, limits: LimitSettings | None = None, moderation_model: str | None = None
+    gateway: GatewayPort,
+    *,
+    limits: LimitSettings | None = None,
+    moderation_model: str | None = None,
+    sends_request_id: bool = True,
 ) -> FastAPI:
     """Build the application that answers for `gateway`.
 
@@ -31,6 +35,8 @@ def create_app(
         gateway: what generates, moderates and reports.
         limits: bounds on one request; None takes the defaults.
         moderation_model: public name of the classifier (`settings.safety.name`); None where there is none.
+        sends_request_id: False under Ray Serve, which adds `x-request-id` to every response itself: a second one would
+            reach clients as "id, id".
     """
     app = FastAPI(title="Antiphon", version="1", description=_DESCRIPTION, redirect_slashes=False, redoc_url=None)
     app.state.gateway = gateway
@@ -41,7 +47,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes)
-    app.add_middleware(Border)  # the last one added is the outermost
+    app.add_middleware(Border, sends_request_id=sends_request_id)  # the last one added is the outermost
     app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
 

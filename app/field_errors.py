@@ -76,7 +76,7 @@ def _answer(failure: _Failure, texts: list[str]) -> ApiError:
     )
     subject = f"'{param}'" if param else "The request body"
     if code.startswith("unsupported"):
-        return ApiError(400, f"Unsupported parameter: {subject}: {text}.", param=param, code=code)
+        return ApiError(400, f"Unsupported: {subject}: {text}." if param else text, param=param, code=code)
     return ApiError(400, f"Invalid value: {subject} {text}.", param=param, code=code)
 
 

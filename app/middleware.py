@@ -26,8 +26,9 @@ _log = logging.getLogger(__name__)
 class Border:
     """Outermost layer: request id, processing time, and the one place where an unforeseen error becomes a 500."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, sends_request_id: bool) -> None:
         self._app = app
+        self._sends_request_id = sends_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -44,7 +45,8 @@ class Border:
             if message["type"] == "http.response.start":
                 has_answered = True
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
+                if self._sends_request_id:
+                    headers["x-request-id"] = request_id
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - started_s) * 1000))
                 headers.setdefault("cache-control", "no-store")
             await send(message)

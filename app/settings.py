@@ -6,9 +6,12 @@ below `app` sees it. Paths are relative to the folder that `serve run` was start
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
 
 PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 """What a client writes into `model`: 1 to 128 letters, digits, dots, underscores and hyphens."""
@@ -16,10 +19,26 @@ PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$"
 FolderPath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
+def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
+    """Return the error for a key that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    near = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known keys are: {', '.join(names)}"
+    return PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint})
+
+
 class SettingsNode(BaseModel):
     """One frozen node of the tree; unknown keys are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_known(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for key in data.keys() - cls.model_fields.keys():
+                raise unknown_key(str(key), cls.model_fields)
+        return data
 
 
 class AdapterSettings(SettingsNode):
@@ -166,7 +185,7 @@ class LimitSettings(SettingsNode):
 class Settings(SettingsNode):
     """Everything that a person sets under `applications[*].args`."""
 
-    models: tuple[ModelSettings, ...] = Field(min_length=1, description="Base models, each with its adapters.")
+    models: tuple[ModelSettings, ...] = Field(description="Base models, each with its adapters.")
     safety: SafetySettings | None = Field(default=None, description="The safety classifier; null: nothing is screened.")
     channel: ChannelSettings = Field(default_factory=ChannelSettings, description="The token channel.")
     tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings, description="The tokenizer.")
@@ -179,7 +198,9 @@ class Settings(SettingsNode):
     )
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
+    def _models_are_named_once(self) -> Self:
+        if not self.models:
+            raise ValueError("models must declare at least one base model")
         names = [name for model in self.models for name in (model.name, *(a.name for a in model.adapters))]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:

@@ -41,9 +41,7 @@ class WireRequest(BaseModel):
             elif name not in cls.NEUTRAL:
                 raise _unknown_field(name, [*cls.model_fields, *cls.NEUTRAL])
             elif not any(value == neutral and type(value) is type(neutral) for neutral in cls.NEUTRAL[name]):
-                raise PydanticCustomError(
-                    "unsupported_parameter", "is not supported by this server", {"field": name, "why": "value"}
-                )
+                raise PydanticCustomError("unsupported_parameter", "this server does not do it yet", {"field": name})
         return kept
 
 

@@ -1,0 +1,193 @@
+"""The command line: `antiphon serve`, `antiphon validate`, `antiphon env`.
+
+`serve` checks everything that can be checked beforehand, sets the environment that Serve wants, starts `serve run`,
+says when the server answers, and ends all that it has started.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from app import preflight, serve_environment
+from app.config_lint import BUILDER, lint_config, read_config
+from app.server_process import ServerProcess
+
+DEFAULT_CONFIG = "serve_config.yaml"
+EXIT_FAILED, EXIT_WRONG_INPUT = 1, 2
+_POLL_S = 0.25
+_STATUS_EVERY = 8  # polls
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 1 where the server failed, 2 where the input is wrong."""
+    options = _parser().parse_args(arguments)
+    if options.command == "env":
+        return _print_environment(drain_s=options.drain_s)
+    mistakes = lint_config(options.config)
+    if mistakes:
+        print(f"{options.config} has {len(mistakes)} mistake{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
+        print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)
+        return EXIT_WRONG_INPUT
+    if options.command == "validate":
+        print(f"{options.config} is good.")
+        return 0
+    return _serve(Path(options.config), address=options.address, timeout_s=options.ready_timeout_s)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="antiphon", description="Serve language models and their LoRA adapters.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="check a configuration, start the server, say when it is ready")
+    validate = commands.add_parser("validate", help="check a configuration and start nothing")
+    for command in (serve, validate):
+        command.add_argument("config", nargs="?", default=DEFAULT_CONFIG, help=f"Serve config file ({DEFAULT_CONFIG})")
+    serve.add_argument(
+        "--address",
+        default="local",
+        help="Ray cluster: 'local' starts one of its own (default), 'auto' joins the one here",
+    )
+    serve.add_argument("--ready-timeout-s", type=float, default=900.0, help="seconds to wait until it answers (900)")
+    environment = commands.add_parser("env", help="print the variables for `ray start` on the nodes of a cluster")
+    environment.add_argument("--drain-s", type=int, default=30, help="seconds a stopping gateway takes requests (30)")
+    return parser
+
+
+def _print_environment(*, drain_s: int) -> int:
+    for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=drain_s):
+        print(f"export {variable.name}={shlex.quote(variable.value)}  # {variable.purpose}")
+    return 0
+
+
+def _serve(config: Path, *, address: str, timeout_s: float) -> int:
+    tree = read_config(config)
+    host, port = _listen_address(tree)
+    own = serve_environment.of_this_process()
+    if not preflight.is_port_free(host, port):
+        return _refuse(
+            f"port {port} on {host} is in use: stop what listens there, or set http_options.port in {config}"
+        )
+    cluster = preflight.find_cluster_file(own)
+    if cluster is not None and not cluster.is_alive:
+        if address == "auto":
+            return _refuse(f"no Ray cluster answers at {cluster.address}; {cluster.path} is stale: remove it")
+        print(f"note: {cluster.path} is left from a cluster that is gone; remove it, or plain `serve run` hangs on it")
+    environment = _child_environment(own, port, is_local=address == "local")
+    url = f"http://{_reachable(host)}:{port}"
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    server = ServerProcess(config, environment, address=address)
+    try:
+        return _watch(server, tree, url, timeout_s)
+    except KeyboardInterrupt:
+        print("\nStopping; once more to stop at once.", flush=True)
+        return 0
+    finally:
+        server.stop()
+
+
+def _child_environment(own: Mapping[str, str], port: int, *, is_local: bool) -> dict[str, str]:
+    if not is_local:
+        print("note: the nodes of a running cluster have their own environment; see `antiphon env`")
+    variables = {
+        variable.name: variable.value
+        for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=0)
+    }
+    if preflight.has_haproxy():
+        variables |= preflight.haproxy_places(port, own)
+    else:
+        variables["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
+        print("note: HAProxy is not available on this platform; Serve's Python proxy stands in")
+    environment = serve_environment.merged(own, variables)
+    print(*(f"  {name}={environment[name]}" for name in variables), sep="\n", flush=True)
+    return environment
+
+
+def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: float) -> int:
+    """Wait until the applications answer, say so, and then until the child ends."""
+    started_s = time.monotonic()
+    waiting = [f"{url}{prefix}/health" for prefix in _prefixes(tree)]
+    num_polls = 0
+    while waiting:
+        if num_polls % _STATUS_EVERY == 0 and (failure := server.failure()) is not None:
+            return _refuse(failure, status=EXIT_FAILED)
+        if time.monotonic() - started_s > timeout_s:
+            return _refuse(f"not ready after {timeout_s:g} s: {waiting[0]} does not answer", status=EXIT_FAILED)
+        if _is_ready(waiting[0]):
+            waiting.pop(0)
+            continue
+        num_polls += 1
+        time.sleep(_POLL_S)
+    _print_ready(tree, url, time.monotonic() - started_s)
+    while not server.has_ended():
+        time.sleep(_POLL_S)
+    return _refuse(server.failure() or "`serve run` ended", status=EXIT_FAILED)
+
+
+def _print_ready(tree: Mapping[str, Any], url: str, elapsed_s: float) -> None:
+    print(f"\nReady after {elapsed_s:.0f} s at {url}")
+    for application in _our_applications(tree):
+        base = url + _prefix(application)
+        models = [model["name"] for model in application["args"]["models"]]
+        body = {
+            "model": models[0],
+            "stream": True,
+            "messages": [{"role": "user", "content": "What does os.getcwd do?"}],
+        }
+        print(f"Models: {', '.join(models)} (with their adapters: curl {base}/v1/models). Try:\n")
+        print(f"  curl -N {base}/v1/chat/completions -H 'content-type: application/json' \\")
+        print(f"    -d {shlex.quote(json.dumps(body))}")
+    print("\nCtrl-C ends it.", flush=True)
+
+
+def _our_applications(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [application for application in tree["applications"] if application.get("import_path") == BUILDER]
+
+
+def _prefixes(tree: Mapping[str, Any]) -> list[str]:
+    ours = _our_applications(tree) or tree["applications"]
+    return [_prefix(application) for application in ours]
+
+
+def _prefix(application: Mapping[str, Any]) -> str:
+    return str(application.get("route_prefix") or "/").rstrip("/")
+
+
+def _listen_address(tree: Mapping[str, Any]) -> tuple[str, int]:
+    options = tree.get("http_options") or {}
+    return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+
+
+def _is_ready(health_url: str) -> bool:
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(health_url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def _refuse(message: str, *, status: int = EXIT_WRONG_INPUT) -> int:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return status
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
