@@ -37,11 +37,11 @@ class StreamError(RuntimeError):
 class _Reading:
     """What has been read of one answer so far."""
 
-    def __init__(self, now_ms: Callable[[], float]) -> None:
+    def __init__(self, now_ms: Callable[[], float], on_first_text: Callable[[], None]) -> None:
         self._now_ms = now_ms
+        self._on_first_text = on_first_text
         self.status = 0
         self.event_ms: list[float] = []
-        self.text: list[str] = []
         self.usage: Mapping[str, Any] = {}
         self.finish_reason: str | None = None
 
@@ -73,7 +73,8 @@ class _Reading:
             text = choice["delta"].get("content") if "delta" in choice else choice.get("text")
             if text:
                 self.event_ms.append(self._now_ms())
-                self.text.append(text)
+                if len(self.event_ms) == 1:
+                    self._on_first_text()
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
 
@@ -96,15 +97,18 @@ class StreamClient:
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
-    def ask(self, ask: Ask) -> Exchange:
-        """Send one request and read its answer to the end; whatever fails is told by `Exchange.error`."""
+    def ask(self, ask: Ask, *, on_first_text: Callable[[], None] = lambda: None) -> Exchange:
+        """Send one request and read its answer to the end; whatever fails is told by `Exchange.error`.
+
+        `on_first_text` is called once, as soon as the first text is there.
+        """
         body = json.dumps(ask.body | {"stream": True, "stream_options": {"include_usage": True}}).encode()
         started_s, started = time.time(), time.perf_counter()
 
         def now_ms() -> float:
             return (time.perf_counter() - started) * 1000
 
-        reading, error = _Reading(now_ms), None
+        reading, error = _Reading(now_ms, on_first_text), None
         try:
             with self._http.post(ask.path, body, self._headers) as response:
                 reading.read(response)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
 
 from loadtest.measure import Exchange, Slo
-from loadtest.report import errors_by_text, markdown_table, number, write_folder
+from loadtest.report import errors_by_text, write_folder
 
 
 def record(started_s: float, error: str | None = None) -> Exchange:
@@ -49,19 +48,6 @@ def test_a_folder_of_records_becomes_a_report(tmp_path: Path) -> None:
 def test_an_empty_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no records-\*.jsonl"):
         write_folder(tmp_path, Slo())
-
-
-def test_columns_line_up() -> None:
-    assert markdown_table(("run", "ms"), [("a", "1"), ("long", "1,000")]) == (
-        "| run  |    ms |\n| ---- | ----: |\n| a    |     1 |\n| long | 1,000 |"
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(1234.5, "1,234"), (99.96, "100.0"), (1.234, "1.23"), (math.nan, "-"), (0.0, "0.00")]
-)
-def test_numbers_keep_three_digits(value: float, text: str) -> None:
-    assert number(value) == text
 
 
 def test_errors_are_counted_by_their_text() -> None:

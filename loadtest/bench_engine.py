@@ -1,0 +1,174 @@
+"""Measure the engine alone: tokens a second in prefill and decode, and where a step's time goes.
+
+    python -m loadtest.bench_engine smollm2-135m --batches 1,8,32
+    python -m loadtest.bench_engine models/stdlib-chat --dtype float32 --threads 2
+
+The model is a checkpoint folder, or the name of a geometry, which gets random weights in a temporary folder. Prompts
+are random token ids, new ones for every repetition, so that the prefix cache never helps. Figures are medians over the
+repetitions. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from engine.config import EngineConfig
+from loadtest.engine_alone import EngineAlone, Generated
+from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
+from loadtest.tables import markdown_table, number
+from loadtest.workloads import TokenRange, token_prompt
+
+PARTS = ("schedule", "prepare", "forward", "sample", "emit")
+COLUMNS = ("batch", "prefill tokens/s", "decode tokens/s", "decode step ms", *(f"{part} ms" for part in PARTS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured: every batch size with prompts and answers of these lengths in tokens."""
+
+    batches: tuple[int, ...]
+    prompt_tokens: int
+    answer_tokens: int
+    repeats: int
+    ids: TokenRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchResult:
+    """Medians over the repetitions of one batch size; times in milliseconds."""
+
+    batch: int
+    prefill_tokens_per_s: float
+    decode_tokens_per_s: float
+    prefill_step_ms: float
+    prefill_ms_by_part: dict[str, float]
+    decode_step_ms: float
+    decode_ms_by_part: dict[str, float]
+
+    def row(self) -> list[str]:
+        """Return the cells of `COLUMNS`."""
+        rates = (self.prefill_tokens_per_s, self.decode_tokens_per_s, self.decode_step_ms)
+        return [str(self.batch), *map(number, rates), *(number(self.decode_ms_by_part[part]) for part in PARTS)]
+
+
+def measure(engine: EngineAlone, plan: Plan) -> list[BatchResult]:
+    """Run the plan on a warmed-up engine."""
+    results = []
+    for batch in plan.batches:
+        generated = []
+        for repeat in range(-1, plan.repeats):
+            prompts = [
+                token_prompt(plan.prompt_tokens, seed=f"{batch}/{repeat}/{row}", ids=plan.ids) for row in range(batch)
+            ]
+            found = engine.generate(prompts, [plan.answer_tokens] * batch)
+            # The first round warms up caches and threads.
+            if repeat >= 0:
+                generated.append(found)
+        results.append(result_of(batch, plan.prompt_tokens, generated))
+    return results
+
+
+def result_of(batch: int, prompt_tokens: int, rounds: Sequence[Generated]) -> BatchResult:
+    """Return the medians of some rounds."""
+    return BatchResult(
+        batch=batch,
+        prefill_tokens_per_s=median(batch * prompt_tokens / one.prefill_s for one in rounds),
+        decode_tokens_per_s=median(one.num_decoded / one.decode_s for one in rounds),
+        prefill_step_ms=median(one.prefill_split.wall_ms for one in rounds),
+        prefill_ms_by_part={part: median(one.prefill_split.ms_by_part[part] for one in rounds) for part in PARTS},
+        decode_step_ms=median(one.decode_split.wall_ms for one in rounds),
+        decode_ms_by_part={part: median(one.decode_split.ms_by_part[part] for one in rounds) for part in PARTS},
+    )
+
+
+@contextmanager
+def checkpoint(model: str) -> Iterator[Path]:
+    """Yield the folder of a checkpoint: the one named, or a new one of a named geometry, removed at the end.
+
+    Raises:
+        SystemExit: there is neither.
+    """
+    if model in CONFIG_BY_NAME:
+        with TemporaryDirectory(prefix=f"{model}-") as folder:
+            write_checkpoint(CONFIG_BY_NAME[model], Path(folder))
+            yield Path(folder)
+        return
+    if not (Path(model) / "config.json").exists():
+        names = ", ".join(CONFIG_BY_NAME)
+        raise SystemExit(f"loadtest.bench_engine: {model!r} is neither a checkpoint folder nor one of {names}")
+    yield Path(model)
+
+
+def vocabulary(folder: Path) -> TokenRange:
+    """Return the token ids that prompts are drawn from: not the first ones, which tend to be special."""
+    size = json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    return TokenRange(start=min(300, size // 2), end=size)
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.bench_engine", description=__doc__)
+    parser.add_argument("model", help=f"checkpoint folder, or one of {', '.join(CONFIG_BY_NAME)}")
+    parser.add_argument("--batches", default="1,8,32", help="numbers of requests that run together, by commas")
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--answer-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--max-batched-tokens", type=int, default=1024)
+    options = parser.parse_args(arguments)
+    options.batches = tuple(int(part) for part in options.batches.split(","))
+    if min(*options.batches, options.prompt_tokens, options.repeats) < 1 or options.answer_tokens < 2:
+        parser.error("batches, prompt tokens and repeats must be at least 1, answer tokens at least 2")
+    return options
+
+
+def engine_config(options: argparse.Namespace, folder: Path) -> EngineConfig:
+    """Return a configuration with room for the largest batch and nothing more."""
+    return EngineConfig(
+        model_path=str(folder),
+        device=options.device,
+        dtype=options.dtype,
+        num_threads=options.threads,
+        max_model_len=options.prompt_tokens + options.answer_tokens,
+        max_num_seqs=max(options.batches),
+        max_batched_tokens=max(options.max_batched_tokens, max(options.batches)),
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse()
+    with checkpoint(options.model) as folder:
+        engine = EngineAlone(engine_config(options, folder))
+        plan = Plan(
+            batches=options.batches,
+            prompt_tokens=options.prompt_tokens,
+            answer_tokens=options.answer_tokens,
+            repeats=options.repeats,
+            ids=vocabulary(folder),
+        )
+        print(f"{options.model}: {engine.config}\n")
+        results = measure(engine, plan)
+        engine.close()
+    print(markdown_table(COLUMNS, [result.row() for result in results]))
+    facts = {
+        "model": options.model,
+        "prompt_tokens": options.prompt_tokens,
+        "answer_tokens": options.answer_tokens,
+        "repeats": options.repeats,
+        "results": [asdict(result) for result in results],
+    }
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The engine without a server: prompts in, timed tokens out, on the calling thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.metrics import EngineSnapshot
+from engine.request import FinishReason, Request, RequestId, SamplingParams
+from loadtest.measure import Exchange
+
+PARTS = ("schedule_s", "prepare_s", "forward_s", "sample_s", "emit_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSplit:
+    """Where the time of some steps went: milliseconds of a mean step, by part; `wall_ms` is the whole step."""
+
+    num_steps: int
+    wall_ms: float
+    ms_by_part: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """What one batch of prompts brought.
+
+    Attributes:
+        exchanges: one for each prompt, in order, timed from the moment the batch was handed over.
+        prefill_s: until every prompt had its first token.
+        decode_s: from then to the end.
+        num_decoded: tokens that came in `decode_s`.
+        prefill_split, decode_split: where the steps of the two stretches spent their time.
+    """
+
+    exchanges: tuple[Exchange, ...]
+    prefill_s: float
+    decode_s: float
+    num_decoded: int
+    prefill_split: StepSplit
+    decode_split: StepSplit
+
+
+class EngineAlone:
+    """An engine that one caller steps.
+
+    Raises:
+        CheckpointError, ConfigError: as `engine.build.build_engine`.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._engine = build_engine(config, ())
+        self._numbers = count()
+
+    @property
+    def config(self) -> object:
+        """The resolved configuration."""
+        return self._engine.config
+
+    def generate(self, prompts: Sequence[Sequence[int]], answer_tokens: Sequence[int]) -> Generated:
+        """Run the prompts together, greedily, each to its own number of tokens.
+
+        Raises:
+            RequestError: a prompt does not fit.
+            RuntimeError: the engine failed on one.
+        """
+        before = self._engine.snapshot()
+        started_s, started = time.time(), time.perf_counter()
+        event_ms: dict[RequestId, list[float]] = {}
+        for prompt, length in zip(prompts, answer_tokens, strict=True):
+            params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
+            request_id = RequestId(f"alone-{next(self._numbers)}")
+            self._engine.add(Request(request_id=request_id, prompt_ids=tuple(prompt), params=params))
+            event_ms[request_id] = []
+        num_open = len(event_ms)
+        middle, middle_s, num_before_middle = before, 0.0, 0
+        while num_open:
+            emissions = self._engine.step()
+            now_s = time.perf_counter() - started
+            for emission in emissions:
+                if emission.finish_reason is FinishReason.FAILED:
+                    raise RuntimeError(f"the engine failed: {emission.error}")
+                event_ms[emission.request_id] += [now_s * 1000] * len(emission.token_ids)
+                num_open -= emission.finish_reason is not None
+            if not middle_s and all(event_ms.values()):
+                middle, middle_s = self._engine.snapshot(), now_s
+                num_before_middle = sum(map(len, event_ms.values()))
+        end_s = time.perf_counter() - started
+        after = self._engine.snapshot()
+        return Generated(
+            exchanges=tuple(
+                _exchange(started_s, times, len(prompt))
+                for times, prompt in zip(event_ms.values(), prompts, strict=True)
+            ),
+            prefill_s=middle_s,
+            decode_s=end_s - middle_s,
+            num_decoded=sum(map(len, event_ms.values())) - num_before_middle,
+            prefill_split=_split(before, middle, middle_s),
+            decode_split=_split(middle, after, end_s - middle_s),
+        )
+
+    def close(self) -> None:
+        """Free the engine."""
+        self._engine.stop()
+        # `run` returns at once on a stopped engine, and closes what it owns.
+        self._engine.run(lambda _emissions: None)
+
+
+def _exchange(started_s: float, times_ms: list[float], num_prompt_tokens: int) -> Exchange:
+    return Exchange(
+        workload="engine",
+        model="engine",
+        started_s=started_s,
+        status=200,
+        error=None,
+        event_ms=times_ms,
+        end_ms=times_ms[-1],
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=len(times_ms),
+    )
+
+
+def _split(before: EngineSnapshot, after: EngineSnapshot, wall_s: float) -> StepSplit:
+    num_steps = after.num_steps - before.num_steps
+    steps = max(num_steps, 1)
+    return StepSplit(
+        num_steps=num_steps,
+        wall_ms=wall_s / steps * 1000,
+        ms_by_part={
+            part.removesuffix("_s"): (getattr(after.step_times, part) - getattr(before.step_times, part)) / steps * 1000
+            for part in PARTS
+        },
+    )

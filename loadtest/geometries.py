@@ -1,0 +1,135 @@
+"""Checkpoints of well-known shapes with random weights: what a benchmark needs, without a download.
+
+The files are Hugging Face's layout (config.json, safetensors shards with their index); the weights are drawn from a
+normal distribution, so that products cost what they cost on real data. They answer nonsense.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+SHARD_BYTES = 2 << 30
+WEIGHT_STD = 0.02
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+CONFIG_BY_NAME: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-0.5b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "rope_scaling": _LLAMA3_ROPE,
+        "tie_word_embeddings": False,
+    },
+}
+"""Config of each named geometry, as its makers publish it."""
+
+
+def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of every tensor of a checkpoint, in the order of the layers."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head = hidden // config["num_attention_heads"]
+    kv = config["num_key_value_heads"] * head
+    has_bias = config["model_type"] == "qwen2"
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for name, size in (("q", hidden), ("k", kv), ("v", kv)):
+            yield f"{prefix}self_attn.{name}_proj.weight", (size, hidden)
+            if has_bias:
+                yield f"{prefix}self_attn.{name}_proj.bias", (size,)
+        yield f"{prefix}self_attn.o_proj.weight", (hidden, hidden)
+        yield f"{prefix}mlp.gate_proj.weight", (inner, hidden)
+        yield f"{prefix}mlp.up_proj.weight", (inner, hidden)
+        yield f"{prefix}mlp.down_proj.weight", (hidden, inner)
+        yield f"{prefix}input_layernorm.weight", (hidden,)
+        yield f"{prefix}post_attention_layernorm.weight", (hidden,)
+    yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def write_checkpoint(config: dict[str, Any], folder: Path, *, seed: int = 0, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write a checkpoint of this configuration in bfloat16; no more than one shard is in memory at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = {"torch_dtype": "bfloat16", "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2} | config
+    (folder / "config.json").write_text(json.dumps(whole, indent=2), encoding="utf-8")
+    generator = torch.Generator().manual_seed(seed)
+    file_by_tensor: dict[str, str] = {}
+    shard: dict[str, torch.Tensor] = {}
+    num_shards = total_bytes = held_bytes = 0
+
+    def write_shard() -> None:
+        nonlocal num_shards, held_bytes
+        num_shards += 1
+        file = f"model-{num_shards:05d}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        file_by_tensor.update(dict.fromkeys(shard, file))
+        shard.clear()
+        held_bytes = 0
+
+    for name, shape in tensor_shapes(whole):
+        shard[name] = _random_tensor(name, shape, generator)
+        size = shard[name].nbytes
+        held_bytes += size
+        total_bytes += size
+        if held_bytes >= shard_bytes:
+            write_shard()
+    if shard:
+        write_shard()
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": file_by_tensor}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def _random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    if name.endswith("norm.weight"):
+        return torch.ones(shape, dtype=torch.bfloat16)
+    return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, WEIGHT_STD, generator=generator)
