@@ -87,13 +87,14 @@ def _serve(config: Path, *, address: str, timeout_s: float) -> int:
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     server = ServerProcess(config, environment, address=address)
+    failure = None
     try:
-        return _watch(server, tree, url, timeout_s)
+        failure = _watch(server, tree, url, timeout_s)
     except KeyboardInterrupt:
         print("\nStopping; once more to stop at once.", flush=True)
-        return 0
     finally:
         server.stop()
+    return 0 if failure is None else _refuse(failure, status=EXIT_FAILED)
 
 
 def _child_environment(own: Mapping[str, str], port: int, *, is_local: bool) -> dict[str, str]:
@@ -113,16 +114,16 @@ def _child_environment(own: Mapping[str, str], port: int, *, is_local: bool) -> 
     return environment
 
 
-def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: float) -> int:
-    """Wait until the applications answer, say so, and then until the child ends."""
+def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: float) -> str:
+    """Wait until the applications answer, say so, then wait until the child ends; return what went wrong."""
     started_s = time.monotonic()
     waiting = [f"{url}{prefix}/health" for prefix in _prefixes(tree)]
     num_polls = 0
     while waiting:
         if num_polls % _STATUS_EVERY == 0 and (failure := server.failure()) is not None:
-            return _refuse(failure, status=EXIT_FAILED)
+            return failure
         if time.monotonic() - started_s > timeout_s:
-            return _refuse(f"not ready after {timeout_s:g} s: {waiting[0]} does not answer", status=EXIT_FAILED)
+            return f"not ready after {timeout_s:g} s: {waiting[0]} does not answer"
         if _is_ready(waiting[0]):
             waiting.pop(0)
             continue
@@ -131,7 +132,7 @@ def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: 
     _print_ready(tree, url, time.monotonic() - started_s)
     while not server.has_ended():
         time.sleep(_POLL_S)
-    return _refuse(server.failure() or "`serve run` ended", status=EXIT_FAILED)
+    return server.failure() or "`serve run` ended"
 
 
 def _print_ready(tree: Mapping[str, Any], url: str, elapsed_s: float) -> None:

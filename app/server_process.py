@@ -24,6 +24,7 @@ GRACE_S = 20.0
 
 _TERM_S = 8.0
 _DASHBOARD = re.compile(r"dashboard at\s+(?:\x1b\[[0-9;]*m)*(http://[\w.:-]+)")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opens local addresses, whatever proxy the environment names."""
 
@@ -61,10 +62,12 @@ class ServerProcess:
         """Return why the deployment cannot come up, or None while it still may."""
         if self._child.poll() is not None:
             self._copier.join(timeout=2)
-            return f"`serve run` ended with status {self._child.returncode}:\n" + "\n".join(self._tail[-15:])
+            return f"`serve run` ended with status {self._child.returncode}: {self._tail[-1] if self._tail else ''}"
         for name, application in self._applications().items():
             if application.get("status") == "DEPLOY_FAILED":
-                return f"application '{name}' failed to deploy:\n{_reason(application)}"
+                reason = _reason(application)
+                sys.stdout.write(f"\n{reason}\n")
+                return f"application '{name}' failed to deploy: {reason.splitlines()[-1]}"
         return None
 
     @property
@@ -169,4 +172,5 @@ def _reason(application: Mapping[str, object]) -> str:
     deployments = application.get("deployments")
     if isinstance(deployments, dict):
         messages += [str(deployment.get("message") or "") for deployment in deployments.values()]
-    return "\n".join(message.strip() for message in messages if message) or "Serve gives no reason"
+    text = "\n".join(message.strip() for message in messages if message) or "Serve gives no reason"
+    return _COLOUR.sub("", text)

@@ -1,0 +1,58 @@
+# Everything a person or CI does here, one word each. Needs Python 3.11 to 3.13 and make; nothing else.
+
+PY ?= python3
+BIN := .venv/bin
+CONFIG ?= serve_config.yaml
+URL ?= http://127.0.0.1:8000
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test check fast format e2e gpu loadtest models bench
+
+help:  ## this list
+	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
+
+install: $(STAMP)  ## make .venv and install the locked versions
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PY) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+		|| { echo "Python 3.11, 3.12 or 3.13 is needed; name one: make $(MAKECMDGOALS) PY=python3.12"; exit 2; }
+	test -x $(BIN)/python || $(PY) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $(STAMP)
+
+serve: $(STAMP)  ## start the server (CONFIG=serve_config.yaml)
+	@$(BIN)/python -m app.cli serve $(CONFIG)
+
+test: $(STAMP)  ## all tests, those that start a server included; not those that need a GPU
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: $(STAMP)  ## what CI runs: format, lint, types, layers, tests
+	$(MAKE) --no-print-directory fast
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory test
+
+fast: $(STAMP)  ## the seconds-fast half of check: format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: $(STAMP)  ## rewrite the files as `fast` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+e2e: $(STAMP)  ## only the tests that start a real server
+	$(BIN)/python -m pytest -m e2e
+
+gpu: $(STAMP)  ## only the tests that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
+
+loadtest: $(STAMP)  ## load a running server (URL=http://127.0.0.1:8000) and write a report
+	$(BIN)/python -m loadtest.run --host $(URL) $(ARGS)
+
+models: $(STAMP)  ## train the bundled models anew
+	$(BIN)/python -m models.recipe.build $(ARGS)
+
+bench: $(STAMP)  ## time the engine alone (ARGS="--help" for its options)
+	$(BIN)/python -m loadtest.bench_engine $(ARGS)

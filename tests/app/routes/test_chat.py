@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from app.schemas.chat import ChatCompletion, ChatCompletionChunk
+from deployments.generation import ChatMessage, ChatPrompt, EndReason
+from engine.errors import EngineError, OverloadError, RequestError
+from tests.app.scripted_gateway import ScriptedGateway
+
+PATH = "/v1/chat/completions"
+GOOD: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+def events(text: str) -> list[Any]:
+    assert text.endswith("\n\n")
+    frames = text[:-2].split("\n\n")
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    return [frame[6:] if frame == "data: [DONE]" else json.loads(frame[6:]) for frame in frames]
+
+
+async def test_an_answer_has_every_field_of_the_contract(client: httpx.AsyncClient) -> None:
+    answer = (await client.post(PATH, json=GOOD)).json()
+    ChatCompletion.model_validate(answer)
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == "base"
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "Hello 🙂", "refusal": None, "annotations": []},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert answer["usage"]["prompt_tokens"] == 7
+    assert answer["usage"]["completion_tokens"] == 3
+    assert answer["usage"]["total_tokens"] == 10
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
+
+
+async def test_a_stream_is_role_then_pieces_then_an_empty_delta_then_done(client: httpx.AsyncClient) -> None:
+    response = await client.post(PATH, json=GOOD | {"stream": True})
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-cache"
+    assert response.headers["x-accel-buffering"] == "no"
+    assert "content-length" not in response.headers
+    *chunks, done = events(response.text)
+    assert done == "[DONE]"
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+        assert "usage" not in chunk
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [choice["delta"] for choice in choices] == [
+        {"role": "assistant", "content": "", "refusal": None},
+        {"content": "Hel"},
+        {"content": "lo"},
+        {"content": " 🙂"},
+        {},
+    ]
+    assert [choice["finish_reason"] for choice in choices] == [None] * 4 + ["stop"]
+
+
+async def test_asked_for_usage_comes_in_a_chunk_of_its_own_and_is_null_before(client: httpx.AsyncClient) -> None:
+    body = GOOD | {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, done = events((await client.post(PATH, json=body)).text)
+    assert done == "[DONE]"
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == 10
+
+
+async def test_a_refused_input_is_a_content_filter_with_a_refusal(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.pieces, gateway.end, gateway.refusal = [], EndReason.CONTENT_FILTER, "I cannot help with that."
+    choice = (await client.post(PATH, json=GOOD)).json()["choices"][0]
+    assert choice["finish_reason"] == "content_filter"
+    assert choice["message"]["content"] is None
+    assert choice["message"]["refusal"] == "I cannot help with that."
+    *chunks, _ = events((await client.post(PATH, json=GOOD | {"stream": True})).text)
+    assert [chunk["choices"][0]["delta"] for chunk in chunks][1:] == [{"refusal": "I cannot help with that."}, {}]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "content_filter"
+
+
+async def test_an_answer_cut_by_the_filter_keeps_what_was_said(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.end = EndReason.CONTENT_FILTER
+    choice = (await client.post(PATH, json=GOOD)).json()["choices"][0]
+    assert choice["message"]["content"] == "Hello 🙂"
+    assert choice["message"]["refusal"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (RequestError("Too long: 600 of 512.", field="messages", code="context_length_exceeded"), 400,
+         "context_length_exceeded"),
+        (OverloadError("Busy.", retry_after_s=2.5), 503, "server_overloaded"),
+        (TimeoutError(), 504, "timeout"),
+        (EngineError("CUDA error at 0x7f00 in /opt/engine/runner.py"), 500, None),
+        (KeyError("secret"), 500, None),
+    ],
+)  # fmt: skip
+async def test_errors_before_the_first_event_have_their_status(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, error: Exception, status: int, code: str | None, stream: bool
+) -> None:
+    gateway.error_before = error
+    response = await client.post(PATH, json=GOOD | {"stream": stream})
+    assert response.status_code == status
+    assert response.json()["error"]["code"] == code
+    assert not any(secret in response.text for secret in ("0x", "/opt", "secret", "Traceback"))
+    assert response.headers.get("retry-after") == ("3" if status == 503 else None)
+    assert gateway.num_open == 0
+
+
+async def test_an_error_in_mid_stream_is_one_event_without_done(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.error_after = EngineError("dead device at 0xdeadbeef")
+    response = await client.post(PATH, json=GOOD | {"stream": True})
+    assert response.status_code == 200
+    *chunks, last = events(response.text)
+    assert [chunk["choices"][0]["delta"].get("content") for chunk in chunks] == ["", "Hel", "lo", " 🙂"]
+    assert last["error"]["type"] == "server_error"
+    assert "0x" not in response.text
+    assert gateway.num_open == 0
+
+
+async def test_an_unknown_model_is_a_404_that_names_it(client: httpx.AsyncClient) -> None:
+    for stream in (False, True):
+        response = await client.post(PATH, json=GOOD | {"model": "nope", "stream": stream})
+        assert response.status_code == 404
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == ("model", "model_not_found")
+        assert "nope" in error["message"]
+
+
+async def test_text_parts_are_joined_and_developers_speak_as_system(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "ann"},
+        {"role": "assistant", "content": None, "refusal": "No.", "tool_calls": None, "annotations": []},
+    ]
+    assert (await client.post(PATH, json=GOOD | {"messages": messages})).status_code == 200
+    assert gateway.requests[0].prompt == ChatPrompt(
+        messages=(
+            ChatMessage(role="system", content="Be brief."),
+            ChatMessage(role="user", content="ab", name="ann"),
+            ChatMessage(role="assistant", content="No."),
+        )
+    )
+
+
+async def test_fields_that_ask_for_nothing_are_accepted(client: httpx.AsyncClient) -> None:
+    body = GOOD | {
+        "n": 1, "tools": [], "logprobs": False, "response_format": {"type": "text"}, "logit_bias": {}, "store": False,
+        "user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "service_tier": "auto", "audio": None,
+        "stop": None, "temperature": None, "tool_choice": "auto", "parallel_tool_calls": True, "max_tokens": None,
+    }  # fmt: skip
+    assert (await client.post(PATH, json=body)).status_code == 200

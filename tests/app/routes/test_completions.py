@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from app.schemas.completions import Completion
+from deployments.generation import TextPrompt, TokenPrompt
+from engine.errors import EngineError
+from tests.app.routes.test_chat import events
+from tests.app.scripted_gateway import ScriptedGateway
+
+PATH = "/v1/completions"
+
+
+async def test_an_answer_has_every_field_of_the_contract(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    answer = (await client.post(PATH, json={"model": "base", "prompt": "Hi"})).json()
+    Completion.model_validate(answer)
+    assert answer["object"] == "text_completion"
+    assert answer["choices"] == [{"index": 0, "text": "Hello 🙂", "logprobs": None, "finish_reason": "stop"}]
+    assert gateway.requests[0].max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("a", [TextPrompt(text="a")]),
+        (["a"], [TextPrompt(text="a")]),
+        (["a", "b"], [TextPrompt(text="a"), TextPrompt(text="b")]),
+        ([1, 2], [TokenPrompt(token_ids=(1, 2))]),
+        ([[1], [2, 3]], [TokenPrompt(token_ids=(1,)), TokenPrompt(token_ids=(2, 3))]),
+    ],
+)
+async def test_each_prompt_is_one_choice_in_order(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, prompt: object, expected: list[object]
+) -> None:
+    answer = (await client.post(PATH, json={"model": "base", "prompt": prompt})).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(len(expected)))
+    assert [request.prompt for request in gateway.requests] == expected
+    assert len({request.request_id for request in gateway.requests}) == len(expected)
+    assert answer["usage"]["total_tokens"] == 10 * len(expected)
+
+
+async def test_choices_of_a_stream_interleave_and_each_ends_once(client: httpx.AsyncClient) -> None:
+    body = {"model": "base", "prompt": ["a", "b"], "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last, done = events((await client.post(PATH, json=body)).text)
+    assert done == "[DONE]"
+    assert last["usage"]["completion_tokens"] == 6
+    for index in (0, 1):
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
+        assert "".join(choice["text"] for choice in own) == "Hello 🙂"
+        assert [choice["finish_reason"] for choice in own] == [None, None, None, "stop"]
+
+
+async def test_one_failed_choice_ends_all(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    gateway.error_after = EngineError("dead")
+    response = await client.post(PATH, json={"model": "base", "prompt": ["a", "b"]})
+    assert response.status_code == 500
+    assert gateway.num_open == 0

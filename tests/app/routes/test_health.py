@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import httpx
+
+from deployments.generation import HealthReport
+from tests.app.scripted_gateway import ScriptedGateway
+
+
+async def test_health_is_200_when_ready_and_503_when_not(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    response = await client.get("/health")
+    assert (response.status_code, response.json()) == (200, {"status": "ready", "models": {"base": "ready"}})
+    gateway.health_report = HealthReport(is_ready=False, state_by_model={"base": "no replica: /opt/x/y.py failed"})
+    response = await client.get("/health")
+    assert response.status_code == 503
+    assert response.json() == {"status": "unready", "models": {"base": "no replica: [path] failed"}}
+
+
+async def test_metrics_are_prometheus_text(client: httpx.AsyncClient) -> None:
+    response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert response.text.startswith("# HELP")

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from deployments.generation import (
+    EndReason,
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    HealthReport,
+    ModelCard,
+    Started,
+    TextDelta,
+    Verdict,
+)
+from engine.errors import RequestError
+
+NAMES = ("base", "shout")
+
+
+class ScriptedGateway:
+    """Answers by a script, and remembers what it was asked and how many answers are open."""
+
+    def __init__(self) -> None:
+        self.requests: list[GenerationRequest] = []
+        self.num_open = 0
+        self.pieces = ["Hel", "lo", " 🙂"]
+        self.end = EndReason.STOP
+        self.refusal: str | None = None
+        self.error_before: Exception | None = None
+        self.error_after: Exception | None = None
+        self.health_report = HealthReport(is_ready=True, state_by_model={"base": "ready"})
+        self.never_ends = False
+
+    def models(self) -> Sequence[ModelCard]:
+        return (
+            ModelCard(name="base", parent=None, created_s=1700000000, max_model_len=512),
+            ModelCard(name="shout", parent="base", created_s=1700000001, max_model_len=512),
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        self.requests.append(request)
+        self.num_open += 1
+        try:
+            if request.model not in NAMES:
+                raise RequestError(
+                    f"The model '{request.model}' does not exist.", field="model", code="model_not_found"
+                )
+            if self.error_before is not None:
+                raise self.error_before
+            yield Started(num_prompt_tokens=7, num_cached_tokens=4)
+            for piece in self.pieces:
+                await asyncio.sleep(0)
+                yield TextDelta(text=piece)
+            if self.error_after is not None:
+                raise self.error_after
+            if self.never_ends:
+                await asyncio.Event().wait()
+            yield Finished(
+                reason=self.end,
+                num_prompt_tokens=7,
+                num_completion_tokens=len(self.pieces),
+                num_cached_tokens=4,
+                refusal=self.refusal,
+            )
+        finally:
+            self.num_open -= 1
+
+    async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
+        return [
+            Verdict(score_by_hazard={"hate": 0.9, "elections": 0.1}, flagged=("hate",))
+            if "bad" in text
+            else Verdict(score_by_hazard={"hate": 0.01, "elections": 0.02}, flagged=())
+            for text in texts
+        ]
+
+    async def health(self) -> HealthReport:
+        return self.health_report
+
+    async def metrics(self) -> bytes:
+        return b"# HELP antiphon_requests_total Requests.\n"

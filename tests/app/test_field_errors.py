@@ -1,0 +1,211 @@
+"""Hostile bodies, through the whole application: every one is a 4xx in OpenAI's shape that names its field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.scripted_gateway import ScriptedGateway
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+JSON = {"content-type": "application/json"}
+USER = {"role": "user", "content": "Hi"}
+IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
+
+WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"model": None}, "model"),
+    ({"model": ""}, "model"),
+    ({"model": 5}, "model"),
+    ({"model": "a" * 300}, "model"),
+    ({"model": ["base"]}, "model"),
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": {}}, "messages"),
+    ({"messages": [5]}, "messages[0]"),
+    ({"messages": [{}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [USER, {"role": "king", "content": ""}]}, "messages[1].role"),
+    ({"messages": [USER, {"role": "tool", "content": "", "tool_call_id": "x"}]}, "messages[1].role"),
+    ({"messages": [USER | {"nme": "x"}]}, "messages[0].nme"),
+    ({"messages": [USER | {"tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [USER | {"refusal": "no"}]}, "messages[0].refusal"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
+    ({"messages": [USER] * 9}, "messages"),
+    ({"messages": [{"role": "user", "content": "a" * 6000}]}, "messages"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"temperature": 10**300}, "temperature"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_p": -1}, "top_p"),
+    ({"min_p": 2}, "min_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 2**40}, "max_tokens"),
+    ({"max_tokens": 2**200}, "max_tokens"),
+    ({"max_completion_tokens": "9"}, "max_completion_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ({"min_tokens": 9, "max_tokens": 5}, "min_tokens"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 2}, "n"),
+    ({"n": 10**9}, "n"),
+    ({"seed": 2**63}, "seed"),
+    ({"seed": 1.5}, "seed"),
+    ({"frequency_penalty": 3}, "frequency_penalty"),
+    ({"presence_penalty": -3}, "presence_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"stop": 5}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["a", 5]}, "stop[1]"),
+    ({"stop": ["a", ""]}, "stop[1]"),
+    ({"stop": ["a" * 300]}, "stop[0]"),
+    ({"stop": [str(i) for i in range(17)]}, "stop"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [True]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream": 1}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": []}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge"),
+    ({"priority": 2**31}, "priority"),
+    ({"user": 5}, "user"),
+    ({"metadata": {"a": 5}}, "metadata.a"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    ({"store": True}, "store"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{}]}, "functions"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"logit_bias": {"5": 100}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"prediction": {"type": "content", "content": ""}}, "prediction"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"web_search_options": {}}, "web_search_options"),
+    ({"chat_template": "{% for i in range(999999999) %}{% endfor %}"}, "chat_template"),
+    ({"temprature": 1}, "temprature"),
+    ({"__class__": "x"}, "__class__"),
+    ({"": 1}, ""),
+]
+
+
+@pytest.mark.parametrize(("change", "param"), WRONG_CHATS, ids=lambda value: str(value)[:60])
+async def test_a_wrong_chat_is_a_400_that_names_the_field(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, change: dict[str, Any], param: str
+) -> None:
+    response = await client.post(CHAT, json={"model": "base", "messages": [USER]} | change)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"] or "") == param
+    assert not gateway.requests
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [[1], ["a"]]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [2**31]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": ["a"] * 5}, "prompt"),
+        ({"prompt": "a" * 6000}, "prompt"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": 0}, "logprobs"),
+        ({"messages": [USER]}, "messages"),
+    ],
+)
+async def test_a_wrong_completion_is_a_400_that_names_the_field(
+    client: httpx.AsyncClient, change: dict[str, Any], param: str
+) -> None:
+    response = await client.post(TEXT, json={"model": "base", "prompt": "Hi"} | change)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"\xff\xfe",
+        b'{"model": "\xed\xa0\x80"}',
+        b'{"model": "\\ud800", "messages": [{"role": "user", "content": "x"}]}',
+        b'{"model": "base", "messages": [{"role": "user", "content": "\\udc00"}]}',
+        b'{"model": "base", "messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+        b'{"model": "base", "messages": [{"role": "user", "content": "x"}], "temperature": Infinity}',
+        b'{"model": "base", "messages": [{"role": "user", "content": "x"}], "temperature": 1e400}',
+        b'{"model": "base", "messages": [{"role": "user", "content": "x"}], "seed": 1' + b"0" * 10_000 + b"}",
+        b'{"model": "base", "messages": ' + b"[" * 9000 + b"]" * 9000 + b"}",
+        b'{"model": "base", "messages": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"a":' * 3000 + b"1" + b"}" * 3000,
+    ],
+    ids=lambda body: repr(body[:40]),
+)
+async def test_what_is_no_json_object_of_ours_is_a_400(client: httpx.AsyncClient, body: bytes) -> None:
+    for path in (CHAT, TEXT, "/v1/moderations"):
+        response = await client.post(path, content=body, headers=JSON)
+        assert response.status_code == 400
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_messages_name_the_bound_and_suggest_the_near_name(client: httpx.AsyncClient) -> None:
+    async def message(change: dict[str, Any]) -> str:
+        response = await client.post(CHAT, json={"model": "base", "messages": [USER]} | change)
+        return str(response.json()["error"]["message"])
+
+    assert await message({"temperature": 3}) == "Invalid value: 'temperature' must be at most 2.0."
+    assert await message({"temprature": 1}) == "Unknown parameter: 'temprature'. Did you mean 'temperature'?"
+    assert await message({"stop": 5}) == "Invalid value: 'stop' must be a string or an array."
+    assert await message({"tools": [{}]}) == "Unsupported: 'tools': this server does not do it yet."
+    assert await message({"messages": [USER] * 9}) == "'messages' has 9 items; at most 8 are allowed."
+
+
+async def test_codes_tell_unknown_from_unsupported_from_wrong(client: httpx.AsyncClient) -> None:
+    codes = {}
+    for change in (
+        {"tools": [{}]},
+        {"n": 2},
+        {"temprature": 1},
+        {"temperature": "1"},
+        {"temperature": 9},
+        {"model": None},
+    ):
+        response = await client.post(CHAT, json={"model": "base", "messages": [USER]} | change)
+        codes[next(iter(change))] = response.json()["error"]["code"]
+    assert codes == {
+        "tools": "unsupported_parameter",
+        "n": "unsupported_parameter",
+        "temprature": "unknown_parameter",
+        "temperature": "invalid_value",
+        "model": "invalid_type",
+    }
