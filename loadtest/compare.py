@@ -1,0 +1,252 @@
+"""Compare running servers on the same workloads, in turns, so that a busy machine is unfair to all of them alike.
+
+    python -m loadtest.compare --url ours=http://127.0.0.1:8000 --url peer=http://127.0.0.1:9000 --repeats 2
+
+Starts nobody. Prompts are token ids at `/v1/completions`, so that every server sees prompts of exactly the same length;
+each repetition has new ones, and every server gets the same. Figures are medians over the repetitions, in brackets the
+ratio to the first server's. A workload that a server refuses is shown as refused, with its words below the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isnan
+from statistics import median
+
+import gevent  # type: ignore[import-untyped, unused-ignore]
+from gevent.event import Event  # type: ignore[import-untyped, unused-ignore]
+
+from loadtest.measure import Exchange, Summary, summarise
+from loadtest.stream_client import StreamClient, StreamError
+from loadtest.tables import markdown_table, number
+from loadtest.workloads import Ask, TokenRange, mixed_lengths, token_ask, token_prompt
+
+MAX_STREAMS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """One running server: what the table calls it, its base URL, and the model that is asked for."""
+
+    name: str
+    url: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """Makes the requests of one repetition for one server.
+
+    Attributes:
+        round_name: names the repetition; prompts are a function of it.
+    """
+
+    model: str
+    round_name: str
+    ids: TokenRange
+    ignore_eos: bool
+
+    def ask(self, workload: str, prompt: Sequence[int], answer_tokens: int) -> Ask:
+        """Return one request."""
+        return token_ask(self.model, prompt, answer_tokens, workload=workload, ignore_eos=self.ignore_eos)
+
+    def fresh(self, length: int, name: str) -> list[int]:
+        """Return a prompt that no other repetition and no other name has."""
+        return token_prompt(length, seed=f"{self.round_name}/{name}", ids=self.ids)
+
+
+Workload = Callable[[StreamClient, Prompts], list[list[Exchange]]]
+"""Runs against one server and returns the exchanges of each row of the table that it fills."""
+
+
+def ask_together(client: StreamClient, asks: Sequence[Ask]) -> list[Exchange]:
+    """Send all at once and wait for all."""
+    greenlets = [gevent.spawn(client.ask, ask) for ask in asks]
+    gevent.joinall(greenlets, raise_error=True)
+    return [greenlet.value for greenlet in greenlets]
+
+
+def one_stream(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
+    """One request alone: 128 tokens in, 128 out."""
+    return [[client.ask(prompts.ask("one", prompts.fresh(128, "one"), 128))]]
+
+
+def shared_prefix(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
+    """A prefix of 1,024 tokens, first cold, then warm four times at once with different ends; 32 out."""
+    prefix = prompts.fresh(1024, "prefix")
+    cold = client.ask(prompts.ask("cold", prefix + prompts.fresh(16, "tail"), 32))
+    asks = [prompts.ask("warm", prefix + prompts.fresh(16, f"tail {place}"), 32) for place in range(4)]
+    return [[cold], ask_together(client, asks)]
+
+
+def mixed_streams(count: int) -> Workload:
+    """Return the workload of so many streams at once: 32 to 512 in, 16 to 256 out."""
+
+    def run(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
+        # The lengths are the same in every repetition, or medians would compare different work.
+        lengths = mixed_lengths(count, seed=count)
+        asks = [
+            prompts.ask("mixed", prompts.fresh(prompt_tokens, f"mixed {place}"), answer_tokens)
+            for place, (prompt_tokens, answer_tokens) in enumerate(lengths)
+        ]
+        return [ask_together(client, asks)]
+
+    return run
+
+
+def long_arrival(client: StreamClient, prompts: Prompts) -> list[list[Exchange]]:
+    """Four streams decode (128 in, 256 out); once all have begun, a prompt of 4,096 tokens arrives."""
+    begun = [Event() for _ in range(4)]
+
+    def decode(place: int) -> Exchange:
+        ask = prompts.ask("decoding", prompts.fresh(128, f"decoding {place}"), 256)
+        try:
+            return client.ask(ask, on_first_text=begun[place].set)
+        finally:
+            begun[place].set()
+
+    greenlets = [gevent.spawn(decode, place) for place in range(4)]
+    for event in begun:
+        event.wait()
+    arrival = client.ask(prompts.ask("arrival", prompts.fresh(4096, "arrival"), 16))
+    gevent.joinall(greenlets, raise_error=True)
+    return [[greenlet.value for greenlet in greenlets], [arrival]]
+
+
+WORKLOADS: dict[tuple[str, ...], Workload] = {
+    ("1 stream, 128 in, 128 out",): one_stream,
+    ("1,024-token prefix, cold", "same, warm, 4 at once"): shared_prefix,
+    ("8 streams, 32-512 in, 16-256 out",): mixed_streams(8),
+    ("32 streams, same",): mixed_streams(32),
+    ("4 decoding while 4,096 tokens arrive", "the long prompt itself"): long_arrival,
+}
+"""Rows that a workload fills -> the workload."""
+
+COLUMNS = ("workload", "server", "TTFT p50 ms", "TPOT p50 ms", "longest gap ms", "output tokens/s", "errors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Medians over the repetitions of one row for one server; NaN where nothing was measured."""
+
+    ttft_ms: float
+    tpot_ms: float
+    longest_gap_ms: float
+    output_tokens_per_s: float
+    num_errors: int
+
+    def values(self) -> tuple[float, ...]:
+        """Return the four figures in the order of the table."""
+        return (self.ttft_ms, self.tpot_ms, self.longest_gap_ms, self.output_tokens_per_s)
+
+
+def cell_of(rounds: Sequence[Summary]) -> Cell:
+    """Return the medians of some repetitions."""
+    return Cell(
+        ttft_ms=median(one.ttft_ms.p50 for one in rounds),
+        tpot_ms=median(one.tpot_ms.p50 for one in rounds),
+        longest_gap_ms=median(one.itl_ms.highest for one in rounds),
+        output_tokens_per_s=median(one.output_tokens_per_s for one in rounds),
+        num_errors=sum(one.num_errors for one in rounds),
+    )
+
+
+def with_ratio(value: float, base: float) -> str:
+    """Return a figure with its ratio to another, where both were measured."""
+    if isnan(value) or isnan(base) or base == 0:
+        return number(value)
+    return f"{number(value)} ({number(value / base)}x)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What was found: row -> server -> cell, and what went wrong."""
+
+    cell_by_server_by_row: dict[str, dict[str, Cell]]
+    errors: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """Return the cells as one line; null where nothing was measured."""
+        cells = {
+            row: {
+                name: {
+                    column: None if isnan(value) else value
+                    for column, value in zip(COLUMNS[2:6], cell.values(), strict=True)
+                }
+                for name, cell in cell_by_server.items()
+            }
+            for row, cell_by_server in self.cell_by_server_by_row.items()
+        }
+        return json.dumps(cells)
+
+    def table(self) -> str:
+        """Return the table; ratios are to the first server."""
+        rows = []
+        for row, cell_by_server in self.cell_by_server_by_row.items():
+            first = next(iter(cell_by_server.values()))
+            for name, cell in cell_by_server.items():
+                pairs = zip(cell.values(), first.values(), strict=True)
+                figures = [number(value) if cell is first else with_ratio(value, base) for value, base in pairs]
+                rows.append([row, name, *figures, str(cell.num_errors)])
+        return markdown_table(COLUMNS, rows)
+
+
+def compare(servers: Sequence[Server], *, repeats: int, ids: TokenRange, ignore_eos: bool) -> Comparison:
+    """Run every workload on every server, in turns; who begins changes with each repetition."""
+    clients = {server.name: StreamClient(server.url, concurrency=MAX_STREAMS) for server in servers}
+    cells: dict[str, dict[str, Cell]] = {}
+    errors: set[str] = set()
+    for rows, workload in WORKLOADS.items():
+        rounds: dict[str, list[list[Summary]]] = {server.name: [] for server in servers}
+        for repeat in range(repeats):
+            turn = repeat % len(servers)
+            for server in (*servers[turn:], *servers[:turn]):
+                prompts = Prompts(model=server.model, round_name=f"{rows[0]}/{repeat}", ids=ids, ignore_eos=ignore_eos)
+                found = workload(clients[server.name], prompts)
+                errors |= {f"{server.name}, {rows[0]}: {e.error}" for part in found for e in part if e.error}
+                rounds[server.name].append([summarise(part, label=rows[0], users=len(part)) for part in found])
+        for place, row in enumerate(rows):
+            cells[row] = {name: cell_of([one[place] for one in found]) for name, found in rounds.items()}
+    return Comparison(cell_by_server_by_row=cells, errors=tuple(sorted(errors)))
+
+
+def find_server(text: str, model: str | None) -> Server:
+    """Read `name=url` and ask the server for its first base model, unless one is named.
+
+    Raises:
+        SystemExit: the text is no such pair, or nobody answers.
+    """
+    name, separator, url = text.partition("=")
+    if not separator or "://" not in url:
+        raise SystemExit(f"loadtest.compare: --url wants name=http://host:port, not {text!r}")
+    try:
+        models = StreamClient(url).models()
+    except (OSError, StreamError) as failure:
+        raise SystemExit(f"loadtest.compare: {name} does not answer at {url} ({failure})") from failure
+    bases = [served.name for served in models if served.parent is None]
+    return Server(name=name, url=url, model=model or bases[0])
+
+
+def main() -> None:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.compare", description=__doc__)
+    parser.add_argument("--url", action="append", required=True, help="name=http://host:port; give it once for each")
+    parser.add_argument("--model", help="model to ask everywhere; default: the first base model that a server lists")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--first-id", type=int, default=300, help="prompts are drawn from token ids [first, last)")
+    parser.add_argument("--last-id", type=int, default=1000)
+    parser.add_argument("--respect-eos", action="store_true", help="for servers that do not know `ignore_eos`")
+    options = parser.parse_args()
+    servers = [find_server(text, options.model) for text in options.url]
+    ids = TokenRange(start=options.first_id, end=options.last_id)
+    found = compare(servers, repeats=options.repeats, ids=ids, ignore_eos=not options.respect_eos)
+    print(found.table())
+    print("".join(f"\n{error}" for error in found.errors))
+    print(found.to_json())
+
+
+if __name__ == "__main__":
+    main()

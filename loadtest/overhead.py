@@ -1,0 +1,143 @@
+"""What the serving path adds: TTFT and TPOT over HTTP minus those of the engine alone, for the same prompts.
+
+    python -m loadtest.overhead --host http://127.0.0.1:8000 --checkpoint models/stdlib-chat --streams 1,8
+
+Both are measured on this machine in turns: the server is asked, then an engine in this process, with new prompts for
+every repetition. Prompts are token ids, so that both compute the same; what the tokenizer costs is not in it. Give the
+engine here the threads that the server's has, and stop other work: with few cores the difference is small and the
+noise is not. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from loadtest.bench_engine import Plan, engine_config, vocabulary
+from loadtest.compare import ask_together, find_server
+from loadtest.engine_alone import EngineAlone
+from loadtest.measure import Exchange
+from loadtest.stream_client import StreamClient
+from loadtest.tables import markdown_table, number
+from loadtest.workloads import token_ask, token_prompt
+
+COLUMNS = ("streams", "TTFT engine ms", "TTFT HTTP ms", "added", "TPOT engine ms", "TPOT HTTP ms", "added")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """Medians over all streams of all repetitions, in milliseconds."""
+
+    streams: int
+    engine_ttft_ms: float
+    http_ttft_ms: float
+    engine_tpot_ms: float
+    http_tpot_ms: float
+
+    def row(self) -> list[str]:
+        """Return the cells of `COLUMNS`."""
+        figures = (
+            *(self.engine_ttft_ms, self.http_ttft_ms, self.http_ttft_ms - self.engine_ttft_ms),
+            *(self.engine_tpot_ms, self.http_tpot_ms, self.http_tpot_ms - self.engine_tpot_ms),
+        )
+        return [str(self.streams), *map(number, figures)]
+
+
+def overhead_of(streams: int, alone: Sequence[Exchange], over_http: Sequence[Exchange]) -> Overhead:
+    """Return the medians.
+
+    Raises:
+        ValueError: an answer over HTTP failed or was too short to be timed.
+    """
+    for exchange in over_http:
+        if exchange.error is not None:
+            raise ValueError(f"a request failed: {exchange.error}")
+    return Overhead(
+        streams=streams,
+        engine_ttft_ms=_median([exchange.ttft_ms for exchange in alone]),
+        http_ttft_ms=_median([exchange.ttft_ms for exchange in over_http]),
+        engine_tpot_ms=_median([exchange.tpot_ms for exchange in alone]),
+        http_tpot_ms=_median([exchange.tpot_ms for exchange in over_http]),
+    )
+
+
+def _median(values: Sequence[float | None]) -> float:
+    found = [value for value in values if value is not None]
+    if not found:
+        raise ValueError("no answer was long enough to be timed: ask for more tokens, or screen no output meanwhile")
+    return median(found)
+
+
+def measure(client: StreamClient, model: str, engine: EngineAlone, plan: Plan) -> list[Overhead]:
+    """Run the plan, the server and the engine in turns."""
+    results = []
+    for streams in plan.batches:
+        alone: list[Exchange] = []
+        over_http: list[Exchange] = []
+        for repeat in range(-1, plan.repeats):
+            prompts = [
+                token_prompt(plan.prompt_tokens, seed=f"overhead/{streams}/{repeat}/{row}", ids=plan.ids)
+                for row in range(streams)
+            ]
+            asks = [token_ask(model, prompt, plan.answer_tokens, workload="overhead") for prompt in prompts]
+            answered = ask_together(client, asks)
+            generated = engine.generate(prompts, [plan.answer_tokens] * streams)
+            # The first round warms both up.
+            if repeat >= 0:
+                over_http += answered
+                alone += generated.exchanges
+        results.append(overhead_of(streams, alone, over_http))
+    return results
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.overhead", description=__doc__)
+    parser.add_argument("--host", default="http://127.0.0.1:8000")
+    parser.add_argument("--model", help="name to ask; default: the first base model that the server lists")
+    parser.add_argument("--checkpoint", type=Path, required=True, help="folder of the same model")
+    parser.add_argument("--streams", default="1,8", help="requests at once, by commas")
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--answer-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--max-batched-tokens", type=int, default=1024)
+    options = parser.parse_args(arguments)
+    options.batches = tuple(int(part) for part in options.streams.split(","))
+    if min(*options.batches, options.prompt_tokens, options.repeats) < 1 or options.answer_tokens < 2:
+        parser.error("streams, prompt tokens and repeats must be at least 1, answer tokens at least 2")
+    return options
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse()
+    server = find_server(f"server={options.host}", options.model)
+    plan = Plan(
+        batches=options.batches,
+        prompt_tokens=options.prompt_tokens,
+        answer_tokens=options.answer_tokens,
+        repeats=options.repeats,
+        ids=vocabulary(options.checkpoint),
+    )
+    engine = EngineAlone(engine_config(options, options.checkpoint))
+    client = StreamClient(options.host, concurrency=max(options.batches))
+    try:
+        results = measure(client, server.model, engine, plan)
+    except ValueError as failure:
+        raise SystemExit(f"loadtest.overhead: {failure}") from failure
+    finally:
+        engine.close()
+        client.close()
+    print(markdown_table(COLUMNS, [result.row() for result in results]))
+    print(json.dumps([asdict(result) for result in results]))
+
+
+if __name__ == "__main__":
+    main()

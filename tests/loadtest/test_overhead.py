@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from loadtest.measure import Exchange
+from loadtest.overhead import overhead_of, parse
+
+
+def exchange(first_ms: float, token_ms: float, error: str | None = None) -> Exchange:
+    times = [first_ms + token_ms * place for place in range(5)]
+    return Exchange(
+        workload="w",
+        model="m",
+        started_s=0.0,
+        status=200,
+        error=error,
+        event_ms=times,
+        end_ms=times[-1],
+        completion_tokens=5,
+    )
+
+
+def test_what_http_adds_is_the_difference_of_medians() -> None:
+    found = overhead_of(1, [exchange(10, 2), exchange(12, 4), exchange(50, 3)], [exchange(15, 3.5)])
+    assert (found.engine_ttft_ms, found.http_ttft_ms) == (12, 15)
+    assert (found.engine_tpot_ms, found.http_tpot_ms) == (3, 3.5)
+    assert found.row() == ["1", "12.0", "15.0", "3.00", "3.00", "3.50", "0.50"]
+
+
+def test_a_failed_request_is_no_measurement() -> None:
+    with pytest.raises(ValueError, match="HTTP 429"):
+        overhead_of(1, [exchange(1, 1)], [exchange(1, 1, "HTTP 429: full")])
+
+
+def test_an_answer_in_one_piece_is_no_measurement() -> None:
+    whole = Exchange(workload="w", model="m", started_s=0, status=200, error=None, event_ms=[5.0], completion_tokens=9)
+    with pytest.raises(ValueError, match="long enough"):
+        overhead_of(1, [exchange(1, 1)], [whole])
+
+
+def test_nonsense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--checkpoint", "x", "--streams", "0"])
+    assert "at least 1" in capsys.readouterr().err
