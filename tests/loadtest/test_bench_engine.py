@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest import bench_engine
+from loadtest.bench_engine import checkpoint, parse, vocabulary
+from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
+from tests.loadtest.test_geometries import SMALL
+
+
+def test_a_checkpoint_is_measured_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(CONFIG_BY_NAME["qwen2.5-0.5b"] | SMALL, tmp_path)
+    lengths = ["--prompt-tokens", "8", "--answer-tokens", "4", "--repeats", "2", "--threads", "1", "--dtype", "float32"]
+    monkeypatch.setattr(sys, "argv", ["bench", str(tmp_path), "--batches", "1,3", *lengths])
+    bench_engine.main()
+    lines = capsys.readouterr().out.splitlines()
+    facts = json.loads(lines[-1])
+    assert [result["batch"] for result in facts["results"]] == [1, 3]
+    for result in facts["results"]:
+        assert result["prefill_tokens_per_s"] > 0
+        assert result["decode_tokens_per_s"] > 0
+        assert sum(result["decode_ms_by_part"].values()) <= result["decode_step_ms"] * 1.001
+    assert any(line.startswith("| batch") for line in lines)
+
+
+def test_a_named_geometry_lives_as_long_as_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CONFIG_BY_NAME, "tiny", CONFIG_BY_NAME["llama-3.1-8b"] | SMALL)
+    with checkpoint("tiny") as folder:
+        assert (folder / "config.json").exists()
+        assert vocabulary(folder).end == SMALL["vocab_size"]
+        assert vocabulary(folder).start < SMALL["vocab_size"]
+    assert not folder.exists()
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(SystemExit, match=r"smollm2-135m, qwen2\.5-0\.5b, llama-3\.1-8b"), checkpoint("gpt-9"):
+        pass
+
+
+@pytest.mark.parametrize("arguments", [["m", "--batches", "0"], ["m", "--answer-tokens", "1"]])
+def test_nonsense_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert "at least" in capsys.readouterr().err

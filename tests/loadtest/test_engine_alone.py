@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import RequestError
+from loadtest.engine_alone import EngineAlone
+from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
+from tests.loadtest.test_geometries import SMALL
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineAlone]:
+    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(CONFIG_BY_NAME["smollm2-135m"] | SMALL, folder)
+    config = EngineConfig(model_path=str(folder), device="cpu", dtype="float32", num_threads=1, max_num_seqs=4)
+    alone = EngineAlone(config)
+    yield alone
+    alone.close()
+
+
+def test_every_prompt_gets_its_number_of_tokens(engine: EngineAlone) -> None:
+    found = engine.generate([[5, 6, 7], [8, 9]], [4, 9])
+    assert [one.completion_tokens for one in found.exchanges] == [4, 9]
+    assert [one.prompt_tokens for one in found.exchanges] == [3, 2]
+    assert all(one.is_ok and one.ttft_ms and one.end_ms >= one.ttft_ms for one in found.exchanges)
+    assert found.num_decoded == 3 + 8
+    assert found.prefill_s > 0
+    assert found.decode_s > 0
+
+
+def test_the_parts_of_a_step_fit_into_the_step(engine: EngineAlone) -> None:
+    split = engine.generate([[5, 6, 7, 8]], [16]).decode_split
+    assert split.num_steps == 15
+    assert 0 < sum(split.ms_by_part.values()) <= split.wall_ms * 1.001
+    assert split.ms_by_part.keys() == {"schedule", "prepare", "forward", "sample", "emit"}
+
+
+def test_more_prompts_than_rows_are_run_too(engine: EngineAlone) -> None:
+    found = engine.generate([[10 + place] for place in range(7)], [3] * 7)
+    assert [one.completion_tokens for one in found.exchanges] == [3] * 7
+
+
+def test_a_prompt_that_does_not_fit_is_refused(engine: EngineAlone) -> None:
+    with pytest.raises(RequestError):
+        engine.generate([[5] * 1000], [3])
