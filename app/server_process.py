@@ -22,7 +22,7 @@ from pathlib import Path
 GRACE_S = 20.0
 """Seconds for replicas to finish what they have; a second signal cuts it short."""
 
-_TERM_S = 8.0
+TERM_S = 8.0
 _DASHBOARD = re.compile(r"dashboard at\s+(?:\x1b\[[0-9;]*m)*(http://[\w.:-]+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -81,7 +81,7 @@ class ServerProcess:
         A `KeyboardInterrupt` while waiting (a second Ctrl-C) skips the rest of the grace.
         """
         try:
-            for wanted, patience_s in ((signal.SIGINT, GRACE_S), (signal.SIGTERM, _TERM_S)):
+            for wanted, patience_s in ((signal.SIGINT, GRACE_S), (signal.SIGTERM, TERM_S)):
                 if self._child.poll() is None:
                     self._child.send_signal(wanted)
                     self._wait(patience_s)

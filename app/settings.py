@@ -68,6 +68,9 @@ class EngineSettings(SettingsNode):
     max_batched_tokens: int = Field(
         default=1024, ge=1, description="Token budget of one step, prefill and decode together."
     )
+    max_prefill_tokens_with_decodes: int | None = Field(
+        default=None, ge=1, description="Prompt tokens of a step that others decode in; null: the whole budget."
+    )
     block_tokens: int = Field(default=16, ge=1, description="Tokens in one block of the KV cache.")
     kv_cache_bytes: int | None = Field(
         default=None, ge=1, description="Bytes of the KV cache; null: a share of free memory."

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from app import checkpoint_source
+from app.checkpoint_source import is_hub_id, local_folder
+from engine.errors import CheckpointError
+
+
+def test_an_existing_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models" / "base").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert local_folder("models/base") == tmp_path / "models" / "base"
+
+
+@pytest.mark.parametrize("path", ["models/nope", "/nope", "./nope", "../x/y", "a/b/c", "nope", "org/na me"])
+def test_what_is_no_folder_and_no_hub_id_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert not is_hub_id(path)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        local_folder(path)
+
+
+def test_a_hub_id_is_fetched_without_pickle_or_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def snapshot(repository: str, *, allow_patterns: list[str]) -> str:
+        asked.append((repository, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(checkpoint_source, "snapshot_download", snapshot)
+    assert local_folder("some-org/some-model") == tmp_path
+    ((repository, patterns),) = asked
+    assert repository == "some-org/some-model"
+    assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in patterns)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(repository: str, *, allow_patterns: list[str]) -> str:
+        raise LocalEntryNotFoundError("no way")
+
+    monkeypatch.setattr(checkpoint_source, "snapshot_download", snapshot)
+    with pytest.raises(CheckpointError, match="could not be fetched"):
+        local_folder("some-org/some-model")

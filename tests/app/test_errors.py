@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from app.errors import ApiError, is_our_fault, to_api_error, without_internals
+from engine.errors import EngineError, OverloadError, RequestError
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (RequestError("a", field="n"), 400, None),
+        (RequestError("a", field="model", code="model_not_found"), 404, "model_not_found"),
+        (RequestError("a", code="context_length_exceeded"), 400, "context_length_exceeded"),
+        (OverloadError("a", retry_after_s=0.01), 503, "server_overloaded"),
+        (TimeoutError(), 504, "timeout"),
+        (EngineError("a"), 500, None),
+        (RecursionError(), 500, None),
+        (ApiError(418, "a", code="b"), 418, "b"),
+    ],
+)
+def test_every_error_has_one_status(error: Exception, status: int, code: str | None) -> None:
+    answer = to_api_error(error)
+    assert (answer.status, answer.code) == (status, code)
+    assert is_our_fault(error) is (status == 500)
+
+
+@pytest.mark.parametrize(("wait_s", "header"), [(0.01, "1"), (2.1, "3"), (1e9, "120")])
+def test_the_wait_is_whole_seconds_that_the_sdk_accepts(wait_s: float, header: str) -> None:
+    assert to_api_error(OverloadError("a", retry_after_s=wait_s)).headers == {"retry-after": header}
+
+
+def test_addresses_and_paths_are_taken_out_and_routes_in_quotes_are_text() -> None:
+    assert without_internals("at 0x7fFe in /usr/lib/x.py") == "at [address] in [path]"
+    assert without_internals("600 of 512 tokens, and/or less") == "600 of 512 tokens, and/or less"
+
+
+def test_a_body_can_always_be_encoded() -> None:
+    body = ApiError(400, "\ud800" + "x" * 5000, param="\udfff").body()
+    assert len(json.dumps(body, ensure_ascii=False).encode()) < 2000

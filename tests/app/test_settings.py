@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.settings import EngineSettings, SafetySettings, Settings, SettingsNode
+from deployments.config import SafetyConfig
+from engine.config import EngineConfig
+
+MODEL = {"name": "base", "path": "models/base"}
+
+
+def nodes() -> list[type[SettingsNode]]:
+    return SettingsNode.__subclasses__()
+
+
+def test_the_least_configuration_is_one_model() -> None:
+    settings = Settings.model_validate({"models": [MODEL]})
+    assert settings.models[0].engine == EngineSettings()
+    assert settings.safety is None
+
+
+def test_every_field_has_a_sentence() -> None:
+    for node in nodes():
+        for name, field in node.model_fields.items():
+            assert (field.description or "").endswith("."), (node, name)
+
+
+def test_engine_and_safety_settings_mirror_what_they_become() -> None:
+    engine = {field.name: field.default for field in dataclasses.fields(EngineConfig) if field.name != "model_path"}
+    assert EngineSettings().model_dump() == engine
+    safety = {field.name for field in dataclasses.fields(SafetyConfig)} - {"model_path"}
+    assert set(SafetySettings.model_fields) - {"name", "path", "placement"} == safety
+    ours = SafetySettings(path="x").model_dump()
+    theirs = dataclasses.asdict(SafetyConfig(model_path="x"))
+    assert {name: ours[name] for name in safety} == {name: theirs[name] for name in safety}
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ({"models": [MODEL | {"egnine": {}}]}, "unknown key 'egnine'; did you mean 'engine'?"),
+        ({"models": [MODEL], "saftey": None}, "unknown key 'saftey'; did you mean 'safety'?"),
+        ({"models": [MODEL | {"engine": {"max_seqs": 1}}]}, "did you mean 'max_num_seqs'?"),
+        ({"models": []}, "at least one base model"),
+        ({"models": [MODEL, MODEL]}, "declared more than once: base"),
+        ({"models": [MODEL | {"adapters": [{"name": "base", "path": "x"}]}]}, "declared more than once: base"),
+        ({"models": [{"name": "../x", "path": "x"}]}, "String should match pattern"),
+        ({"models": [MODEL | {"engine": {"max_num_seqs": 0}}]}, "greater than or equal to 1"),
+        ({"models": [MODEL | {"engine": {"gpu_memory_fraction": float("nan")}}]}, "finite number"),
+        ({"models": [MODEL], "safety": {"path": "x", "window_chars": 9, "overlap_chars": 9}}, "must be smaller"),
+    ],
+)
+def test_mistakes_are_refused_with_a_hint(args: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValidationError) as wrong:
+        Settings.model_validate(args)
+    assert text in str(wrong.value)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError):
+        Settings.model_validate({"models": [MODEL]}).max_resumes = 5  # type: ignore[misc]
