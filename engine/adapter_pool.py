@@ -91,7 +91,7 @@ class AdapterPool:
         self._uploads: ThreadPoolExecutor | None = None
         if device.type == "cuda":
             self._uploads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-upload")
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._stream = torch.cuda.Stream(device)
         for ref in refs:
             self.declare(ref)
 
