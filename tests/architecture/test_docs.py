@@ -22,8 +22,9 @@ PARTS_OF_OTHER_FOLDERS = {
     "adapter_config.json",
     "tokenizer_config.json",
     "openapi.json",
+    "__init__.py",
 }
-"""Names of files inside checkpoints and answers, not of this repository."""
+"""Names of files inside checkpoints and packages, not at the root of this repository."""
 
 
 def documents() -> list[Path]:
