@@ -1,0 +1,102 @@
+"""Keeps control tokens that a person has typed into a message from becoming control tokens.
+
+A chat template writes control tokens around the messages as text, and one pass of the tokenizer turns both into ids: a
+message that spells a control token would open a turn of its own. Here, for messages that could:
+
+1. `disarm` puts a private mark where a message spells a control token (or could complete one with its neighbour);
+2. the template renders the messages so marked: the control tokens in the result are the template's;
+3. `encode` gives those other names, puts the typed text back, and encodes the whole in one pass by a tokenizer that
+   knows the names, but no control tokens. Ordinary text therefore costs the very tokens that one plain pass gives it.
+
+The names are drawn anew by each process, so that nobody can type them.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+
+from tokenizers import AddedToken, Tokenizer
+
+from engine.errors import RequestError
+
+
+class ControlTokens:
+    """The special tokens of one tokenizer. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        added: dict[int, AddedToken] = tokenizer.get_added_tokens_decoder()
+        self._id_by_text = {token.content: token_id for token_id, token in added.items() if token.special}
+        self._tokens = [token for token in added.values() if token.special]
+        self._any = re.compile("|".join(map(re.escape, sorted(self._id_by_text, key=len, reverse=True))) or r"(?!)")
+        self._beginnings = frozenset(text[:cut] for text in self._id_by_text for cut in range(1, len(text)))
+        self._endings = frozenset(text[cut:] for text in self._id_by_text for cut in range(1, len(text)))
+        self._longest = max(map(len, self._id_by_text), default=0)
+        nonce = secrets.token_hex(8)
+        # Private-use characters around a secret: no normalizer touches them, nobody can guess them.
+        self._name_by_text = {text: f"\ue000{nonce}n{i}\ue001" for i, text in enumerate(self._id_by_text)}
+        self._mark_by_text = {text: f"\ue000{nonce}m{i}\ue001" for i, text in enumerate(self._id_by_text)}
+        self._gap = f"\ue000{nonce}g\ue001"
+        self._text_by_mark = {mark: text for text, mark in self._mark_by_text.items()} | {self._gap: ""}
+        self._any_mark = re.compile("|".join(map(re.escape, self._text_by_mark)))
+        self._deaf: Tokenizer | None = None
+        self._lock = threading.Lock()
+
+    def is_suspicious(self, text: str) -> bool:
+        """Whether the text spells a control token, or begins or ends with a part of one."""
+        return bool(self._any.search(text)) or self._begins_with_ending(text) or self._ends_with_beginning(text)
+
+    def disarm(self, text: str) -> str:
+        """Return the text with private marks where it spells a control token or could be joined to one."""
+        before = self._gap if self._begins_with_ending(text) else ""
+        after = self._gap if self._ends_with_beginning(text) else ""
+        return before + self._any.sub(lambda found: self._mark_by_text[found[0]], text) + after
+
+    def encode(self, rendered: str) -> list[int]:
+        """Return the tokens of a rendered template whose messages were disarmed.
+
+        Raises:
+            RequestError: the tokenizer's model itself makes a control token of plain characters.
+        """
+        deaf = self._deaf_tokenizer()
+        named = self._any.sub(lambda found: self._name_by_text[found[0]], rendered)
+        typed = self._any_mark.sub(lambda found: self._text_by_mark[found[0]], named)
+        id_by_name_id = {deaf.token_to_id(name): self._id_by_text[text] for text, name in self._name_by_text.items()}
+        token_ids = deaf.encode(typed, add_special_tokens=False).ids
+        if not frozenset(self._id_by_text.values()).isdisjoint(token_ids):
+            raise RequestError(
+                "messages must not spell a control token of this model, whose tokenizer cannot tell the two apart",
+                field="messages",
+            )
+        return [id_by_name_id.get(token_id, token_id) for token_id in token_ids]
+
+    def _deaf_tokenizer(self) -> Tokenizer:
+        # Made when it is first needed: it costs as much memory as the tokenizer itself.
+        with self._lock:
+            if self._deaf is None:
+                deaf = Tokenizer.from_str(self._tokenizer.to_str())
+                deaf.encode_special_tokens = True
+                deaf.add_tokens([self._renamed(token) for token in self._tokens])
+                self._deaf = deaf
+            return self._deaf
+
+    def _renamed(self, token: AddedToken) -> AddedToken:
+        return AddedToken(
+            self._name_by_text[token.content],
+            single_word=token.single_word,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            normalized=token.normalized,
+            special=False,
+        )
+
+    def _begins_with_ending(self, text: str) -> bool:
+        return any(text[:cut] in self._endings for cut in self._cuts(text))
+
+    def _ends_with_beginning(self, text: str) -> bool:
+        return any(text[-cut:] in self._beginnings for cut in self._cuts(text))
+
+    def _cuts(self, text: str) -> range:
+        return range(1, min(self._longest, len(text) + 1))

@@ -1,0 +1,110 @@
+"""The safety deployment and the two ways to reach a classifier: in this process, or over a Serve handle.
+
+Texts that arrive together, from whatever request, share a forward pass, which runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import torch
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.classifier import Classifier
+from deployments.config import SafetyConfig
+from deployments.generation import Verdict
+from deployments.handle_errors import unwrap
+from engine.errors import EngineError, RequestError
+
+MAX_FORWARD_S = 60.0
+"""A forward pass that takes longer has hung."""
+
+
+class SafetyPort(Protocol):
+    """What a gateway asks of a safety classifier."""
+
+    async def judge(self, texts: Sequence[str]) -> list[Verdict]:
+        """Return a verdict on each text, in order.
+
+        Raises:
+            RequestError: as `Classifier.check`.
+        """
+        ...
+
+
+class LocalSafety:
+    """A classifier in this process. Lives on one event loop."""
+
+    def __init__(
+        self, classifier: Classifier, config: SafetyConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._classifier = classifier
+        self._clock = clock
+        self._began_s: float | None = None
+        # One thread: a second forward pass at the same time would fight for the same cores.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="safety")
+        self._judge_together.set_max_batch_size(config.max_batch)
+        self._judge_together.set_batch_wait_timeout_s(config.batch_wait_s)
+
+    async def judge(self, texts: Sequence[str]) -> list[Verdict]:
+        """Return a verdict on each text, in order; errors as `SafetyPort.judge`."""
+        for text in texts:
+            self._classifier.check(text)
+        return list(await asyncio.gather(*(self._judge_together(text) for text in texts)))
+
+    def check_health(self) -> None:
+        """Say nothing as long as forward passes come to an end.
+
+        Raises:
+            EngineError: one has been running for over a minute.
+        """
+        began_s = self._began_s
+        if began_s is not None and self._clock() - began_s > MAX_FORWARD_S:
+            raise EngineError(f"the safety classifier has been at one batch for {self._clock() - began_s:.0f} seconds")
+
+    @serve.batch
+    async def _judge_together(self, texts: list[str]) -> list[Verdict]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._judge, texts)
+
+    def _judge(self, texts: list[str]) -> list[Verdict]:
+        self._began_s = self._clock()
+        try:
+            return self._classifier.judge(texts)
+        finally:
+            self._began_s = None
+
+
+class RemoteSafety:
+    """The safety deployment, seen through its handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._judge = handle.judge
+
+    async def judge(self, texts: Sequence[str]) -> list[Verdict]:
+        """Return a verdict on each text, in order; errors as `SafetyPort.judge`, or Ray's where the actor is gone."""
+        try:
+            verdicts: list[Verdict] = await self._judge.remote(tuple(texts))
+        except RequestError as error:
+            raise unwrap(error) from None
+        return verdicts
+
+
+class Safety:
+    """The actor: a shell around `LocalSafety`."""
+
+    def __init__(self, config: SafetyConfig) -> None:
+        torch.set_num_threads(config.num_threads)
+        self._safety = LocalSafety(Classifier(config), config)
+
+    async def judge(self, texts: tuple[str, ...]) -> list[Verdict]:
+        """Return a verdict on each text, in order."""
+        return await self._safety.judge(texts)
+
+    def check_health(self) -> None:
+        """Serve's health check; raises where the classifier hangs."""
+        self._safety.check_health()

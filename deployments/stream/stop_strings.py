@@ -1,0 +1,94 @@
+"""Cuts a text that arrives in pieces before the first of its stop strings, and never shows a part of one.
+
+Pure. The first stop string is the one that is complete first (of two that are complete at the same character, the
+longer), so that the result does not depend on how the text was cut into pieces.
+Each stop string is followed by its own Knuth-Morris-Pratt automaton: O(1) amortised for a character and a stop string.
+**Source:** Knuth, Morris, Pratt, "Fast pattern matching in strings", SIAM J. Comput. 6 (1977).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.errors import RequestError
+
+
+class StopStrings:
+    """The watch over one text.
+
+    Raises:
+        RequestError: a stop string is empty.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if not all(stops):
+            raise RequestError("stop must not contain an empty string", field="stop")
+        self._automata = [_Automaton(stop) for stop in stops]
+        self._held = ""
+        self._is_closed = False
+
+    @property
+    def held_back(self) -> str:
+        """The end of the text so far that may be the beginning of a stop string: shorter than the longest of them."""
+        return self._held
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Return the text that is certain to stay, and the stop string that ends it or None.
+
+        After a match the text is closed: whatever is fed is dropped.
+        """
+        if self._is_closed or not text:
+            return "", None
+        if not self._automata:
+            return text, None
+        found: tuple[int, int, str] | None = None
+        for automaton in self._automata:
+            end = automaton.advance(text)
+            if end is not None and (found is None or (end, -len(automaton.stop)) < found[:2]):
+                found = end, -len(automaton.stop), automaton.stop
+        buffer = self._held + text
+        if found is not None:
+            end, minus_length, stop = found
+            self._is_closed, self._held = True, ""
+            return buffer[: len(buffer) - len(text) + end + minus_length], stop
+        num_safe = len(buffer) - max(automaton.num_matched for automaton in self._automata)
+        self._held = buffer[num_safe:]
+        return buffer[:num_safe], None
+
+    def close(self) -> str:
+        """Return what was held back: no more text comes, so that it is no stop string."""
+        held, self._held = self._held, ""
+        self._is_closed = True
+        return held
+
+
+class _Automaton:
+    """How many characters of one stop string the text so far ends with."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        # borders[i]: length of the longest proper prefix of stop[:i] that it also ends with.
+        self._borders = [0, 0]
+        for char in stop[1:]:
+            self._borders.append(self._follow(self._borders[-1], char))
+
+    def advance(self, text: str) -> int | None:
+        """Follow the text; return the position after the first whole stop string in it, or None."""
+        position, matched = 0, self.num_matched
+        while position < len(text):
+            if matched == 0:
+                position = text.find(self.stop[0], position)
+                if position < 0:
+                    break
+            matched = self._follow(matched, text[position])
+            position += 1
+            if matched == len(self.stop):
+                return position
+        self.num_matched = matched
+        return None
+
+    def _follow(self, matched: int, char: str) -> int:
+        while matched and self.stop[matched] != char:
+            matched = self._borders[matched]
+        return matched + 1 if self.stop[matched] == char else 0

@@ -1,0 +1,151 @@
+"""Text to token ids and back for one checkpoint, by its own tokenizer.json and chat template.
+
+Owns the bounds on text and the refusals in the caller's words. Templates come from the checkpoint only and run in
+transformers' sandbox. Thread-safe; knows no Ray.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from deployments.control_tokens import ControlTokens
+from deployments.generation import ChatMessage
+from deployments.stream.detokenizer import Detokenizer
+from deployments.token_pieces import TokenPieces
+from engine.errors import CheckpointError, RequestError
+
+DEFAULT_MAX_CHARS = 1_000_000
+
+
+class TextCodec:
+    """The tokenizer of one checkpoint folder.
+
+    Args:
+        tokenizer_path: folder with tokenizer.json.
+        max_chars: characters that one prompt may have, before and after the template.
+
+    Raises:
+        CheckpointError: the folder has no tokenizer.json that can be used.
+    """
+
+    def __init__(self, tokenizer_path: str, *, max_chars: int = DEFAULT_MAX_CHARS) -> None:
+        self._name = os.path.basename(os.path.normpath(tokenizer_path))
+        self._max_chars = max_chars
+        self._tokenizer = _load(tokenizer_path)
+        backend: Tokenizer = self._tokenizer.backend_tokenizer
+        # A file may bring the padding and truncation of its training along.
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self._control_tokens = ControlTokens(backend)
+        self._pieces = TokenPieces(backend, self._name)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that have a token are below this."""
+        return len(self._tokenizer)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` can serve at all."""
+        template = self._tokenizer.chat_template
+        return "default" in template if isinstance(template, dict) else bool(template)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Return the tokens of a conversation in the model's own template, opened for the model's turn.
+
+        Control tokens come from the template only; those that a message spells are plain text.
+
+        Raises:
+            RequestError: no template, messages that the template refuses, or text that is too long or not Unicode.
+        """
+        if not self.has_chat_template:
+            raise RequestError(
+                f"the model {self._name} has no chat template: use /v1/completions with a prompt", field="messages"
+            )
+        if not messages:
+            raise RequestError("messages must hold at least one message", field="messages")
+        fields = [_fields(message) for message in messages]
+        self._check([text for turn in fields for text in turn.values()], field="messages")
+        is_suspicious = any(self._control_tokens.is_suspicious(text) for turn in fields for text in turn.values())
+        if is_suspicious:
+            fields = [{key: self._control_tokens.disarm(text) for key, text in turn.items()} for turn in fields]
+        rendered = self._render(fields)
+        if is_suspicious:
+            token_ids = self._control_tokens.encode(rendered)
+        else:
+            token_ids = self._backend.encode(rendered, add_special_tokens=False).ids
+        if not token_ids:
+            raise RequestError("messages make an empty prompt", field="messages")
+        return list(token_ids)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the tokens of raw text, with the special tokens that the tokenizer puts around it.
+
+        Raises:
+            RequestError: no token comes of it, or it is too long or not Unicode.
+        """
+        self._check([text], field="prompt")
+        token_ids: list[int] = self._backend.encode(text).ids
+        if not token_ids:
+            raise RequestError("prompt must make at least one token", field="prompt")
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        return self._pieces.decode(token_ids)
+
+    def new_detokenizer(self) -> Detokenizer:
+        """Return an incremental decoder whose pieces joined are `decode` of all that it is fed."""
+        return self._pieces.new_detokenizer()
+
+    def _render(self, fields: list[dict[str, str]]) -> str:
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(fields, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            message = error.message or "no reason given"
+            raise RequestError(
+                f"the model's chat template refuses the messages: {message}", field="messages"
+            ) from error
+        # What the template adds to each message counts too.
+        self._check_length(len(rendered), field="messages")
+        return rendered
+
+    def _check(self, texts: Sequence[str], *, field: str) -> None:
+        self._check_length(sum(map(len, texts)), field=field)
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                # Not chained: the error quotes the text.
+                raise RequestError(f"{field} must be valid Unicode, and holds a lone surrogate", field=field) from None
+
+    def _check_length(self, num_chars: int, *, field: str) -> None:
+        if num_chars > self._max_chars:
+            raise RequestError(
+                f"{field} must have at most {self._max_chars} characters, got {num_chars}",
+                field=field,
+                code="context_length_exceeded",
+            )
+
+
+def _fields(message: ChatMessage) -> dict[str, str]:
+    fields = {"role": message.role, "content": message.content}
+    return fields if message.name is None else fields | {"name": message.name}
+
+
+def _load(path: str) -> PreTrainedTokenizerBase:
+    if not os.path.isfile(os.path.join(path, "tokenizer.json")):
+        raise CheckpointError(f"{path}: there is no tokenizer.json")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True, use_fast=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+    if not tokenizer.is_fast:
+        raise CheckpointError(f"{path}: transformers has no fast tokenizer for this checkpoint")
+    return tokenizer

@@ -1,0 +1,156 @@
+"""Tells what the tokens of a vocabulary mean to a detokenizer, from the decoder that its tokenizer.json names.
+
+The decoders that an incremental decode can follow exactly are known by name; another one is refused at the start,
+because a stream that differs from the decode of its tokens would be wrong in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import TypedDict
+
+from tokenizers import Tokenizer
+
+from deployments.stream.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer, TokenKind
+from engine.errors import CheckpointError
+
+MAX_ANCHOR_CANDIDATES = 20_000
+_RAW_BYTE = re.compile(r"<0x..>")
+
+
+class _Decoder(TypedDict, total=False):
+    type: str
+    decoders: list[_Decoder]
+    pattern: dict[str, str]
+    stop: int
+
+
+class TokenPieces:
+    """The tokens of one tokenizer; makes a detokenizer for each answer. Thread-safe: what it keeps only grows.
+
+    Raises:
+        CheckpointError: the tokenizer's decoder is none that can be followed token by token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, name: str) -> None:
+        self._tokenizer = tokenizer
+        decoders = _flat(None if tokenizer.decoder is None else json.loads(tokenizer.decoder.__getstate__()))
+        self._is_byte_level = any(decoder["type"] == "ByteLevel" for decoder in decoders)
+        self._has_raw_bytes = any(decoder["type"] == "ByteFallback" for decoder in decoders)
+        reason = _why_not(decoders)
+        if reason is not None:
+            raise CheckpointError(f"{name}: tokenizer.json: {reason}, and text cannot be streamed from it")
+        added = tokenizer.get_added_tokens_decoder().values()
+        self._special = frozenset(token.content for token in added if token.special)
+        self._bytes_by_id: dict[int, bytes] = {}
+        self._kind_by_id: dict[int, TokenKind] = {}
+        self._inner_by_id: dict[int, str] = {}
+        if not self._is_byte_level:
+            self._anchor_id = self._find_anchor(name)
+            self._anchor_text = self.decode([self._anchor_id])
+
+    def new_detokenizer(self) -> Detokenizer:
+        """Return the decoder of one more answer."""
+        if self._is_byte_level:
+            return ByteDetokenizer(self._bytes_of)
+        return PieceDetokenizer(decode=self.decode, decode_inner=self._decode_inner, kind_of=self._kind_of)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a whole answer, special tokens left out."""
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        known = self._bytes_by_id.get(token_id)
+        if known is None:
+            token = self._tokenizer.id_to_token(token_id)
+            known = b"" if token is None or token in self._special else _bytes_of_token(token)
+            self._bytes_by_id[token_id] = known
+        return known
+
+    def _kind_of(self, token_id: int) -> TokenKind:
+        known = self._kind_by_id.get(token_id)
+        if known is None:
+            token = self._tokenizer.id_to_token(token_id)
+            if token is None or token in self._special:
+                known = TokenKind.HIDDEN
+            elif self._has_raw_bytes and _RAW_BYTE.fullmatch(token):
+                known = TokenKind.RAW_BYTE
+            else:
+                known = TokenKind.TEXT
+            self._kind_by_id[token_id] = known
+        return known
+
+    def _decode_inner(self, token_ids: Sequence[int]) -> str:
+        known = self._inner_by_id.get(token_ids[0]) if len(token_ids) == 1 else None
+        if known is None:
+            known = self.decode([self._anchor_id, *token_ids])[len(self._anchor_text) :]
+            if len(token_ids) == 1:
+                self._inner_by_id[token_ids[0]] = known
+        return known
+
+    def _find_anchor(self, name: str) -> int:
+        """Return a token with plain text, in front of which others show how they look inside a text."""
+        for token_id in range(min(self._tokenizer.get_vocab_size(), MAX_ANCHOR_CANDIDATES)):
+            if self._kind_of(token_id) is TokenKind.TEXT and self.decode([token_id]).strip():
+                return token_id
+        raise CheckpointError(f"{name}: tokenizer.json: no token among the first {MAX_ANCHOR_CANDIDATES} is plain text")
+
+
+def _flat(decoder: _Decoder | None) -> list[_Decoder]:
+    if decoder is None:
+        return []
+    if decoder["type"] == "Sequence":
+        return [inner for part in decoder["decoders"] for inner in _flat(part)]
+    return [decoder]
+
+
+def _why_not(decoders: Sequence[_Decoder]) -> str | None:
+    """Say what keeps these decoders from being followed token by token, or None.
+
+    Until a Fuse each decoder sees one token at a time (byte fallback: one run of byte tokens). After it a decoder sees
+    the whole text, and may only do what no later token can change.
+    """
+    types = [decoder["type"] for decoder in decoders]
+    if "ByteLevel" in types:
+        others = sorted(set(types) - {"ByteLevel", "Fuse"})
+        return f"its decoder joins ByteLevel and {others[0]}" if others else None
+    is_fused = False
+    for decoder in decoders:
+        match decoder["type"]:
+            case "Fuse":
+                is_fused = True
+            case "Metaspace" | "WordPiece" | "ByteFallback" if not is_fused:
+                pass
+            case "Replace" if "String" in decoder["pattern"] and (
+                not is_fused or len(decoder["pattern"]["String"]) == 1
+            ):
+                pass
+            case "Strip" if not is_fused or decoder["stop"] == 0:
+                pass
+            case other:
+                return f"its decoder {other} looks at more than one token"
+    return None
+
+
+def _bytes_to_chars() -> dict[int, str]:
+    """Return the printable character that stands for each byte in a byte-level vocabulary.
+
+    **Source:** the table of GPT-2's encoder: printable Latin-1 stands for itself, the rest follow from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
+
+
+_BYTE_BY_CHAR = {char: byte for byte, char in _bytes_to_chars().items()}
+
+
+def _bytes_of_token(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_BY_CHAR[char] for char in token)
+    except KeyError:
+        # As the byte-level decoder has it: an added token that is not spelt in the table's characters is its own text.
+        return token.encode()
