@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
@@ -38,18 +38,28 @@ class SafetyPort(Protocol):
 
 
 class LocalSafety:
-    """A classifier in this process. Lives on one event loop."""
+    """A classifier in this process; serves one event loop.
+
+    Loads the classifier, unless it is given one: errors as `Classifier`.
+    """
 
     def __init__(
-        self, classifier: Classifier, config: SafetyConfig, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: SafetyConfig,
+        classifier: Classifier | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._classifier = classifier
+        torch.set_num_threads(config.num_threads)
+        self._classifier = Classifier(config) if classifier is None else classifier
         self._clock = clock
         self._began_s: float | None = None
         # One thread: a second forward pass at the same time would fight for the same cores.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="safety")
-        self._judge_together.set_max_batch_size(config.max_batch)
-        self._judge_together.set_batch_wait_timeout_s(config.batch_wait_s)
+        # Applied here and not as a decorator, which would keep one queue for all instances and event loops.
+        self._judge_together: Callable[[str], Awaitable[Verdict]] = serve.batch(
+            max_batch_size=config.max_batch, batch_wait_timeout_s=config.batch_wait_s
+        )(self._judge_batch)
 
     async def judge(self, texts: Sequence[str]) -> list[Verdict]:
         """Return a verdict on each text, in order; errors as `SafetyPort.judge`."""
@@ -67,8 +77,7 @@ class LocalSafety:
         if began_s is not None and self._clock() - began_s > MAX_FORWARD_S:
             raise EngineError(f"the safety classifier has been at one batch for {self._clock() - began_s:.0f} seconds")
 
-    @serve.batch
-    async def _judge_together(self, texts: list[str]) -> list[Verdict]:
+    async def _judge_batch(self, texts: list[str]) -> list[Verdict]:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._judge, texts)
 
     def _judge(self, texts: list[str]) -> list[Verdict]:
@@ -98,8 +107,7 @@ class Safety:
     """The actor: a shell around `LocalSafety`."""
 
     def __init__(self, config: SafetyConfig) -> None:
-        torch.set_num_threads(config.num_threads)
-        self._safety = LocalSafety(Classifier(config), config)
+        self._safety = LocalSafety(config)
 
     async def judge(self, texts: tuple[str, ...]) -> list[Verdict]:
         """Return a verdict on each text, in order."""
