@@ -59,6 +59,7 @@ class ResolvedConfig:
     Attributes:
         num_blocks: blocks in the KV cache; together they hold at least one request of `max_model_len`.
         max_blocks_per_request: length of a full block table.
+        vocab_size: token ids that the model knows, 0 to vocab_size - 1; None where nobody checks them.
     """
 
     model_path: str
@@ -77,3 +78,4 @@ class ResolvedConfig:
     max_device_adapters: int
     max_host_adapters: int
     max_prefill_tokens_with_decodes: int | None = None
+    vocab_size: int | None = None

@@ -13,16 +13,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.config import ResolvedConfig
-from engine.errors import EngineError, OverloadError
+from engine.errors import EngineError, OverloadError, RequestError
 from engine.metrics import EngineSnapshot, StepTimes
 from engine.ports import ResidencyReport, StepRunner
-from engine.request import Emission, Request, RequestId
+from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduler import Scheduler
 
 _logger = logging.getLogger(__name__)
 
 IDLE_POLL_S = 0.5
-"""How long an idle engine sleeps at most; work wakes it at once, deadlines of waiting requests within this time."""
+"""How long an engine without requests sleeps at most; a request wakes it at once."""
+
+WAITING_POLL_S = 0.02
+"""How long it sleeps at most while requests wait for an adapter. Bounds how late it sees a deadline, or an adapter that
+arrived between the plan and the sleep."""
 
 MAX_RETRY_AFTER_S = 120.0
 
@@ -33,6 +37,7 @@ class Engine:
     Args:
         residency: counts resident adapters, for the snapshot.
         close: called once as `run` returns, to end background threads and free memory.
+        wake: notified from outside where a waiting request may now be able to run: an adapter has arrived.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class Engine:
         *,
         residency: ResidencyReport,
         close: Callable[[], None] = lambda: None,
+        wake: threading.Condition | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -51,9 +57,10 @@ class Engine:
         self._residency = residency
         self._close = close
         self._clock = clock
-        self._wake = threading.Condition()
+        self._wake = wake or threading.Condition()
         self._inbox: deque[Request | RequestId] = deque()
         self._num_queued = 0
+        self._live_ids: set[RequestId] = set()
         self._is_stopping = False
         self._error: str | None = None
         self._times = StepTimes()
@@ -71,7 +78,7 @@ class Engine:
         """Queue a request; any thread.
 
         Raises:
-            RequestError: it can never be served here.
+            RequestError: it can never be served here, or its id is alive already.
             OverloadError: the queue is full; `retry_after_s` is an estimate from the requests finished so far.
             EngineError: the engine has ended.
         """
@@ -87,6 +94,9 @@ class Engine:
                     f"{num_waiting} requests are waiting already, the most that this replica queues.",
                     retry_after_s=self._retry_after_s(num_waiting),
                 )
+            if request.request_id in self._live_ids:
+                raise RequestError(f"A request with the id {request.request_id!r} is alive.", field="request_id")
+            self._live_ids.add(request.request_id)
             self._inbox.append(request)
             self._num_queued += 1
             self._wake.notify()
@@ -95,11 +105,6 @@ class Engine:
         """End a request before the next step; any thread. An id that is not alive is ignored."""
         with self._wake:
             self._inbox.append(request_id)
-            self._wake.notify()
-
-    def wake(self) -> None:
-        """Look at the waiting requests again; any thread. An adapter has arrived, or failed to."""
-        with self._wake:
             self._wake.notify()
 
     def step(self) -> list[Emission]:
@@ -183,30 +188,48 @@ class Engine:
     def _read_inbox(self) -> None:
         with self._wake:
             entries, self._inbox = self._inbox, deque()
-            self._num_queued = 0
-            for entry in entries:
-                if isinstance(entry, Request):
-                    self._scheduler.add(entry)
-                else:
-                    self._scheduler.cancel(entry)
+        # Without the lock: preparing an adapter takes locks of its own, whose holders may be about to notify this one.
+        for entry in entries:
+            if isinstance(entry, Request):
+                self._scheduler.add(entry)
+            else:
+                self._scheduler.cancel(entry)
+        with self._wake:
+            self._num_queued -= sum(isinstance(entry, Request) for entry in entries)
 
     def _sleep(self) -> None:
         with self._wake:
             if not self._inbox and not self._is_stopping:
-                self._wake.wait(IDLE_POLL_S)
+                self._wake.wait(WAITING_POLL_S if self._scheduler.num_waiting else IDLE_POLL_S)
         self._last_progress_s = self._clock()
 
     def _finish(self, on_emissions: Callable[[list[Emission]], None], reason: str) -> None:
+        """Refuse what comes from now on, and end every live request, also if the scheduler itself is what failed."""
         with self._wake:
             self._error = self._error or reason
-        self._read_inbox()
-        self._scheduler.fail_all(reason)
-        emissions = self._scheduler.drain()
+            self._inbox.clear()
+            self._num_queued = 0
+        try:
+            self._scheduler.fail_all(reason)
+        except Exception:
+            # Those whom it forgets are answered below; unanswered, their clients would wait for ever.
+            _logger.exception("the scheduler could not end its requests")
+        emissions = self._count(self._scheduler.drain())
+        with self._wake:
+            forgotten = sorted(self._live_ids)
+            self._live_ids.clear()
+        emissions += [
+            Emission(request_id=request_id, finish_reason=FinishReason.FAILED, error=reason) for request_id in forgotten
+        ]
         if emissions:
             on_emissions(emissions)
 
     def _count(self, emissions: list[Emission]) -> list[Emission]:
-        self._num_ended += sum(emission.finish_reason is not None for emission in emissions)
+        ended = [emission.request_id for emission in emissions if emission.finish_reason is not None]
+        if ended:
+            with self._wake:
+                self._live_ids.difference_update(ended)
+            self._num_ended += len(ended)
         return emissions
 
     def _retry_after_s(self, num_waiting: int) -> float:

@@ -8,30 +8,56 @@ Tokens before `num_computed` are in the cache. Pre-emption sets it to 0 and keep
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.blocks import BlockId
 from engine.prefix_index import BlockName, child_name, root_name
 from engine.request import FinishReason, Request
 
+MAX_HEAD_START_STEPS = 4096
+HALF_HEAD_START_PRIORITY = 8
 
-@dataclass(slots=True, kw_only=True)
+
+class Rank(NamedTuple):
+    """A request's place in every order that the scheduler keeps; lower is served first. It never changes.
+
+    A priority is a head start in the queue, not a class of its own: a request counts as if it had come
+
+        MAX_HEAD_START_STEPS * priority / (|priority| + HALF_HEAD_START_PRIORITY)
+
+    steps later than it did. The head start grows with the priority and stays below its bound, so that nothing that
+    comes 2 * MAX_HEAD_START_STEPS steps after a request is ever served before it, whatever the priorities.
+    """
+
+    virtual_step: float
+    priority: int
+    arrival: int
+
+
+def rank_of(priority: int, *, step: int, arrival: int) -> Rank:
+    """Return the rank of the `arrival`-th request, queued after `step` steps."""
+    head_start = MAX_HEAD_START_STEPS * priority / (abs(priority) + HALF_HEAD_START_PRIORITY)
+    return Rank(step + head_start, priority, arrival)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class LiveRequest:
     """Mutable state of one request; the scheduler's alone.
 
     Attributes:
-        arrival: counts up; who came first is served first among equal priorities.
+        rank: who is served first and who is pre-empted last.
+        output_ids: generated tokens, those of `Request.prior_output_ids` included.
         queued_at_s, admitted_at_s, first_token_at_s: monotonic times for the timeline; None until they happen.
         row: index in the runner's buffers while the request runs, None while it waits.
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
-        num_skips: plans in which the request could have been admitted but for a slot for its adapter.
+        num_skips: plans that could not admit it only because every slot for adapters was taken.
         last_step: the last step that computed something for it.
         names: names of its leading full blocks, as far as they were needed.
     """
 
     request: Request
-    arrival: int
+    rank: Rank
     queued_at_s: float
-    queued_at_step: int
     output_ids: list[int]
     row: int | None = None
     num_computed: int = 0

@@ -30,7 +30,9 @@ class SchedulerCounters:
     """Counts since the start; only the engine's thread writes them.
 
     Attributes:
-        prefix_queries, prefix_hits: tokens looked up in, and served from, the prefix cache.
+        prefix_queries, prefix_hits: tokens looked up in, and served from, the prefix cache as requests were first
+            admitted; what a pre-empted request finds again is not counted.
+        timings: of the requests that ended last, `MAX_TIMINGS` of them at most.
     """
 
     prefix_queries: int = 0
@@ -40,6 +42,12 @@ class SchedulerCounters:
     num_preemptions: int = 0
     ended_by_reason: dict[str, int] = field(default_factory=dict)
     timings: deque[RequestTiming] = field(default_factory=lambda: deque(maxlen=MAX_TIMINGS))
+
+    def count_admission(self, live: LiveRequest) -> None:
+        """Count a request's first admission."""
+        self.prefix_queries += live.num_tokens
+        self.prefix_hits += live.num_computed
+        self.prompt_tokens += len(live.request.prompt_ids)
 
     def count_end(self, live: LiveRequest, reason: FinishReason, now_s: float) -> None:
         """Count one ended request and keep its durations."""

@@ -1,7 +1,7 @@
 """Names of full blocks, so that a prefix is computed once and shared exactly when it may be.
 
-    name(block i) = SHA-256(name(block i-1), tokens of block i)
-    name(block -1) = SHA-256(adapter digest, salt), each tagged and prefixed with its length
+    name(block i) = SHA-256("block", name(block i-1), number of tokens, tokens of block i)
+    name(block -1) = SHA-256("root", "A" adapter digest, "S" salt), each with a flag of presence and its length
 
 Two requests share a block only if everything that its content depends on is equal: all tokens up to its end, the
 adapter, and the tenant's salt. A cryptographic hash, for a collision would serve one tenant another's content.
@@ -22,7 +22,7 @@ BlockName = NewType("BlockName", bytes)
 
 def root_name(adapter: AdapterDigest | None, salt: str) -> BlockName:
     """Return the name that chains of this adapter and salt begin with."""
-    digest = hashlib.sha256(b"antiphon-prefix-1")
+    digest = hashlib.sha256(b"antiphon prefix 1 root\n")
     for tag, value in ((b"A", adapter), (b"S", salt)):
         encoded = b"" if value is None else value.encode("utf-8", "surrogatepass")
         digest.update(tag + struct.pack("<?Q", value is not None, len(encoded)) + encoded)
@@ -31,7 +31,9 @@ def root_name(adapter: AdapterDigest | None, salt: str) -> BlockName:
 
 def child_name(parent: BlockName, token_ids: Sequence[int]) -> BlockName:
     """Return the name of the full block that follows `parent` and holds `token_ids`."""
-    return BlockName(hashlib.sha256(parent + struct.pack(f"<Q{len(token_ids)}q", len(token_ids), *token_ids)).digest())
+    digest = hashlib.sha256(b"antiphon prefix 1 block\n" + parent)
+    digest.update(struct.pack(f"<Q{len(token_ids)}q", len(token_ids), *token_ids))
+    return BlockName(digest.digest())
 
 
 class PrefixIndex:

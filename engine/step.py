@@ -66,7 +66,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """The work of one step. Rows of one adapter are adjacent; rows that compute one token come before longer ones.
+    """The work of one step. Rows of one token come before longer ones; in each group one adapter's rows are adjacent.
 
     Attributes:
         step_id: counts up from 1.

@@ -1,0 +1,91 @@
+"""A step's plan in the making: how far each request is to be computed, and what is left of the token budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.config import ResolvedConfig
+from engine.live_request import LiveRequest
+from engine.request import RequestId
+from engine.step import StepRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    live: LiveRequest
+    end: int
+    is_admission: bool
+
+    @property
+    def num_tokens(self) -> int:
+        return self.end - self.live.num_computed
+
+
+class StepDraft:
+    """The budget of one step and what has been given out of it."""
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        self._budget = config.max_batched_tokens
+        self._prefill_cap = config.max_prefill_tokens_with_decodes
+        self._num_decodes = 0
+        self._num_prefill_tokens = 0
+        self._entry_by_id: dict[RequestId, _Entry] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is to be computed."""
+        return not self._entry_by_id
+
+    def share(self, live: LiveRequest) -> int:
+        """Return how many tokens the request may compute in this step; 0 where the budget is spent.
+
+        Decodes are drafted first, so that it is known by the first prefill whether the step has any.
+        """
+        budget = self._budget
+        if live.num_wanted > 1 and self._prefill_cap is not None and self._num_decodes:
+            budget = min(budget, self._prefill_cap - self._num_prefill_tokens)
+        return max(0, min(live.num_wanted, budget))
+
+    def put(self, live: LiveRequest, *, is_admission: bool) -> None:
+        """Let a request compute its share, at least one token."""
+        count = self.share(live)
+        assert count > 0, "a request without a share is in the draft"
+        self._entry_by_id[live.request.request_id] = _Entry(
+            live=live, end=live.num_computed + count, is_admission=is_admission
+        )
+        self._count(live, count)
+
+    def drop(self, live: LiveRequest) -> None:
+        """Take a request out again, if it is in; call it before the request loses what it has computed."""
+        entry = self._entry_by_id.pop(live.request.request_id, None)
+        if entry is not None:
+            self._count(live, -entry.num_tokens)
+
+    def rows(self) -> tuple[StepRow, ...]:
+        """Return the plan's rows: those of a single token first; within each group one adapter's rows side by side."""
+        entries = sorted(
+            self._entry_by_id.values(), key=lambda e: (e.num_tokens > 1, e.live.request.adapter or "", e.live.rank)
+        )
+        return tuple(_row(entry) for entry in entries)
+
+    def _count(self, live: LiveRequest, num_tokens: int) -> None:
+        self._budget -= num_tokens
+        if live.num_wanted == 1:
+            self._num_decodes += num_tokens
+        else:
+            self._num_prefill_tokens += num_tokens
+
+
+def _row(entry: _Entry) -> StepRow:
+    live = entry.live
+    assert live.row is not None, "a request without a row is in the draft"
+    return StepRow(
+        row=live.row,
+        is_admission=entry.is_admission,
+        request=live.request,
+        output_ids=live.output_ids,
+        start=live.num_computed,
+        end=entry.end,
+        block_ids=live.blocks,
+        samples=entry.end == live.num_tokens,
+    )
