@@ -88,6 +88,7 @@ class GatewayConfig:
     Attributes:
         tokenizer_placement, safety_placement: "deployment" (own actors) or "inline" (in the gateway's process; saves a
             hop of about a millisecond).
+        created_s: Unix time at which the names were declared.
         max_resumes: how often one generation is taken to another replica after its own has died.
     """
 
@@ -98,3 +99,4 @@ class GatewayConfig:
     safety_placement: str = "deployment"
     max_resumes: int = 3
     default_timeout_s: float | None = None
+    created_s: int = 0

@@ -1,0 +1,199 @@
+"""The composition root: `import_path: app.builder:build` of a Serve config file.
+
+Turns `Settings` once into the frozen values of `deployments.config`, looks at every checkpoint and adapter that they
+name, and binds the deployments. The only module that knows them all.
+"""
+
+# No postponed annotations here: Serve reads the type of `build`'s argument as it stands.
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from ray import serve
+
+from adapters.errors import AdapterError
+from adapters.folder import read_config_bytes
+from adapters.identity import AdapterRef
+from adapters.peft_format import parse_config
+from adapters.registry import AdapterRegistry, reference, scan
+from adapters.tensor_file import read_tensor_file
+from adapters.validate import validate
+from app.api import create_app
+from app.checkpoint_source import local_folder
+from app.settings import ModelSettings, SafetySettings, Settings
+from deployments.config import ChannelConfig, GatewayConfig, ModelConfig, SafetyConfig
+from deployments.gateway import Gateway
+from deployments.model_replica import ModelReplica
+from deployments.tokenizer import Tokenizer
+from engine.config import EngineConfig
+from engine.decoder.spec import DecoderSpec, read_spec
+from engine.errors import CheckpointError, ConfigError
+
+DRAIN_S = 600.0
+"""A stream may take this long to end before the replica that serves it is stopped; an idle one stops at once."""
+_SHUTDOWN_POLL_S = 0.1
+_HEALTH_PERIOD_S = 2.0
+_GATEWAY_REQUESTS = 4096
+_TOKENIZER_REQUESTS = 256
+_SAFETY_REQUESTS = 256
+
+
+def build(settings: Settings) -> serve.Application:
+    """Return the application that a Serve config file describes; its `deployments` override every option set here.
+
+    Raises:
+        ConfigError: something that the settings name cannot be used; the message begins with its place in `args`.
+    """
+    config = gateway_config(settings)
+    models: dict[str, Any] = {model.name: _model(model, config.channel) for model in config.models}
+    safety = tokenizer = None
+    if config.safety is not None and config.safety_placement == "deployment":
+        safety = _safety(config.safety)
+    if config.tokenizer_placement == "deployment":
+        tokenizer = _tokenizer(config.models)
+    app = partial(
+        create_app, limits=settings.limits, moderation_model=None if settings.safety is None else settings.safety.name
+    )
+    gateway = serve.deployment(serve.ingress()(Gateway)).options(
+        name="Gateway",
+        max_ongoing_requests=_GATEWAY_REQUESTS,
+        max_queued_requests=_GATEWAY_REQUESTS,
+        ray_actor_options={"num_cpus": 0.2},
+        **_life_cycle(),
+    )
+    bound: serve.Application = gateway.bind(config, app, models, tokenizer, safety)
+    return bound
+
+
+def gateway_config(settings: Settings) -> GatewayConfig:
+    """Return what the gateway is told, and through it every other deployment.
+
+    Raises:
+        ConfigError: as `build`.
+    """
+    registry = AdapterRegistry(model.name for model in settings.models)
+    return GatewayConfig(
+        models=tuple(_model_config(model, f"models[{index}]", registry) for index, model in enumerate(settings.models)),
+        channel=ChannelConfig(secret=secrets.token_bytes(32), **settings.channel.model_dump()),
+        safety=None if settings.safety is None else _safety_config(settings.safety),
+        tokenizer_placement=settings.tokenizer.placement,
+        safety_placement="deployment" if settings.safety is None else settings.safety.placement,
+        max_resumes=settings.max_resumes,
+        default_timeout_s=settings.default_timeout_s,
+        created_s=int(time.time()),
+    )
+
+
+def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -> ModelConfig:
+    with _at(f"{place}.path"):
+        path = str(local_folder(model.path))
+        spec = read_spec(path)
+    with _at(f"{place}.tokenizer_path"):
+        tokenizer_path = path if model.tokenizer_path is None else str(local_folder(model.tokenizer_path))
+    max_model_len = model.engine.max_model_len or spec.max_position
+    if max_model_len > spec.max_position:
+        raise ConfigError(
+            f"args.{place}.engine.max_model_len: {max_model_len} is over the checkpoint's {spec.max_position} tokens"
+        )
+    return ModelConfig(
+        name=model.name,
+        engine=EngineConfig(model_path=path, **model.engine.model_dump()),
+        tokenizer_path=tokenizer_path,
+        max_model_len=max_model_len,
+        vocab_size=spec.vocab_size,
+        adapters=tuple(_adapters(model, place, spec, registry)),
+    )
+
+
+def _adapters(model: ModelSettings, place: str, spec: DecoderSpec, registry: AdapterRegistry) -> Iterator[AdapterRef]:
+    if model.adapter_folder is not None:
+        with _at(f"{place}.adapter_folder"):
+            for ref in scan(model.adapter_folder):
+                yield _checked(ref, spec, model.engine.max_adapter_rank, registry)
+    for index, adapter in enumerate(model.adapters):
+        with _at(f"{place}.adapters[{index}]"):
+            ref = reference(adapter.name, str(local_folder(adapter.path)))
+            yield _checked(ref, spec, model.engine.max_adapter_rank, registry)
+
+
+def _checked(ref: AdapterRef, spec: DecoderSpec, max_rank: int, registry: AdapterRegistry) -> AdapterRef:
+    config = parse_config(ref.name, read_config_bytes(ref.name, ref.path))
+    validate(ref.name, config, read_tensor_file(ref.name, ref.path).entry_by_name, spec.linear_shapes(), max_rank)
+    registry.declare(ref)
+    return ref
+
+
+def _safety_config(safety: SafetySettings) -> SafetyConfig:
+    fields = safety.model_dump(exclude={"name", "path", "placement"})
+    with _at("safety.path"):
+        return SafetyConfig(model_path=str(local_folder(safety.path)), **fields)
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Put a place in `args` in front of what is found wrong there."""
+    try:
+        yield
+    except (AdapterError, CheckpointError) as error:
+        raise ConfigError(f"args.{place}: {error}") from error
+
+
+def _model(model: ModelConfig, channel: ChannelConfig) -> serve.Application:
+    # What runs and what the engine lets wait; as many again may wait for a replica in each gateway.
+    max_requests = model.engine.max_num_seqs + model.engine.max_queued_requests
+    bound: serve.Application = (
+        serve.deployment(ModelReplica)
+        .options(
+            name=f"Model-{model.name}",
+            max_ongoing_requests=max_requests,
+            max_queued_requests=max_requests,
+            ray_actor_options={"num_cpus": 0.5},
+            **_life_cycle(),
+        )
+        .bind(model, channel)
+    )
+    return bound
+
+
+def _tokenizer(models: tuple[ModelConfig, ...]) -> serve.Application:
+    bound: serve.Application = (
+        serve.deployment(Tokenizer)
+        .options(
+            name="Tokenizer",
+            max_ongoing_requests=_TOKENIZER_REQUESTS,
+            max_queued_requests=_GATEWAY_REQUESTS,
+            ray_actor_options={"num_cpus": 0.1},
+            health_check_period_s=_HEALTH_PERIOD_S,
+        )
+        .bind(models)
+    )
+    return bound
+
+
+def _safety(config: SafetyConfig) -> serve.Application:
+    from deployments.safety import Safety
+
+    bound: serve.Application = (
+        serve.deployment(Safety)
+        .options(
+            name="Safety",
+            max_ongoing_requests=_SAFETY_REQUESTS,
+            max_queued_requests=_GATEWAY_REQUESTS,
+            ray_actor_options={"num_cpus": 0.2},
+            health_check_period_s=_HEALTH_PERIOD_S,
+        )
+        .bind(config)
+    )
+    return bound
+
+
+def _life_cycle() -> dict[str, Any]:
+    return {
+        "health_check_period_s": _HEALTH_PERIOD_S,
+        "graceful_shutdown_timeout_s": DRAIN_S,
+        "graceful_shutdown_wait_loop_s": _SHUTDOWN_POLL_S,
+    }

@@ -1,0 +1,289 @@
+"""The life of one answer in the gateway: prompt and input verdict, the tokens, the text, the end.
+
+Modes of the input's screening: "before" (no engine work until the verdict is there) and "alongside" (the engine begins
+at once, and nothing is shown until the verdict is there).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from adapters.identity import AdapterDigest
+from deployments.config import ModelConfig, SafetyConfig
+from deployments.generation import (
+    ChatPrompt,
+    EndReason,
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    Started,
+    TextDelta,
+    TextPrompt,
+    TokenPrompt,
+)
+from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids
+from deployments.metrics import GatewayMetrics
+from deployments.resumption import Resumption, TokenSource
+from deployments.stream.detokenizer import Detokenizer
+from deployments.stream.screening import OutputScreen
+from deployments.stream.stop_strings import StopStrings
+from deployments.stream_handler import Judge, StreamHandler
+from engine.errors import EngineError, RequestError
+from engine.request import FinishReason, RequestId
+
+REFUSAL = "I can't help with that request."
+DEADLINE_SLACK_S = 1.0
+"""The engine lets go of a request this much after its deadline, so that it is the gateway that says why."""
+
+
+class TextDecoder(Protocol):
+    """What an answer asks of the model's tokenizer in this process."""
+
+    def new_detokenizer(self) -> Detokenizer:
+        """Return the decoder of one answer."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of some token ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """One base model as a gateway sees it; `encode` may be a call to another process."""
+
+    config: ModelConfig
+    decoder: TextDecoder
+    encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
+    source: TokenSource
+
+
+class Answer:
+    """One generation from its request to its last event.
+
+    Args:
+        judge: the safety classifier; not called where `safety` is None.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        model: ServedModel,
+        adapter: AdapterDigest | None,
+        *,
+        safety: SafetyConfig | None,
+        judge: Judge,
+        max_resumes: int,
+        metrics: GatewayMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._model = model
+        self._adapter = adapter
+        self._safety = safety
+        self._judge = judge
+        self._max_resumes = max_resumes
+        self._metrics = metrics
+        self._clock = clock
+        self._arrived_s = clock()
+        self._prompt_ids: Sequence[int] = ()
+
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield the events; closing the iterator frees the request in the engine.
+
+        Raises:
+            TimeoutError: the deadline has passed.
+            RequestError, OverloadError, EngineError: as the tokenizer, the classifier and the engine say.
+        """
+        deadline_s = None if self._request.timeout_s is None else self._arrived_s + self._request.timeout_s
+        verdict = asyncio.ensure_future(self._is_refused())
+        verdict.add_done_callback(_seen)
+        try:
+            async with asyncio.timeout(self._left_s(deadline_s)):
+                self._prompt_ids = await self._encode()
+                call = self._call(deadline_s)
+                is_refused = self._is_judged_first and await verdict
+            if is_refused:
+                for refusal in self._refusal():
+                    yield refusal
+                return
+            async with aclosing(self._answer(call, verdict)) as events:
+                while (event := await self._next(events, deadline_s)) is not None:
+                    yield event
+        finally:
+            verdict.cancel()
+
+    async def _next(
+        self, events: AsyncGenerator[GenerationEvent, None], deadline_s: float | None
+    ) -> GenerationEvent | None:
+        async with asyncio.timeout(self._left_s(deadline_s)):
+            async for event in events:
+                return event
+        return None
+
+    @property
+    def _is_judged_first(self) -> bool:
+        return self._safety is None or self._safety.mode == "before"
+
+    def _left_s(self, deadline_s: float | None) -> float | None:
+        return None if deadline_s is None else max(0.0, deadline_s - self._clock())
+
+    async def _encode(self) -> Sequence[int]:
+        prompt = self._request.prompt
+        if not isinstance(prompt, TokenPrompt):
+            return await self._model.encode(prompt)
+        for index, token_id in enumerate(prompt.token_ids):
+            if not 0 <= token_id < self._model.config.vocab_size:
+                raise RequestError(
+                    f"'prompt[{index}]' is {token_id}; token ids of this model are from 0 to "
+                    f"{self._model.config.vocab_size - 1}.",
+                    field="prompt",
+                )
+        return prompt.token_ids
+
+    def _call(self, deadline_s: float | None) -> GenerationCall:
+        limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
+        asked = self._request.max_tokens
+        field = "messages" if isinstance(self._request.prompt, ChatPrompt) else "prompt"
+        if not num_prompt:
+            raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
+        if num_prompt + (asked or 1) > limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. However, you requested "
+                f"{num_prompt + (asked or 1)} tokens ({num_prompt} in '{field}', {asked or 1} in the completion).",
+                field=field,
+                code="context_length_exceeded",
+            )
+        return GenerationCall(
+            request_id=RequestId(self._request.request_id),
+            prompt_ids=pack_ids(self._prompt_ids),
+            params=replace(self._request.params, max_tokens=asked or limit - num_prompt),
+            adapter=self._adapter,
+            salt=self._request.salt,
+            priority=self._request.priority,
+            timeout_s=None if deadline_s is None else max(0.0, deadline_s - self._clock()) + DEADLINE_SLACK_S,
+        )
+
+    async def _is_refused(self) -> bool:
+        if self._safety is None or not self._safety.screen_input:
+            return False
+        verdicts = await self._judge(self._input_texts())
+        return any(verdict.flagged for verdict in verdicts)
+
+    def _input_texts(self) -> list[str]:
+        prompt = self._request.prompt
+        if isinstance(prompt, TextPrompt):
+            return [prompt.text]
+        if isinstance(prompt, TokenPrompt):
+            return [self._model.decoder.decode(prompt.token_ids)]
+        # Each turn for itself: a long harmless conversation must not water down what one turn asks.
+        return [message.content for message in prompt.messages if message.content]
+
+    async def _answer(
+        self, call: GenerationCall, verdict: asyncio.Future[bool]
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        name = self._request.model
+        attempts = Resumption(
+            self._model.source,
+            call,
+            max_resumes=self._max_resumes,
+            on_resume=lambda: self._metrics.count_resumption(name),
+            clock=self._clock,
+        )
+        text = self._stream_handler()
+        last_s: float | None = None
+        async with aclosing(attempts.tokens()) as batches:
+            async for batch in batches:
+                if last_s is None:
+                    if await verdict:
+                        for event in self._refusal():
+                            yield event
+                        return
+                    yield Started(num_prompt_tokens=len(self._prompt_ids), num_cached_tokens=batch.num_cached_tokens)
+                last_s = self._measure(len(batch.token_ids), last_s)
+                piece = await _fed(text, batch)
+                if piece:
+                    yield TextDelta(text=piece)
+                if text.is_cut or text.is_flagged or batch.is_last:
+                    break
+        piece = await text.close()
+        if piece:
+            yield TextDelta(text=piece)
+        yield self._finished(text, batch)
+
+    def _stream_handler(self) -> StreamHandler:
+        screen = None
+        if self._safety is not None and self._safety.screen_output:
+            screen = OutputScreen(window_chars=self._safety.window_chars, overlap_chars=self._safety.overlap_chars)
+        return StreamHandler(
+            self._model.decoder.new_detokenizer(), StopStrings(self._request.stop), screen=screen, judge=self._judge
+        )
+
+    def _measure(self, num_tokens: int, last_s: float | None) -> float:
+        now_s = self._clock()
+        if last_s is None:
+            self._metrics.count_first_token(self._request.model, now_s - self._arrived_s)
+        elif num_tokens:
+            self._metrics.count_tokens(self._request.model, num_tokens, now_s - last_s)
+        return now_s
+
+    def _refusal(self) -> tuple[Started, Finished]:
+        num_prompt = len(self._prompt_ids)
+        self._count_end(EndReason.CONTENT_FILTER, 0)
+        return (
+            Started(num_prompt_tokens=num_prompt, num_cached_tokens=0),
+            Finished(
+                reason=EndReason.CONTENT_FILTER,
+                num_prompt_tokens=num_prompt,
+                num_completion_tokens=0,
+                num_cached_tokens=0,
+                refusal=REFUSAL,
+            ),
+        )
+
+    def _finished(self, text: StreamHandler, last: TokenBatch) -> Finished:
+        if text.is_flagged:
+            reason = EndReason.CONTENT_FILTER
+        elif text.is_cut or last.finish_reason is FinishReason.STOP:
+            reason = EndReason.STOP
+        elif last.finish_reason is FinishReason.LENGTH:
+            reason = EndReason.LENGTH
+        else:
+            raise EngineError("The engine gave the request up.")
+        self._count_end(reason, text.num_tokens)
+        return Finished(
+            reason=reason,
+            num_prompt_tokens=len(self._prompt_ids),
+            num_completion_tokens=text.num_tokens,
+            num_cached_tokens=last.num_cached_tokens,
+        )
+
+    def _count_end(self, reason: EndReason, num_tokens: int) -> None:
+        self._metrics.count_end(
+            self._request.model,
+            reason.value,
+            num_prompt_tokens=len(self._prompt_ids),
+            num_tokens=num_tokens,
+            took_s=self._clock() - self._arrived_s,
+        )
+
+
+async def _fed(text: StreamHandler, batch: TokenBatch) -> str:
+    if batch.finish_reason is not FinishReason.STOP:
+        return await text.feed(batch.token_ids)
+    # The token that ended the answer is counted, and not shown.
+    piece = await text.feed(batch.token_ids[:-1])
+    if not text.is_cut:
+        text.count_hidden(1)
+    return piece
+
+
+def _seen(verdict: asyncio.Future[bool]) -> None:
+    """Take note of a verdict that nobody waits for any more, so that its failure is not reported as forgotten."""
+    if not verdict.cancelled():
+        verdict.exception()

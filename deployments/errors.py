@@ -1,0 +1,20 @@
+"""Errors of the parts between the routes and the engine; the engine's own are in `engine.errors`."""
+
+from __future__ import annotations
+
+from engine.errors import EngineError, OverloadError
+
+
+class UnavailableError(OverloadError):
+    """A part that the answer needs cannot be reached now; `retry_after_s` (seconds) says when to come back."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_unavailable_error, (self.message, self.retry_after_s)
+
+
+def _rebuild_unavailable_error(message: str, retry_after_s: float) -> UnavailableError:
+    return UnavailableError(message, retry_after_s=retry_after_s)
+
+
+class ReplicaLostError(EngineError):
+    """The replica that served a generation has gone; another one can go on from the tokens so far."""

@@ -1,0 +1,254 @@
+"""The ingress actor: which names are served and by whom, and what the routes call.
+
+The routes are injected (`create_app`), so that this house does not know them; they know the gateway by its methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import ray
+from prometheus_client import Metric
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from adapters.identity import AdapterDigest
+from deployments.answering import Answer, ServedModel
+from deployments.config import GatewayConfig, ModelConfig
+from deployments.errors import ReplicaLostError, UnavailableError
+from deployments.generation import GenerationEvent, GenerationRequest, HealthReport, ModelCard, Verdict
+from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, serve_error
+from deployments.metrics import GatewayMetrics, render
+from deployments.resumption import TokenSource
+from deployments.token_channel import ChannelListener
+from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
+from engine.errors import EngineError, OverloadError, RequestError
+
+if TYPE_CHECKING:
+    from deployments.safety import SafetyPort
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+READY = "ready"
+PROBE_TIMEOUT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a public name stands for: a base model, or one of its adapters."""
+
+    model: str
+    adapter: AdapterDigest | None = None
+
+
+class Gateway:
+    """One replica of the ingress; many may run side by side, and none holds anything that the others need.
+
+    Args:
+        create_app: makes the ASGI application that answers for this gateway.
+        models: handle of each base model's deployment, by its name.
+        tokenizer, safety: None for what runs in the gateway's own process.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        create_app: Callable[[Gateway], ASGIApp],
+        models: dict[str, DeploymentHandle],
+        tokenizer: DeploymentHandle | None = None,
+        safety: DeploymentHandle | None = None,
+    ) -> None:
+        self._config = config
+        self._create_app = create_app
+        self._handles = models
+        self._tokenizer_handle = tokenizer
+        self._safety_handle = safety
+        self._targets = targets(config.models)
+        self._metrics = GatewayMetrics()
+        self._name = uuid.uuid4().hex
+        self._served: dict[str, ServedModel] = {}
+        self._safety: SafetyPort | None = None
+        self._listener: ChannelListener | None = None
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Open what needs the event loop, and return the application; Serve calls it once, before any request."""
+        codecs = await asyncio.to_thread(build_codecs, self._config.models)
+        tokenizer: TokenizerPort = (
+            LocalTokenizer(codecs) if self._tokenizer_handle is None else RemoteTokenizer(self._tokenizer_handle)
+        )
+        self._safety = await self._safety_port()
+        sources = await self._sources()
+        self._served = {
+            model.name: ServedModel(
+                config=model,
+                decoder=codecs[model.name],
+                encode=partial(reached, "tokenizer", partial(tokenizer.encode, model.name)),
+                source=sources[model.name],
+            )
+            for model in self._config.models
+        }
+        return self._create_app(self)
+
+    def models(self) -> Sequence[ModelCard]:
+        """Return every servable name, bases before their adapters."""
+        cards = []
+        for model in self._config.models:
+            names = [(model.name, None), *((adapter.name, model.name) for adapter in model.adapters)]
+            cards += [
+                ModelCard(name=name, parent=parent, created_s=self._config.created_s, max_model_len=model.max_model_len)
+                for name, parent in names
+            ]
+        return cards
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield the events of one answer; closing the iterator frees the request in the engine.
+
+        Raises:
+            RequestError: the request can never be served.
+            OverloadError: come back later.
+            TimeoutError: the deadline has passed.
+            EngineError: we have failed.
+        """
+        target = self._targets.get(request.model)
+        if target is None:
+            raise RequestError(
+                f"The model '{request.model[:128]}' does not exist.", field="model", code="model_not_found"
+            )
+        if request.timeout_s is None:
+            request = replace(request, timeout_s=self._config.default_timeout_s)
+        answer = Answer(
+            request,
+            self._served[target.model],
+            target.adapter,
+            safety=self._config.safety,
+            judge=self._judge,
+            max_resumes=self._config.max_resumes,
+            metrics=self._metrics,
+        )
+        try:
+            async with aclosing(answer.events()) as events:
+                async for event in events:
+                    yield event
+        except (RequestError, OverloadError, TimeoutError, EngineError) as error:
+            self._metrics.count_failure(request.model, type(error).__name__)
+            if isinstance(error, EngineError):
+                _logger.warning("request %s failed: %s", request.request_id, error)
+            raise
+
+    async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
+        """Return the classifier's verdict on each text, in order.
+
+        Raises:
+            RequestError: there is no classifier, or it cannot take these texts.
+            OverloadError: it cannot be reached in time, or has too much to do.
+        """
+        if self._safety is None or self._config.safety is None:
+            raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
+        try:
+            async with asyncio.timeout(self._config.safety.timeout_s):
+                return await reached("safety classifier", partial(self._safety.judge, texts))
+        except TimeoutError as error:
+            message = f"The safety classifier gave no verdict within {self._config.safety.timeout_s:g} seconds."
+            raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
+
+    async def health(self) -> HealthReport:
+        """Say whether every base model has a replica that makes progress."""
+        states = await asyncio.gather(*map(self._state, self._handles.values()))
+        state_by_model = dict(zip(self._handles, states, strict=True))
+        return HealthReport(is_ready=all(state == READY for state in states), state_by_model=state_by_model)
+
+    async def metrics(self) -> bytes:
+        """Return the numbers of all gateways and engines in Prometheus' text format."""
+        context = serve.get_replica_context()
+        gateways = serve.get_deployment_handle(context.deployment, context.app_name)
+        answers = await asyncio.gather(
+            *(_ask_all(handle, "metric_families") for handle in (gateways, *self._handles.values()))
+        )
+        return render(family for answer in answers for families in answer for family in families)
+
+    async def metric_families(self) -> list[Metric]:
+        """Return the numbers of this gateway; asked by the one that is scraped."""
+        return self._metrics.families(serve.get_replica_context().replica_tag)
+
+    async def _judge(self, texts: Sequence[str]) -> Sequence[Verdict]:
+        """Judge for a generation: without a verdict nothing passes, unless the configuration says otherwise."""
+        try:
+            return await self.moderate(texts)
+        except OverloadError as error:
+            assert self._config.safety is not None
+            if self._config.safety.fails_closed:
+                raise
+            _logger.warning("%d texts pass unjudged: %s", len(texts), error)
+            return [Verdict(score_by_hazard={}, flagged=()) for _ in texts]
+
+    async def _safety_port(self) -> SafetyPort | None:
+        if self._config.safety is None:
+            return None
+        # The classifier brings torch along, which a gateway without safety can do without.
+        from deployments.safety import LocalSafety, RemoteSafety
+
+        if self._safety_handle is not None:
+            return RemoteSafety(self._safety_handle)
+        return await asyncio.to_thread(LocalSafety, self._config.safety)
+
+    async def _sources(self) -> Mapping[str, TokenSource]:
+        if self._config.channel.transport == "handle":
+            return {name: HandleSource(handle) for name, handle in self._handles.items()}
+        self._listener = ChannelListener(self._config.channel, self._name, node_host=ray.util.get_node_ip_address())
+        address = await self._listener.start()
+        return {name: ChannelSource(handle, self._listener, address) for name, handle in self._handles.items()}
+
+    async def _state(self, handle: DeploymentHandle) -> str:
+        troubles = await _ask_all(handle, "trouble")
+        if not troubles:
+            return "No replica answers."
+        return READY if None in troubles else str(troubles[0])
+
+
+def targets(models: Iterable[ModelConfig]) -> dict[str, Target]:
+    """Return what each public name stands for."""
+    found = {}
+    for model in models:
+        found[model.name] = Target(model=model.name)
+        for adapter in model.adapters:
+            found[adapter.name] = Target(model=model.name, adapter=adapter.digest)
+    return found
+
+
+async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Await a call to another actor; `part` is what its absence is called.
+
+    Raises:
+        UnavailableError: it cannot be reached.
+        Exception: what the actor raised.
+    """
+    try:
+        return await call(*args, **kwargs)
+    except (RayError, RayServeException) as error:
+        found = serve_error(error)
+        if isinstance(found, ReplicaLostError | UnavailableError):
+            raise UnavailableError(f"The {part} cannot be reached.", retry_after_s=RETRY_AFTER_S) from error
+        raise found from error
+
+
+async def _ask_all(handle: DeploymentHandle, method: str) -> list[Any]:
+    """Return what the replicas of a deployment answer, those left out that do not."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            answers = await handle.broadcast(method).results_async(return_exceptions=True)
+    except (TimeoutError, RayError, RayServeException):
+        return []
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -1,0 +1,154 @@
+"""What passes between a gateway and a model replica over a Serve handle: one call for each attempt, one result.
+
+Pure. Failures travel as values, so that they arrive as they were raised whatever the transport does to exceptions.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from adapters.identity import AdapterDigest
+from deployments.errors import ReplicaLostError
+from engine.errors import EngineError, OverloadError, RequestError
+from engine.request import FinishReason, Request, RequestId, SamplingParams
+
+
+class FaultKind(StrEnum):
+    """Whose fault it is that a call has no answer."""
+
+    REQUEST = "request"
+    OVERLOAD = "overload"
+    FAILED = "failed"
+    """This generation alone."""
+    LOST = "lost"
+    """The whole engine: it has failed, or is shutting down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """An error as a value; fields as in `engine.errors`."""
+
+    kind: FaultKind
+    message: str
+    field: str | None = None
+    code: str | None = None
+    retry_after_s: float = 1.0
+
+    @classmethod
+    def of(cls, error: RequestError | OverloadError | EngineError) -> Fault:
+        """Return what `error` says; an `EngineError` out of a call means that its engine has ended."""
+        match error:
+            case RequestError():
+                return cls(kind=FaultKind.REQUEST, message=error.message, field=error.field, code=error.code)
+            case OverloadError():
+                return cls(kind=FaultKind.OVERLOAD, message=error.message, retry_after_s=error.retry_after_s)
+        return cls(kind=FaultKind.LOST, message=str(error))
+
+    def to_error(self) -> RequestError | OverloadError | EngineError:
+        """Return the exception to raise on the other side."""
+        match self.kind:
+            case FaultKind.REQUEST:
+                return RequestError(self.message, field=self.field, code=self.code)
+            case FaultKind.OVERLOAD:
+                return OverloadError(self.message, retry_after_s=self.retry_after_s)
+            case FaultKind.LOST:
+                return ReplicaLostError(self.message)
+        return EngineError(self.message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenAddress:
+    """Where a gateway listens for tokens; `gateway_id` tells gateways apart that have restarted on one port."""
+
+    gateway_id: str
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationCall:
+    """One attempt at a generation, on one replica.
+
+    Attributes:
+        request_id: unique among attempts too: a lost one may still run where it was.
+        prompt_ids, prior_output_ids: token ids, packed by `pack_ids`.
+        timeout_s: seconds from its arrival; the clocks of two machines have nothing in common.
+        reply_to: where the tokens go; None where they come back by the handle.
+    """
+
+    request_id: RequestId
+    prompt_ids: bytes
+    params: SamplingParams
+    prior_output_ids: bytes = b""
+    adapter: AdapterDigest | None = None
+    salt: str = ""
+    priority: int = 0
+    timeout_s: float | None = None
+    reply_to: TokenAddress | None = None
+
+    def to_request(self, now_s: float) -> Request:
+        """Return the engine's request; `now_s` is monotonic."""
+        return Request(
+            request_id=self.request_id,
+            prompt_ids=unpack_ids(self.prompt_ids),
+            params=self.params,
+            prior_output_ids=unpack_ids(self.prior_output_ids),
+            adapter=self.adapter,
+            salt=self.salt,
+            priority=self.priority,
+            deadline_s=None if self.timeout_s is None else now_s + self.timeout_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBatch:
+    """What arrived together of one attempt; `finish_reason` or `fault` is set on the last one only.
+
+    Attributes:
+        num_cached_tokens: prompt tokens that came from the prefix cache.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
+    fault: Fault | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing follows."""
+        return self.finish_reason is not None or self.fault is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult:
+    """How an attempt ended.
+
+    Attributes:
+        num_tokens: tokens that were sent, so that the gateway knows when it has them all.
+    """
+
+    num_tokens: int
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    fault: Fault | None = None
+
+
+def pack_ids(token_ids: Sequence[int]) -> bytes:
+    """Return token ids as little-endian 32-bit integers."""
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(packed: bytes) -> tuple[int, ...]:
+    """Return what `pack_ids` packed."""
+    token_ids = array("I")
+    token_ids.frombytes(packed)
+    if sys.byteorder == "big":
+        token_ids.byteswap()
+    return tuple(token_ids)

@@ -1,0 +1,143 @@
+"""The replicas of one base model as a gateway calls them: a Serve handle for control, and one of two ways for tokens.
+
+"tcp": a unary call stays open for the life of the generation, and the tokens come over the token channel. "handle": the
+tokens come back over Serve's streaming handle. Either way Serve sees one ongoing request for each generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from functools import partial
+
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
+
+from deployments.errors import ReplicaLostError, UnavailableError
+from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.token_channel import ChannelListener, Subscription
+from engine.errors import EngineError, OverloadError
+from engine.request import Emission, FinishReason
+
+_logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 5.0
+"""About what it takes to notice that a replica has died and to start another one."""
+LAST_FRAME_TIMEOUT_S = 10.0
+"""A replica's last frame left before its call returned; if it is not here by then, the channel has lost it."""
+
+
+class ChannelSource:
+    """Calls replicas by a handle and takes their tokens from the token channel."""
+
+    def __init__(self, handle: DeploymentHandle, listener: ChannelListener, address: TokenAddress) -> None:
+        self._handle = handle
+        self._listener = listener
+        self._address = address
+        self._controls: set[asyncio.Future[GenerationResult]] = set()
+
+    async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
+        """Yield what one attempt brings; see `deployments.resumption.TokenSource`."""
+        subscription = self._listener.subscribe(call.request_id)
+        response = self._handle.generate.remote(replace(call, reply_to=self._address))
+        control = asyncio.ensure_future(_result(response))
+        # The event loop keeps no reference to a task, and this one may outlive the reader.
+        self._controls.add(control)
+        control.add_done_callback(self._controls.discard)
+        control.add_done_callback(partial(_settle, subscription))
+        is_whole = False
+        try:
+            while not is_whole:
+                emission = await subscription.get()
+                if emission.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
+                    raise (await self._fault(control, emission)).to_error()
+                is_whole = emission.finish_reason is not None
+                yield TokenBatch(
+                    token_ids=emission.token_ids,
+                    finish_reason=emission.finish_reason,
+                    num_cached_tokens=emission.num_cached_tokens,
+                )
+        finally:
+            self._listener.unsubscribe(call.request_id)
+            # The call of a whole answer returns by itself, and Serve counts it as one that succeeded.
+            if not is_whole and not control.done():
+                response.cancel()
+                control.cancel()
+
+    async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Fault:
+        """Return how an attempt failed: the frame has the sentence, the call's result also the kind."""
+        try:
+            async with asyncio.timeout(LAST_FRAME_TIMEOUT_S):
+                result = await asyncio.shield(control)
+        except TimeoutError:
+            result = None
+        if result is not None and result.fault is not None:
+            return result.fault
+        return Fault(kind=FaultKind.FAILED, message=emission.error or "The engine gave the request up.")
+
+
+class HandleSource:
+    """Calls replicas by a streaming handle; no port of ours is needed."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle.options(stream=True)
+
+    async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
+        """Yield what one attempt brings; see `deployments.resumption.TokenSource`."""
+        response = self._handle.generate_stream.remote(call)
+        is_whole = False
+        try:
+            async for batch in response:
+                if batch.fault is not None:
+                    raise batch.fault.to_error()
+                is_whole = batch.is_last
+                yield batch
+        except (RayError, RayServeException) as error:
+            raise serve_error(error) from error
+        finally:
+            if not is_whole:
+                response.cancel()
+
+
+async def _result(response: DeploymentResponse) -> GenerationResult:
+    try:
+        result: GenerationResult = await response
+    except (RayError, RayServeException) as error:
+        raise serve_error(error) from error
+    return result
+
+
+def _settle(subscription: Subscription, control: asyncio.Future[GenerationResult]) -> None:
+    """End a stream whose call has returned, where its frames have not ended it."""
+    if control.cancelled():
+        return
+    error = control.exception()
+    if error is not None:
+        subscription.fail(error if isinstance(error, Exception) else EngineError("The call was interrupted."))
+        return
+    fault = control.result().fault
+    if fault is not None:
+        subscription.fail(fault.to_error())
+        return
+    lost = ReplicaLostError("The last tokens of the answer have not arrived.")
+    control.get_loop().call_later(LAST_FRAME_TIMEOUT_S, subscription.fail, lost)
+
+
+def serve_error(error: RayError | RayServeException) -> Exception:
+    """Return what a failed handle call means to a generation; what a replica itself raised comes out as it was."""
+    match error:
+        case BackPressureError():
+            wait_s = error.retry_after_s or RETRY_AFTER_S
+            return OverloadError("Too many requests are waiting for this model.", retry_after_s=wait_s)
+        case DeploymentUnavailableError():
+            return UnavailableError("No replica of this model is running now.", retry_after_s=RETRY_AFTER_S)
+        case RayTaskError(cause=Exception() as cause) if not isinstance(cause, RayError | RayServeException):
+            _logger.error("a replica raised an error", exc_info=error)
+            return EngineError(f"The replica has failed ({type(cause).__name__}).")
+        case RayActorError() | RayServeException():
+            # Also a cancellation that was not ours: a replica that is shut down cancels what it still works on.
+            return ReplicaLostError(str(error) or type(error).__name__)
+    return ReplicaLostError(f"{type(error).__name__}: {error}")

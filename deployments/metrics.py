@@ -1,0 +1,230 @@
+"""What is measured, under the names that vLLM's dashboards and Kubernetes' inference gateways read.
+
+Every process keeps its own numbers; a scrape asks them all and `render` joins the answers into one text. Only what we
+truly have is there. A replica that has gone takes its counters along, as a restarted server's always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from engine.metrics import EngineSnapshot
+
+FIRST_TOKEN_S = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
+BETWEEN_TOKENS_S = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.075,
+    0.1,
+    0.15,
+    0.2,
+    0.3,
+    0.4,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+)
+REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+NUM_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
+
+
+class GatewayMetrics:
+    """What one gateway sees of generations."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._first_token = self._histogram(
+            "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S
+        )
+        self._between = self._histogram(
+            "inter_token_latency_seconds", "Between batches of tokens, for each token.", BETWEEN_TOKENS_S
+        )
+        self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_S)
+        self._prompt = self._histogram("request_prompt_tokens", "Tokens of prompts.", NUM_TOKENS)
+        self._generated = self._histogram("request_generation_tokens", "Tokens of answers.", NUM_TOKENS)
+        self._ended = Counter(
+            "vllm:request_success",
+            "Requests that ended well.",
+            ("model_name", "finished_reason"),
+            registry=self._registry,
+        )
+        self._failed = Counter(
+            "antiphon:request_failure",
+            "Requests that ended in an error.",
+            ("model_name", "error"),
+            registry=self._registry,
+        )
+        self._resumed = Counter(
+            "antiphon:resumed", "Generations taken to another replica.", ("model_name",), registry=self._registry
+        )
+
+    def count_first_token(self, model: str, waited_s: float) -> None:
+        """Note that an answer began."""
+        self._first_token.labels(model).observe(waited_s)
+
+    def count_tokens(self, model: str, num_tokens: int, since_last_s: float) -> None:
+        """Note tokens after the first that came together, and how long after those before them."""
+        histogram = self._between.labels(model)
+        for _ in range(num_tokens):
+            histogram.observe(since_last_s / num_tokens)
+
+    def count_end(self, model: str, reason: str, *, num_prompt_tokens: int, num_tokens: int, took_s: float) -> None:
+        """Note an answer that ended well."""
+        self._ended.labels(model, reason).inc()
+        self._whole.labels(model).observe(took_s)
+        self._prompt.labels(model).observe(num_prompt_tokens)
+        self._generated.labels(model).observe(num_tokens)
+
+    def count_failure(self, model: str, error: str) -> None:
+        """Note an answer that ended in an error of this type."""
+        self._failed.labels(model, error).inc()
+
+    def count_resumption(self, model: str) -> None:
+        """Note that a generation moved to another replica."""
+        self._resumed.labels(model).inc()
+
+    def families(self, gateway: str) -> list[Metric]:
+        """Return the numbers, each labelled with the gateway's name."""
+        families = list(self._registry.collect())
+        for family in families:
+            family.samples = [sample._replace(labels=sample.labels | {"gateway": gateway}) for sample in family.samples]
+        return families
+
+    def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
+
+
+class EngineMetrics:
+    """What one engine counts.
+
+    Args:
+        model: public name of the base model.
+        engine: distinguishes the replicas of one model.
+    """
+
+    def __init__(self, model: str, engine: str) -> None:
+        self._labels = {"model_name": model, "engine": engine}
+        self._registry = CollectorRegistry()
+        self._queue = self._histogram("request_queue_time_seconds", "From arrival in the engine to a row in its batch.")
+        self._prefill = self._histogram("request_prefill_time_seconds", "From a row in the batch to the first token.")
+        self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.")
+
+    def families(self, snapshot: EngineSnapshot) -> list[Metric]:
+        """Return the numbers of a snapshot that has drained the engine's timings."""
+        for timing in snapshot.timings:
+            for histogram, seconds in (
+                (self._queue, timing.queue_s),
+                (self._prefill, timing.prefill_s),
+                (self._decode, timing.decode_s),
+            ):
+                if seconds is not None:
+                    histogram.labels(**self._labels).observe(seconds)
+        return [
+            self._gauge("num_requests_running", "Requests in the batch.", snapshot.num_running),
+            self._gauge("num_requests_waiting", "Requests that wait for a row in the batch.", snapshot.num_waiting),
+            self._gauge("kv_cache_usage_perc", "Share of the KV cache held by requests, 0 to 1.", snapshot.kv_usage),
+            self._cache_info(snapshot),
+            self._count("prefix_cache_queries", "Tokens looked up in the prefix cache.", snapshot.prefix_queries),
+            self._count("prefix_cache_hits", "Tokens found in the prefix cache.", snapshot.prefix_hits),
+            self._count("num_preemptions", "Requests put back to wait for memory.", snapshot.num_preemptions),
+            self._count("prompt_tokens", "Prompt tokens of requests admitted.", snapshot.prompt_tokens),
+            self._count("generation_tokens", "Tokens generated.", snapshot.generation_tokens),
+            self._gauge("num_adapters_resident", "Adapters on the device.", snapshot.num_resident_adapters, "antiphon"),
+            self._count("engine_steps", "Steps of the engine.", snapshot.num_steps, "antiphon"),
+            self._ended(snapshot),
+            self._step_times(snapshot),
+            *self._registry.collect(),
+        ]
+
+    def _ended(self, snapshot: EngineSnapshot) -> Metric:
+        labels = (*self._labels, "reason")
+        family = CounterMetricFamily("antiphon:engine_requests_ended", "Requests that left the engine.", labels=labels)
+        for reason, count in snapshot.ended_by_reason.items():
+            family.add_metric((*self._labels.values(), reason), count)
+        return family
+
+    def _step_times(self, snapshot: EngineSnapshot) -> Metric:
+        labels = (*self._labels, "part")
+        family = CounterMetricFamily(
+            "antiphon:engine_step_seconds", "Time spent in each part of a step.", labels=labels
+        )
+        for part in ("schedule", "prepare", "forward", "sample", "emit"):
+            family.add_metric((*self._labels.values(), part), getattr(snapshot.step_times, f"{part}_s"))
+        return family
+
+    def _cache_info(self, snapshot: EngineSnapshot) -> Metric:
+        labels = (*self._labels, "block_size", "num_gpu_blocks")
+        family = GaugeMetricFamily("vllm:cache_config_info", "Geometry of the KV cache.", labels=labels)
+        family.add_metric((*self._labels.values(), str(snapshot.block_tokens), str(snapshot.num_blocks)), 1)
+        return family
+
+    def _gauge(self, name: str, about: str, value: float, prefix: str = "vllm") -> Metric:
+        family = GaugeMetricFamily(f"{prefix}:{name}", about, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), value)
+        return family
+
+    def _count(self, name: str, about: str, value: float, prefix: str = "vllm") -> Metric:
+        family = CounterMetricFamily(f"{prefix}:{name}", about, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), value)
+        return family
+
+    def _histogram(self, name: str, about: str) -> Histogram:
+        return Histogram(f"vllm:{name}", about, tuple(self._labels), registry=self._registry, buckets=REQUEST_S)
+
+
+def render(families: Iterable[Metric]) -> bytes:
+    """Join families of many processes and return Prometheus' text format; those of one name become one."""
+    joined: dict[str, Metric] = {}
+    for family in families:
+        known = joined.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        known.samples.extend(family.samples)
+    return generate_latest(_Collected(joined.values()))
+
+
+class _Collected(CollectorRegistry):
+    """Families that were collected elsewhere."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__()
+        self._families = list(families)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return them as they are."""
+        return iter(self._families)

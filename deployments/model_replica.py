@@ -1,0 +1,271 @@
+"""The actor that hosts one engine: life-cycle, health, and one open call for every generation that it serves.
+
+A call stays open from admission to the last token, so that what Serve counts as ongoing is what the engine works on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from prometheus_client import Metric
+from ray import serve
+
+from deployments.config import ChannelConfig, ModelConfig
+from deployments.engine_thread import MAX_STEP_S_BY_DEVICE, EngineThread, RunningEngine
+from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.metrics import EngineMetrics
+from deployments.token_channel import ChannelDialer
+from engine.errors import EngineError, OverloadError, RequestError
+from engine.metrics import EngineSnapshot
+from engine.request import Emission, FinishReason, RequestId
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+_logger = logging.getLogger(__name__)
+
+
+class TokenOutlet(Protocol):
+    """Where tokens leave for gateways; all calls come from the event loop."""
+
+    async def connect(self, address: TokenAddress) -> None:
+        """Make sure of a connection to a gateway.
+
+        Raises:
+            OSError: nobody answers there, or not the gateway that was meant.
+        """
+        ...
+
+    def send(self, address: TokenAddress, emissions: Sequence[Emission]) -> None:
+        """Send one step's emissions; nothing happens where the gateway has gone."""
+        ...
+
+    async def close(self) -> None:
+        """End all connections."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Generation:
+    """One open call: where its tokens go, and how it ended."""
+
+    reply_to: TokenAddress | None
+    ended: asyncio.Future[GenerationResult]
+    batches: asyncio.Queue[TokenBatch] = field(default_factory=asyncio.Queue)
+    num_tokens: int = 0
+
+
+class ReplicaServer:
+    """The generations that one engine works on; a plain class, the actor is its shell.
+
+    Lives on the event loop that it is made on.
+
+    Args:
+        dial: makes the outlet of tokens, given whom to tell of gateways that have gone; None where tokens go back by
+            the handle.
+        max_step_s: see `EngineThread`.
+    """
+
+    def __init__(
+        self,
+        engine: RunningEngine,
+        dial: Callable[[Callable[[TokenAddress], None]], TokenOutlet] | None,
+        *,
+        max_step_s: float,
+    ) -> None:
+        self._engine = engine
+        self._outlet = None if dial is None else dial(self.forget_gateway)
+        self._generations: dict[RequestId, _Generation] = {}
+        self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, max_step_s=max_step_s)
+        self._thread.start()
+
+    async def generate(self, call: GenerationCall) -> GenerationResult:
+        """Serve one call whose tokens go to `call.reply_to`; ending the coroutine frees the request in the engine."""
+        assert call.reply_to is not None
+        assert self._outlet is not None
+        try:
+            await self._outlet.connect(call.reply_to)
+        except OSError as error:
+            _logger.warning("request %s: its gateway cannot be reached: %s", call.request_id, error)
+            fault = Fault(kind=FaultKind.LOST, message="The replica could not open its channel to the gateway.")
+            return GenerationResult(num_tokens=0, fault=fault)
+        generation = self._open(call)
+        try:
+            return await generation.ended
+        finally:
+            self._close(call.request_id, generation)
+
+    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[TokenBatch]:
+        """Yield the tokens of one call; what has come since the last read is one batch."""
+        generation = self._open(call)
+        try:
+            is_last = False
+            while not is_last:
+                waiting = [await generation.batches.get()]
+                while not generation.batches.empty():
+                    waiting.append(generation.batches.get_nowait())
+                batch = _joined(waiting)
+                is_last = batch.is_last
+                yield batch
+        finally:
+            self._close(call.request_id, generation)
+
+    def forget_gateway(self, address: TokenAddress) -> None:
+        """Free everything that a gateway has asked for: it has gone, and its calls may never be told."""
+        for generation in self._generations.values():
+            if generation.reply_to == address and not generation.ended.done():
+                generation.ended.set_result(GenerationResult(num_tokens=generation.num_tokens, fault=_GATEWAY_GONE))
+
+    def trouble(self) -> str | None:
+        """Say in one sentence why this replica cannot be relied on, or None."""
+        return self._thread.trouble()
+
+    def snapshot(self, *, drain_timings: bool = False) -> EngineSnapshot:
+        """Return the engine's numbers."""
+        return self._engine.snapshot(drain_timings=drain_timings)
+
+    async def stop(self) -> None:
+        """End the engine, and every open call with it."""
+        await self._thread.stop()
+        if self._outlet is not None:
+            await self._outlet.close()
+
+    def _open(self, call: GenerationCall) -> _Generation:
+        generation = _Generation(call.reply_to, asyncio.get_running_loop().create_future())
+        self._generations[call.request_id] = generation
+        try:
+            self._engine.add(call.to_request(time.monotonic()))
+        except (RequestError, OverloadError, EngineError) as error:
+            self._end(generation, TokenBatch(fault=Fault.of(error)))
+        return generation
+
+    def _close(self, request_id: RequestId, generation: _Generation) -> None:
+        self._generations.pop(request_id, None)
+        if not generation.ended.done() or generation.ended.result().fault is _GATEWAY_GONE:
+            self._engine.cancel(request_id)
+
+    def _on_step(self, emissions: Sequence[Emission]) -> None:
+        by_gateway: dict[TokenAddress, list[Emission]] = {}
+        ended: list[tuple[_Generation, TokenBatch]] = []
+        for emission in emissions:
+            generation = self._generations.get(emission.request_id)
+            if generation is None or generation.ended.done():
+                continue
+            generation.num_tokens += len(emission.token_ids)
+            batch = self._batch(emission)
+            if generation.reply_to is not None:
+                by_gateway.setdefault(generation.reply_to, []).append(emission)
+            elif not batch.is_last:
+                generation.batches.put_nowait(batch)
+            if batch.is_last:
+                ended.append((generation, batch))
+        if self._outlet is not None:
+            for address, frame in by_gateway.items():
+                self._outlet.send(address, frame)
+        for generation, batch in ended:
+            self._end(generation, batch)
+
+    def _end(self, generation: _Generation, batch: TokenBatch) -> None:
+        generation.batches.put_nowait(batch)
+        generation.ended.set_result(
+            GenerationResult(
+                num_tokens=generation.num_tokens,
+                num_cached_tokens=batch.num_cached_tokens,
+                finish_reason=batch.finish_reason,
+                fault=batch.fault,
+            )
+        )
+
+    def _batch(self, emission: Emission) -> TokenBatch:
+        fault = None
+        if emission.finish_reason is FinishReason.FAILED:
+            kind = FaultKind.FAILED if self._engine.is_alive else FaultKind.LOST
+            fault = Fault(kind=kind, message=emission.error or "The generation has failed.")
+        return TokenBatch(
+            token_ids=emission.token_ids,
+            finish_reason=emission.finish_reason,
+            num_cached_tokens=emission.num_cached_tokens,
+            fault=fault,
+        )
+
+
+_GATEWAY_GONE = Fault(kind=FaultKind.LOST, message="The gateway has closed its channel.")
+
+
+def _joined(batches: Sequence[TokenBatch]) -> TokenBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return TokenBatch(
+        token_ids=tuple(token_id for batch in batches for token_id in batch.token_ids),
+        finish_reason=batches[-1].finish_reason,
+        num_cached_tokens=batches[-1].num_cached_tokens,
+        fault=batches[-1].fault,
+    )
+
+
+class ModelReplica:
+    """One replica of one base model and all its adapters; the deployment is named `Model-<name>`."""
+
+    async def __init__(self, config: ModelConfig, channel: ChannelConfig) -> None:  # type: ignore[misc]
+        """Load the model, off the event loop, and start the engine; Serve awaits it.
+
+        Raises:
+            CheckpointError, ConfigError: the model cannot be served as it is configured.
+        """
+        engine = await asyncio.to_thread(_build, config)
+        dial = partial(ChannelDialer, channel) if channel.transport == "tcp" else None
+        self._server = ReplicaServer(engine, dial, max_step_s=MAX_STEP_S_BY_DEVICE[engine.config.device])
+        self._metrics = EngineMetrics(config.name, serve.get_replica_context().replica_tag)
+
+    async def generate(self, call: GenerationCall) -> GenerationResult:
+        """Serve one call whose tokens go to `call.reply_to`."""
+        return await self._server.generate(call)
+
+    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[TokenBatch]:
+        """Serve one call whose tokens come back by the handle."""
+        async for batch in self._server.generate_stream(call):
+            yield batch
+
+    async def trouble(self) -> str | None:
+        """Say in one sentence why this replica cannot be relied on, or None."""
+        return self._server.trouble()
+
+    async def metric_families(self) -> list[Metric]:
+        """Return the engine's numbers as Prometheus families."""
+        return self._metrics.families(self._server.snapshot(drain_timings=True))
+
+    def check_health(self) -> None:
+        """Tell Serve whether the engine makes progress.
+
+        Raises:
+            EngineError: it does not; Serve replaces the replica.
+        """
+        trouble = self._server.trouble()
+        if trouble is not None:
+            raise EngineError(trouble)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what an autoscaling policy may look at besides ongoing requests."""
+        snapshot = self._server.snapshot()
+        return {
+            "num_running": float(snapshot.num_running),
+            "num_waiting": float(snapshot.num_waiting),
+            "kv_usage": snapshot.kv_usage,
+        }
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_server"):
+            await self._server.stop()
+
+
+def _build(config: ModelConfig) -> Engine:
+    # torch is imported where an engine runs, and nowhere else.
+    from engine.build import build_engine
+
+    return build_engine(config.engine, config.adapters)

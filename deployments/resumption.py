@@ -1,0 +1,116 @@
+"""A generation that outlives its replica: what has come so far goes on elsewhere, as prior output.
+
+Draws are a function of (seed, position) alone, so that what follows is what would have been.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Protocol
+
+from deployments.errors import ReplicaLostError, UnavailableError
+from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids
+from engine.request import FinishReason, RequestId
+
+_logger = logging.getLogger(__name__)
+
+MAX_WAIT_S = 120.0
+"""How long a generation that has lost its replica waits for another one to be there."""
+_POLL_S = 0.25
+
+
+class TokenSource(Protocol):
+    """The replicas of one base model, any of which can serve a call."""
+
+    def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
+        """Yield what one attempt brings, the last batch marked; closing the iterator frees the request.
+
+        Raises:
+            ReplicaLostError: the replica has gone in the middle.
+            UnavailableError: no replica is there.
+            RequestError, OverloadError, EngineError: as the replica says.
+        """
+        ...
+
+
+class Resumption:
+    """The attempts at one generation.
+
+    Args:
+        call: the first attempt; its id is replaced for each.
+        on_resume: called before a later attempt.
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        call: GenerationCall,
+        *,
+        max_resumes: int,
+        on_resume: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._call = call
+        self._max_resumes = max_resumes
+        self._on_resume = on_resume
+        self._clock = clock
+        self._token_ids: list[int] = []
+        self._num_cached_tokens = 0
+        self._lost_at_s: float | None = None
+        self._started_s = clock()
+
+    async def tokens(self) -> AsyncGenerator[TokenBatch, None]:
+        """Yield what all attempts bring together; closing the iterator frees the request.
+
+        Raises:
+            ReplicaLostError: the last replica that may be tried has gone too.
+            UnavailableError, RequestError, OverloadError, EngineError: as `TokenSource.tokens`.
+        """
+        num_resumes = 0
+        while True:
+            try:
+                async with aclosing(self._source.tokens(self._attempt(num_resumes))) as batches:
+                    async for batch in batches:
+                        yield self._noted(batch)
+                        if batch.is_last:
+                            return
+            except ReplicaLostError as error:
+                if num_resumes == self._max_resumes:
+                    raise
+                num_resumes += 1
+                _logger.warning("a replica was lost after %d tokens (%s)", len(self._token_ids), error)
+                self._lost_at_s = self._clock()
+                if len(self._token_ids) >= self._call.params.max_tokens:
+                    yield TokenBatch(finish_reason=FinishReason.LENGTH, num_cached_tokens=self._num_cached_tokens)
+                    return
+                self._on_resume()
+            except UnavailableError:
+                # Who has just lost a replica waits for its successor; who has not begun is told to come back.
+                if self._lost_at_s is None or self._clock() - self._lost_at_s > MAX_WAIT_S:
+                    raise
+                await asyncio.sleep(_POLL_S)
+
+    def _attempt(self, num_resumes: int) -> GenerationCall:
+        timeout_s = self._call.timeout_s
+        if timeout_s is not None:
+            timeout_s = max(0.0, timeout_s - (self._clock() - self._started_s))
+        # A new id for each attempt: the lost one may still run, and send, where it was.
+        return replace(
+            self._call,
+            request_id=RequestId(f"{uuid.uuid4().hex}-{num_resumes}"),
+            prior_output_ids=pack_ids(self._token_ids),
+            timeout_s=timeout_s,
+        )
+
+    def _noted(self, batch: TokenBatch) -> TokenBatch:
+        if self._lost_at_s is None:
+            self._num_cached_tokens = batch.num_cached_tokens or self._num_cached_tokens
+        self._token_ids.extend(batch.token_ids)
+        return replace(batch, num_cached_tokens=self._num_cached_tokens)

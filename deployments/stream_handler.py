@@ -1,0 +1,94 @@
+"""The text of one answer: token ids in, the pieces of text that may leave out.
+
+    token ids -> detokenizer -> stop strings -> output screen -> text
+
+Each stage holds back what it cannot decide yet. Knows neither where the tokens come from nor where the text goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from deployments.generation import Verdict
+from deployments.stream.detokenizer import Detokenizer
+from deployments.stream.screening import OutputScreen
+from deployments.stream.stop_strings import StopStrings
+
+Judge = Callable[[Sequence[str]], Awaitable[Sequence[Verdict]]]
+"""Asks the safety classifier about some texts."""
+
+
+class StreamHandler:
+    """The stages of one answer; one reader feeds it, in order.
+
+    Args:
+        screen: None where the answer is not judged; then `judge` is never called.
+    """
+
+    def __init__(
+        self, detokenizer: Detokenizer, stops: StopStrings, *, screen: OutputScreen | None, judge: Judge
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stops = stops
+        self._screen = screen
+        self._judge = judge
+        self._is_cut = False
+        self.num_tokens = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self._is_cut
+
+    @property
+    def is_flagged(self) -> bool:
+        """Whether the classifier has ended the text."""
+        return self._screen is not None and bool(self._screen.flagged)
+
+    async def feed(self, token_ids: Sequence[int]) -> str:
+        """Return the text that may leave now; what follows a stop string is neither shown nor counted.
+
+        Raises:
+            OverloadError: the classifier cannot be reached, and no text leaves unjudged.
+        """
+        pieces = []
+        # One by one: how tokens were batched on their way must not change where the answer ends.
+        for token_id in token_ids:
+            if self._is_cut:
+                break
+            self.num_tokens += 1
+            pieces.append(self._cut(self._detokenizer.feed((token_id,))))
+        return await self._screened("".join(pieces))
+
+    async def close(self) -> str:
+        """Return what was held back; nothing may be fed afterwards.
+
+        Raises:
+            OverloadError: as `feed`.
+        """
+        text = ""
+        if not self._is_cut:
+            text = self._cut(self._detokenizer.close())
+        if not self._is_cut:
+            text += self._stops.close()
+        return await self._screened(text, is_last=True)
+
+    def count_hidden(self, num_tokens: int) -> None:
+        """Count tokens that are generated and not shown: the one that ends an answer."""
+        self.num_tokens += num_tokens
+
+    def _cut(self, text: str) -> str:
+        text, stop = self._stops.feed(text)
+        self._is_cut = stop is not None
+        return text
+
+    async def _screened(self, text: str, *, is_last: bool = False) -> str:
+        if self._screen is None:
+            return text
+        windows = self._screen.feed(text)
+        if is_last:
+            windows += self._screen.close()
+        if not windows:
+            return ""
+        verdicts = await self._judge(windows)
+        return "".join(map(self._screen.release, verdicts))
