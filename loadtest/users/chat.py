@@ -10,12 +10,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
+import gevent  # type: ignore[import-untyped, unused-ignore]
 from locust import User, constant, events, task
 
 from loadtest.measure import Exchange
 from loadtest.stream_client import StreamClient
 from loadtest.users.options import add_options, mix_of, slo_of
 from loadtest.workloads import chat_asks, read_entries
+
+PAUSE_AFTER_ERROR_S = 0.5
 
 
 class Observer:
@@ -63,7 +66,7 @@ class Observer:
 
 
 class ChatUser(User):
-    """One person with one open question at a time, and no pause between them."""
+    """One person with one open question at a time, and no pause between answers."""
 
     wait_time = constant(0)
     observer: Observer
@@ -86,8 +89,11 @@ class ChatUser(User):
 
     @task
     def ask(self) -> None:
-        """Ask once and read to the end."""
-        self.observer.observe(self._client.ask(next(self._asks)))
+        """Ask once and read to the end; after a failure wait, so that a server that refuses is not asked in a loop."""
+        exchange = self._client.ask(next(self._asks))
+        self.observer.observe(exchange)
+        if not exchange.is_ok:
+            gevent.sleep(PAUSE_AFTER_ERROR_S)
 
 
 @events.init_command_line_parser.add_listener

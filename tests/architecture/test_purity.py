@@ -21,12 +21,17 @@ PURE_FILES = (
     "deployments/generation.py",
     "deployments/config.py",
     "deployments/token_frames.py",
+    "deployments/errors.py",
+    "deployments/generation_calls.py",
+    "deployments/resumption.py",
+    "adapters/device_slots.py",
     "adapters/errors.py",
     "adapters/folder.py",
     "adapters/identity.py",
     "adapters/peft_format.py",
     "adapters/registry.py",
     "adapters/tensor_file.py",
+    "app/serve_environment.py",
 )
 PURE_FOLDERS = ("deployments/stream",)
 PROBE = """
