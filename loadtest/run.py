@@ -120,7 +120,10 @@ def main() -> None:
             ).returncode
         if status != 0:
             raise SystemExit(f"loadtest: locust ended with status {status}; see {log_path}")
-    print(write_folder(plan.out, plan.slo, plan.seconds))
+    try:
+        print(write_folder(plan.out, plan.slo, plan.seconds))
+    except ValueError as failure:
+        raise SystemExit(f"loadtest: {failure}; the logs in {plan.out} may say why") from failure
     print(f"\nreport: {plan.out / 'report.html'}")
 
 
