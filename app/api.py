@@ -27,7 +27,7 @@ def create_app(
     *,
     limits: LimitSettings | None = None,
     moderation_model: str | None = None,
-    sends_request_id: bool = True,
+    sends_request_id: bool = False,
 ) -> FastAPI:
     """Build the application that answers for `gateway`.
 
@@ -35,8 +35,8 @@ def create_app(
         gateway: what generates, moderates and reports.
         limits: bounds on one request; None takes the defaults.
         moderation_model: public name of the classifier (`settings.safety.name`); None where there is none.
-        sends_request_id: False under Ray Serve, which adds `x-request-id` to every response itself: a second one would
-            reach clients as "id, id".
+        sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
+            would reach clients as "id, id".
     """
     app = FastAPI(title="Antiphon", version="1", description=_DESCRIPTION, redirect_slashes=False, redoc_url=None)
     app.state.gateway = gateway

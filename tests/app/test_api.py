@@ -140,7 +140,7 @@ def _dangling_references(document: dict[str, Any]) -> set[str]:
 
 
 async def test_behind_serve_the_request_id_is_left_to_it(gateway: ScriptedGateway) -> None:
-    transport = httpx.ASGITransport(app=create_app(gateway, sends_request_id=False))
+    transport = httpx.ASGITransport(app=create_app(gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         response = await client.get("/health", headers={"x-request-id": "a"})
     assert "x-request-id" not in response.headers
