@@ -1,0 +1,249 @@
+"""Stand-ins for what the pure core talks to: a device whose cache is a dict, and adapters that load by the clock."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from adapters.identity import AdapterDigest
+from engine.config import ResolvedConfig
+from engine.errors import EngineError
+from engine.metrics import StepTimes
+from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
+from engine.scheduler import Scheduler
+from engine.step import StepPlan, StepResult, StepRow
+from tests.oracles.naive_scheduler import EOS_IDS, VOCAB_SIZE, cell, next_token
+
+CONFIG = ResolvedConfig(
+    model_path="",
+    device="cpu",
+    dtype="float32",
+    num_threads=1,
+    max_model_len=64,
+    max_num_seqs=4,
+    max_batched_tokens=16,
+    block_tokens=4,
+    num_blocks=64,
+    max_blocks_per_request=16,
+    enable_prefix_cache=True,
+    max_queued_requests=8,
+    max_adapter_rank=8,
+    max_device_adapters=2,
+    max_host_adapters=8,
+    vocab_size=VOCAB_SIZE,
+)
+
+
+def a_config(**changes: object) -> ResolvedConfig:
+    return replace(CONFIG, **changes)  # type: ignore[arg-type]
+
+
+def a_request(name: str, prompt: tuple[int, ...] | range = (1, 2, 3), **fields: object) -> Request:
+    """A greedy request that ends by length unless told otherwise; sampling fields and request fields side by side."""
+    of_request = {"prior_output_ids", "adapter", "salt", "priority", "deadline_s"}
+    params = {"max_tokens": 4, "ignore_eos": True, "temperature": 0.0} | {
+        key: value for key, value in fields.items() if key not in of_request
+    }
+    rest = {key: value for key, value in fields.items() if key in of_request}
+    return Request(
+        request_id=RequestId(name),
+        prompt_ids=tuple(prompt),
+        params=SamplingParams(**params),  # type: ignore[arg-type]
+        **rest,  # type: ignore[arg-type]
+    )
+
+
+class ScriptedGate:
+    """Adapters that need `load_steps` ticks after `prepare`, and share `num_slots` slots."""
+
+    def __init__(
+        self, num_slots: int = 2, load_steps: dict[str, int] | None = None, errors: dict[str, str] | None = None
+    ) -> None:
+        self._num_slots = num_slots
+        self._load_steps = load_steps or {}
+        self._errors = errors or {}
+        self._left: dict[AdapterDigest, int] = {}
+        self._resident: list[AdapterDigest] = []
+        self.pins: Counter[AdapterDigest] = Counter()
+
+    def tick(self) -> None:
+        self._left = {digest: left - 1 for digest, left in self._left.items()}
+
+    def prepare(self, digest: AdapterDigest) -> None:
+        self._left.setdefault(digest, self._load_steps.get(digest, 0))
+
+    def try_pin(self, digest: AdapterDigest) -> bool:
+        if not self._is_loaded(digest):
+            return False
+        if digest not in self._resident:
+            if len(self._resident) == self._num_slots:
+                idle = [other for other in self._resident if not self.pins[other]]
+                if not idle:
+                    return False
+                self._resident.remove(idle[0])
+            self._resident.append(digest)
+        self.pins[digest] += 1
+        return True
+
+    def waits_for_slot(self, digest: AdapterDigest) -> bool:
+        return self._is_loaded(digest) and digest not in self._resident
+
+    def unpin(self, digest: AdapterDigest) -> None:
+        assert self.pins[digest] > 0, "unpinned more often than pinned"
+        self.pins[digest] -= 1
+
+    def error(self, digest: AdapterDigest) -> str | None:
+        return self._errors.get(digest)
+
+    def _is_loaded(self, digest: AdapterDigest) -> bool:
+        return self._left.get(digest, 1) <= 0
+
+
+class ScriptedRunner:
+    """A device that computes what a plan says and nothing else: a wrong block table gives wrong tokens.
+
+    Rows see the cache as it was before the step and what they have written themselves. Checks what `StepPlan` promises.
+    """
+
+    def __init__(self, config: ResolvedConfig, gate: ScriptedGate, failing: frozenset[str] = frozenset()) -> None:
+        self.times = StepTimes()
+        self.plans: list[StepPlan] = []
+        self.dies_at_step: int | None = None
+        self._config = config
+        self._gate = gate
+        self._failing = failing
+        self._cells: dict[int, int] = {}
+        self._owner_by_row: dict[int, RequestId] = {}
+        self._table_by_row: dict[int, list[int]] = {}
+        self._results: deque[StepResult] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+        if self.dies_at_step is not None and plan.step_id >= self.dies_at_step:
+            raise EngineError("the device is gone")
+        self._check_plan(plan)
+        self._update_rows(plan)
+        result = StepResult(step_id=plan.step_id, token_id_by_request={}, error_by_request={})
+        writes: dict[int, int] = {}
+        for row in plan.rows:
+            own = self._compute(row)
+            assert not own.keys() & writes.keys(), "two rows write one slot"
+            writes |= own
+            if row.samples and row.request.request_id in self._failing:
+                result.error_by_request[row.request.request_id] = "The numbers of this request are not finite."
+            elif row.samples:
+                seen = self._cells | own
+                cells = [seen[self._slot(row, position)] for position in range(row.end)]
+                result.token_id_by_request[row.request.request_id] = next_token(row.request, cells)
+        self._cells |= writes
+        self._results.append(result)
+
+    def collect(self) -> StepResult:
+        return self._results.popleft()
+
+    def _compute(self, row: StepRow) -> dict[int, int]:
+        own: dict[int, int] = {}
+        previous = self._cells[self._slot(row, row.start - 1)] if row.start else 0
+        for position, token_id in zip(range(row.start, row.end), row.token_ids(), strict=True):
+            previous = own[self._slot(row, position)] = cell(row.request, previous, token_id)
+        return own
+
+    def _slot(self, row: StepRow, position: int) -> int:
+        # From the kept table, as a real runner does: it must never change under a row, only grow.
+        size = self._config.block_tokens
+        return self._table_by_row[row.row][position // size] * size + position % size
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert 0 < plan.num_tokens <= self._config.max_batched_tokens
+        assert len(plan.rows) <= self._config.max_num_seqs
+        assert len({row.row for row in plan.rows}) == len(plan.rows)
+        assert all(0 <= row.start < row.end <= len(row.block_ids) * self._config.block_tokens for row in plan.rows)
+        groups = [(row.num_tokens > 1, row.adapter or "") for row in plan.rows]
+        assert groups == sorted(groups), "rows are out of order"
+        assert all(row.adapter is None or self._gate.pins[row.adapter] for row in plan.rows), "an adapter is not pinned"
+        cap = self._config.max_prefill_tokens_with_decodes
+        last = [row for row in plan.rows if row.num_tokens == 1 and row.samples]
+        if cap is not None and not all(row.is_admission for row in last):
+            assert plan.num_tokens - len(last) <= cap, "prefills hold up decodes"
+
+    def _update_rows(self, plan: StepPlan) -> None:
+        for index in plan.released_rows:
+            self._owner_by_row.pop(index, None)
+        for row in plan.rows:
+            table = self._table_by_row.setdefault(row.row, [])
+            if row.is_admission:
+                assert row.row not in self._owner_by_row, "a row is given away twice"
+                self._owner_by_row[row.row] = row.request.request_id
+                table[:] = row.block_ids
+            assert self._owner_by_row[row.row] == row.request.request_id, "a row changed hands without admission"
+            assert list(row.block_ids[: len(table)]) == table, "a block table changed under a row"
+            table[:] = row.block_ids
+            assert len(set(table)) == len(table), "a block stands twice in one table"
+
+
+class Harness:
+    """A scheduler on a scripted device, and what came out for each request."""
+
+    def __init__(
+        self,
+        config: ResolvedConfig = CONFIG,
+        gate: ScriptedGate | None = None,
+        failing: frozenset[str] = frozenset(),
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.config = config
+        self.gate = gate or ScriptedGate()
+        self.runner = ScriptedRunner(config, self.gate, failing)
+        self.scheduler = Scheduler(config, self.gate, EOS_IDS, clock)
+        self.emissions: dict[str, list[Emission]] = {}
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.scheduler.add(request)
+            self.emissions[request.request_id] = []
+        self.scheduler.check()
+
+    def cancel(self, name: str) -> None:
+        self.scheduler.cancel(RequestId(name))
+        self.scheduler.check()
+
+    def step(self) -> StepPlan | None:
+        """One step of the engine's loop, checked on every side."""
+        plan = self.scheduler.plan()
+        self.scheduler.check()
+        self.gate.tick()
+        if plan is None:
+            assert not self.scheduler.num_running, "a request runs, and nothing is planned"
+            emissions = self.scheduler.drain()
+        else:
+            self.runner.submit(plan)
+            emissions = self.scheduler.commit(plan, self.runner.collect())
+        self.scheduler.check()
+        for emission in emissions:
+            seen = self.emissions[emission.request_id]
+            assert not seen or seen[-1].finish_reason is None, "something follows the end"
+            assert emission.token_ids or emission.finish_reason is not None, "an empty emission"
+            seen.append(emission)
+        return plan
+
+    def finish(self, max_steps: int = 2000) -> int:
+        """Step until every request has ended; returns the number of steps."""
+        for count in range(max_steps):
+            if all(self.reason(name) is not None for name in self.emissions):
+                self.check_all_returned()
+                return count
+            self.step()
+        raise AssertionError(f"requests are starved: {[n for n in self.emissions if self.reason(n) is None]}")
+
+    def check_all_returned(self) -> None:
+        self.scheduler.check()
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert self.scheduler.kv_usage == 0
+        assert not +self.gate.pins, "an adapter is still pinned"
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        return tuple(token_id for emission in self.emissions[name] for token_id in emission.token_ids)
+
+    def reason(self, name: str) -> FinishReason | None:
+        return self.emissions[name][-1].finish_reason if self.emissions[name] else None

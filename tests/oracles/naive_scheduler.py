@@ -1,0 +1,57 @@
+"""Each request alone, without a cache, a batch or a budget: what its answer is, whatever the engine does on the way."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.request import FinishReason, Request
+
+VOCAB_SIZE = 24
+EOS_IDS = frozenset({0})
+
+
+def cell(request: Request, previous: int, token_id: int) -> int:
+    """What the cache holds at a position: it depends on everything up to it, on the adapter and on the salt."""
+    return _number(request.adapter, request.salt, previous, token_id)
+
+
+def next_token(request: Request, cells: Iterable[int]) -> int:
+    """The token after those whose cells are given; reads all of them, as attention does."""
+    token_id = _number(request.params.seed, *cells) % VOCAB_SIZE
+    if request.params.ignore_eos and token_id in EOS_IDS:
+        return VOCAB_SIZE - 1
+    return token_id
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    token_ids: tuple[int, ...]
+    reason: FinishReason
+
+
+def answer_alone(request: Request, max_model_len: int) -> Answer:
+    """Generate token by token, recomputing everything for each."""
+    params = request.params
+    output = list(request.prior_output_ids)
+    while True:
+        known = [*request.prompt_ids, *output]
+        cells, previous = [], 0
+        for token_id in known:
+            previous = cell(request, previous, token_id)
+            cells.append(previous)
+        token_id = next_token(request, cells)
+        output.append(token_id)
+        reason = None
+        if len(output) >= params.max_tokens or len(known) + 1 >= max_model_len:
+            reason = FinishReason.LENGTH
+        is_stop = token_id in params.stop_token_ids or (token_id in EOS_IDS and not params.ignore_eos)
+        if is_stop and len(output) >= params.min_tokens:
+            reason = FinishReason.STOP
+        if reason is not None:
+            return Answer(tuple(output[len(request.prior_output_ids) :]), reason)
+
+
+def _number(*parts: object) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=6).digest(), "little")
