@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,9 @@ from tests.oracles.naive_detokenizer import naive_certain, naive_text
 
 BUNDLED = Path(__file__).parents[3] / "models" / "stdlib-chat" / "tokenizer.json"
 KINDS = sorted(ALL)
-ODD_TEXT = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("👋🏽👨‍🇳🇿éẍ̂ � \n.,'▁#")), max_size=20).filter(bool)
+ODD_TEXT = st.text(
+    st.one_of(st.characters(codec="utf-8"), st.sampled_from("👋🏽👨‍🇳🇿éẍ̂ � \n.,'▁#")), max_size=20
+).filter(bool)
 
 
 @cache
@@ -34,7 +36,7 @@ def pieces_of(pieces: TokenPieces, feeds: list[list[int]]) -> list[str]:
 
 def cut(token_ids: list[int], places: list[int]) -> list[list[int]]:
     edges = [0, *sorted(place % (len(token_ids) + 1) for place in places), len(token_ids)]
-    return [token_ids[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [token_ids[start:end] for start, end in pairwise(edges)]
 
 
 @st.composite
