@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from app.config_lint import lint_config
 from tests.architecture.source_tree import HOUSES, ROOT, syntax_of
 
 TOP_FOLDERS = (*HOUSES, "loadtest", "tests", "models", "docs", "examples")
@@ -105,6 +106,16 @@ def test_make_targets_that_documents_name_exist() -> None:
     targets = set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     named = {name for path in documents() for name in re.findall(r"`?make ([a-z][a-z-]*)`", path.read_text())}
     assert named - targets == set()
+
+
+def test_the_configuration_in_the_readme_is_good_but_for_its_folders(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S | re.M)
+    assert blocks
+    for block in blocks:
+        path = tmp_path / "config.yaml"
+        path.write_text(block, encoding="utf-8")
+        mistakes = lint_config(path)
+        assert all(line.endswith("does not exist") for line in mistakes), mistakes
 
 
 def test_the_check_notices_dead_names() -> None:
