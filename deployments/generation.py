@@ -29,7 +29,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPrompt:
-    """Raw text, tokenised as it stands (with the tokenizer's own special tokens in front, as `tokenizer(text)` does)."""
+    """Raw text, tokenised as it stands, with the tokenizer's own special tokens in front, as `tokenizer(text)` does."""
 
     text: str
 

@@ -214,7 +214,8 @@ def render(families: Iterable[Metric]) -> bytes:
     joined: dict[str, Metric] = {}
     for family in families:
         known = joined.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-        known.samples.extend(family.samples)
+        # When a counter began is told by its restart; the extra series would double their number.
+        known.samples.extend(sample for sample in family.samples if not sample.name.endswith("_created"))
     return generate_latest(_Collected(joined.values()))
 
 

@@ -51,7 +51,6 @@ class LiveRequest:
         row: index in the runner's buffers while the request runs, None while it waits.
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
         num_skips: plans that could not admit it only because every slot for adapters was taken.
-        last_step: the last step that computed something for it.
         names: names of its leading full blocks, as far as they were needed.
     """
 
@@ -63,7 +62,6 @@ class LiveRequest:
     num_computed: int = 0
     num_cached_tokens: int | None = None
     num_skips: int = 0
-    last_step: int = 0
     admitted_at_s: float | None = None
     first_token_at_s: float | None = None
     blocks: list[BlockId] = field(default_factory=list)

@@ -7,7 +7,8 @@ Guarantees, all held by property tests: the budget is never exceeded; a block is
 adapter and salt; whatever ends, in any way and at any moment, returns its blocks, row and adapter pin; every request
 ends. The last rests on three bounds:
 
-- decodes take turns, so that a budget smaller than their number delays all of them and stops none;
+- every decode runs in every step: a request enters the batch, and reaches its last token, only in a step that had a
+  token of the budget for it beside all decodes, so that there are never more decodes than budget;
 - every other order (who is admitted, who prefills first, who is pre-empted last) is the rank that a request got when
   it came, in which priorities are bounded head starts (`Rank`): only finitely many can ever come before it;
 - once a request has been skipped `MAX_SKIPS` times for want of a slot for its adapter, no request of an adapter that
@@ -178,7 +179,6 @@ class Scheduler:
                 # Its blocks stay unnamed: what a failed step wrote must not be shared.
                 self._end(live, FinishReason.FAILED, error=error)
                 continue
-            live.last_step = plan.step_id
             self._tables.advance(live, row.end)
             if row.samples:
                 self._append(live, result.token_id_by_request[row.request.request_id], now_s)
@@ -209,8 +209,8 @@ class Scheduler:
 
     def _serve_decodes(self, draft: StepDraft) -> None:
         """Give running requests that want one token theirs, pre-empting others where that takes a block."""
-        for live in sorted(self._running, key=lambda r: (r.last_step, r.rank)):
-            if live.row is None or live.num_wanted > 1 or not draft.share(live):
+        for live in sorted(self._running, key=lambda r: r.rank):
+            if live.row is None or live.num_wanted > 1:
                 continue
             while live.row is not None and not self._tables.try_extend(live):
                 self._preempt(max(self._running, key=lambda r: r.rank), draft)

@@ -37,7 +37,9 @@ def byte_level() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=_special(), initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=_special(), initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(TEXTS, trainer)
     return _finished(tokenizer)
 
@@ -47,7 +49,9 @@ def byte_fallback_bpe() -> Tokenizer:
     """Llama 2, Mistral: SentencePiece BPE with byte fallback, the first space stripped."""
     trained = Tokenizer(models.BPE())
     trained.normalizer = normalizers.Replace(" ", "▁")
-    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=[*SPECIAL, *BYTE_TOKENS], limit_alphabet=40, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=200, special_tokens=[*SPECIAL, *BYTE_TOKENS], limit_alphabet=40, show_progress=False
+    )
     trained.train_from_iterator(TEXTS, trainer)
     tokenizer = Tokenizer.from_str(trained.to_str().replace('"byte_fallback":false', '"byte_fallback":true'))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -62,7 +66,9 @@ def byte_fallback_unigram() -> Tokenizer:
     """Gemma-like: Unigram with byte fallback, no stripping."""
     trained = Tokenizer(models.Unigram())
     trained.normalizer = normalizers.Replace(" ", "▁")
-    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=[*SPECIAL, *BYTE_TOKENS], unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=[*SPECIAL, *BYTE_TOKENS], unk_token="<unk>", show_progress=False
+    )
     trained.train_from_iterator(TEXTS[:3], trainer)
     tokenizer = Tokenizer.from_str(trained.to_str().replace('"byte_fallback":false', '"byte_fallback":true'))
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -86,7 +92,9 @@ def word_piece() -> Tokenizer:
     tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(cleanup=True)
-    tokenizer.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=250, special_tokens=SPECIAL, show_progress=False))
+    tokenizer.train_from_iterator(
+        TEXTS, trainers.WordPieceTrainer(vocab_size=250, special_tokens=SPECIAL, show_progress=False)
+    )
     return _finished(tokenizer)
 
 

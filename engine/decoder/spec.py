@@ -1,0 +1,184 @@
+"""What a checkpoint's config.json says of its decoder, as one frozen value. No weights, no code from the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.decoder.families import FAMILIES, Switch
+from engine.decoder.rope import RopeSpec, parse_rope
+from engine.errors import CheckpointError
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderSpec:
+    """Geometry of one decoder-only transformer with gated MLPs and RMS norms.
+
+    Attributes:
+        qkv_bias, o_bias, mlp_bias: which projections have biases.
+        has_qk_norm: each query and key head is normalised before the rotation (Qwen3).
+        is_tied: the output matrix is the embedding.
+        max_position: context length in tokens that the checkpoint was made for, its attention window if that is less.
+        eos_ids: token ids that end a generation.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_eps: float
+    rope: RopeSpec
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    has_qk_norm: bool
+    is_tied: bool
+    max_position: int
+    eos_ids: tuple[int, ...]
+
+    @property
+    def q_size(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        """Width of all key (or value) heads together."""
+        return self.num_kv_heads * self.head_dim
+
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """Return the bytes that one token takes in the KV cache."""
+        return self.num_layers * 2 * self.kv_size * element_bytes
+
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Return (in, out) features of every linear module that an adapter may target, by its name."""
+        one_layer = {
+            "self_attn.q_proj": (self.hidden_size, self.q_size),
+            "self_attn.k_proj": (self.hidden_size, self.kv_size),
+            "self_attn.v_proj": (self.hidden_size, self.kv_size),
+            "self_attn.o_proj": (self.q_size, self.hidden_size),
+            "mlp.gate_proj": (self.hidden_size, self.intermediate_size),
+            "mlp.up_proj": (self.hidden_size, self.intermediate_size),
+            "mlp.down_proj": (self.intermediate_size, self.hidden_size),
+        }
+        return {
+            f"model.layers.{layer}.{name}": shape
+            for layer in range(self.num_layers)
+            for name, shape in one_layer.items()
+        }
+
+
+def read_spec(model_path: str) -> DecoderSpec:
+    """Read config.json (and generation_config.json for end-of-sequence ids) of a folder in Hugging Face layout.
+
+    Raises:
+        CheckpointError: a file is missing or broken, the architecture is unknown, or a field is missing or wrong.
+    """
+    folder = Path(model_path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{model_path}: there is no such folder.")
+    config = _read_json(folder / "config.json")
+    where = f"{model_path}/config.json"
+    if "auto_map" in config:
+        raise CheckpointError(f"{where}: it wants code of its own (auto_map), which is never run.")
+    if "quantization_config" in config:
+        raise CheckpointError(f"{where}: quantized weights (quantization_config) are not supported.")
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise CheckpointError(f"{where}: unknown architecture {name!r}; known are {', '.join(sorted(FAMILIES))}.")
+    fields = _Fields(config, where)
+    family = FAMILIES[name]
+    heads = fields.count("num_attention_heads")
+    hidden = fields.count("hidden_size")
+    head_dim = fields.count("head_dim", hidden // heads)
+    kv_heads = fields.count("num_key_value_heads", heads)
+    max_position = fields.count("max_position_embeddings")
+    if fields.switch(family.uses_window):
+        # Within its window a windowed model is a plain one; beyond it we would be wrong, so we do not go there.
+        max_position = min(max_position, fields.count("sliding_window", max_position))
+    if config.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"{where}: hidden_act {config.get('hidden_act')!r} is not supported; only silu is.")
+    if heads % kv_heads or head_dim % 2:
+        raise CheckpointError(f"{where}: {heads} heads over {kv_heads} kv heads of dimension {head_dim} do not divide.")
+    return DecoderSpec(
+        architecture=name,
+        vocab_size=fields.count("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.count("intermediate_size"),
+        num_layers=fields.count("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        rms_eps=fields.positive("rms_norm_eps", 1e-6),
+        rope=parse_rope(config, where),
+        qkv_bias=fields.switch(family.qkv_bias),
+        o_bias=fields.switch(family.o_bias),
+        mlp_bias=fields.switch(family.mlp_bias),
+        has_qk_norm=family.has_qk_norm,
+        is_tied=fields.switch("tie_word_embeddings"),
+        max_position=max_position,
+        eos_ids=_eos_ids(folder, config),
+    )
+
+
+class _Fields:
+    """Typed reads from a parsed config.json; a wrong or missing field is named."""
+
+    def __init__(self, config: Mapping[str, object], where: str) -> None:
+        self._config = config
+        self._where = where
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """Return a positive integer."""
+        value = self._config.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+            raise CheckpointError(f"{self._where}: {name} must be a positive integer, it is {value!r}.")
+        return value
+
+    def switch(self, switch: Switch) -> bool:
+        """Return the switch, or the boolean field that it names."""
+        value = switch if isinstance(switch, bool) else self._config.get(switch)
+        if value is not None and not isinstance(value, bool):
+            raise CheckpointError(f"{self._where}: {switch} must be true or false, it is {value!r}.")
+        return value is True
+
+    def positive(self, name: str, default: float) -> float:
+        """Return a positive number."""
+        value = self._config.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+            raise CheckpointError(f"{self._where}: {name} must be a positive number, it is {value!r}.")
+        return float(value)
+
+
+def _eos_ids(folder: Path, config: Mapping[str, object]) -> tuple[int, ...]:
+    path = folder / "generation_config.json"
+    generation = _read_json(path) if path.is_file() else {}
+    value = generation.get("eos_token_id", config.get("eos_token_id"))
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(i) is int for i in ids):
+        raise CheckpointError(f"{folder}: eos_token_id must be token ids, it is {value!r}.")
+    return tuple(ids)
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise CheckpointError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes.")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not JSON ({error}).") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object.")
+    return value

@@ -1,0 +1,73 @@
+"""Which tensors of a checkpoint make which parameter of the decoder: the one table that loading goes by.
+
+The decoder's layers know nothing of files. Projections that read the same input are one parameter, stacked along their
+output rows in the order given here, which is also the order of `adapters.weights.FUSED_GROUPS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.decoder.spec import DecoderSpec
+
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+"""Buffers that old exports kept though they follow from config.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One parameter of the decoder.
+
+    Attributes:
+        name: where the decoder keeps it, `layers.3.qkv.weight`.
+        parts: (tensor name in the checkpoint, shape) in the order in which they are stacked.
+    """
+
+    name: str
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the stacked parts."""
+        return sum(shape[0] for _, shape in self.parts), *self.parts[0][1][1:]
+
+
+def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
+    """Yield every parameter that a decoder of this geometry has."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    yield _one("embedding", "model.embed_tokens.weight", (spec.vocab_size, hidden))
+    for layer in range(spec.num_layers):
+        here, there = f"layers.{layer}", f"model.layers.{layer}"
+        yield _one(f"{here}.input_norm", f"{there}.input_layernorm.weight", (hidden,))
+        qkv = (("q_proj", spec.q_size), ("k_proj", spec.kv_size), ("v_proj", spec.kv_size))
+        yield from _linear(f"{here}.qkv", f"{there}.self_attn", qkv, hidden, has_bias=spec.qkv_bias)
+        if spec.has_qk_norm:
+            yield _one(f"{here}.q_norm", f"{there}.self_attn.q_norm.weight", (spec.head_dim,))
+            yield _one(f"{here}.k_norm", f"{there}.self_attn.k_norm.weight", (spec.head_dim,))
+        o = (("o_proj", hidden),)
+        yield from _linear(f"{here}.o", f"{there}.self_attn", o, spec.q_size, has_bias=spec.o_bias)
+        yield _one(f"{here}.mlp_norm", f"{there}.post_attention_layernorm.weight", (hidden,))
+        gate_up = (("gate_proj", inner), ("up_proj", inner))
+        yield from _linear(f"{here}.gate_up", f"{there}.mlp", gate_up, hidden, has_bias=spec.mlp_bias)
+        yield from _linear(f"{here}.down", f"{there}.mlp", (("down_proj", hidden),), inner, has_bias=spec.mlp_bias)
+    yield _one("norm", "model.norm.weight", (hidden,))
+    if not spec.is_tied:
+        yield _one("head", "lm_head.weight", (spec.vocab_size, hidden))
+
+
+def _one(name: str, tensor: str, shape: tuple[int, ...]) -> Parameter:
+    return Parameter(name=name, parts=((tensor, shape),))
+
+
+def _linear(
+    name: str, parent: str, modules: tuple[tuple[str, int], ...], in_features: int, *, has_bias: bool
+) -> Iterator[Parameter]:
+    yield Parameter(
+        name=f"{name}.weight",
+        parts=tuple((f"{parent}.{module}.weight", (out, in_features)) for module, out in modules),
+    )
+    if has_bias:
+        yield Parameter(
+            name=f"{name}.bias", parts=tuple((f"{parent}.{module}.bias", (out,)) for module, out in modules)
+        )

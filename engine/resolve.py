@@ -1,0 +1,126 @@
+"""Turns what a person set into numbers: pure arithmetic on the checkpoint's geometry and the machine's size."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.config import EngineConfig, ResolvedConfig
+from engine.decoder.spec import DecoderSpec
+from engine.errors import ConfigError
+from engine.linear import has_fast_bfloat16
+
+DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CPU_CACHE_SHARE = 0.2
+"""Of the free memory; a laptop has other things to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What this process may use.
+
+    Attributes:
+        num_cores: cores that this process may run on.
+        free_bytes: memory free for weights and cache on the device.
+        has_fast_bfloat16: whether the device multiplies bfloat16 by instructions of its own.
+    """
+
+    device: str
+    num_cores: int
+    free_bytes: int
+    has_fast_bfloat16: bool
+
+
+def probe(device: str | None) -> Hardware:
+    """Look at the machine.
+
+    Raises:
+        ConfigError: the wanted device is not there, or not served yet.
+    """
+    if device == "cuda":
+        raise ConfigError("device: 'cuda' is not supported yet; the engine runs on 'cpu'.")
+    return Hardware(
+        device="cpu",
+        num_cores=len(os.sched_getaffinity(0)),
+        free_bytes=_available_bytes(),
+        has_fast_bfloat16=has_fast_bfloat16(),
+    )
+
+
+def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> ResolvedConfig:
+    """Answer every None of `config`.
+
+    Raises:
+        ConfigError: an option is out of range, or two exclude each other; the message names them with their numbers.
+    """
+    _check_ranges(config)
+    dtype = config.dtype or ("bfloat16" if hardware.has_fast_bfloat16 else "float32")
+    if dtype not in DTYPE_BY_NAME:
+        raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPE_BY_NAME)}.")
+    if dtype == "float16" and hardware.device == "cpu":
+        raise ConfigError("dtype: 'float16' on device 'cpu' overflows where it should not; take bfloat16 or float32.")
+    max_model_len = config.max_model_len or spec.max_position
+    if max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len: {max_model_len} is more than the checkpoint's context of {spec.max_position}."
+        )
+    blocks_per_request = -(-max_model_len // config.block_tokens)
+    block_bytes = config.block_tokens * spec.kv_bytes_per_token(DTYPE_BY_NAME[dtype].itemsize)
+    cache_bytes = config.kv_cache_bytes or int(hardware.free_bytes * CPU_CACHE_SHARE)
+    # More than every row at full length can never be held, and is only memory taken from others.
+    num_blocks = min(cache_bytes // block_bytes, config.max_num_seqs * blocks_per_request)
+    if num_blocks < blocks_per_request:
+        raise ConfigError(
+            f"kv_cache_bytes: {cache_bytes} bytes hold {num_blocks * config.block_tokens} tokens, fewer than one "
+            f"request of max_model_len {max_model_len}; {blocks_per_request * block_bytes} bytes are needed."
+        )
+    return ResolvedConfig(
+        model_path=config.model_path,
+        device=hardware.device,
+        dtype=dtype,
+        num_threads=config.num_threads or hardware.num_cores,
+        max_model_len=max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_batched_tokens=config.max_batched_tokens,
+        block_tokens=config.block_tokens,
+        num_blocks=num_blocks,
+        max_blocks_per_request=blocks_per_request,
+        enable_prefix_cache=config.enable_prefix_cache,
+        max_queued_requests=config.max_queued_requests,
+        max_adapter_rank=config.max_adapter_rank,
+        max_device_adapters=config.max_device_adapters,
+        max_host_adapters=config.max_host_adapters,
+        max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
+        vocab_size=spec.vocab_size,
+    )
+
+
+def _check_ranges(config: EngineConfig) -> None:
+    for name in ("max_num_seqs", "max_batched_tokens", "block_tokens", "max_adapter_rank", "max_device_adapters"):
+        value = getattr(config, name)
+        if value < 1:
+            raise ConfigError(f"{name}: {value} is less than 1.")
+    for name in ("max_model_len", "num_threads", "kv_cache_bytes", "max_prefill_tokens_with_decodes"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}: {value} is less than 1.")
+
+
+def _available_bytes() -> int:
+    """Return the memory that can be taken without swapping: the kernel's estimate, less what a container forbids."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return min(int(line.split()[1]) * 1024, _container_bytes())
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _container_bytes() -> int:
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 1 << 62
+    return 1 << 62 if limit == "max" else max(0, int(limit) - used)

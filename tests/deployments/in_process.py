@@ -1,0 +1,240 @@
+"""A gateway and its replicas in one process and on one event loop: everything is real but Ray between them.
+
+The stand-ins below have the parts of Serve's handles that the product calls; a call is a task of this loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ray.exceptions import ActorDiedError
+from starlette.types import ASGIApp
+
+from deployments.config import ChannelConfig, GatewayConfig, ModelConfig, SafetyConfig
+from deployments.gateway import Gateway
+from deployments.generation import (
+    ChatMessage,
+    ChatPrompt,
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    Prompt,
+    Started,
+    TextDelta,
+    Verdict,
+)
+from deployments.generation_calls import GenerationCall, TokenBatch
+from deployments.model_replica import ReplicaServer
+from deployments.token_channel import ChannelDialer
+from engine.engine import Engine
+from engine.request import Emission, RequestId, SamplingParams
+
+SECRET = bytes(range(32))
+
+
+class Response:
+    """A `DeploymentResponse`."""
+
+    def __init__(self, call: Awaitable[Any]) -> None:
+        self.task = asyncio.ensure_future(call)
+
+    def __await__(self) -> Any:
+        return self.task.__await__()
+
+    def cancel(self) -> None:
+        self.task.cancel()
+
+
+class StreamResponse:
+    """A `DeploymentResponseGenerator`: a task of its own runs the replica's side, as it does in another process."""
+
+    def __init__(self, batches: AsyncIterator[TokenBatch]) -> None:
+        self._queue: asyncio.Queue[TokenBatch | BaseException | None] = asyncio.Queue()
+        self.task = asyncio.ensure_future(self._run(batches))
+
+    async def _run(self, batches: AsyncIterator[TokenBatch]) -> None:
+        try:
+            async for batch in batches:
+                self._queue.put_nowait(batch)
+            self._queue.put_nowait(None)
+        except BaseException as error:
+            self._queue.put_nowait(error)
+            raise
+        finally:
+            await batches.aclose()  # type: ignore[attr-defined]
+
+    def __aiter__(self) -> StreamResponse:
+        return self
+
+    async def __anext__(self) -> TokenBatch:
+        item = await self._queue.get()
+        if item is None:
+            raise StopAsyncIteration
+        if isinstance(item, asyncio.CancelledError):
+            raise ActorDiedError
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def cancel(self) -> None:
+        self.task.cancel()
+
+
+class Method:
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def remote(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+
+class HeldEngine:
+    """An engine that can be told to stand still after some steps, until anything is cancelled or stopped.
+
+    A tiny model answers whole before anyone can interrupt it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._released = threading.Event()
+        self.hold_after_steps: int | None = None
+        self.config = engine.config
+        self.add, self.snapshot = engine.add, engine.snapshot
+
+    @property
+    def is_alive(self) -> bool:
+        return self._engine.is_alive
+
+    def run(self, on_emissions: Callable[[list[Emission]], None]) -> None:
+        def held(emissions: list[Emission]) -> None:
+            on_emissions(emissions)
+            if self.hold_after_steps is not None and self._engine.snapshot().num_steps >= self.hold_after_steps:
+                self._released.wait()
+
+        self._engine.run(held)
+
+    def cancel(self, request_id: RequestId) -> None:
+        self._engine.cancel(request_id)
+        self._released.set()
+
+    def stop(self) -> None:
+        self._engine.stop()
+        self._released.set()
+
+
+class Replicas:
+    """The handle of one base model's deployment, and its one replica, which can die and be replaced."""
+
+    def __init__(self, make_engine: Callable[[], Engine], channel: ChannelConfig) -> None:
+        self._make_engine = make_engine
+        self._channel = channel
+        self._open: set[Response | StreamResponse] = set()
+        self.calls: list[GenerationCall] = []
+        self.refusal: Exception | None = None
+        self.generate = Method(self._generate)
+        self.generate_stream = Method(self._generate_stream)
+        self.start()
+
+    def start(self) -> None:
+        self.engine = HeldEngine(self._make_engine())
+        dial = partial(ChannelDialer, self._channel) if self._channel.transport == "tcp" else None
+        self.server = ReplicaServer(self.engine, dial, max_step_s=60)
+
+    async def kill(self) -> None:
+        """End the replica as SIGKILL does: its calls fail, its channel closes, nobody is told anything else."""
+        dying = self._open
+        self._open = set()
+        server = self.server
+        self.start()
+        for response in dying:
+            response.cancel()
+        await server.stop()
+
+    def options(self, *, stream: bool) -> Replicas:
+        return self
+
+    def _generate(self, call: GenerationCall) -> Response:
+        self.calls.append(call)
+        return self._track(Response(self._guarded(call)))
+
+    async def _guarded(self, call: GenerationCall) -> Any:
+        if self.refusal is not None:
+            raise self.refusal
+        try:
+            return await self.server.generate(call)
+        except asyncio.CancelledError:
+            raise ActorDiedError from None
+
+    def _generate_stream(self, call: GenerationCall) -> StreamResponse:
+        self.calls.append(call)
+        return self._track(StreamResponse(self.server.generate_stream(call)))
+
+    def _track(self, response: Any) -> Any:
+        self._open.add(response)
+        response.task.add_done_callback(lambda _: self._open.discard(response))
+        return response
+
+    async def until_idle(self) -> None:
+        """Wait until the engine works on nothing."""
+        while (snapshot := self.engine.snapshot()).num_running + snapshot.num_waiting:
+            await asyncio.sleep(0.01)
+
+
+class Judge:
+    """The handle of a classifier that finds `words` and can be slow or gone."""
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+        self.texts: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.judge = Method(lambda texts: Response(self._judge(texts)))
+
+    async def _judge(self, texts: Sequence[str]) -> list[Verdict]:
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.texts += texts
+        return [
+            Verdict(score_by_hazard={"hate": 1.0}, flagged=("hate",) if any(w in text for w in self.words) else ())
+            for text in texts
+        ]
+
+
+async def open_gateway(
+    model: ModelConfig, replicas: Replicas, channel: ChannelConfig, *, judge: Judge | None = None, **options: Any
+) -> Gateway:
+    safety = options.pop("safety", None) or (None if judge is None else SafetyConfig(model_path="unused"))
+    config = GatewayConfig(models=(model,), channel=channel, safety=safety, **options)
+    gateway = Gateway(config, _no_app, {model.name: replicas}, None, judge)  # type: ignore[dict-item, arg-type]
+    await gateway.__serve_build_asgi_app__()
+    return gateway
+
+
+def _no_app(gateway: Gateway) -> ASGIApp:
+    async def answer(*_: object) -> None:
+        raise AssertionError("these tests call the gateway itself")
+
+    return answer
+
+
+def ask(text: str | Prompt = "Where am I?", *, max_tokens: int | None = 24, **changes: Any) -> GenerationRequest:
+    params = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True} | changes.pop("params", {})
+    prompt = ChatPrompt(messages=(ChatMessage(role="user", content=text),)) if isinstance(text, str) else text
+    fields = {"request_id": "r", "model": "chat"} | changes
+    return GenerationRequest(prompt=prompt, params=SamplingParams(**params), max_tokens=max_tokens, **fields)
+
+
+async def events_of(gateway: Gateway, request: GenerationRequest) -> list[GenerationEvent]:
+    return [event async for event in gateway.generate(request)]
+
+
+def text_of(events: Sequence[GenerationEvent]) -> str:
+    assert isinstance(events[0], Started)
+    assert isinstance(events[-1], Finished)
+    return "".join(event.text for event in events if isinstance(event, TextDelta))

@@ -1,0 +1,82 @@
+"""Checkpoints of a few kilobytes with random weights: real files for the real loaders, made in a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+
+CONTEXT = 256
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+
+
+def write_tokenizer(folder: Path) -> int:
+    """Write a byte-level BPE with a chat template; return the size of its vocabulary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=_SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(["Return the current working directory."] * 3, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|bos|>",
+        "eos_token": "<|end|>",
+        "pad_token": "<|end|>",
+        "chat_template": TEMPLATE,
+        "model_max_length": CONTEXT,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tokenizer.get_vocab_size()
+
+
+def write_chat_model(folder: Path, *, seed: int = 0) -> Path:
+    """Write a Llama of two layers."""
+    vocab_size = write_tokenizer(folder)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        bos_token_id=0,
+        eos_token_id=1,
+        initializer_range=0.5,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def write_guard(folder: Path) -> Path:
+    """Write a classifier of one layer that finds nothing in anything."""
+    vocab_size = write_tokenizer(folder)
+    torch.manual_seed(0)
+    labels = {0: "violent_crimes", 1: "hate"}
+    config = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT,
+        id2label=labels,
+        label2id={label: index for index, label in labels.items()},
+        problem_type="multi_label_classification",
+    )
+    model = BertForSequenceClassification(config)
+    torch.nn.init.constant_(model.classifier.bias, -10.0)
+    model.save_pretrained(folder)
+    return folder

@@ -1,0 +1,49 @@
+"""A tiny checkpoint written by hand, so that a test can break it where it likes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from engine.decoder.spec import read_spec
+from engine.loading.names import parameters
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "eos_token_id": 2,
+}
+
+
+def write_config(folder: Path, **changes: Any) -> str:
+    """Write config.json; a change to None removes the field."""
+    fields = {name: value for name, value in {**CONFIG, **changes}.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(fields))
+    return str(folder)
+
+
+def random_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor that the folder's config.json asks for."""
+    torch.manual_seed(0)
+    parts = [part for parameter in parameters(read_spec(str(folder))) for part in parameter.parts]
+    return {name: torch.randn(shape) * 0.2 for name, shape in parts}
+
+
+def write_checkpoint(folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
+    """Write a whole checkpoint and return its tensors."""
+    write_config(folder, **changes)
+    tensors = random_tensors(folder)
+    save_file(tensors, folder / "model.safetensors")
+    return tensors

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.decoder.families import FAMILIES
+from engine.decoder.spec import read_spec
+from tests.engine.checkpoint_folder import write_config
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "biases"),
+    [
+        ("LlamaForCausalLM", {}, (False, False, False)),
+        ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}, (True, True, True)),
+        ("MistralForCausalLM", {"attention_bias": True}, (False, False, False)),
+        ("Qwen2ForCausalLM", {}, (True, False, False)),
+        ("Qwen2ForCausalLM", {"attention_bias": False}, (True, False, False)),
+        ("Qwen3ForCausalLM", {}, (False, False, False)),
+        ("Qwen3ForCausalLM", {"attention_bias": True}, (True, True, False)),
+    ],
+)
+def test_biases_are_those_of_the_family(
+    tmp_path: Path, architecture: str, config: dict[str, Any], biases: tuple[bool, bool, bool]
+) -> None:
+    spec = read_spec(write_config(tmp_path, architectures=[architecture], **config))
+    assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias) == biases
+
+
+def test_only_qwen3_normalises_queries_and_keys() -> None:
+    assert [name for name, family in FAMILIES.items() if family.has_qk_norm] == ["Qwen3ForCausalLM"]

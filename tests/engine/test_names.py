@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapters.weights import FUSED_GROUPS
+from engine.decoder.decoder import GATE_UP, QKV
+from engine.decoder.spec import read_spec
+from engine.loading.names import parameters
+from tests.engine.checkpoint_folder import write_config
+
+
+def test_projections_of_one_input_are_stacked_in_the_order_of_adapters(tmp_path: Path) -> None:
+    by_name = {p.name: p for p in parameters(read_spec(write_config(tmp_path)))}
+    assert by_name["layers.1.qkv.weight"].parts == (
+        ("model.layers.1.self_attn.q_proj.weight", (16, 16)),
+        ("model.layers.1.self_attn.k_proj.weight", (8, 16)),
+        ("model.layers.1.self_attn.v_proj.weight", (8, 16)),
+    )
+    assert by_name["layers.1.qkv.weight"].shape == (32, 16)
+    assert (QKV, GATE_UP) == FUSED_GROUPS
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_tied_decoder_has_no_head_of_its_own(tmp_path: Path, is_tied: bool) -> None:
+    names = {p.name for p in parameters(read_spec(write_config(tmp_path, tie_word_embeddings=is_tied)))}
+    assert ("head" in names) is not is_tied
+
+
+def test_a_bias_is_a_parameter_only_where_there_is_one(tmp_path: Path) -> None:
+    spec = read_spec(write_config(tmp_path, architectures=["Qwen2ForCausalLM"]))
+    by_name = {p.name: p for p in parameters(spec)}
+    assert by_name["layers.0.qkv.bias"].shape == (32,)
+    assert "layers.0.o.bias" not in by_name
+    assert len(by_name) == len(list(parameters(spec))), "a name is given twice"

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from engine.decoder.rope import parse_rope
+from engine.errors import CheckpointError
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 3.0},
+        LLAMA3,
+        YARN,
+        {**YARN, "beta_fast": 16, "beta_slow": 2, "attention_factor": 0.7},
+        {**YARN, "mscale": 0.5, "mscale_all_dim": 2.0},
+        {**YARN, "truncate": False},
+    ],
+)
+@pytest.mark.parametrize("theta", [10000.0, 500.0])
+def test_cosines_and_sines_are_those_of_transformers(rope: dict[str, Any], theta: float) -> None:
+    block = {**rope, "rope_theta": theta}
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=2, max_position_embeddings=256, rope_parameters=dict(block)
+    )
+    positions = torch.arange(256).unsqueeze(0)
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions)
+    table = parse_rope({"rope_parameters": block}, "here").table(32, 256, torch.float32)
+    # The last place of an angle of 255 is 1.5e-5.
+    torch.testing.assert_close(table[:, 0], cos[0], atol=2e-5, rtol=0)
+    torch.testing.assert_close(table[:, 1], sin[0], atol=2e-5, rtol=0)
+
+
+def test_the_old_form_and_the_new_say_the_same() -> None:
+    old = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    new = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}}
+    assert parse_rope(old, "here") == parse_rope(new, "here")
+    assert parse_rope({"rope_theta": 5e5, "rope_scaling": None}, "here") == parse_rope({"rope_theta": 5e5}, "here")
+    assert parse_rope({}, "here").theta == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "longrope"}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": None}}, "low_freq_factor"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor"),
+        ({"rope_scaling": {**LLAMA3, "factor": "8"}}, "factor"),
+        ({"rope_scaling": {**LLAMA3, "factor": 0}}, "factor"),
+        ({"rope_scaling": {**LLAMA3, "factor": float("nan")}}, "factor"),
+        ({"rope_theta": True}, "rope_theta"),
+        ({"rope_theta": -1}, "rope_theta"),
+        ({"rope_scaling": [1]}, "rope_parameters"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ],
+)
+def test_a_scaling_that_is_not_known_or_incomplete_is_named(config: dict[str, Any], word: str) -> None:
+    with pytest.raises(CheckpointError, match=word) as caught:
+        parse_rope(config, "folder/config.json")
+    assert str(caught.value).startswith("folder/config.json: ")

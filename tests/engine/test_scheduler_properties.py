@@ -1,0 +1,182 @@
+"""Random arrivals, ends, cache sizes, adapters and priorities. `Harness` checks everything after every operation; here
+it is only driven, and what came out is compared with each request computed alone.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from engine.config import ResolvedConfig
+from engine.request import FinishReason, Request
+from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
+from tests.oracles.naive_scheduler import answer_alone
+
+STEMS = ((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (1, 2, 3, 4, 9, 9, 9, 9, 9, 9, 9, 9))
+ADAPTERS = (None, None, "x", "y", "z", "broken")
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> ResolvedConfig:
+    block_tokens = draw(st.sampled_from([1, 2, 4, 8]))
+    max_model_len = draw(st.integers(12, 24))
+    blocks_per_request = -(-max_model_len // block_tokens)
+    return a_config(
+        max_model_len=max_model_len,
+        max_num_seqs=draw(st.integers(1, 5)),
+        max_batched_tokens=draw(st.integers(1, 20)),
+        block_tokens=block_tokens,
+        num_blocks=draw(st.integers(blocks_per_request, 3 * blocks_per_request)),
+        max_blocks_per_request=blocks_per_request,
+        enable_prefix_cache=draw(st.booleans()),
+        max_prefill_tokens_with_decodes=draw(st.none() | st.integers(1, 6)),
+    )
+
+
+def gates() -> st.SearchStrategy[ScriptedGate]:
+    return st.builds(
+        ScriptedGate,
+        num_slots=st.integers(1, 3),
+        load_steps=st.fixed_dictionaries({name: st.integers(0, 6) for name in "xyz"}),
+        errors=st.just({"broken": "The adapter is broken."}),
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn, name: str, max_model_len: int) -> Request:
+    stem = draw(st.sampled_from(STEMS))
+    tail = draw(st.lists(st.integers(0, 23), max_size=4))
+    prompt = (*stem[: draw(st.integers(0, len(stem)))], *tail)[: max_model_len - 1] or (1,)
+    max_tokens = draw(st.integers(1, 14))
+    return a_request(
+        name,
+        prompt,
+        max_tokens=max_tokens,
+        min_tokens=draw(st.integers(0, max_tokens)),
+        ignore_eos=draw(st.booleans()),
+        stop_token_ids=tuple(draw(st.lists(st.integers(0, 23), max_size=2))),
+        seed=draw(st.integers(0, 3)),
+        adapter=draw(st.sampled_from(ADAPTERS)),
+        salt=draw(st.sampled_from(["", "", "x"])),
+        priority=draw(st.sampled_from([0, 0, 0, -1, 1, -(2**31), 2**31 - 1])),
+        deadline_s=draw(st.sampled_from([None, None, None, 30.0])),
+    )
+
+
+def most_steps(all_requests: list[Request]) -> int:
+    """Generous, but a bound: each request alone for every token, as often as any other could have pre-empted it."""
+    longest = sum(len(request.prompt_ids) + request.params.max_tokens for request in all_requests)
+    return 100 + 2 * longest * (1 + len(all_requests)) + 70 * len(all_requests)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """An engine's life: requests come, are cancelled, run late or fail, while steps go on."""
+
+    @initialize(config=configs(), gate=gates())
+    def build(self, config: ResolvedConfig, gate: ScriptedGate) -> None:
+        self.now = 0.0
+        failing = frozenset({"r3", "r8"})
+        self.harness = Harness(config, gate, failing, clock=lambda: self.now)
+        self.requests: dict[str, Request] = {}
+        self.cancelled: set[str] = set()
+
+    @rule(data=st.data())
+    def add(self, data: st.DataObject) -> None:
+        name = f"r{len(self.requests)}"
+        request = data.draw(requests(name, self.harness.config.max_model_len))
+        self.requests[name] = request
+        self.harness.add(request)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.requests)))
+        if self.harness.reason(name) is None:
+            self.cancelled.add(name)
+        self.harness.cancel(name)
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.harness.step()
+
+    @rule(seconds=st.sampled_from([1.0, 1.0, 10.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        self.harness.finish(most_steps(list(self.requests.values())))
+        for name, request in self.requests.items():
+            self.check_answer(name, request)
+
+    def check_answer(self, name: str, request: Request) -> None:
+        tokens, reason = self.harness.tokens(name), self.harness.reason(name)
+        alone = answer_alone(request, self.harness.config.max_model_len)
+        assert tokens == alone.token_ids[: len(tokens)], "an answer depends on more than its request"
+        assert max(emission.num_cached_tokens for emission in self.harness.emissions[name]) < len(request.prompt_ids)
+        if reason is FinishReason.CANCELLED:
+            assert name in self.cancelled
+        elif reason is FinishReason.FAILED:
+            assert self.harness.emissions[name][-1].error
+            assert request.deadline_s or request.adapter == "broken" or name in {"r3", "r8"}
+        else:
+            assert (tokens, reason) == (alone.token_ids, alone.reason)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=25, deadline=None, derandomize=True)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[ResolvedConfig, list[Request]]:
+    config = draw(configs())
+    count = draw(st.integers(1, 7))
+    drawn = [draw(requests(f"r{i}", config.max_model_len)) for i in range(count)]
+    return config, [request for request in drawn if request.adapter != "broken" and request.deadline_s is None]
+
+
+@given(batches(), gates())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_who_came_with_whom_changes_no_answer_and_how_much_was_cached_is_told_truly(
+    batch: tuple[ResolvedConfig, list[Request]], gate: ScriptedGate
+) -> None:
+    config, all_requests = batch
+    harness = Harness(config, gate)
+    harness.add(*all_requests)
+    harness.finish(most_steps(all_requests))
+    for request in all_requests:
+        alone = answer_alone(request, config.max_model_len)
+        assert (harness.tokens(request.request_id), harness.reason(request.request_id)) == (
+            alone.token_ids,
+            alone.reason,
+        )
+        rows = [row for plan in harness.runner.plans for row in plan.rows if row.request is request]
+        cached = rows[0].start
+        assert {emission.num_cached_tokens for emission in harness.emissions[request.request_id]} == {cached}
+        assert config.enable_prefix_cache or cached == 0
+
+
+@given(batches(), gates())
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_with_room_for_all_every_request_runs_in_every_step_after_its_first_token(
+    batch: tuple[ResolvedConfig, list[Request]], gate: ScriptedGate
+) -> None:
+    config, all_requests = batch
+    config = a_config(
+        block_tokens=config.block_tokens,
+        max_model_len=24,
+        max_num_seqs=config.max_num_seqs,
+        max_batched_tokens=config.max_batched_tokens,
+        num_blocks=2000,
+    )
+    harness = Harness(config, gate)
+    harness.add(*all_requests)
+    harness.finish(most_steps(all_requests))
+    for request in all_requests:
+        steps = [plan.step_id for plan in harness.runner.plans for row in plan.rows if row.request is request]
+        decodes = steps[-len(harness.tokens(request.request_id)) :]
+        assert decodes == list(range(decodes[0], decodes[0] + len(decodes)))
+    assert harness.scheduler.counters.num_preemptions == 0

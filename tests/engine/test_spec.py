@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.decoder.spec import MAX_CONFIG_BYTES, read_spec
+from engine.errors import CheckpointError
+from tests.engine.checkpoint_folder import write_config
+
+
+def test_a_spec_says_what_config_json_says(tmp_path: Path) -> None:
+    spec = read_spec(write_config(tmp_path))
+    assert (spec.vocab_size, spec.hidden_size, spec.num_layers, spec.num_heads, spec.num_kv_heads) == (50, 16, 2, 4, 2)
+    assert (spec.head_dim, spec.q_size, spec.kv_size, spec.rms_eps) == (4, 16, 8, 1e-5)
+    assert (spec.is_tied, spec.max_position, spec.eos_ids) == (False, 128, (2,))
+    assert not any((spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.has_qk_norm))
+
+
+def test_a_token_of_the_cache_takes_keys_and_values_of_all_layers(tmp_path: Path) -> None:
+    assert read_spec(write_config(tmp_path)).kv_bytes_per_token(2) == 2 * 2 * 8 * 2
+
+
+def test_head_dim_and_kv_heads_follow_from_the_rest_where_they_are_not_said(tmp_path: Path) -> None:
+    spec = read_spec(write_config(tmp_path, num_key_value_heads=None))
+    assert (spec.num_kv_heads, spec.head_dim) == (4, 4)
+    assert read_spec(write_config(tmp_path, head_dim=10)).q_size == 40
+
+
+def test_linear_shapes_are_in_and_out_of_every_module_that_adapters_may_name(tmp_path: Path) -> None:
+    shapes = read_spec(write_config(tmp_path)).linear_shapes()
+    assert len(shapes) == 2 * 7
+    assert shapes["model.layers.0.self_attn.q_proj"] == (16, 16)
+    assert shapes["model.layers.1.self_attn.v_proj"] == (16, 8)
+    assert shapes["model.layers.1.mlp.down_proj"] == (24, 16)
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"), [({"eos_token_id": [3, 4]}, (3, 4)), ({}, (2,)), ({"eos_token_id": 7}, (7,))]
+)
+def test_generation_config_has_the_last_word_on_the_ends(
+    tmp_path: Path, generation: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    path = write_config(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert read_spec(path).eos_ids == expected
+
+
+def test_a_checkpoint_without_an_end_has_none(tmp_path: Path) -> None:
+    assert read_spec(write_config(tmp_path, eos_token_id=None)).eos_ids == ()
+
+
+def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
+    path = write_config(tmp_path, architectures=["MistralForCausalLM"], sliding_window=32)
+    assert read_spec(path).max_position == 32
+
+
+def test_a_window_that_is_switched_off_bounds_nothing(tmp_path: Path) -> None:
+    path = write_config(tmp_path, architectures=["Qwen2ForCausalLM"], sliding_window=32, use_sliding_window=False)
+    assert read_spec(path).max_position == 128
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
+        ({"architectures": None}, ["architecture", "None"]),
+        ({"architectures": []}, ["architecture"]),
+        ({"architectures": "LlamaForCausalLM"}, ["architecture"]),
+        ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, ["auto_map"]),
+        ({"quantization_config": {"quant_method": "gptq"}}, ["quantization_config"]),
+        ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
+        ({"vocab_size": None}, ["vocab_size", "None"]),
+        ({"vocab_size": "50"}, ["vocab_size", "'50'"]),
+        ({"vocab_size": True}, ["vocab_size"]),
+        ({"hidden_size": -16}, ["hidden_size", "-16"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
+        ({"num_hidden_layers": 1 << 40}, ["num_hidden_layers"]),
+        ({"num_attention_heads": 5, "head_dim": 4}, ["5 heads", "2 kv heads"]),
+        ({"num_attention_heads": 64}, ["head_dim"]),
+        ({"head_dim": 7}, ["7"]),
+        ({"rms_norm_eps": 0}, ["rms_norm_eps"]),
+        ({"rms_norm_eps": "small"}, ["rms_norm_eps"]),
+        ({"eos_token_id": "stop"}, ["eos_token_id", "stop"]),
+        ({"eos_token_id": [1, True]}, ["eos_token_id"]),
+        ({"sliding_window": 0, "architectures": ["MistralForCausalLM"]}, ["sliding_window"]),
+        ({"tie_word_embeddings": "no"}, ["tie_word_embeddings"]),
+        ({"attention_bias": 1}, ["attention_bias"]),
+    ],
+)
+def test_a_field_that_cannot_be_served_is_named(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_spec(write_config(tmp_path, **changes))
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+
+
+def test_a_missing_folder_or_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no such folder"):
+        read_spec(str(tmp_path / "nowhere"))
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_spec(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000, b" " * (MAX_CONFIG_BYTES + 1)], ids=range(6)
+)
+def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_spec(str(tmp_path))

@@ -1,0 +1,178 @@
+"""Random checkpoints of every family, written by transformers, and a way to run an engine over requests.
+
+Weights are drawn wide and biases are not zero: logits lie far apart, so that equal mathematics gives equal tokens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from engine.engine import Engine
+from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
+
+VOCAB = 300
+MAX_LEN = 256
+NUM_TOKENS = 12
+PATIENCE_S = 60.0
+
+GEOMETRY: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_LEN,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
+    "llama2": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 4}),
+    "llama3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
+    "llama-with-biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
+    "mistral": (MistralForCausalLM, MistralConfig, {"head_dim": 24, "sliding_window": None}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder, the model that transformers saved there, and what that model generates."""
+
+    path: str
+    model: PreTrainedModel
+
+    @cache  # noqa: B019  (lives as long as the session)
+    def generate(self, prompt: tuple[int, ...], num_tokens: int = NUM_TOKENS) -> list[int]:
+        """Greedy continuation by transformers."""
+        with torch.inference_mode():
+            ids = self.model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                do_sample=False,
+                max_new_tokens=num_tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        continuation: list[int] = ids[0, len(prompt) :].tolist()
+        return continuation
+
+    def logits(self, prompt: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Logits of every position by transformers, float32 [tokens, vocab]."""
+        model = AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype).eval()
+        with torch.inference_mode():
+            logits: torch.Tensor = model(torch.tensor([list(prompt)])).logits[0].float()
+        return logits
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+
+def make_model(family: str, **overrides: Any) -> PreTrainedModel:
+    """Build a tiny model of a family with random weights, always the same."""
+    model_class, config_class, options = FAMILIES[family]
+    torch.manual_seed(11)
+    model = model_class(config_class(**{**GEOMETRY, **options, **overrides})).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.25)
+            elif "norm" in name:
+                parameter.normal_(1, 0.1)
+            else:
+                parameter.normal_(0, 0.2)
+    return model
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """Give the checkpoint of a family, made at the first call."""
+    # Oversubscribed threads that spin at barriers make products of this size many times slower.
+    torch.set_num_threads(1)
+
+    @cache
+    def get(family: str) -> Checkpoint:
+        folder = tmp_path_factory.mktemp(family)
+        model = make_model(family)
+        model.save_pretrained(folder)
+        return Checkpoint(path=str(folder), model=model)
+
+    return get
+
+
+@pytest.fixture(params=list(FAMILIES))
+def family(request: pytest.FixtureRequest, checkpoint: Callable[[str], Checkpoint]) -> Checkpoint:
+    """Each family in turn."""
+    return checkpoint(request.param)
+
+
+def random_prompts(count: int, longest: int, seed: int = 5) -> list[tuple[int, ...]]:
+    """Draw prompts of mixed lengths, 1 and `longest` among them."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [1, longest, *torch.randint(1, longest + 1, (count,), generator=generator).tolist()][:count]
+    return [tuple(torch.randint(0, VOCAB, (length,), generator=generator).tolist()) for length in lengths]
+
+
+def greedy(name: str, prompt: Sequence[int], num_tokens: int = NUM_TOKENS, **fields: Any) -> Request:
+    """Ask for exactly `num_tokens` tokens by greedy decoding."""
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+    return Request(request_id=RequestId(name), prompt_ids=tuple(prompt), params=params, **fields)
+
+
+def emissions_of(engine: Engine, requests: Iterable[Request]) -> dict[str, list[Emission]]:
+    """Add all requests at once, step until each has ended, and return what each emitted."""
+    found: dict[str, list[Emission]] = {}
+    for request in requests:
+        found[request.request_id] = []
+        engine.add(request)
+    alive = set(found)
+    give_up_at = time.monotonic() + PATIENCE_S
+    while alive:
+        assert time.monotonic() < give_up_at, f"still alive: {sorted(alive)}"
+        emissions = engine.step()
+        for emission in emissions:
+            found[emission.request_id].append(emission)
+            if emission.finish_reason is not None:
+                assert emission.finish_reason is not FinishReason.FAILED, emission.error
+                alive.remove(emission.request_id)
+        if not emissions:
+            time.sleep(0.0005)  # adapters arrive on other threads
+    return found
+
+
+def run_engine(engine: Engine, requests: Iterable[Request]) -> dict[str, list[int]]:
+    """Add all requests at once, step until each has ended, and return the tokens of each."""
+    return {
+        name: [token_id for emission in emissions for token_id in emission.token_ids]
+        for name, emissions in emissions_of(engine, requests).items()
+    }
