@@ -77,7 +77,7 @@ def scan(folder: str) -> list[AdapterRef]:
     """
     root = os.path.realpath(folder)
     if not os.path.isdir(root):
-        raise AdapterError(os.path.basename(root), "the folder of adapters does not exist")
+        raise AdapterError(os.path.basename(root), f"there is no folder {folder}")
     refs = []
     for name in sorted(os.listdir(root)):
         path = os.path.join(root, name)

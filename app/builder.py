@@ -6,6 +6,7 @@ name, and binds the deployments. The only module that knows them all.
 
 # No postponed annotations here: Serve reads the type of `build`'s argument as it stands.
 
+import logging
 import secrets
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from adapters.peft_format import parse_config
 from adapters.registry import AdapterRegistry, reference, scan
 from adapters.tensor_file import read_tensor_file
 from adapters.validate import validate
+from app import serve_environment
 from app.api import create_app
 from app.checkpoint_source import local_folder
 from app.settings import ModelSettings, SafetySettings, Settings
@@ -32,6 +34,8 @@ from deployments.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import CheckpointError, ConfigError
+
+_logger = logging.getLogger(__name__)
 
 DRAIN_S = 600.0
 """A stream may take this long to end before the replica that serves it is stopped; an idle one stops at once."""
@@ -48,6 +52,8 @@ def build(settings: Settings) -> serve.Application:
     Raises:
         ConfigError: something that the settings name cannot be used; the message begins with its place in `args`.
     """
+    for loss in serve_environment.missing(serve_environment.of_this_process()):
+        _logger.warning(loss)
     config = gateway_config(settings)
     models: dict[str, Any] = {model.name: _model(model, config.channel) for model in config.models}
     safety = tokenizer = None

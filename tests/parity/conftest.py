@@ -1,6 +1,7 @@
-"""Random checkpoints of every family, written by transformers, and a way to run an engine over requests.
+"""The bundled model and random checkpoints of every family, and a way to run an engine over requests.
 
-Weights are drawn wide and biases are not zero: logits lie far apart, so that equal mathematics gives equal tokens.
+Random weights are drawn wide and biases are not zero: logits lie far apart, so that equal mathematics gives equal
+tokens.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ from transformers import (
 from engine.engine import Engine
 from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
 
+BUNDLED = Path(__file__).parents[2] / "models" / "stdlib-chat"
 VOCAB = 300
 MAX_LEN = 256
 NUM_TOKENS = 12
@@ -122,6 +125,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 
     @cache
     def get(family: str) -> Checkpoint:
+        if family == BUNDLED.name:
+            model = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
+            return Checkpoint(path=str(BUNDLED), model=model)
         folder = tmp_path_factory.mktemp(family)
         model = make_model(family)
         model.save_pretrained(folder)
@@ -130,9 +136,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
     return get
 
 
-@pytest.fixture(params=list(FAMILIES))
+@pytest.fixture(params=[*FAMILIES, BUNDLED.name])
 def family(request: pytest.FixtureRequest, checkpoint: Callable[[str], Checkpoint]) -> Checkpoint:
-    """Each family in turn."""
+    """Each family in turn, then the bundled model."""
     return checkpoint(request.param)
 
 

@@ -57,12 +57,13 @@ def test_a_hit_in_the_prefix_cache(family: Checkpoint) -> None:
 @pytest.mark.parametrize("enable_prefix_cache", [True, False])
 def test_preemption_in_a_cache_too_small_for_all(family: Checkpoint, enable_prefix_cache: bool) -> None:
     prompts = {str(i): prompt for i, prompt in enumerate(random_prompts(8, longest=24, seed=9))}
-    spec_bytes = 2 * 3 * family.model.config.num_key_value_heads * head_dim(family) * 4
+    config = family.model.config
+    token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim(family) * 4
     engine = make_engine(
         family,
         block_tokens=4,
         max_model_len=72,
-        kv_cache_bytes=80 * spec_bytes,
+        kv_cache_bytes=80 * token_bytes,
         enable_prefix_cache=enable_prefix_cache,
     )
     found = run_engine(engine, [greedy(name, prompt, num_tokens=30) for name, prompt in prompts.items()])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from engine.backend import CpuBackend, KvCache
 from engine.buffers import InputBuffers
@@ -20,7 +19,6 @@ from engine.resolve import Hardware, resolve
 from engine.step import StepPlan, StepRow
 from tests.parity.conftest import MAX_LEN, Checkpoint, greedy, make_model, random_prompts, run_engine
 
-BUNDLED = Path(__file__).resolve().parents[2] / "models" / "stdlib-chat"
 CPU = torch.device("cpu")
 
 
@@ -103,14 +101,3 @@ def test_a_sharded_checkpoint_is_the_same_model(checkpoint: Callable[[str], Chec
     engine = build_engine(EngineConfig(model_path=str(tmp_path), dtype="float32", num_threads=1))
     prompt = random_prompts(2, longest=40)[1]
     assert run_engine(engine, [greedy("a", prompt)]) == {"a": whole.generate(prompt)}
-
-
-@pytest.mark.skipif(not (BUNDLED / "model.safetensors").exists(), reason="models/stdlib-chat is not trained here")
-def test_the_bundled_model_gets_the_tokens_of_transformers() -> None:
-    ours = Checkpoint(
-        path=str(BUNDLED), model=AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
-    )
-    engine = build_engine(EngineConfig(model_path=ours.path, dtype="float32", num_threads=1, kv_cache_bytes=64 << 20))
-    prompts = random_prompts(8, longest=60)
-    expected = {str(i): ours.generate(prompt) for i, prompt in enumerate(prompts)}
-    assert run_engine(engine, [greedy(str(i), prompt) for i, prompt in enumerate(prompts)]) == expected

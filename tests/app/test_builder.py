@@ -1,0 +1,111 @@
+"""From settings to bound deployments, on real checkpoints of a few kilobytes; nothing is started."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from app.builder import build, gateway_config
+from app.settings import Settings
+from engine.errors import ConfigError
+from tests.deployments.tiny_models import CONTEXT, write_chat_model, write_guard
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A chat model with two adapters, and a guard."""
+    folder = tmp_path_factory.mktemp("models")
+    write_chat_model(folder / "chat")
+    write_guard(folder / "guard")
+    for name, rank in (("small", 2), ("large", 8)):
+        base = AutoModelForCausalLM.from_pretrained(folder / "chat")
+        get_peft_model(base, LoraConfig(r=rank, target_modules=["q_proj", "down_proj"])).save_pretrained(
+            folder / "adapters" / name
+        )
+    return folder
+
+
+def settings(folder: Path, *, engine: dict[str, Any] | None = None, **fields: Any) -> Settings:
+    model = {"name": "chat", "path": str(folder / "chat"), "adapter_folder": str(folder / "adapters")}
+    return Settings.model_validate({"models": [model | {"engine": engine or {}}]} | fields)
+
+
+def test_what_the_files_say_reaches_every_deployment(folder: Path) -> None:
+    config = gateway_config(settings(folder, safety={"path": str(folder / "guard"), "threshold": 0.25}))
+    (model,) = config.models
+    assert (model.name, model.max_model_len, model.tokenizer_path) == ("chat", CONTEXT, str(folder / "chat"))
+    assert [ref.name for ref in model.adapters] == ["large", "small"]
+    assert config.safety is not None
+    assert config.safety.threshold == 0.25
+    assert len(config.channel.secret) == 32
+
+
+def test_no_two_servers_share_the_secret_of_their_channels(folder: Path) -> None:
+    first, second = (gateway_config(settings(folder)).channel.secret for _ in range(2))
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("placement", "names"),
+    [
+        ("deployment", {"Gateway", "Tokenizer", "Safety", "Model-chat"}),
+        ("inline", {"Gateway", "Model-chat"}),
+    ],
+)
+def test_each_part_is_a_deployment_unless_it_is_placed_inline(placement: str, names: set[str], folder: Path) -> None:
+    placed = {"placement": placement}
+    app = build(settings(folder, safety={"path": str(folder / "guard")} | placed, tokenizer=placed))
+    bound = [argument for argument in app._bound_deployment.init_args if hasattr(argument, "_bound_deployment")]
+    (models,) = [argument for argument in app._bound_deployment.init_args if isinstance(argument, dict)]
+    found = {part._bound_deployment.name for part in (app, *bound, *models.values())}
+    assert found == names
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"path": "/nowhere/at/all"}, ("args.models[0].path", "/nowhere/at/all")),
+        ({"engine": {"max_model_len": CONTEXT + 1}}, ("engine.max_model_len", str(CONTEXT + 1), str(CONTEXT))),
+        ({"engine": {"max_adapter_rank": 4}}, ("args.models[0].adapter_folder", "large", "8", "4")),
+        ({"adapter_folder": "/nowhere/at/all"}, ("args.models[0].adapter_folder", "/nowhere/at/all")),
+        ({"tokenizer_path": "/nowhere/at/all"}, ("args.models[0].tokenizer_path",)),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_its_place(
+    change: dict[str, Any], words: tuple[str, ...], folder: Path
+) -> None:
+    model = {"name": "chat", "path": str(folder / "chat"), "adapter_folder": str(folder / "adapters")} | change
+    with pytest.raises(ConfigError) as refused:
+        build(Settings.model_validate({"models": [model]}))
+    assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+def test_an_adapter_of_another_geometry_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = AutoModelForCausalLM.from_pretrained(write_chat_model(tmp_path / "other", seed=1))
+    for layer in other.model.layers:
+        layer.self_attn.q_proj.out_features = 48
+        layer.self_attn.q_proj.weight.data = layer.self_attn.q_proj.weight.data.repeat(2, 1)[:48]
+    get_peft_model(other, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "misfit")
+    model = {
+        "name": "chat",
+        "path": str(folder / "chat"),
+        "adapters": [{"name": "misfit", "path": str(tmp_path / "misfit")}],
+    }
+    with pytest.raises(ConfigError, match=r"args\.models\[0\]\.adapters\[0\].*misfit"):
+        build(Settings.model_validate({"models": [model]}))
+
+
+def test_it_says_what_is_lost_without_the_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("RAY_SERVE_ENABLE_HA_PROXY", raising=False)
+    monkeypatch.setenv("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+    with caplog.at_level(logging.WARNING):
+        build(settings(folder))
+    assert "RAY_SERVE_ENABLE_HA_PROXY is not set" in caplog.text
+    assert "RAY_SERVE_THROUGHPUT_OPTIMIZED" not in caplog.text
