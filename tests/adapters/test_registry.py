@@ -74,7 +74,7 @@ def test_scan_lists_the_adapters_of_a_drop_in_folder(tmp_path: Path) -> None:
 
 
 def test_scan_refuses_what_it_cannot_vouch_for(tmp_path: Path) -> None:
-    with pytest.raises(AdapterError, match="does not exist"):
+    with pytest.raises(AdapterError, match="there is no folder"):
         scan(str(tmp_path / "nowhere"))
     elsewhere = tmp_path / "elsewhere"
     write(elsewhere / "x")
