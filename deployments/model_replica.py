@@ -97,7 +97,8 @@ class ReplicaServer:
             return GenerationResult(num_tokens=0, fault=fault)
         generation = self._open(call)
         try:
-            return await generation.ended
+            # Unshielded, ending this coroutine would end the future, and the request would look as if it had ended.
+            return await asyncio.shield(generation.ended)
         finally:
             self._close(call.request_id, generation)
 
