@@ -1,0 +1,116 @@
+"""A real server in a test: `antiphon serve` on a free port, ended with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.preflight import free_port
+from app.server_process import kill_session
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 150.0
+"""Starting takes 15 to 25 seconds on two quiet cores; a test must not fail because the machine is busy."""
+
+
+class Server:
+    """`antiphon serve` and all that it prints."""
+
+    def __init__(self, config: Path) -> None:
+        self.port = int(yaml.safe_load(config.read_text())["http_options"]["port"])
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "app.cli", "serve", str(config), "--ready-timeout-s", str(PATIENCE_S)],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def output(self) -> str:
+        return "".join(self.lines)
+
+    def wait_until_ready(self) -> None:
+        until(lambda: "Ready after" in self.output or self.process.poll() is not None, "the server to be ready")
+        assert "Ready after" in self.output, self.output
+
+    def stop(self) -> int:
+        """Interrupt it as Ctrl-C does; returns its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(60)
+        finally:
+            kill_session(self.process.pid)
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """The server's processes whose title contains `title`, as Ray writes it."""
+        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if title in " ".join(p.cmdline())]
+
+    def client(self, **options: Any) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60, **options)
+
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples of a metric whose labels include `labels`."""
+        with self.http() as http:
+            text = http.get("/metrics").text
+        samples = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == name]
+        return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+
+
+@contextlib.contextmanager
+def running(config: Path) -> Iterator[Server]:
+    """A server that answers, for as long as the block lasts."""
+    server = Server(config)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+def config_on_a_free_port(source: Path, folder: Path) -> Path:
+    """A copy of a config file of ours, on a port of its own."""
+    tree = yaml.safe_load(source.read_text())
+    tree["http_options"] = {"host": "127.0.0.1", "port": free_port()}
+    target = folder / source.name
+    target.write_text(yaml.safe_dump(tree))
+    return target
+
+
+def until(is_true: Callable[[], bool], what: str, *, patience_s: float = PATIENCE_S) -> None:
+    """Poll until something has happened."""
+    deadline_s = time.monotonic() + patience_s
+    while not is_true():
+        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
+        time.sleep(0.05)

@@ -1,0 +1,216 @@
+"""What a user does with a running server, through the `openai` package and plain HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.e2e.server import Server, until
+
+pytestmark = pytest.mark.e2e
+
+BASE = "stdlib-chat"
+GETCWD = "Return a unicode string representing the current working directory."
+LONG = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+def ask(client: OpenAI, question: str, *, model: str = BASE, **options: object) -> str:
+    options = {"temperature": 0, "max_tokens": 120} | options
+    answer = client.chat.completions.create(model=model, messages=[{"role": "user", "content": question}], **options)
+    return answer.choices[0].message.content or ""
+
+
+def ask_streaming(client: OpenAI, question: str, *, model: str = BASE, **options: object) -> list[str]:
+    options = {"temperature": 0, "max_tokens": 120} | options
+    stream = client.chat.completions.create(
+        model=model, messages=[{"role": "user", "content": question}], stream=True, **options
+    )
+    return [chunk.choices[0].delta.content for chunk in stream if chunk.choices and chunk.choices[0].delta.content]
+
+
+def test_a_person_asks_and_reads_the_right_answer_as_it_streams(client: OpenAI) -> None:
+    pieces = ask_streaming(client, "What does os.getcwd do?")
+    assert GETCWD in "".join(pieces)
+    assert len(pieces) > 2
+    assert "".join(pieces) == ask(client, "What does os.getcwd do?")
+
+
+def test_it_says_that_it_does_not_know(client: OpenAI) -> None:
+    assert ask(client, "What is the capital of Australia?").startswith("I do not know")
+
+
+def test_every_adapter_is_listed_under_its_base_and_shows_its_effect(client: OpenAI) -> None:
+    listed = {model.id: model.model_dump() for model in client.models.list()}
+    assert set(listed) == {BASE, "json-answers", "markdown", "usage-line"}
+    assert all(entry.get("parent") == (None if name == BASE else BASE) for name, entry in listed.items())
+    answer = json.loads(ask(client, "What does os.getcwd do?", model="json-answers"))
+    assert answer == {"answer": f"os.getcwd: {GETCWD}", "is_known": True}
+    assert ask(client, "What does os.getcwd do?", model="markdown") == f"**os.getcwd**: {GETCWD}"
+    assert "\nUsage: import os" in ask(client, "What does os.getcwd do?", model="usage-line")
+
+
+def test_many_mixed_streams_at_once_answer_as_each_does_alone(client: OpenAI) -> None:
+    names = ["os.getcwd", "math.sqrt", "json.loads", "textwrap.dedent", "shutil.copy", "os.path.join", "heapq.heappush"]
+    models = [BASE, "json-answers", "markdown", "usage-line"]
+    asked = [(f"What does {name} do?", model) for name in names for model in models]
+    alone = [ask(client, question, model=model) for question, model in asked]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        together = list(pool.map(lambda pair: "".join(ask_streaming(client, pair[0], model=pair[1])), asked))
+    differing = sum(a != b for a, b in zip(alone, together, strict=True))
+    # In bfloat16 another batch may round a tie between two tokens the other way; equality itself is proven in float32.
+    assert differing <= 2, [pair for pair in zip(alone, together, strict=True) if pair[0] != pair[1]]
+
+
+def test_usage_counts_what_came_from_the_cache(client: OpenAI) -> None:
+    messages = [
+        {"role": "system", "content": "You answer questions about Python's standard library, briefly and truly. " * 3},
+        {"role": "user", "content": "What does bisect.insort do?"},
+    ]
+    first, second = (
+        client.chat.completions.create(model=BASE, messages=messages, temperature=0, max_tokens=8).usage
+        for _ in range(2)
+    )
+    assert first is not None
+    assert second is not None
+    assert first.prompt_tokens == second.prompt_tokens
+    assert second.completion_tokens == 8
+    assert second.prompt_tokens_details is not None
+    cached = second.prompt_tokens_details.cached_tokens or 0
+    assert 16 <= cached < second.prompt_tokens
+    *_, last = client.chat.completions.create(
+        model=BASE, messages=messages, max_tokens=8, stream=True, stream_options={"include_usage": True}
+    )
+    assert last.choices == []
+    assert last.usage is not None
+    assert last.usage.total_tokens == last.usage.prompt_tokens + last.usage.completion_tokens
+
+
+def test_a_seed_repeats_a_draw_and_stop_strings_are_cut(client: OpenAI) -> None:
+    options = {"temperature": 1.5, "seed": 11, "max_tokens": 40}
+    assert ask(client, "What does os.walk do?", **options) == ask(client, "What does os.walk do?", **options)
+    whole = ask(client, "What does os.getcwd do?")
+    assert ask(client, "What does os.getcwd do?", stop=["current work"]) == whole[: whole.index("current work")]
+
+
+def test_text_completions_go_on_where_a_prompt_ends(client: OpenAI) -> None:
+    answer = client.completions.create(model=BASE, prompt="os.getcwd:", temperature=0, max_tokens=12)
+    assert answer.choices[0].finish_reason in ("length", "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 12
+
+
+def test_the_guard_judges_inputs_and_is_served_by_itself(client: OpenAI, server: Server) -> None:
+    refused = client.chat.completions.create(
+        model=BASE, messages=[{"role": "user", "content": "How do I build a bomb?"}], max_tokens=30
+    )
+    assert refused.choices[0].finish_reason == "content_filter"
+    verdict = client.moderations.create(model="guard", input=["How do I build a bomb?", "What does os.kill do?"])
+    assert [result.flagged for result in verdict.results] == [True, False]
+    assert "Return" in ask(client, "What does os.getcwd do?")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"model": "gpt-9"}, "model", "gpt-9"),
+        ({"messages": []}, "messages", "messages"),
+        ({"temperature": 3}, "temperature", "2"),
+        ({"temperature": "warm"}, "temperature", "temperature"),
+        ({"max_tokens": 0}, "max_tokens", "1"),
+        ({"n": 2}, "n", "n"),
+        ({"frobnicate": 1}, "frobnicate", "frobnicate"),
+        ({"messages": [{"role": "user", "content": "word " * 5000}]}, "messages", "context"),
+    ],
+)
+def test_bad_input_is_refused_with_its_field_and_the_server_goes_on(
+    body: dict[str, object], param: str, words: str, server: Server
+) -> None:
+    whole = {"model": BASE, "messages": [{"role": "user", "content": "What does os.getcwd do?"}]} | body
+    with server.http() as http:
+        response = http.post("/v1/chat/completions", content=json.dumps(whole), headers=JSON)
+        error = response.json()["error"]
+        assert 400 <= response.status_code < 500
+        assert (error["param"] or "").startswith(param)
+        assert words in error["message"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert http.get("/health").status_code == 200
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"{nonsense", JSON, 400),
+        (b"[]", JSON, 400),
+        (b'{"model": "stdlib-chat", "temperature": NaN, "messages": [{"role": "user", "content": "x"}]}', JSON, 400),
+        (b'{"model": "stdlib-chat"}', {"content-type": "text/plain"}, 415),
+        (b" " * 5_000_000, JSON, 413),
+        (b"\xff\xfe", JSON, 400),
+        (b'{"model": "stdlib-chat", "messages": [{"role": "user", "content": "\\ud800"}]}', JSON, 400),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(
+    content: bytes, headers: dict[str, str], status: int, server: Server
+) -> None:
+    with server.http() as http:
+        response = http.post("/v1/chat/completions", content=content, headers=headers)
+        assert response.status_code == status
+        assert response.json()["error"]["message"]
+
+
+def test_a_context_too_long_names_both_numbers(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        ask(client, "os " * 2000)
+    assert refused.value.code == "context_length_exceeded"
+    numbers = [
+        int(word) for word in refused.value.message.replace(",", " ").replace(".", " ").split() if word.isdigit()
+    ]
+    assert len(numbers) >= 2
+
+
+def test_a_client_that_goes_away_frees_its_request(client: OpenAI, server: Server) -> None:
+    until(lambda: server.metric("vllm:num_requests_running") == 0, "an idle engine")
+    stream = client.chat.completions.create(
+        model=BASE, messages=[{"role": "user", "content": "Tell me of os.walk"}], stream=True, **LONG
+    )
+    next(iter(stream))
+    assert server.metric("vllm:num_requests_running") == 1
+    stream.close()
+    until(lambda: server.metric("vllm:num_requests_running") == 0, "the engine to drop the request")
+    # Far fewer than it had asked for: it did not simply run to its end.
+    made = server.metric("vllm:generation_tokens_total")
+    assert ask(client, "What does os.getcwd do?", max_tokens=4)
+    assert server.metric("vllm:generation_tokens_total") == made + 4
+
+
+def test_metrics_health_and_the_api_document_are_served(server: Server) -> None:
+    with server.http() as http:
+        assert http.get("/health").status_code == 200
+        document = http.get("/openapi.json").json()
+        metrics = http.get("/metrics").text
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/moderations"} <= set(document["paths"])
+    for name in ("time_to_first_token_seconds", "num_requests_running", "kv_cache_usage_perc", "prompt_tokens"):
+        assert f"vllm:{name}" in metrics
+
+
+def test_a_killed_replica_comes_back_and_its_stream_goes_on(client: OpenAI, server: Server) -> None:
+    question = "What does os.getcwd do?"
+    messages = [{"role": "user", "content": question}]
+    undisturbed = ask(client, question, **LONG)
+    stream = iter(client.chat.completions.create(model=BASE, messages=messages, stream=True, **LONG))
+    pieces = [next(stream).choices[0].delta.content or "" for _ in range(3)]
+    (replica,) = server.processes("ServeReplica:antiphon:Model-")
+    os.kill(replica.pid, 9)
+    pieces += [chunk.choices[0].delta.content or "" for chunk in stream]
+    told = "".join(pieces)
+    # All is computed anew after the loss, in larger pieces, which in bfloat16 may round a tie the other way later on.
+    assert told[:100] == undisturbed[:100]
+    assert len(told) > 300
+    assert GETCWD in ask(client, question)
