@@ -87,7 +87,7 @@ class Classifier:
         )
         owners: list[int] = windows.pop("overflow_to_sample_mapping")
         worst = torch.zeros(len(texts), len(self._labels))  # [texts, labels]
-        # Windows of like length share a batch, so that little of it is padding; a text of no token has nothing to judge.
+        # Windows of like length share a batch, which saves padding. A text of no token has nothing to judge.
         num_tokens = [len(ids) for ids in windows["input_ids"]]
         order = sorted((i for i in range(len(owners)) if num_tokens[i]), key=num_tokens.__getitem__)
         for start in range(0, len(order), self._config.max_batch):

@@ -38,13 +38,8 @@ def build_engine(config: EngineConfig, adapters: Sequence[AdapterRef] = ()) -> E
     _logger.info("engine: %s", resolved)
     torch.set_num_threads(resolved.num_threads)
     dtype, device = DTYPE_BY_NAME[resolved.dtype], torch.device(resolved.device)
-    wake = threading.Condition()
-
-    def on_change() -> None:
-        with wake:
-            wake.notify()
-
-    pool = AdapterPool(adapters, spec.linear_shapes(), resolved, dtype, device, on_change=on_change)
+    arrival = threading.Event()
+    pool = AdapterPool(adapters, spec.linear_shapes(), resolved, dtype, device, on_change=arrival.set)
     backend = CpuBackend()
     decoder = Decoder(spec, load_parameters(config.model_path, spec, dtype, device), backend, resolved.max_model_len)
     cache = KvCache(
@@ -63,5 +58,5 @@ def build_engine(config: EngineConfig, adapters: Sequence[AdapterRef] = ()) -> E
         Runner(resolved, decoder, cache, sampler, pool),
         residency=pool,
         close=pool.close,
-        wake=wake,
+        arrival=arrival,
     )

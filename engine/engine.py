@@ -25,8 +25,7 @@ IDLE_POLL_S = 0.5
 """How long an engine without requests sleeps at most; a request wakes it at once."""
 
 WAITING_POLL_S = 0.02
-"""How long it sleeps at most while requests wait for an adapter. Bounds how late it sees a deadline, or an adapter that
-arrived between the plan and the sleep."""
+"""How long it sleeps at most while requests wait for an adapter: how late it may see that a deadline has passed."""
 
 MAX_RETRY_AFTER_S = 120.0
 
@@ -37,7 +36,7 @@ class Engine:
     Args:
         residency: counts resident adapters, for the snapshot.
         close: called once as `run` returns, to end background threads and free memory.
-        wake: notified from outside where a waiting request may now be able to run: an adapter has arrived.
+        arrival: set from any thread where a waiting request may now be able to run: an adapter has arrived.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class Engine:
         *,
         residency: ResidencyReport,
         close: Callable[[], None] = lambda: None,
-        wake: threading.Condition | None = None,
+        arrival: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -57,7 +56,9 @@ class Engine:
         self._residency = residency
         self._close = close
         self._clock = clock
-        self._wake = wake or threading.Condition()
+        self._lock = threading.Lock()
+        # One event for all that ends a sleep: set before it begins, it keeps the loop awake for another plan.
+        self._wake = arrival or threading.Event()
         self._inbox: deque[Request | RequestId] = deque()
         self._num_queued = 0
         self._live_ids: set[RequestId] = set()
@@ -83,7 +84,7 @@ class Engine:
             EngineError: the engine has ended.
         """
         self._scheduler.validate(request)
-        with self._wake:
+        with self._lock:
             if not self.is_alive:
                 raise EngineError(self._error or "The engine is shutting down.")
             num_waiting = self._num_queued + self._scheduler.num_waiting
@@ -99,13 +100,13 @@ class Engine:
             self._live_ids.add(request.request_id)
             self._inbox.append(request)
             self._num_queued += 1
-            self._wake.notify()
+            self._wake.set()
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request before the next step; any thread. An id that is not alive is ignored."""
-        with self._wake:
+        with self._lock:
             self._inbox.append(request_id)
-            self._wake.notify()
+            self._wake.set()
 
     def step(self) -> list[Emission]:
         """Run one step and return what it brought; empty where nothing can run. The engine's thread only.
@@ -114,6 +115,7 @@ class Engine:
             EngineError: the device failed; `run` ends every live request.
         """
         started = self._clock()
+        self._wake.clear()
         self._read_inbox()
         plan = self._scheduler.plan()
         planned = self._clock()
@@ -149,9 +151,9 @@ class Engine:
 
     def stop(self) -> None:
         """Make `run` return after the step under way; live requests end with FAILED. Any thread."""
-        with self._wake:
+        with self._lock:
             self._is_stopping = True
-            self._wake.notify()
+            self._wake.set()
 
     def snapshot(self, *, drain_timings: bool = False) -> EngineSnapshot:
         """Return the engine's numbers; any thread. With `drain_timings` the timings are handed over once."""
@@ -186,26 +188,25 @@ class Engine:
         )
 
     def _read_inbox(self) -> None:
-        with self._wake:
+        with self._lock:
             entries, self._inbox = self._inbox, deque()
-        # Without the lock: preparing an adapter takes locks of its own, whose holders may be about to notify this one.
+        # Without the lock: preparing an adapter takes locks of its own.
         for entry in entries:
             if isinstance(entry, Request):
                 self._scheduler.add(entry)
             else:
                 self._scheduler.cancel(entry)
-        with self._wake:
+        with self._lock:
             self._num_queued -= sum(isinstance(entry, Request) for entry in entries)
 
     def _sleep(self) -> None:
-        with self._wake:
-            if not self._inbox and not self._is_stopping:
-                self._wake.wait(WAITING_POLL_S if self._scheduler.num_waiting else IDLE_POLL_S)
+        if not self._is_stopping:
+            self._wake.wait(WAITING_POLL_S if self._scheduler.num_waiting else IDLE_POLL_S)
         self._last_progress_s = self._clock()
 
     def _finish(self, on_emissions: Callable[[list[Emission]], None], reason: str) -> None:
         """Refuse what comes from now on, and end every live request, also if the scheduler itself is what failed."""
-        with self._wake:
+        with self._lock:
             self._error = self._error or reason
             self._inbox.clear()
             self._num_queued = 0
@@ -215,7 +216,7 @@ class Engine:
             # Those whom it forgets are answered below; unanswered, their clients would wait for ever.
             _logger.exception("the scheduler could not end its requests")
         emissions = self._count(self._scheduler.drain())
-        with self._wake:
+        with self._lock:
             forgotten = sorted(self._live_ids)
             self._live_ids.clear()
         emissions += [
@@ -227,7 +228,7 @@ class Engine:
     def _count(self, emissions: list[Emission]) -> list[Emission]:
         ended = [emission.request_id for emission in emissions if emission.finish_reason is not None]
         if ended:
-            with self._wake:
+            with self._lock:
                 self._live_ids.difference_update(ended)
             self._num_ended += len(ended)
         return emissions

@@ -31,7 +31,7 @@ def write_chat(
         f"A demonstration: a chat model of {num_parameters:,} parameters (Llama geometry, bfloat16) that has learnt by heart the documented "
         f"summaries of {num_facts:,} names of Python's standard library, and says that it does not know when asked something else.",
         "It understands nothing. Asked for a name outside its list it should refuse, and sometimes does not; what it says of a name is the docstring "
-        "of one Python version (3.11).. Do not rely on it for work.",
+        "of one Python version (3.11). Do not rely on it for work.",
         "## Figures\n\n" + "\n".join(f"- {name}: {value}" for name, value in figures.items()) + f"\n\n{HOW}",
         "An answer counts if, after folding case and spacing, it is the summary, or differs by at most 5% of its characters; "
         "facts are drawn at random from those trained, only the wording of the question is new. A refusal counts if it begins with \"I do not know\".",

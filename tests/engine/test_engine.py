@@ -1,0 +1,238 @@
+"""The loop around the pure core, on a scripted device: nobody is forgotten, whatever fails and whoever asks when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from engine.config import ResolvedConfig
+from engine.engine import Engine
+from engine.errors import EngineError, OverloadError, RequestError
+from engine.request import Emission, FinishReason, RequestId
+from engine.scheduler import Scheduler
+from tests.engine.scripted import ScriptedGate, ScriptedRunner, a_config, a_request
+from tests.oracles.naive_scheduler import EOS_IDS, answer_alone
+
+PATIENCE_S = 20
+
+
+@dataclass
+class Host:
+    """An engine, what it emitted, and who waits for whom to end."""
+
+    engine: Engine
+    scheduler: Scheduler
+    runner: ScriptedRunner
+    gate: ScriptedGate
+    emissions: dict[str, list[Emission]] = field(default_factory=dict)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    thread: threading.Thread | None = None
+    num_closed: int = 0
+
+    def take(self, emissions: list[Emission]) -> None:
+        with self.changed:
+            for emission in emissions:
+                self.emissions.setdefault(emission.request_id, []).append(emission)
+            self.changed.notify_all()
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=self.engine.run, args=(self.take,), daemon=True)
+        self.thread.start()
+
+    def finish(self) -> None:
+        self.engine.stop()
+        assert self.thread is not None
+        self.thread.join(PATIENCE_S)
+        assert not self.thread.is_alive()
+
+    def wait_for_end(self, *names: str) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: all(self.reason(name) for name in names), PATIENCE_S)
+
+    def reason(self, name: str) -> FinishReason | None:
+        seen = self.emissions.get(name)
+        return seen[-1].finish_reason if seen else None
+
+    def tokens(self, name: str) -> tuple[int, ...]:
+        return tuple(token for emission in self.emissions[name] for token in emission.token_ids)
+
+    def check_all_returned(self) -> None:
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        assert self.scheduler.kv_usage == 0
+        assert not +self.gate.pins
+
+
+class NoAdapters:
+    def num_resident(self) -> int:
+        return 0
+
+
+def a_host(
+    config: ResolvedConfig | None = None,
+    *,
+    gate: ScriptedGate | None = None,
+    failing: frozenset[str] = frozenset(),
+    arrival: threading.Event | None = None,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> Host:
+    config, gate = config or a_config(), gate or ScriptedGate()
+    scheduler, runner = Scheduler(config, gate, EOS_IDS, clock), ScriptedRunner(config, gate, failing)
+
+    def close() -> None:
+        host.num_closed += 1
+
+    engine = Engine(config, scheduler, runner, residency=NoAdapters(), close=close, arrival=arrival, clock=clock)
+    host = Host(engine, scheduler, runner, gate)
+    return host
+
+
+def test_requests_of_many_threads_get_the_answers_they_get_alone() -> None:
+    host = a_host(a_config(max_queued_requests=100))
+    requests = [a_request(str(i), range(i % 7 + 1), max_tokens=i % 9 + 1) for i in range(40)]
+    host.start()
+    threads = [threading.Thread(target=host.engine.add, args=(request,)) for request in requests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    host.wait_for_end(*(request.request_id for request in requests))
+    host.finish()
+    for request in requests:
+        assert host.tokens(request.request_id) == answer_alone(request, host.engine.config.max_model_len).token_ids
+    host.check_all_returned()
+    snapshot = host.engine.snapshot(drain_timings=True)
+    assert snapshot.ended_by_reason == {FinishReason.LENGTH.value: 40}
+    assert len(snapshot.timings) == 40
+    assert host.engine.snapshot(drain_timings=True).timings == ()
+
+
+def test_one_request_s_failure_is_its_own() -> None:
+    host = a_host(failing=frozenset({"bad"}))
+    for name in ("bad", "good"):
+        host.engine.add(a_request(name))
+    while not (host.reason("bad") and host.reason("good")):
+        host.take(host.engine.step())
+    assert host.reason("bad") is FinishReason.FAILED
+    assert host.emissions["bad"][-1].error
+    assert host.reason("good") is FinishReason.LENGTH
+    assert host.engine.is_alive
+    host.check_all_returned()
+
+
+def test_a_device_that_dies_ends_every_request_and_the_engine() -> None:
+    host = a_host(a_config(max_num_seqs=2))
+    host.runner.dies_at_step = 3
+    for name in "abcd":
+        host.engine.add(a_request(name, max_tokens=30))
+    host.start()
+    host.wait_for_end(*"abcd")
+    assert {host.reason(name) for name in "abcd"} == {FinishReason.FAILED}
+    assert host.thread is not None
+    host.thread.join(PATIENCE_S)
+    assert host.num_closed == 1
+    assert not host.engine.is_alive
+    with pytest.raises(EngineError):
+        host.engine.add(a_request("late"))
+    host.check_all_returned()
+
+
+def test_stopping_ends_what_runs_what_waits_and_what_was_only_just_added() -> None:
+    host = a_host(a_config(max_num_seqs=1))
+    for name in "abc":
+        host.engine.add(a_request(name, max_tokens=50))
+    host.take(host.engine.step())
+    host.engine.stop()
+    host.engine.run(host.take)
+    assert {host.reason(name) for name in "abc"} == {FinishReason.FAILED}
+    with pytest.raises(EngineError, match="shutting down"):
+        host.engine.add(a_request("late"))
+    host.check_all_returned()
+
+
+def test_a_cancelled_request_ends_before_the_next_step_and_an_unknown_one_is_ignored() -> None:
+    host = a_host()
+    host.engine.add(a_request("a", max_tokens=50))
+    host.take(host.engine.step())
+    host.engine.cancel(RequestId("nobody"))
+    host.engine.cancel(RequestId("a"))
+    host.take(host.engine.step())
+    assert host.reason("a") is FinishReason.CANCELLED
+    assert len(host.tokens("a")) == 1
+    host.check_all_returned()
+
+
+def test_a_full_queue_refuses_with_a_time_to_come_back_and_takes_again_when_there_is_room() -> None:
+    host = a_host(a_config(max_num_seqs=1, max_queued_requests=2))
+    for name in "abc":
+        host.engine.add(a_request(name))
+    with pytest.raises(OverloadError, match="3 requests") as refused:
+        host.engine.add(a_request("d"))
+    assert 1 <= refused.value.retry_after_s <= 120
+    while host.reason("a") is None:
+        host.take(host.engine.step())
+    host.engine.add(a_request("d"))
+    while host.reason("d") is None:
+        host.take(host.engine.step())
+    host.check_all_returned()
+
+
+def test_an_id_that_is_alive_is_refused_and_free_again_afterwards() -> None:
+    host = a_host()
+    host.engine.add(a_request("a", max_tokens=1))
+    with pytest.raises(RequestError, match="'a'"):
+        host.engine.add(a_request("a"))
+    while host.reason("a") is None:
+        host.take(host.engine.step())
+    host.engine.add(a_request("a"))
+
+
+def test_a_request_that_waits_for_an_adapter_runs_when_it_arrives_with_nothing_else_to_wake_the_loop() -> None:
+    """The arrival is told between a plan that could not use it and the sleep after that plan."""
+    arrival = threading.Event()
+
+    class LateGate(ScriptedGate):
+        """An adapter that is there only once somebody has looked for it in vain."""
+
+        def try_pin(self, digest: object) -> bool:  # type: ignore[override]
+            if not arrived.is_set():
+                arrived.set()
+                arrival.set()
+                return False
+            return super().try_pin(digest)  # type: ignore[arg-type]
+
+    arrived = threading.Event()
+    host = a_host(gate=LateGate(), arrival=arrival)
+    host.engine.add(a_request("a", adapter="digest"))
+    assert host.engine.step() == []
+    assert arrival.is_set(), "the loop would sleep although something has changed"
+    host.start()
+    host.wait_for_end("a")
+    host.finish()
+    assert host.reason("a") is FinishReason.LENGTH
+
+
+def test_a_deadline_ends_a_request_that_waits() -> None:
+    now_s = [0.0]
+    host = a_host(a_config(max_num_seqs=1), clock=lambda: now_s[0])
+    host.engine.add(a_request("first", max_tokens=50))
+    host.take(host.engine.step())
+    host.engine.add(a_request("late", deadline_s=1.0))
+    now_s[0] = 2.0
+    host.take(host.engine.step())
+    assert host.reason("late") is not None
+    assert host.tokens("late") == ()
+
+
+def test_the_snapshot_tells_what_runs_and_what_waits() -> None:
+    host = a_host(a_config(max_num_seqs=1))
+    for name in "abc":
+        host.engine.add(a_request(name, max_tokens=9))
+    assert (host.engine.snapshot().num_running, host.engine.snapshot().num_waiting) == (0, 3)
+    host.take(host.engine.step())
+    snapshot = host.engine.snapshot()
+    assert (snapshot.num_running, snapshot.num_waiting, snapshot.num_steps) == (1, 2, 1)
+    assert snapshot.kv_usage > 0
+    assert snapshot.generation_tokens == 1

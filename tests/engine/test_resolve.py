@@ -1,0 +1,74 @@
+"""What a person left open is answered from the checkpoint and the machine; what cannot be is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.decoder.spec import DecoderSpec, read_spec
+from engine.errors import ConfigError
+from engine.resolve import Hardware, probe, resolve
+from tests.deployments.tiny_models import CONTEXT, write_chat_model
+
+PLAIN = Hardware(device="cpu", num_cores=3, free_bytes=1 << 30, has_fast_bfloat16=False)
+FAST = Hardware(device="cpu", num_cores=3, free_bytes=1 << 30, has_fast_bfloat16=True)
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
+    return read_spec(str(write_chat_model(tmp_path_factory.mktemp("chat"))))
+
+
+def config(**options: object) -> EngineConfig:
+    return EngineConfig(model_path="", **options)  # type: ignore[arg-type]
+
+
+def test_what_is_left_open_follows_the_checkpoint_and_the_machine(spec: DecoderSpec) -> None:
+    resolved = resolve(config(), spec, PLAIN)
+    assert (resolved.dtype, resolved.num_threads, resolved.max_model_len) == ("float32", 3, CONTEXT)
+    assert resolve(config(), spec, FAST).dtype == "bfloat16"
+    assert resolved.max_blocks_per_request == CONTEXT // 16
+    # No more than every row at full length can ever use.
+    assert resolved.num_blocks == 64 * CONTEXT // 16
+
+
+def test_the_cache_holds_what_its_bytes_hold(spec: DecoderSpec) -> None:
+    block_bytes = 16 * spec.kv_bytes_per_token(4)
+    blocks = CONTEXT // 16 + 3
+    assert resolve(config(kv_cache_bytes=block_bytes * blocks + 1), spec, PLAIN).num_blocks == blocks
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_model_len": CONTEXT + 1}, ("max_model_len", str(CONTEXT + 1), str(CONTEXT))),
+        ({"kv_cache_bytes": 1000}, ("kv_cache_bytes", "1000", "bytes are needed")),
+        ({"dtype": "int8"}, ("dtype", "int8", "bfloat16")),
+        ({"dtype": "float16"}, ("dtype", "float16", "cpu")),
+        *(
+            ({name: 0}, (name, "0"))
+            for name in ("max_num_seqs", "max_batched_tokens", "block_tokens", "max_model_len", "num_threads")
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_name_and_numbers(
+    spec: DecoderSpec, options: dict[str, object], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(config(**options), spec, PLAIN)
+    assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+def test_a_device_that_is_not_served_is_refused() -> None:
+    with pytest.raises(ConfigError, match="device"):
+        probe("cuda")
+
+
+def test_the_machine_is_looked_at() -> None:
+    hardware = probe(None)
+    assert hardware.device == "cpu"
+    assert hardware.num_cores >= 1
+    assert hardware.free_bytes > 1 << 20
+    assert Path("/proc/meminfo").exists() or hardware.free_bytes

@@ -1,0 +1,65 @@
+"""What a failed request leaves in the cache meets nobody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.request import Emission, FinishReason
+from tests.deployments.tiny_models import write_chat_model
+from tests.parity.conftest import greedy
+
+POISON = 7
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model in which one token's embedding is not a number."""
+    folder = write_chat_model(tmp_path_factory.mktemp("chat"))
+    model = LlamaForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        # The output matrix is another tensor, so that only those who read the token are poisoned.
+        model.model.embed_tokens.weight[POISON] = float("nan")
+    model.save_pretrained(folder)
+    return folder
+
+
+def make_engine(folder: Path) -> Engine:
+    # Room for little more than one request: blocks are used again at once.
+    config = EngineConfig(
+        model_path=str(folder), dtype="float32", num_threads=1, max_model_len=64, block_tokens=4, kv_cache_bytes=20_000
+    )
+    return build_engine(config)
+
+
+def run(engine: Engine, *requests: tuple[str, tuple[int, ...]]) -> dict[str, list[Emission]]:
+    for name, prompt in requests:
+        engine.add(greedy(name, prompt, 6))
+    emissions: dict[str, list[Emission]] = {name: [] for name, _ in requests}
+    while not all(seen and seen[-1].finish_reason for seen in emissions.values()):
+        for emission in engine.step():
+            emissions[emission.request_id].append(emission)
+    return emissions
+
+
+def tokens(emissions: list[Emission]) -> list[int]:
+    return [token_id for emission in emissions for token_id in emission.token_ids]
+
+
+def test_numbers_that_are_not_finite_end_one_request_and_poison_no_other(folder: Path) -> None:
+    clean = tuple(range(20, 41))
+    expected = tokens(run(make_engine(folder), ("a", clean))["a"])
+    engine = make_engine(folder)
+    poisoned = (*range(50, 80), POISON, *range(80, 90))
+    for attempt in range(4):
+        found = run(engine, ("bad", poisoned), ("good", clean))
+        assert found["bad"][-1].finish_reason is FinishReason.FAILED
+        assert found["bad"][-1].error
+        assert tokens(found["good"]) == expected, attempt
+    assert engine.snapshot().kv_usage == 0
