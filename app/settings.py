@@ -71,6 +71,11 @@ class EngineSettings(SettingsNode):
     max_prefill_tokens_with_decodes: int | None = Field(
         default=None, ge=1, description="Prompt tokens of a step that others decode in; null: the whole budget."
     )
+    max_decode_gap_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds that a step with streams may take over a prompt; null: 0.2 on a CPU, else no bound.",
+    )
     block_tokens: int = Field(default=16, ge=1, description="Tokens in one block of the KV cache.")
     kv_cache_bytes: int | None = Field(
         default=None, ge=1, description="Bytes of the KV cache; null: a share of free memory."

@@ -27,6 +27,8 @@ class EngineConfig:
         gpu_memory_fraction: share of the device's memory this engine may use.
         max_prefill_tokens_with_decodes: bound on the prefill tokens of a step that also decodes, so that a long prompt
             does not stall running streams; None for the whole budget.
+        max_decode_gap_s: how long a step may take that computes a prompt beside running streams; how many tokens that
+            makes is measured. None: 0.2 on a CPU, no bound on a GPU.
         enable_prefix_cache: share full blocks between requests with equal prefixes.
         max_queued_requests: waiting requests beyond which new ones are refused with `OverloadError`.
         max_adapter_rank: adapters of a higher rank are refused at load.
@@ -45,6 +47,7 @@ class EngineConfig:
     kv_cache_bytes: int | None = None
     gpu_memory_fraction: float = 0.9
     max_prefill_tokens_with_decodes: int | None = None
+    max_decode_gap_s: float | None = None
     enable_prefix_cache: bool = True
     max_queued_requests: int = 512
     max_adapter_rank: int = 128
@@ -78,4 +81,5 @@ class ResolvedConfig:
     max_device_adapters: int
     max_host_adapters: int
     max_prefill_tokens_with_decodes: int | None = None
+    max_decode_gap_s: float | None = None
     vocab_size: int | None = None

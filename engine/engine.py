@@ -15,6 +15,7 @@ from dataclasses import replace
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.metrics import EngineSnapshot, StepTimes
+from engine.pacing import PrefillPace
 from engine.ports import ResidencyReport, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduler import Scheduler
@@ -62,6 +63,8 @@ class Engine:
         self._inbox: deque[Request | RequestId] = deque()
         self._num_queued = 0
         self._live_ids: set[RequestId] = set()
+        gap_s = config.max_decode_gap_s
+        self._pace = None if gap_s is None else PrefillPace(gap_s, config.max_batched_tokens)
         self._is_stopping = False
         self._error: str | None = None
         self._times = StepTimes()
@@ -117,7 +120,7 @@ class Engine:
         started = self._clock()
         self._wake.clear()
         self._read_inbox()
-        plan = self._scheduler.plan()
+        plan = self._scheduler.plan(None if self._pace is None else self._pace.num_tokens)
         planned = self._clock()
         self._times.schedule_s += planned - started
         if plan is None:
@@ -125,6 +128,8 @@ class Engine:
         self._runner.submit(plan)
         result = self._runner.collect()
         ran = self._clock()
+        if self._pace is not None:
+            self._pace.observe(plan.num_prefill_tokens, ran - planned)
         emissions = self._scheduler.commit(plan, result)
         self._num_steps += 1
         self._last_progress_s = self._clock()

@@ -16,6 +16,8 @@ from engine.linear import has_fast_bfloat16
 DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CPU_CACHE_SHARE = 0.2
 """Of the free memory; a laptop has other things to do."""
+CPU_DECODE_GAP_S = 0.2
+"""A person reads on while a stream pauses for this long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         max_device_adapters=config.max_device_adapters,
         max_host_adapters=config.max_host_adapters,
         max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
+        max_decode_gap_s=config.max_decode_gap_s or (CPU_DECODE_GAP_S if hardware.device == "cpu" else None),
         vocab_size=spec.vocab_size,
     )
 
@@ -107,6 +110,8 @@ def _check_ranges(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name}: {value} is less than 1.")
+    if config.max_decode_gap_s is not None and not config.max_decode_gap_s > 0:
+        raise ConfigError(f"max_decode_gap_s: {config.max_decode_gap_s} is not above 0.")
 
 
 def _available_bytes() -> int:

@@ -154,10 +154,15 @@ class Scheduler:
         emissions, self._outbox = self._outbox, []
         return emissions
 
-    def plan(self) -> StepPlan | None:
-        """Return the work of the next step, or None where nothing can run now."""
+    def plan(self, prefill_cap: int | None = None) -> StepPlan | None:
+        """Return the work of the next step, or None where nothing can run now.
+
+        Args:
+            prefill_cap: prompt tokens of a step that also decodes; the configuration's bound holds besides.
+        """
         self._end_hopeless()
-        draft = StepDraft(self._config)
+        bounds = (prefill_cap, self._config.max_prefill_tokens_with_decodes)
+        draft = StepDraft(self._config, min((bound for bound in bounds if bound is not None), default=None))
         num_preemptions = self.counters.num_preemptions
         self._serve_decodes(draft)
         self._serve_prefills(draft, can_admit=self.counters.num_preemptions == num_preemptions)

@@ -83,6 +83,11 @@ class StepPlan:
         """Size of the batch in tokens; at most `max_batched_tokens`."""
         return sum(row.num_tokens for row in self.rows)
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        """The tokens of rows that compute more than one."""
+        return sum(row.num_tokens for row in self.rows if row.num_tokens > 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:

@@ -22,11 +22,15 @@ class _Entry:
 
 
 class StepDraft:
-    """The budget of one step and what has been given out of it."""
+    """The budget of one step and what has been given out of it.
 
-    def __init__(self, config: ResolvedConfig) -> None:
+    Args:
+        prefill_cap: prompt tokens that the step may compute if it has decodes too; None for no bound of its own.
+    """
+
+    def __init__(self, config: ResolvedConfig, prefill_cap: int | None) -> None:
         self._budget = config.max_batched_tokens
-        self._prefill_cap = config.max_prefill_tokens_with_decodes
+        self._prefill_cap = prefill_cap
         self._num_decodes = 0
         self._num_prefill_tokens = 0
         self._entry_by_id: dict[RequestId, _Entry] = {}

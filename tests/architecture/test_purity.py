@@ -15,6 +15,7 @@ PURE_FILES = (
     "engine/errors.py",
     "engine/step.py",
     "engine/ports.py",
+    "engine/pacing.py",
     "engine/scheduler.py",
     "engine/blocks.py",
     "engine/prefix_index.py",

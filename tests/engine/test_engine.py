@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -236,3 +236,27 @@ def test_the_snapshot_tells_what_runs_and_what_waits() -> None:
     assert (snapshot.num_running, snapshot.num_waiting, snapshot.num_steps) == (1, 2, 1)
     assert snapshot.kv_usage > 0
     assert snapshot.generation_tokens == 1
+
+
+LONG = tuple(i % 23 + 1 for i in range(399))
+
+
+def test_a_long_prompt_is_cut_to_what_streams_can_wait_for() -> None:
+    """On a clock by which every reading takes a tenth of a second, a step is always far over the target."""
+    now_s = [0.0]
+
+    def clock() -> float:
+        now_s[0] += 0.1
+        return now_s[0]
+
+    config = a_config(max_batched_tokens=200, max_model_len=2000, num_blocks=600, max_blocks_per_request=500)
+    host = a_host(replace(config, max_decode_gap_s=0.01), clock=clock)
+    host.engine.add(a_request("stream", max_tokens=60))
+    host.take(host.engine.step())
+    host.engine.add(a_request("long", LONG))
+    while host.reason("long") is None:
+        host.take(host.engine.step())
+    chunks = [row.num_tokens for plan in host.runner.plans for row in plan.rows if row.request.request_id == "long"]
+    assert chunks[0] == 128
+    assert max(chunks[1:]) <= 16
+    assert host.tokens("long") == answer_alone(a_request("long", LONG), 2000).token_ids

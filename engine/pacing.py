@@ -1,0 +1,36 @@
+"""Sizes the prompt's share of a step from measured times, so that a long prompt does not hold up running streams.
+
+Pure. What a prompt token costs depends on the model, the processor, the context before it and on who else is at work;
+it is measured all the time, and the next step takes as many as fit into the time that streams may wait.
+"""
+
+from __future__ import annotations
+
+FIRST_TOKENS = 128
+MIN_TOKENS = 16
+"""Below this a prompt would hardly advance; a step cannot be made shorter than its decodes anyway."""
+MIN_MEASURED_TOKENS = 16
+"""Steps with fewer prompt tokens say more about the decodes beside them."""
+
+
+class PrefillPace:
+    """How many prompt tokens a step may compute beside decodes.
+
+    Args:
+        target_s: how long such a step should take.
+        max_tokens: never more than this.
+    """
+
+    def __init__(self, target_s: float, max_tokens: int) -> None:
+        self._target_s = target_s
+        self._max_tokens = max_tokens
+        self.num_tokens = min(FIRST_TOKENS, max_tokens)
+
+    def observe(self, num_prefill_tokens: int, took_s: float) -> None:
+        """Take note of a step: go halfway to what would have met the target, at once where it was far over it."""
+        if num_prefill_tokens < MIN_MEASURED_TOKENS or took_s <= 0:
+            return
+        fitting = num_prefill_tokens * self._target_s / took_s
+        is_far_over = took_s > 1.5 * self._target_s and num_prefill_tokens <= self.num_tokens
+        wanted = fitting if is_far_over else (self.num_tokens + fitting) / 2
+        self.num_tokens = int(min(self._max_tokens, max(min(MIN_TOKENS, self._max_tokens), wanted)))
