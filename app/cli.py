@@ -22,6 +22,7 @@ from typing import Any
 from app import preflight, serve_environment
 from app.config_lint import BUILDER, lint_config, read_config
 from app.server_process import ServerProcess
+from kernels import compiling
 
 DEFAULT_CONFIG = "serve_config.yaml"
 EXIT_FAILED, EXIT_WRONG_INPUT = 1, 2
@@ -86,6 +87,7 @@ def _serve(config: Path, *, address: str, timeout_s: float) -> int:
     url = f"http://{_reachable(host)}:{port}"
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
+    compiling.begin(compiling.cache_folder())
     server = ServerProcess(config, environment, address=address)
     failure = None
     try:

@@ -58,6 +58,7 @@ class AdapterPool:
     Args:
         linear_shapes: (in, out) features of the base's linear modules by full name.
         dtype: of the engine's activations.
+        lay_out: gives an adapter the form in which the device multiplies by it; called on a background thread.
         on_change: called on a background thread when an adapter has become loadable, usable or failed: a waiting
             request may now be able to run or must be ended.
     """
@@ -70,6 +71,7 @@ class AdapterPool:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        lay_out: Callable[[AdapterWeights], AdapterWeights] = lambda weights: weights,
         max_host_bytes: int = DEFAULT_HOST_BYTES,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -78,6 +80,7 @@ class AdapterPool:
         self._max_rank = config.max_adapter_rank
         self._dtype = dtype
         self._device = device
+        self._lay_out = lay_out
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.RLock()
@@ -173,7 +176,7 @@ class AdapterPool:
         """Read an adapter on a loader thread."""
         with self._lock:
             ref = self._ref_by_digest[digest]
-        weights = load_adapter(ref, self._linear_shapes, self._max_rank, self._dtype)
+        weights = self._lay_out(load_adapter(ref, self._linear_shapes, self._max_rank, self._dtype))
         return weights.pinned() if self._device.type == "cuda" else weights
 
     def _try_place(self, digest: AdapterDigest) -> bool:

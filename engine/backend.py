@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch.nn import functional
 
-from engine.attention import AttentionBatch, Chunk, DecodeGroup
+from engine.attention import AttentionBatch
+from engine.gathering import Chunk, DecodeGroup
+from engine.linear import Linear
+from engine.lora import AdapterSegment, LoraBatch, LoraProducts
+from kernels.add_rms_norm.reference import add_rms_norm
+from kernels.embedding.reference import take_rows
+from kernels.gated_activation.reference import silu_and_multiply
+from kernels.rope_kv_write.reference import rope_kv_write
 
 
 class KvCache:
     """Keys and values of all layers: [layers, 2, num_blocks + 1, block_tokens, kv_heads, head_dim].
 
-    The extra last block is the null block: never written, always zero, it pads block tables.
+    The extra last block is the null block: never written, always zero, it pads block tables. How a block's numbers lie
+    inside it is the backend's affair.
     """
 
     def __init__(
@@ -42,13 +51,50 @@ class KvCache:
             self.data[:, :, block_ids] = 0
 
 
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""Multiplies [tokens, in] by weights that it keeps, to [tokens, out]."""
+
+
 class Backend(Protocol):
     """One device's way to do what every decoder needs. All tensors are on that device."""
 
-    def write_kv(
-        self, k: torch.Tensor, v: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor
-    ) -> None:
-        """Store keys and values [tokens, kv_heads, head_dim] at `slots` [tokens] of a layer's cache."""
+    def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """Lay out a layer's weight [out, in], given away, and bias; no two of one layer have the same name."""
+        ...
+
+    def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
+        """Lay out the embedding [vocab, hidden] and the output matrix, None where they are one; both given away.
+
+        Returns:
+            One from token ids [tokens] to rows [tokens, hidden] of the embedding, new ones that may be changed; one
+            from hidden states to logits in float32.
+        """
+        ...
+
+    def lora(self, segments: Sequence[AdapterSegment]) -> LoraProducts | None:
+        """Return what adds the adapters' products in this step; None where there are none."""
+        ...
+
+    def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Return the rows [len(indices), ...] of `x`."""
+        ...
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Add `delta` to `x` in place and norm the sum, as `kernels.add_rms_norm.reference` defines."""
+        ...
+
+    def rotate_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write keys and values, return queries [tokens, heads, head_dim]; see `kernels.rope_kv_write.reference`."""
         ...
 
     def attend(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], batch: AttentionBatch) -> torch.Tensor:
@@ -59,60 +105,68 @@ class Backend(Protocol):
         """
         ...
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise the last dimension by its root mean square, in float32, and scale by `weight`."""
-        ...
-
-    def rotate(self, x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-        """Rotate heads [tokens, heads, head_dim] by the angles of `cos_sin` [tokens, 2, head_dim]."""
-        ...
-
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Return silu(first half) * second half along the last dimension."""
         ...
 
 
-class CpuBackend:
+class TorchBackend:
     """Torch operators. Attention gathers a row's blocks and leaves the arithmetic to torch's blockwise kernel."""
 
-    def write_kv(
-        self, k: torch.Tensor, v: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], slots: torch.Tensor
-    ) -> None:
-        """Store keys and values at their slots."""
-        cache[0].flatten(0, 1).index_copy_(0, slots, k)
-        cache[1].flatten(0, 1).index_copy_(0, slots, v)
+    def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """Pack for oneDNN where that is faster."""
+        return Linear(weight, bias)
+
+    def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
+        """Keep the embedding as it is."""
+        multiply = Linear(embedding if head is None else head)
+        return lambda token_ids: take_rows(embedding, token_ids), lambda h: multiply(h).float()
+
+    def lora(self, segments: Sequence[AdapterSegment]) -> LoraProducts | None:
+        """Multiply segment by segment."""
+        return LoraBatch(segments) if segments else None
+
+    def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Index."""
+        return take_rows(x, indices)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Add and norm, the definition as it stands."""
+        return add_rms_norm(x, delta, weight, eps)
+
+    def rotate_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Norm, rotate and write, the definition as it stands."""
+        return rope_kv_write(
+            qkv=qkv, cos_sin=cos_sin, norms=norms, eps=eps, k_cache=cache[0], v_cache=cache[1], slots=slots
+        )
 
     def attend(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], batch: AttentionBatch) -> torch.Tensor:
         """Attend, single-token rows together and every chunk alone."""
         out = torch.empty_like(q)
-        for group in batch.decodes:
-            out.index_copy_(0, group.tokens, self._attend_decodes(q.index_select(0, group.tokens), cache, group))
-        for chunk in batch.chunks:
+        for group in batch.gathered.decodes:
+            self._attend_decodes(q, cache, group, out)
+        for chunk in batch.gathered.chunks:
             out[chunk.start : chunk.end] = self._attend_chunk(q[chunk.start : chunk.end], cache, chunk)
         return out
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise in float32, as transformers does."""
-        if x.dtype == torch.float32:
-            return functional.rms_norm(x, (x.shape[-1],), weight, eps)
-        wide = x.float()
-        return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-    def rotate(self, x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-        """Rotate pairs (i, i + head_dim / 2)."""
-        half = x.shape[-1] // 2
-        swapped = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-        return x * cos_sin[:, :1] + swapped * cos_sin[:, 1:]
-
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Gate the second half by the first."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return functional.silu(gate) * up
+        """Gate the second half by the first, the definition as it stands."""
+        return silu_and_multiply(gate_up)
 
     def _attend_decodes(
-        self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], group: DecodeGroup
-    ) -> torch.Tensor:
-        rows, heads, head_dim = q.shape
+        self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], group: DecodeGroup, out: torch.Tensor
+    ) -> None:
+        rows, (_, heads, head_dim) = len(group.tokens), q.shape
         kv_heads = cache[0].shape[2]
         k, v = (
             # [rows, kv_heads, slots, head_dim]
@@ -120,9 +174,9 @@ class CpuBackend:
             for part in cache
         )
         # The query heads that share a kv head stand as its query positions: no key is ever repeated.
-        grouped = q.view(rows, kv_heads, heads // kv_heads, head_dim)
-        out = functional.scaled_dot_product_attention(grouped, k, v, attn_mask=group.mask)
-        return out.reshape(rows, heads, head_dim)
+        grouped = q.index_select(0, group.tokens).view(rows, kv_heads, heads // kv_heads, head_dim)
+        attended = functional.scaled_dot_product_attention(grouped, k, v, attn_mask=group.mask)
+        out.index_copy_(0, group.tokens, attended.reshape(rows, heads, head_dim))
 
     def _attend_chunk(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], chunk: Chunk) -> torch.Tensor:
         k, v = (

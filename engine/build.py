@@ -10,16 +10,23 @@ import torch
 
 from adapters.identity import AdapterRef
 from engine.adapter_pool import AdapterPool
-from engine.backend import CpuBackend, KvCache
-from engine.config import EngineConfig
+from engine.backend import KvCache, TorchBackend
+from engine.buffers import InputBuffers
+from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.decoder import Decoder
-from engine.decoder.spec import read_spec
+from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.loading.checkpoint import load_parameters
+from engine.native_backend import NativeBackend, can_run
+from engine.native_lora import PanelAdapter
+from engine.recorded import RecordedModel
 from engine.resolve import DTYPE_BY_NAME, probe, resolve
-from engine.runner import Runner
+from engine.runner import Runner, StepModel
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
+from kernels import native
+from kernels.native import NativeKernels
+from kernels.program import Pool
 
 _logger = logging.getLogger(__name__)
 
@@ -36,27 +43,59 @@ def build_engine(config: EngineConfig, adapters: Sequence[AdapterRef] = ()) -> E
     spec = read_spec(config.model_path)
     resolved = resolve(config, spec, probe(config.device))
     _logger.info("engine: %s", resolved)
-    torch.set_num_threads(resolved.num_threads)
     dtype, device = DTYPE_BY_NAME[resolved.dtype], torch.device(resolved.device)
+    kernels = kernels_for(spec, resolved)
+    # Our kernels have threads of their own; two pools that wait for each other by spinning are slower than none.
+    torch.set_num_threads(resolved.num_threads if kernels is None else 1)
     arrival = threading.Event()
-    pool = AdapterPool(adapters, spec.linear_shapes(), resolved, dtype, device, on_change=arrival.set)
-    backend = CpuBackend()
-    decoder = Decoder(spec, load_parameters(config.model_path, spec, dtype, device), backend, resolved.max_model_len)
+    pool = AdapterPool(
+        adapters,
+        spec.linear_shapes(),
+        resolved,
+        dtype,
+        device,
+        lay_out=lambda weights: weights if kernels is None else PanelAdapter(weights, spec.num_layers),
+        on_change=arrival.set,
+    )
+    buffers, model, cache = build_model(spec, resolved, kernels)
+    sampler = Sampler(resolved.max_num_seqs, spec.vocab_size, device, spec.eos_ids)
+    return Engine(
+        resolved,
+        Scheduler(resolved, pool, spec.eos_ids),
+        Runner(buffers, model, cache, sampler, pool),
+        residency=pool,
+        close=pool.close,
+        arrival=arrival,
+    )
+
+
+def kernels_for(spec: DecoderSpec, config: ResolvedConfig) -> NativeKernels | None:
+    """Return our own CPU kernels, None where torch's operators have to do: no compiler, or an unusual geometry."""
+    return native.load() if can_run(spec, config.block_tokens) else None
+
+
+def build_model(
+    spec: DecoderSpec, config: ResolvedConfig, kernels: NativeKernels | None
+) -> tuple[InputBuffers, StepModel, KvCache]:
+    """Load the weights and return the model with the buffers and the cache that it works in.
+
+    Raises:
+        CheckpointError: weights are missing, broken or left over.
+    """
+    dtype, device = DTYPE_BY_NAME[config.dtype], torch.device(config.device)
     cache = KvCache(
         num_layers=spec.num_layers,
-        num_blocks=resolved.num_blocks,
-        block_tokens=resolved.block_tokens,
+        num_blocks=config.num_blocks,
+        block_tokens=config.block_tokens,
         kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         dtype=dtype,
         device=device,
     )
-    sampler = Sampler(resolved.max_num_seqs, spec.vocab_size, device, spec.eos_ids)
-    return Engine(
-        resolved,
-        Scheduler(resolved, pool, spec.eos_ids),
-        Runner(resolved, decoder, cache, sampler, pool),
-        residency=pool,
-        close=pool.close,
-        arrival=arrival,
-    )
+    buffers = InputBuffers(config, cache.null_block)
+    parameters = load_parameters(config.model_path, spec, dtype, device)
+    if kernels is None:
+        return buffers, Decoder(spec, parameters, TorchBackend(), config.max_model_len), cache
+    backend = NativeBackend(Pool(kernels, config.num_threads), dtype, config.max_adapter_rank)
+    decoder = Decoder(spec, parameters, backend, config.max_model_len)
+    return buffers, RecordedModel(decoder, backend, buffers.whole(), cache), cache

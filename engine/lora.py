@@ -4,7 +4,7 @@
              [ base  )[ A     )[ B         )
 
 Base tokens enter no product, a module that no adapter of the batch targets costs a dictionary look-up, and a batch
-without adapters has no `LoraBatch` at all.
+without adapters has no segments and no `LoraProducts` at all.
 """
 
 from __future__ import annotations
@@ -45,32 +45,48 @@ class AdapterSegment:
     end: int
 
 
+def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:
+    """Find the adapters of a batch's segments, neighbours of one adapter joined and those of the base left out.
+
+    Segments must ascend and not overlap; together they need not cover the batch.
+    """
+    joined: list[tuple[AdapterDigest, int, int]] = []
+    for digest, start, end in segments:
+        if digest is None or start == end:
+            continue
+        if joined and joined[-1][0] == digest and joined[-1][2] == start:
+            joined[-1] = (digest, joined[-1][1], end)
+        else:
+            joined.append((digest, start, end))
+    return tuple(AdapterSegment(weights=pool.weights(d), start=s, end=e) for d, s, e in joined)
+
+
+class LoraProducts(Protocol):
+    """The adapters' part of a step's linear products."""
+
+    def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Add scaling * (x A^T) B^T in place to `y` [tokens, out], for `x` [tokens, in], segment by segment."""
+        ...
+
+    def apply_fused(
+        self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
+    ) -> None:
+        """Do `apply` for modules that share the input, with one shrink.
+
+        `modules` is one of `adapters.weights.FUSED_GROUPS`; `splits` are their output widths, and `y` [tokens, sum of
+        splits] holds their outputs side by side in that order.
+        """
+        ...
+
+
 class LoraBatch:
-    """The adapters of one step. Valid until the step's forward pass ends; engine's thread only."""
+    """`LoraProducts` by torch operators. Valid until the step's forward pass ends; engine's thread only."""
 
     def __init__(self, segments: Sequence[AdapterSegment]) -> None:
         self._segments = tuple(segments)
 
-    @staticmethod
-    def build(segments: Iterable[Segment], pool: ResidentAdapters) -> LoraBatch | None:
-        """Collect the batch's segments, neighbours of one adapter joined; None where no adapter is in the batch.
-
-        Segments must ascend and not overlap; together they need not cover the batch.
-        """
-        joined: list[tuple[AdapterDigest, int, int]] = []
-        for digest, start, end in segments:
-            if digest is None or start == end:
-                continue
-            if joined and joined[-1][0] == digest and joined[-1][2] == start:
-                joined[-1] = (digest, joined[-1][1], end)
-            else:
-                joined.append((digest, start, end))
-        if not joined:
-            return None
-        return LoraBatch([AdapterSegment(weights=pool.weights(d), start=s, end=e) for d, s, e in joined])
-
     def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Add scaling * (x A^T) B^T in place to `y` [tokens, out], for `x` [tokens, in], segment by segment."""
+        """Shrink and expand each segment that has the module."""
         found = [
             (projection, (segment.start, segment.end))
             for segment in self._segments
@@ -85,11 +101,7 @@ class LoraBatch:
     def apply_fused(
         self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
     ) -> None:
-        """Do `apply` for modules that share the input, with one shrink.
-
-        `modules` is one of `adapters.weights.FUSED_GROUPS`; `splits` are their output widths, and `y` [tokens, sum of
-        splits] holds their outputs side by side in that order.
-        """
+        """Shrink each segment once for all modules, and expand each module."""
         found = [
             (group, (segment.start, segment.end))
             for segment in self._segments

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from typing import Protocol
 
 import torch
 
 from engine.backend import KvCache
 from engine.buffers import InputBuffers
-from engine.config import ResolvedConfig
-from engine.decoder.decoder import Decoder, DecoderBatch
-from engine.lora import LoraBatch, ResidentAdapters
+from engine.decoder.decoder import DecoderBatch
+from engine.lora import ResidentAdapters, collect_segments
 from engine.metrics import StepTimes
 from engine.sampling.sampler import Sampler
 from engine.step import StepPlan, StepResult
+
+
+class StepModel(Protocol):
+    """What computes a step: a `Decoder`, or a recording of one."""
+
+    def forward(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
+        """Write the cache and return logits [samples, vocab] float32, valid until the next call."""
+        ...
 
 
 class Runner:
     """An `engine.ports.StepRunner` on the CPU: a submitted plan is computed at once, and collected afterwards."""
 
     def __init__(
-        self, config: ResolvedConfig, decoder: Decoder, cache: KvCache, sampler: Sampler, adapters: ResidentAdapters
+        self, buffers: InputBuffers, model: StepModel, cache: KvCache, sampler: Sampler, adapters: ResidentAdapters
     ) -> None:
-        self._decoder = decoder
+        self._buffers = buffers
+        self._model = model
         self._cache = cache
         self._sampler = sampler
         self._adapters = adapters
-        self._buffers = InputBuffers(config, cache.null_block)
         self._results: deque[StepResult] = deque()
         self._times = StepTimes()
 
@@ -44,7 +52,7 @@ class Runner:
         batch = self._batch(plan)
         self._cache.clear(self._buffers.fresh_blocks(plan))
         prepared = time.monotonic()
-        logits = self._decoder.forward(batch, self._cache)
+        logits = self._model.forward(batch, self._cache)
         computed = time.monotonic()
         self._results.append(self._sample(plan, logits))
         self._times.prepare_s += prepared - started
@@ -63,21 +71,11 @@ class Runner:
                 self._sampler.admit(step_row.row, step_row.request, step_row.output_ids)
 
     def _batch(self, plan: StepPlan) -> DecoderBatch:
-        token_ids, positions, attention = self._buffers.fill(plan)
-        sampled, segments, at = [], [], 0
+        segments, at = [], 0
         for row in plan.rows:
-            end = at + row.num_tokens
-            segments.append((row.adapter, at, end))
-            if row.samples:
-                sampled.append(end - 1)
-            at = end
-        return DecoderBatch(
-            token_ids=token_ids,
-            positions=positions,
-            sampled=torch.tensor(sampled, dtype=torch.int64),
-            attention=attention,
-            lora=LoraBatch.build(segments, self._adapters),
-        )
+            segments.append((row.adapter, at, at + row.num_tokens))
+            at += row.num_tokens
+        return self._buffers.fill(plan, collect_segments(segments, self._adapters))
 
     def _sample(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
         rows = [row for row in plan.rows if row.samples]

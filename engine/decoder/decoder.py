@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, KvCache
+from engine.backend import Backend, KvCache, Product
 from engine.decoder.spec import DecoderSpec
-from engine.linear import Linear
-from engine.lora import LoraBatch
+from engine.lora import AdapterSegment, LoraProducts
 
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
@@ -24,14 +23,14 @@ class DecoderBatch:
     Attributes:
         token_ids, positions: [tokens] int64.
         sampled: [samples] int64, indices of the tokens whose logits are wanted.
-        lora: None where no row has an adapter.
+        adapters: the tokens that have one, in ascending order.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     sampled: torch.Tensor
     attention: AttentionBatch
-    lora: LoraBatch | None
+    adapters: tuple[AdapterSegment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +38,13 @@ class Layer:
     """The parameters of one layer; norms are vectors, projections are laid out for the device."""
 
     input_norm: torch.Tensor
-    qkv: Linear
+    qkv: Product
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    o: Linear
+    o: Product
     mlp_norm: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: Product
+    down: Product
 
 
 class Decoder:
@@ -62,27 +61,30 @@ class Decoder:
         self.spec = spec
         self._backend = backend
         by_name = dict(parameters)
-        self._embedding = by_name.pop("embedding")
         self._norm = by_name.pop("norm")
-        self._layers = [_layer(by_name, f"layers.{index}") for index in range(spec.num_layers)]
-        self._head = Linear(by_name.pop("head") if not spec.is_tied else self._embedding)
-        self._cos_sin = spec.rope.table(spec.head_dim, max_len, self._embedding.dtype).to(self._embedding.device)
+        self._layers = [_layer(by_name, f"layers.{index}", backend) for index in range(spec.num_layers)]
+        embedding, head = by_name.pop("embedding"), by_name.pop("head", None)
+        # [positions, 2, head_dim]
+        self._cos_sin = spec.rope.table(spec.head_dim, max_len, embedding.dtype).to(embedding.device)
+        self._embed, self._head = backend.vocabulary(embedding, head)
 
     @torch.inference_mode()
     def forward(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
         """Compute a step, writing the cache; returns logits [samples, vocab] float32."""
         backend, eps = self._backend, self.spec.rms_eps
-        x = self._embedding[batch.token_ids]  # [tokens, hidden]
-        cos_sin = self._cos_sin[batch.positions]
+        lora = backend.lora(batch.adapters)
+        x = self._embed(batch.token_ids)  # [tokens, hidden]: the residual stream, added to in place
+        cos_sin = backend.take(self._cos_sin, batch.positions)
+        delta = None  # what the last part has to add; the next norm does it
         for index, layer in enumerate(self._layers):
-            h = backend.rms_norm(x, layer.input_norm, eps)
-            x = x + self._attention(index, layer, h, cos_sin, batch, cache)
-            h = backend.rms_norm(x, layer.mlp_norm, eps)
-            x = x + self._mlp(index, layer, h, batch.lora)
+            h = backend.add_rms_norm(x, delta, layer.input_norm, eps)
+            delta = self._attention(index, layer, h, cos_sin, batch.attention, lora, cache)
+            h = backend.add_rms_norm(x, delta, layer.mlp_norm, eps)
+            delta = self._mlp(index, layer, h, lora)
         if not len(batch.sampled):
             return torch.empty(0, self.spec.vocab_size, device=x.device)
-        chosen = backend.rms_norm(x[batch.sampled], self._norm, eps)
-        return self._head(chosen).float()
+        last = None if delta is None else backend.take(delta, batch.sampled)
+        return self._head(backend.add_rms_norm(backend.take(x, batch.sampled), last, self._norm, eps))
 
     def _attention(
         self,
@@ -90,29 +92,24 @@ class Decoder:
         layer: Layer,
         h: torch.Tensor,
         cos_sin: torch.Tensor,
-        batch: DecoderBatch,
+        attention: AttentionBatch,
+        lora: LoraProducts | None,
         cache: KvCache,
     ) -> torch.Tensor:
         spec, backend = self.spec, self._backend
         qkv = layer.qkv(h)
-        if batch.lora is not None:
-            batch.lora.apply_fused(index, QKV, h, qkv, (spec.q_size, spec.kv_size, spec.kv_size))
-        q, k, v = (
-            part.unflatten(-1, (-1, spec.head_dim))  # [tokens, heads, head_dim]
-            for part in qkv.split((spec.q_size, spec.kv_size, spec.kv_size), dim=-1)
-        )
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = backend.rms_norm(q, layer.q_norm, spec.rms_eps), backend.rms_norm(k, layer.k_norm, spec.rms_eps)
-        q, k = backend.rotate(q, cos_sin), backend.rotate(k, cos_sin)
+        if lora is not None:
+            lora.apply_fused(index, QKV, h, qkv, (spec.q_size, spec.kv_size, spec.kv_size))
         kv = cache.layer(index)
-        backend.write_kv(k, v, kv, batch.attention.slots)
-        attended = backend.attend(q, kv, batch.attention).flatten(1)
+        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        q = backend.rotate_and_write(qkv, cos_sin, norms, spec.rms_eps, kv, attention.slots)
+        attended = backend.attend(q, kv, attention).flatten(1)
         out = layer.o(attended)
-        if batch.lora is not None:
-            batch.lora.apply(index, "o_proj", attended, out)
+        if lora is not None:
+            lora.apply(index, "o_proj", attended, out)
         return out
 
-    def _mlp(self, index: int, layer: Layer, h: torch.Tensor, lora: LoraBatch | None) -> torch.Tensor:
+    def _mlp(self, index: int, layer: Layer, h: torch.Tensor, lora: LoraProducts | None) -> torch.Tensor:
         gate_up = layer.gate_up(h)
         if lora is not None:
             inner = self.spec.intermediate_size
@@ -124,9 +121,10 @@ class Decoder:
         return out
 
 
-def _layer(by_name: dict[str, torch.Tensor], prefix: str) -> Layer:
-    def linear(name: str) -> Linear:
-        return Linear(by_name.pop(f"{prefix}.{name}.weight"), by_name.pop(f"{prefix}.{name}.bias", None))
+def _layer(by_name: dict[str, torch.Tensor], prefix: str, backend: Backend) -> Layer:
+    def linear(name: str) -> Product:
+        weight, bias = by_name.pop(f"{prefix}.{name}.weight"), by_name.pop(f"{prefix}.{name}.bias", None)
+        return backend.linear(name, weight, bias)
 
     return Layer(
         input_norm=by_name.pop(f"{prefix}.input_norm"),

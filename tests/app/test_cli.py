@@ -41,6 +41,7 @@ class FakeServer:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
     monkeypatch.setattr(cli, "ServerProcess", FakeServer)
+    monkeypatch.setattr(cli.compiling, "begin", lambda folder: None)
     monkeypatch.setattr(cli.preflight, "is_port_free", lambda host, port: True)
     monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))

@@ -8,6 +8,7 @@ FUNCTIONS_OVER_THE_SIZE: dict[str, str] = {}
 
 FILES_THAT_READ_THE_ENVIRONMENT: dict[str, str] = {
     "app/cli.py": "the command line is where the environment becomes arguments",
+    "kernels/compiling.py": "compilers and caches are named by conventions of the machine",
     "app/serve_environment.py": "Serve's own settings are environment variables only",
 }
 
@@ -32,6 +33,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/resumption.py": "tests/deployments/test_gateway.py kills replicas in mid-stream",
     "deployments/stream_handler.py": "tests/deployments/test_gateway.py reads what it lets through",
     "deployments/token_pieces.py": "tests/deployments/stream/test_detokenizer_properties.py decodes by it",
+    "engine/attention.py": "tests/engine/test_backend.py attends by it with every backend",
     "engine/block_tables.py": "tests/engine/test_scheduler_properties.py drives it through every end of a request",
     "engine/buffers.py": "tests/parity compares what is computed from them with transformers",
     "engine/build.py": "tests/parity builds every engine by it",
@@ -39,6 +41,9 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/errors.py": "tests of those who raise them read their fields",
     "engine/live_request.py": "tests/engine/test_scheduler_properties.py drives it",
     "engine/metrics.py": "tests/engine/test_engine.py and test_scheduler.py count with it",
+    "engine/native_backend.py": "tests/engine/test_backend.py attends by it; tests/parity runs whole models on it",
+    "engine/native_lora.py": "tests/parity/test_adapters.py compares it with peft, token by token",
+    "engine/recorded.py": "tests/parity replays it in every test",
     "engine/step.py": "tests/engine/scripted.py checks every promise of a plan",
     "engine/step_draft.py": "tests/engine/test_scheduler_properties.py holds it to the budget",
     "loadtest/users/chat.py": "Locust patches the standard library: tests/loadtest/test_run.py runs it in a process",

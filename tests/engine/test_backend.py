@@ -5,12 +5,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.backend import CpuBackend, KvCache
+from engine.backend import Backend, KvCache, TorchBackend
 from engine.buffers import InputBuffers
 from engine.config import ResolvedConfig
+from engine.decoder.decoder import DecoderBatch
+from engine.native_backend import NativeBackend
 from engine.request import Request, RequestId, SamplingParams
 from engine.step import StepPlan, StepRow
 from kernels.paged_attention.reference import paged_attention
+from kernels.program import Pool
+from tests.kernels.conftest import pool as pool  # the fixture
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, DIM, NUM_BLOCKS = 2, 4, 8, 200
@@ -18,7 +22,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 """Sums of up to 100 products of numbers near 1, relative to a result near 1; bfloat16 keeps 8 bits."""
 
 
-def config_of(block_tokens: int, max_len: int = 128) -> ResolvedConfig:
+def config_of(block_tokens: int, max_len: int = 1024) -> ResolvedConfig:
     return ResolvedConfig(
         model_path="",
         device="cpu",
@@ -38,13 +42,13 @@ def config_of(block_tokens: int, max_len: int = 128) -> ResolvedConfig:
     )
 
 
-def make_cache(block_tokens: int, kv_heads: int, dtype: torch.dtype = torch.float32) -> KvCache:
+def make_cache(block_tokens: int, kv_heads: int, dtype: torch.dtype = torch.float32, dim: int = DIM) -> KvCache:
     return KvCache(
         num_layers=LAYERS,
         num_blocks=NUM_BLOCKS,
         block_tokens=block_tokens,
         kv_heads=kv_heads,
-        head_dim=DIM,
+        head_dim=dim,
         dtype=dtype,
         device=CPU,
     )
@@ -76,39 +80,83 @@ def plan_of(ranges: list[tuple[int, int]], tables: list[list[int]]) -> StepPlan:
     )
 
 
+class Attending:
+    """Writes and attends with one backend over one cache, in panels or not."""
+
+    def __init__(
+        self, config: ResolvedConfig, cache: KvCache, dtype: torch.dtype, kv_heads: int, pool: Pool | None
+    ) -> None:
+        self._cache = cache
+        dim = cache.data.shape[-1]
+        self._buffers = InputBuffers(config, cache.null_block)
+        whole = self._buffers.whole()
+        self._qkv = torch.zeros(len(whole.token_ids), (HEADS + 2 * kv_heads) * dim, dtype=dtype)
+        # No rotation: keys are written as they are.
+        self._cos_sin = torch.tensor([1.0, 0.0]).view(1, 2, 1).expand(len(self._qkv), 2, dim).to(dtype).contiguous()
+        self._native = None if pool is None else NativeBackend(pool, dtype, 2)
+        if self._native is not None:
+            self._native.begin(whole)
+            self._native.know(self._qkv)
+            self._out = self._run(self._native, self._qkv, whole)
+
+    def step(self, plan: StepPlan, qkv: torch.Tensor) -> torch.Tensor:
+        """Run a plan whose tokens have these products; returns [tokens, heads, dim]."""
+        batch = self._buffers.fill(plan)
+        self._cache.clear(self._buffers.fresh_blocks(plan))
+        if self._native is None:
+            return self._run(TorchBackend(), qkv, batch)
+        self._qkv[: len(qkv)] = qkv
+        self._native.counts[:2] = torch.tensor([len(qkv), len(plan.rows)])
+        self._native.program.run()
+        return self._out[: len(qkv)].clone()
+
+    def _run(self, backend: Backend, qkv: torch.Tensor, batch: DecoderBatch) -> torch.Tensor:
+        cache = self._cache.layer(1)
+        q = backend.rotate_and_write(qkv, self._cos_sin[: len(qkv)], None, 0.0, cache, batch.attention.slots)
+        return backend.attend(q, cache, batch.attention)
+
+
 def check_against_reference(
-    ranges: list[tuple[int, int]], *, block_tokens: int, kv_heads: int, dtype: torch.dtype, extra_blocks: int, seed: int
+    ranges: list[tuple[int, int]],
+    *,
+    block_tokens: int,
+    kv_heads: int,
+    dtype: torch.dtype,
+    extra_blocks: int,
+    seed: int,
+    dim: int = DIM,
+    pool: Pool | None = None,
 ) -> None:
     """Attend rows whose earlier positions are cached, everything unwritten being NaN, and compare in float64."""
     generator = torch.Generator().manual_seed(seed)
-    cache = make_cache(block_tokens, kv_heads, dtype)
+    cache = make_cache(block_tokens, kv_heads, dtype, dim)
     poison(cache)
     free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
     # A row may own blocks that it has not reached yet.
     tables = [[free.pop() for _ in range(-(-end // block_tokens) + extra_blocks)] for _, end in ranges]
+    attending = Attending(config_of(block_tokens), cache, dtype, kv_heads, pool)
+    plain = torch.zeros(2, NUM_BLOCKS, block_tokens, kv_heads, dim, dtype=torch.float64)
+
+    def step(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
+        qkv = torch.randn(plan.num_tokens, HEADS + 2 * kv_heads, dim, generator=generator).to(dtype)
+        q, k, v = qkv.split((HEADS, kv_heads, kv_heads), dim=1)
+        at = 0
+        for row in plan.rows:
+            for position in range(row.start, row.end):
+                block, slot = row.block_ids[position // block_tokens], position % block_tokens
+                plain[0, block, slot], plain[1, block, slot] = k[at], v[at]
+                at += 1
+        return q, attending.step(plan, qkv.flatten(1))
+
+    earlier = [(0, start) for start, _ in ranges if start]
+    if earlier:
+        step(plan_of(earlier, [table for table, (start, _) in zip(tables, ranges, strict=True) if start]))
     plan = plan_of(ranges, tables)
-    buffers = InputBuffers(config_of(block_tokens), cache.null_block)
-    _, _, batch = buffers.fill(plan)
-    cache.clear(buffers.fresh_blocks(plan))
-    keys, values = cache.layer(1)
-    for row in plan.rows:
-        if row.start % block_tokens:  # the step that began this block has cleared it
-            block = row.block_ids[row.start // block_tokens]
-            keys[block], values[block] = 0, 0
-        for position in range(row.start):
-            block, slot = row.block_ids[position // block_tokens], position % block_tokens
-            keys[block, slot] = torch.randn(kv_heads, DIM, generator=generator).to(dtype)
-            values[block, slot] = torch.randn(kv_heads, DIM, generator=generator).to(dtype)
-    q, k, v = (
-        torch.randn(plan.num_tokens, heads, DIM, generator=generator).to(dtype) for heads in (HEADS, kv_heads, kv_heads)
-    )
-    backend = CpuBackend()
-    backend.write_kv(k, v, (keys, values), batch.slots)
-    found = backend.attend(q, (keys, values), batch)
+    q, found = step(plan)
     expected = paged_attention(
         q=q.double(),
-        k_cache=keys.double(),
-        v_cache=values.double(),
+        k_cache=plain[0],
+        v_cache=plain[1],
         block_tables=[row.block_ids for row in plan.rows],
         starts=[row.start for row in plan.rows],
         ends=[row.end for row in plan.rows],
@@ -159,15 +207,41 @@ def test_attention_is_that_of_the_reference_at_the_borders_of_blocks(
     check_against_reference(ranges, block_tokens=16, kv_heads=2, dtype=dtype, extra_blocks=1, seed=1)
 
 
-def test_keys_and_values_go_to_their_slots_and_nowhere_else() -> None:
-    cache = make_cache(block_tokens=4, kv_heads=2)
-    poison(cache)
-    k, v = torch.ones(3, 2, DIM), torch.full((3, 2, DIM), 2.0)
-    CpuBackend().write_kv(k, v, cache.layer(0), torch.tensor([5, 0, 11]))
-    keys, values = cache.layer(0)
-    assert keys.flatten(0, 1)[[5, 0, 11]].eq(1).all()
-    assert values.flatten(0, 1)[[5, 0, 11]].eq(2).all()
-    assert int(cache.data[:, :, : cache.null_block].isfinite().sum()) == 2 * 3 * 2 * DIM
+@settings(max_examples=30, deadline=None)
+@given(
+    ranges=st.lists(st.one_of(SINGLE_ROW, ROW), min_size=1, max_size=8),
+    block_tokens=st.sampled_from([16, 32]),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    dim=st.sampled_from([16, 48, 64]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 1000),
+)
+def test_attention_over_panels_is_that_of_the_reference(
+    pool: Pool,
+    ranges: list[tuple[int, int]],
+    block_tokens: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    check_against_reference(
+        ranges,
+        block_tokens=block_tokens,
+        kv_heads=kv_heads,
+        dtype=dtype,
+        extra_blocks=seed % 3,
+        seed=seed,
+        dim=dim,
+        pool=pool,
+    )
+
+
+def test_attention_over_panels_reads_a_long_context(pool: Pool) -> None:
+    ranges = [(1000, 1001), (700, 900), (0, 1)]
+    check_against_reference(
+        ranges, block_tokens=16, kv_heads=2, dtype=torch.float32, extra_blocks=0, seed=3, dim=32, pool=pool
+    )
 
 
 def test_clearing_takes_nan_from_a_block_in_all_layers() -> None:
@@ -177,29 +251,3 @@ def test_clearing_takes_nan_from_a_block_in_all_layers() -> None:
     assert cache.data[:, :, [3, 7]].eq(0).all()
     assert cache.data[:, :, 4].isnan().all()
     cache.clear([])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rms_norm_computes_in_float32(dtype: torch.dtype) -> None:
-    x, weight = torch.randn(5, 3, 16).to(dtype) * 100, torch.randn(16).to(dtype)
-    wide = x.double()
-    expected = weight.double() * wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-    found = CpuBackend().rms_norm(x, weight, 1e-5)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
-
-
-def test_a_rotation_turns_pairs_of_halves() -> None:
-    x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])
-    angles = torch.tensor([0.3, 0.7])
-    cos, sin = angles.cos(), angles.sin()
-    table = torch.stack((torch.cat((cos, cos)), torch.cat((sin, sin)))).unsqueeze(0)
-    first, second = x[..., :2], x[..., 2:]
-    expected = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    torch.testing.assert_close(CpuBackend().rotate(x, table), expected)
-
-
-def test_the_gate_is_the_first_half() -> None:
-    found = CpuBackend().silu_and_multiply(torch.tensor([[1.0, -1.0, 2.0, 3.0]]))
-    gate = torch.tensor([1.0, -1.0])
-    torch.testing.assert_close(found, (gate * torch.sigmoid(gate) * torch.tensor([2.0, 3.0])).unsqueeze(0))

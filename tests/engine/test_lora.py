@@ -5,7 +5,8 @@ import torch
 
 from adapters.identity import AdapterDigest
 from adapters.weights import AdapterWeights, RawProjection, build_weights
-from engine.lora import LoraBatch
+from engine.backend import TorchBackend
+from engine.lora import LoraBatch, collect_segments
 
 QKV = ("q_proj", "k_proj", "v_proj")
 SPLITS = (8, 4, 4)
@@ -42,9 +43,7 @@ class Resident:
 
 
 def build(pool: Resident, *segments: tuple[AdapterDigest | None, int, int]) -> LoraBatch:
-    batch = LoraBatch.build(segments, pool)
-    assert batch is not None
-    return batch
+    return LoraBatch(collect_segments(segments, pool))
 
 
 SEGMENTS = ((None, 0, 3), (A, 3, 4), (A, 4, 6), (B, 6, 9), (C, 9, 10), (None, 10, 12))
@@ -75,9 +74,9 @@ def test_a_single_module_equals_the_formula(module: str) -> None:
 
 def test_a_batch_without_adapters_has_no_lora_at_all() -> None:
     pool = Resident()
-    assert LoraBatch.build([(None, 0, 5), (A, 5, 5)], pool) is None
-    assert LoraBatch.build([], pool) is None
+    assert collect_segments([(None, 0, 5), (A, 5, 5)], pool) == ()
     assert pool.asked == []
+    assert TorchBackend().lora(()) is None
 
 
 def test_neighbouring_rows_of_one_adapter_are_one_segment() -> None:

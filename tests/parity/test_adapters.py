@@ -23,14 +23,14 @@ from adapters.validate import LinearShapes
 from adapters.weights import AdapterWeights
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.lora import LoraBatch, ResidentAdapters, Segment
+from engine.lora import AdapterSegment, LoraBatch, ResidentAdapters, Segment, collect_segments
 from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
 from tests.parity.peft_adapters import CONFIGS, load_adapters, save_adapters
 
 VOCAB = 128
 GEOMETRY = {
     "vocab_size": VOCAB,
-    "hidden_size": 48,
+    "hidden_size": 64,
     "intermediate_size": 80,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -108,8 +108,7 @@ def batched(family: str, path_by_name: dict[str, str]) -> Iterator[torch.Tensor]
     segments = [
         (loaded.digest_by_name[name] if name else None, i * width, (i + 1) * width) for i, name in enumerate(names)
     ]
-    batch = LoraBatch.build(segments, loaded)
-    assert batch is not None
+    batch = LoraBatch(collect_segments(segments, loaded))
 
     def hook(layer: int, module: str) -> object:
         def add(_: object, inputs: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
@@ -248,13 +247,12 @@ def test_each_adapter_alone_generates_what_peft_generates(serve: Callable[..., S
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[set[AdapterDigest | None]]:
     """What every step had in its batch: digests, and None for the base."""
     seen: list[set[AdapterDigest | None]] = []
-    build = LoraBatch.build
 
-    def record(segments: list[Segment], pool: ResidentAdapters) -> LoraBatch | None:
+    def record(segments: list[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:
         seen.append({digest for digest, _, _ in segments})
-        return build(segments, pool)
+        return collect_segments(segments, pool)
 
-    monkeypatch.setattr(LoraBatch, "build", record)
+    monkeypatch.setattr("engine.runner.collect_segments", record)
     return seen
 
 

@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.backend import CpuBackend, KvCache
-from engine.buffers import InputBuffers
-from engine.build import build_engine
+from engine.build import build_engine, build_model, kernels_for
 from engine.config import EngineConfig
-from engine.decoder.decoder import Decoder, DecoderBatch
 from engine.decoder.spec import read_spec
-from engine.loading.checkpoint import load_parameters
-from engine.resolve import Hardware, resolve
+from engine.resolve import probe, resolve
 from engine.step import StepPlan, StepRow
 from tests.parity.conftest import MAX_LEN, Checkpoint, greedy, make_model, random_prompts, run_engine
 
-CPU = torch.device("cpu")
 
-
-def our_logits(path: str, prompt: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def our_logits(path: str, prompt: tuple[int, ...], dtype: str) -> torch.Tensor:
     """Logits of every position by our decoder, in one step."""
     spec = read_spec(path)
-    hardware = Hardware(device="cpu", num_cores=1, free_bytes=1 << 30, has_fast_bfloat16=False)
-    config = resolve(EngineConfig(model_path=path, max_model_len=MAX_LEN, max_num_seqs=1), spec, hardware)
-    decoder = Decoder(spec, load_parameters(path, spec, dtype, CPU), CpuBackend(), MAX_LEN)
-    cache = KvCache(
-        num_layers=spec.num_layers,
-        num_blocks=config.num_blocks,
-        block_tokens=config.block_tokens,
-        kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=dtype,
-        device=CPU,
-    )
+    options = EngineConfig(model_path=path, dtype=dtype, num_threads=1, max_model_len=MAX_LEN, max_num_seqs=MAX_LEN)
+    config = resolve(options, spec, probe("cpu"))
+    buffers, model, cache = build_model(spec, config, kernels_for(spec, config))
     row = StepRow(
         row=0,
         is_admission=True,
@@ -47,16 +33,10 @@ def our_logits(path: str, prompt: tuple[int, ...], dtype: torch.dtype) -> torch.
         block_ids=list(range(config.max_blocks_per_request)),
         samples=True,
     )
-    buffers = InputBuffers(config, cache.null_block)
-    token_ids, positions, attention = buffers.fill(StepPlan(step_id=1, rows=(row,)))
-    batch = DecoderBatch(
-        token_ids=token_ids,
-        positions=positions,
-        sampled=torch.arange(len(prompt)),
-        attention=attention,
-        lora=None,
-    )
-    return decoder.forward(batch, cache)
+    batch = buffers.fill(StepPlan(step_id=1, rows=(row,)))
+    sampled = buffers.whole().sampled[: len(prompt)]
+    sampled[:] = torch.arange(len(prompt))
+    return model.forward(replace(batch, sampled=sampled), cache)
 
 
 def test_a_request_alone_gets_the_tokens_of_transformers(family: Checkpoint) -> None:
@@ -67,9 +47,7 @@ def test_a_request_alone_gets_the_tokens_of_transformers(family: Checkpoint) -> 
 
 def test_float32_logits_are_those_of_transformers(family: Checkpoint) -> None:
     prompt = random_prompts(2, longest=90)[1]
-    torch.testing.assert_close(
-        our_logits(family.path, prompt, torch.float32), family.logits(prompt), atol=1e-3, rtol=1e-4
-    )
+    torch.testing.assert_close(our_logits(family.path, prompt, "float32"), family.logits(prompt), atol=1e-3, rtol=1e-4)
 
 
 def test_bfloat16_logits_err_no_more_than_those_of_transformers(family: Checkpoint) -> None:
@@ -77,7 +55,7 @@ def test_bfloat16_logits_err_no_more_than_those_of_transformers(family: Checkpoi
     prompt = random_prompts(2, longest=90)[1]
     exact = family.logits(prompt)
     theirs = (family.logits(prompt, torch.bfloat16) - exact).square().mean().sqrt()
-    ours = (our_logits(family.path, prompt, torch.bfloat16) - exact).square().mean().sqrt()
+    ours = (our_logits(family.path, prompt, "bfloat16") - exact).square().mean().sqrt()
     assert ours < 1.2 * theirs
 
 

@@ -1,0 +1,106 @@
+"""Attention by operators that know no block tables: whose blocks are copied side by side, and which slots count.
+
+Single-token rows of like length are gathered together, for a short row is padded to the longest of its group; a row of
+several tokens is gathered alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+MAX_PADDING = 2
+"""Single-token rows are gathered together while the longest has at most this many times the blocks of the shortest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeGroup:
+    """Rows of one token each and of like length.
+
+    Attributes:
+        tokens: [rows] int64, the index of each row's token in the batch.
+        tables: [rows, blocks of the longest], int64; shorter rows end in the null block.
+        mask: [rows, 1, 1, slots] bool, True where a slot is at or before the row's own position.
+    """
+
+    tokens: torch.Tensor
+    tables: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A row of several tokens.
+
+    Attributes:
+        start, end: its half-open range of the batch's tokens.
+        table: [blocks] int64.
+        num_context: positions up to and including the chunk's last.
+        mask: [tokens, num_context] bool, or None where the chunk begins at position 0 and plain causality holds.
+    """
+
+    start: int
+    end: int
+    table: torch.Tensor
+    num_context: int
+    mask: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatheredAttention:
+    """All rows of a step."""
+
+    decodes: tuple[DecodeGroup, ...]
+    chunks: tuple[Chunk, ...]
+
+
+def gather(rows: torch.Tensor, tables: torch.Tensor, block_tokens: int, null_block: int) -> GatheredAttention:
+    """Sort a step's rows into groups and chunks; arguments as in `engine.attention.AttentionBatch`."""
+    singles: list[tuple[int, int, int]] = []  # (end, token, table)
+    chunks: list[Chunk] = []
+    for token, position, count, table in rows.tolist():
+        end = position + count
+        if count == 1:
+            singles.append((end, token, table))
+        else:
+            chunks.append(
+                Chunk(
+                    start=token,
+                    end=token + count,
+                    table=tables[table, : -(-end // block_tokens)],
+                    num_context=end,
+                    mask=chunk_mask(position, end, tables.device),
+                )
+            )
+    groups: list[list[tuple[int, int, int]]] = []
+    for single in sorted(singles):
+        num_blocks = -(-single[0] // block_tokens)
+        if not groups or num_blocks > MAX_PADDING * -(-groups[-1][0][0] // block_tokens):
+            groups.append([])
+        groups[-1].append(single)
+    decodes = tuple(_decode_group(group, tables, block_tokens, null_block) for group in groups)
+    return GatheredAttention(decodes=decodes, chunks=tuple(chunks))
+
+
+def chunk_mask(start: int, end: int, device: torch.device) -> torch.Tensor | None:
+    """Return which of the positions [0, end) each position of [start, end) sees; None for plain causality."""
+    if start == 0:
+        return None
+    return torch.arange(end, device=device) <= torch.arange(start, end, device=device).unsqueeze(1)
+
+
+def _decode_group(
+    singles: Sequence[tuple[int, int, int]], tables: torch.Tensor, block_tokens: int, null_block: int
+) -> DecodeGroup:
+    ends, tokens, rows = (torch.tensor(column, device=tables.device) for column in zip(*singles, strict=True))
+    num_blocks = -(-singles[-1][0] // block_tokens)
+    # A row may own blocks that it has yet to reach, and what lies in those may be NaN.
+    is_reached = torch.arange(num_blocks, device=tables.device) * block_tokens < ends.unsqueeze(1)
+    mask = torch.arange(num_blocks * block_tokens, device=tables.device) < ends.unsqueeze(1)
+    return DecodeGroup(
+        tokens=tokens,
+        tables=tables[rows, :num_blocks].where(is_reached, null_block),
+        mask=mask[:, None, None, :],
+    )

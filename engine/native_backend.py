@@ -1,0 +1,174 @@
+"""The CPU's operations by our own compiled kernels, written down at the first call and run again at every step.
+
+A decode step of a small model is mostly the calling of operators. Here the decoder runs once, over the runner's whole
+buffers, and each operation appends itself to a `Program`; a step then is one call into C++. See `engine.recorded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention import AttentionBatch
+from engine.backend import Product
+from engine.decoder.decoder import DecoderBatch
+from engine.decoder.spec import DecoderSpec
+from engine.lora import AdapterSegment, LoraProducts
+from engine.native_lora import NativeLora
+from kernels.arena import Arena
+from kernels.packed_linear.reference import LANES, panel_numel, to_panels
+from kernels.program import Pool, Program
+
+
+def can_run(spec: DecoderSpec, block_tokens: int) -> bool:
+    """Return whether the kernels know this geometry: what a cache keeps in panels must fill them."""
+    sizes = (spec.hidden_size, spec.q_size, spec.intermediate_size)
+    return spec.head_dim % LANES == 0 and block_tokens % LANES == 0 and all(size % 2 == 0 for size in sizes)
+
+
+class NativeBackend:
+    """A `Backend` that records. Tensors that it returns hold nothing until the program has run.
+
+    Every result has a place of its own that the same operation of the next layer takes over, so that memory does not
+    grow with the depth; the decoder reads each result before it makes the next one of its kind.
+
+    Args:
+        dtype: of weights, activations and cache.
+        max_rank: the highest rank of an adapter.
+    """
+
+    def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int) -> None:
+        self.program = Program(pool)
+        self.counts = torch.zeros(4, dtype=torch.int64)
+        """What a step has of tokens, rows, samples and adapter segments."""
+        self._arena = Arena()
+        self._dtype = dtype
+        self._tokens, self._rows, self._samples, segments = (self.counts[i : i + 1] for i in range(4))
+        self.adapters = NativeLora(self.program, dtype, max_rank, segments)
+        self._count_by_address: dict[int, torch.Tensor] = {}
+        self._place_by_key: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def begin(self, whole: DecoderBatch) -> None:
+        """Learn which inputs have a row for each token, and which for each sample."""
+        self.know(whole.token_ids, whole.positions)
+        self._count_by_address[whole.sampled.data_ptr()] = self._samples
+        self.adapters.begin(len(whole.attention.rows), len(whole.token_ids))
+
+    def know(self, *tensors: torch.Tensor) -> None:
+        """Learn of inputs that have a row for each token."""
+        for tensor in tensors:
+            self._count_by_address[tensor.data_ptr()] = self._tokens
+
+    def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """Lay out in panels."""
+        out, depth = weight.shape
+        panels = self._panels(weight)
+        return lambda x: self._product("packed_linear", name, x, panels, bias, depth, out, self._dtype)
+
+    def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
+        """Lay out in panels; rows of the embedding are picked out of them, so that a tied matrix is held once."""
+        vocab, hidden = embedding.shape
+        embedding_panels = self._panels(embedding)
+        head_panels = embedding_panels if head is None else self._panels(head)
+
+        def embed(token_ids: torch.Tensor) -> torch.Tensor:
+            out = self._like(token_ids, "embedded", (hidden,))
+            self._add("embed", token_ids, (embedding_panels, token_ids, out), (hidden,))
+            return out
+
+        return embed, lambda h: self._product(
+            "packed_logits", "logits", h, head_panels, None, hidden, vocab, torch.float32
+        )
+
+    def lora(self, segments: Sequence[AdapterSegment]) -> LoraProducts | None:
+        """Record the products of whatever adapters a step will have."""
+        return self.adapters
+
+    def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Record a copy of rows; each call has a place of its own."""
+        out = self._like(indices, ("taken", len(self._place_by_key)), x.shape[1:])
+        self._add("take_rows", indices, (x, indices, out), (out[0].numel(),))
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Record the sum and the norm, one pass."""
+        h = self._like(x, "normed", x.shape[1:])
+        self._add("add_rms_norm", x, (x, delta, weight, h), (x.shape[1],), eps)
+        return h
+
+    def rotate_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Record norm, rotation and write, one pass; the cache is in panels from here on."""
+        block_tokens, kv_heads, head_dim = cache[0].shape[1:]
+        heads = qkv.shape[1] // head_dim - 2 * kv_heads
+        q = self._like(qkv, "queries", (heads, head_dim))
+        tensors = (qkv, cos_sin, *(norms or (None, None)), *cache, slots, q)
+        self._add("rope_kv_write", qkv, tensors, (heads, kv_heads, head_dim, block_tokens), eps)
+        return q
+
+    def attend(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], batch: AttentionBatch) -> torch.Tensor:
+        """Record attention that reads the cache where it lies."""
+        block_tokens, kv_heads, head_dim = cache[0].shape[1:]
+        out = self._like(q, "attended", q.shape[1:])
+        sizes = (q.shape[1], kv_heads, head_dim, block_tokens, batch.tables.shape[1])
+        tensors = (q, *cache, batch.rows, batch.tables, out)
+        self.program.add("paged_attention", self._dtype, self._rows, tensors, sizes)
+        return out
+
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Record the gate, one pass."""
+        width = gate_up.shape[1] // 2
+        out = self._like(gate_up, "gated", (width,))
+        self._add("silu_and_multiply", gate_up, (gate_up, out), (width,))
+        return out
+
+    def _product(
+        self,
+        kernel: str,
+        name: str,
+        x: torch.Tensor,
+        panels: torch.Tensor,
+        bias: torch.Tensor | None,
+        depth: int,
+        out: int,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        y = self._like(x, name, (out,), dtype)
+        self._add(kernel, x, (x, panels, bias, y), (depth, out))
+        return y
+
+    def _panels(self, weight: torch.Tensor) -> torch.Tensor:
+        panels = self._arena.empty(panel_numel(weight.shape, weight.dtype), weight.dtype)
+        laid_out = to_panels(weight)
+        return panels.view(laid_out.shape).copy_(laid_out)
+
+    def _like(
+        self, x: torch.Tensor, key: object, shape: Sequence[int], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return the place of a result that has a row for each of `x`."""
+        count = self._count_by_address[x.data_ptr()]
+        full = (key, count.data_ptr(), *shape)
+        if full not in self._place_by_key:
+            self._place_by_key[full] = torch.empty(x.shape[0], *shape, dtype=dtype or self._dtype)
+            self._count_by_address[self._place_by_key[full].data_ptr()] = count
+        return self._place_by_key[full]
+
+    def _add(
+        self,
+        kernel: str,
+        rows_of: torch.Tensor,
+        tensors: Sequence[torch.Tensor | None],
+        sizes: Sequence[int],
+        number: float = 0.0,
+    ) -> None:
+        self.program.add(kernel, self._dtype, self._count_by_address[rows_of.data_ptr()], tensors, sizes, number)

@@ -1,0 +1,38 @@
+"""A decoder run once and recorded, then replayed at every step over the same buffers."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.backend import KvCache
+from engine.decoder.decoder import Decoder, DecoderBatch
+from engine.native_backend import NativeBackend
+
+
+class RecordedModel:
+    """An `engine.runner.StepModel`.
+
+    Args:
+        decoder: with `backend` as its backend.
+        whole: the buffers of which every later batch is the beginning.
+        cache: the only one that it will write.
+    """
+
+    def __init__(self, decoder: Decoder, backend: NativeBackend, whole: DecoderBatch, cache: KvCache) -> None:
+        self._backend = backend
+        self._whole = whole
+        self._cache = cache
+        backend.begin(whole)
+        self._logits = decoder.forward(whole, cache)
+
+    def forward(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
+        """Replay; returns logits [samples, vocab] float32, valid until the next call."""
+        # What was recorded reads these buffers and no others.
+        assert cache is self._cache
+        assert batch.token_ids.data_ptr() == self._whole.token_ids.data_ptr()
+        num_samples = len(batch.sampled)
+        counts = self._backend.counts
+        counts[0], counts[1], counts[2] = len(batch.token_ids), len(batch.attention.rows), num_samples
+        self._backend.adapters.fill(batch.adapters)
+        self._backend.program.run()
+        return self._logits[:num_samples]

@@ -1,0 +1,43 @@
+// Which adapter each token of a step has, as the LoRA kernels read it.
+#pragma once
+
+#include "panels.h"
+
+// One module of one adapter: `a` [rank, in] as it is, `b` [out, rank] in panels of even depth, its scaling multiplied in.
+// A rank of 0 stands for a module that the adapter leaves alone.
+struct Projection {
+    const void *a, *b;
+    int64_t rank;
+};
+
+// Tokens [start, end) of one adapter; the adapter's projections lie by layer and module.
+struct Segment {
+    int64_t start, end;
+    const Projection *adapter;
+};
+
+constexpr int64_t BLOCK_TOKENS = 16;
+
+struct TokenBlock {
+    const Segment *segment;
+    int64_t begin, end;
+};
+
+static inline int64_t num_token_blocks(const Segment *segments, int64_t count) {
+    int64_t blocks = 0;
+    for (int64_t i = 0; i < count; i++)
+        blocks += ceil_div(segments[i].end - segments[i].start, BLOCK_TOKENS);
+    return blocks;
+}
+
+// The block with a number below `num_token_blocks`.
+static inline TokenBlock token_block(const Segment *segment, int64_t number) {
+    for (;; segment++) {
+        const int64_t blocks = ceil_div(segment->end - segment->start, BLOCK_TOKENS);
+        if (number < blocks)
+            break;
+        number -= blocks;
+    }
+    const int64_t begin = segment->start + number * BLOCK_TOKENS;
+    return {segment, begin, std::min(segment->end, begin + BLOCK_TOKENS)};
+}

@@ -1,0 +1,47 @@
+// One row after the other: read x and delta once, write x and h once. See reference.py.
+#include "../panels.h"
+
+namespace add_rms_norm {
+
+constexpr int64_t UNIT_ROWS = 4;
+
+// at: x [rows, width], delta as x or null, weight [width], h as x; size: width; number: eps.
+template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+    const int64_t rows = *op.count, width = op.size[0];
+    if (unit < 0)
+        return ceil_div(rows, UNIT_ROWS);
+    const T *weight = static_cast<const T *>(op.at[2]);
+    for (int64_t row = unit * UNIT_ROWS; row < std::min(rows, (unit + 1) * UNIT_ROWS); row++) {
+        T *x = static_cast<T *>(op.at[0]) + row * width, *h = static_cast<T *>(op.at[3]) + row * width;
+        const T *delta = op.at[1] ? static_cast<const T *>(op.at[1]) + row * width : nullptr;
+        Lanes lane_squares = {};
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES) {
+            Lanes lanes = load_lanes(x + i);
+            if (delta) {
+                lanes = rounded_lanes<T>(lanes + load_lanes(delta + i));
+                store_lanes(lanes, x + i);
+            }
+            lane_squares += lanes * lanes;
+        }
+        float squares = sum_of(lane_squares);
+        for (; i < width; i++) {
+            if (delta)
+                store(widen(x[i]) + widen(delta[i]), x[i]);
+            squares += widen(x[i]) * widen(x[i]);
+        }
+        const float scale = 1.0f / std::sqrt(squares / static_cast<float>(width) + static_cast<float>(op.number));
+        for (i = 0; i + LANES <= width; i += LANES)
+            store_lanes(rounded_lanes<T>(load_lanes(x + i) * scale) * load_lanes(weight + i), h + i);
+        for (; i < width; i++)
+            store(rounded<T>(widen(x[i]) * scale) * widen(weight[i]), h[i]);
+    }
+    return 0;
+}
+
+} // namespace add_rms_norm
+
+extern "C" {
+int64_t add_rms_norm_f32(const Op &op, int64_t unit) { return add_rms_norm::kernel<float>(op, unit); }
+int64_t add_rms_norm_bf16(const Op &op, int64_t unit) { return add_rms_norm::kernel<bfloat16>(op, unit); }
+}

@@ -1,0 +1,33 @@
+"""The residual sum and the norm after it, in one pass.
+
+    x[t] <- x[t] + delta[t]
+    h[t] =  weight * x[t] / sqrt(mean_i x[t, i]^2 + eps)
+
+The sum is rounded to the dtype of `x` before it is squared; squares and mean are float32; the quotient is rounded to
+the dtype before it meets the weight, as transformers does.
+
+Source: Zhang and Sennrich, 2019 (RMSNorm, arXiv 1910.07467, equation 4).
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add `delta` to `x` in place and return the norm of the sum.
+
+    Args:
+        x: [rows, width]; changed, unless `delta` is None.
+        delta: [rows, width] or None.
+        weight: [width].
+
+    Returns:
+        [rows, width] in the dtype of `x`.
+    """
+    if delta is not None:
+        x.add_(delta)
+    if x.dtype == torch.float32:
+        return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)

@@ -1,0 +1,34 @@
+"""Memory for weights: a few large pieces on huge pages, where the system has them, for all matrices together.
+
+What is read from end to end at every step should not also be looked up page by page.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+PIECE_BYTES = 64 << 20
+ALIGNMENT = 64
+
+
+class Arena:
+    """Hands out tensors side by side; a piece is freed with the last of its tensors."""
+
+    def __init__(self) -> None:
+        self._piece: mmap.mmap | None = None
+        self._used = 0
+
+    def empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return uninitialised memory [numel], at least one number, aligned to a cache line."""
+        num_bytes = numel * dtype.itemsize
+        if self._piece is None or self._used + num_bytes > len(self._piece):
+            # Private: huge pages of shared memory are another setting, and mostly off.
+            self._piece = mmap.mmap(-1, max(num_bytes, PIECE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._used = 0
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                self._piece.madvise(mmap.MADV_HUGEPAGE)
+        start = self._used
+        self._used += -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        return torch.frombuffer(self._piece, dtype=dtype, count=numel, offset=start)

@@ -1,0 +1,100 @@
+"""Compiles the CPU kernels, once for each machine, with the machine's own compiler.
+
+Without torch, so that whoever starts a server can begin with it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+SOURCES = (_FOLDER / "program.cpp", *sorted(_FOLDER.glob("*/cpu.cpp")))
+HEADERS = tuple(sorted(_FOLDER.glob("*.h")))
+COMPILERS = ("c++", "g++", "clang++")
+# Not -ffast-math: numbers that are not finite must stay so, for the engine looks for them.
+FLAGS = ("-std=c++20", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fPIC", "-shared", "-pthread")
+COMPILE_TIMEOUT_S = 120
+
+
+def cache_folder() -> Path:
+    """Return where compiled kernels are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
+
+
+def build(folder: Path, compiler: str | None = None) -> Path:
+    """Return the library in `folder`, compiled by `compiler` (or the first one found) unless it is there already.
+
+    Raises:
+        RuntimeError: there is no compiler, or it refuses.
+        OSError: the folder cannot be written.
+        subprocess.TimeoutExpired: the compiler hangs.
+    """
+    compiler = compiler or _compiler()
+    flags = (*FLAGS, *_target_flags())
+    target = folder / f"kernels-{_digest(compiler, flags)}.so"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        source, library = Path(work) / "all.cpp", Path(work) / "all.so"
+        source.write_text("".join(f'#include "{path}"\n' for path in SOURCES), encoding="utf-8")
+        _run([compiler, *flags, str(source), "-o", str(library)])
+        # Whoever comes second puts the same bytes in the same place.
+        os.replace(library, target)
+    return target
+
+
+def begin(folder: Path) -> None:
+    """Compile on another thread, so that it is done when an engine asks; what fails is told when that asks again."""
+
+    def compile_quietly() -> None:
+        with contextlib.suppress(OSError, RuntimeError, subprocess.SubprocessError):
+            build(folder)
+
+    threading.Thread(target=compile_quietly, name="compile-kernels", daemon=True).start()
+
+
+def _compiler() -> str:
+    names = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
+    for name in names:
+        if found := shutil.which(name):
+            return found
+    raise RuntimeError(f"there is no C++ compiler ({', '.join(names)})")
+
+
+def _target_flags() -> tuple[str, ...]:
+    if platform.machine() in ("aarch64", "arm64"):
+        return ("-mcpu=native",)
+    # Compilers keep to half of the widest vectors, for the sake of processors that are slower with them.
+    return ("-march=native", "-mprefer-vector-width=512")
+
+
+def _digest(compiler: str, flags: Sequence[str]) -> str:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+    described = [version, *flags, _processor(), *(path.read_text(encoding="utf-8") for path in (*HEADERS, *SOURCES))]
+    return hashlib.sha256("\0".join(described).encode()).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Return what -march=native depends on: a cache folder may be shared by unequal machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))}))
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+    if done.returncode:
+        first = next(iter(done.stderr.strip().splitlines()), "no reason given")
+        raise RuntimeError(f"{command[0]} failed: {first}")

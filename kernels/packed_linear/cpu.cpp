@@ -1,0 +1,50 @@
+// y = x W^T + b, W in panels. A unit is two panels and some rows: at few rows the weights stream through once; at many,
+// two panels stay in the nearest cache while the rows go by. See reference.py.
+#include "../panels.h"
+
+namespace packed_linear {
+
+constexpr int64_t UNIT_PANELS = 2, UNIT_ROWS = 256;
+alignas(64) typedef float Sums[UNIT_ROWS][UNIT_PANELS * LANES];
+
+// at: x [rows, in], panels, bias [out] or null, y [rows, out]; size: in, out.
+template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t unit) {
+    const int64_t rows = *op.count, depth = op.size[0], out = op.size[1];
+    const int64_t num_panels = ceil_div(out, LANES), row_units = ceil_div(rows, UNIT_ROWS);
+    if (unit < 0)
+        return ceil_div(num_panels, UNIT_PANELS) * row_units;
+    const T *x = static_cast<const T *>(op.at[0]), *bias = static_cast<const T *>(op.at[2]);
+    Out *y = static_cast<Out *>(op.at[3]);
+    const int64_t panel = unit / row_units * UNIT_PANELS, panels = std::min(UNIT_PANELS, num_panels - panel);
+    const int64_t panel_size = depth * LANES, column = panel * LANES;
+    const int64_t columns = std::min(panels * LANES, out - column);
+    const T *weights = static_cast<const T *>(op.at[1]) + panel * panel_size;
+    const int64_t begin = unit % row_units * UNIT_ROWS, end = std::min(rows, begin + UNIT_ROWS);
+    const int64_t count = end - begin;
+    thread_local Sums sums;
+    float first[UNIT_PANELS * LANES] = {};
+    for (int64_t n = 0; bias && n < columns; n++)
+        first[n] = widen(bias[column + n]);
+    for (int64_t r = 0; r < count; r++)
+        std::memcpy(sums[r], first, sizeof first);
+    multiply(count, x + begin * depth, depth, Panels<T>{&weights, 1, depth, panel_size}, panels, sums[0],
+             UNIT_PANELS * LANES);
+    for (int64_t r = 0; r < count; r++) {
+        Out *row = y + (begin + r) * out + column;
+        int64_t n = 0;
+        for (; n + LANES <= columns; n += LANES)
+            store_lanes(load_lanes(sums[r] + n), row + n);
+        for (; n < columns; n++)
+            store(sums[r][n], row[n]);
+    }
+    return 0;
+}
+
+} // namespace packed_linear
+
+extern "C" {
+int64_t packed_linear_f32(const Op &op, int64_t unit) { return packed_linear::kernel<float, float>(op, unit); }
+int64_t packed_linear_bf16(const Op &op, int64_t unit) { return packed_linear::kernel<bfloat16, bfloat16>(op, unit); }
+int64_t packed_logits_f32(const Op &op, int64_t unit) { return packed_linear::kernel<float, float>(op, unit); }
+int64_t packed_logits_bf16(const Op &op, int64_t unit) { return packed_linear::kernel<bfloat16, float>(op, unit); }
+}

@@ -1,0 +1,130 @@
+// Attention over a cache whose blocks are laid out as weights are: a block's keys are a panel of 16 columns, its values
+// panels of the head's width, so that scores and sums are products as any other and nothing is gathered.
+//
+//     keys    [block][kv head][16 tokens ...][head_dim deep x 16]
+//     values  [block][kv head][16 tokens ...][head_dim / 16 panels][16 deep x 16]
+//
+// A unit is some queries of one request and one kv head, all query heads that share it together; it goes over the
+// context once, keeping a running maximum (Milakov and Gimelshein, 2018, arXiv 1805.02867, algorithm 3). See
+// reference.py.
+#include "../panels.h"
+
+namespace paged_attention {
+
+constexpr int64_t CHUNK = 64; // positions whose scores are kept at once: those of a unit stay in the nearest cache
+constexpr int64_t UNIT_ROWS = 64;
+
+// Tokens of one request in a step: their first in the batch, the position of that, how many, and whose blocks.
+struct Row {
+    int64_t token, position, count, table;
+};
+
+// Turn a row's scores into weights relative to the highest score so far, and shrink what was summed under a lower one.
+// Of `padded` scores (a multiple of LANES) the row sees `seen`, which may be none.
+template <typename T>
+static inline void soften(float *scores, T *weights, int64_t seen, int64_t padded, float scale, float &top, float &total,
+                          float *sums, int64_t dim) {
+    for (int64_t j = std::max<int64_t>(seen, 0); j < padded; j++)
+        scores[j] = -INFINITY;
+    Lanes tops = load_lanes(scores);
+    for (int64_t j = LANES; j < padded; j += LANES) {
+        const Lanes lanes = load_lanes(scores + j);
+        tops = lanes > tops ? lanes : tops;
+    }
+    const float highest = std::max(top, highest_of(tops) * scale);
+    // Of no score at all, as of scores that are all NaN: nothing to take the difference to.
+    const float base = highest == -INFINITY ? 0.0f : highest;
+#pragma omp simd
+    for (int64_t j = 0; j < padded; j++)
+        scores[j] = exponential(scores[j] * scale - base);
+    Lanes sum = {};
+    for (int64_t j = 0; j < padded; j += LANES) {
+        const Lanes lanes = load_lanes(scores + j);
+        sum += lanes;
+        store_lanes(lanes, weights + j);
+    }
+    if (highest > top) {
+        const float shrink = exponential(top - base);
+        total *= shrink;
+#pragma omp simd
+        for (int64_t i = 0; i < dim; i++)
+            sums[i] *= shrink;
+        top = highest;
+    }
+    total += sum_of(sum);
+}
+
+// at: q [tokens, heads, dim], keys, values, rows [count], tables [any, table_width], out as q;
+// size: heads, kv_heads, dim, block_tokens, table_width.
+template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+    const int64_t heads = op.size[0], kv_heads = op.size[1], dim = op.size[2], block_tokens = op.size[3];
+    const int64_t group = heads / kv_heads, unit_queries = std::max<int64_t>(1, UNIT_ROWS / group);
+    const Row *row_of = static_cast<const Row *>(op.at[3]);
+    if (unit < 0) {
+        int64_t tiles = 0;
+        for (int64_t i = 0; i < *op.count; i++)
+            tiles += ceil_div(row_of[i].count, unit_queries);
+        return tiles * kv_heads;
+    }
+    const int64_t head = unit % kv_heads;
+    int64_t tile = unit / kv_heads;
+    for (; tile >= ceil_div(row_of->count, unit_queries); row_of++)
+        tile -= ceil_div(row_of->count, unit_queries);
+    const int64_t first = tile * unit_queries, queries = std::min(unit_queries, row_of->count - first);
+    const int64_t token = row_of->token + first, position = row_of->position + first, rows = queries * group;
+    const int64_t *table = static_cast<const int64_t *>(op.at[4]) + row_of->table * op.size[4];
+    const int64_t group_size = LANES * dim, block_size = block_tokens * kv_heads * dim;
+    const int64_t head_offset = head * block_tokens * dim;
+    const T *keys = static_cast<const T *>(op.at[1]) + head_offset;
+    const T *values = static_cast<const T *>(op.at[2]) + head_offset;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+
+    thread_local std::vector<float> floats;
+    thread_local std::vector<T> narrow;
+    floats.assign(rows * (CHUNK + dim + 2), 0.0f);
+    narrow.resize(rows * (CHUNK + dim));
+    float *scores = floats.data(), *sums = scores + rows * CHUNK, *tops = sums + rows * dim, *totals = tops + rows;
+    T *q = narrow.data(), *weights = q + rows * dim;
+    // Row r is query r / group of query head r % group.
+    for (int64_t r = 0; r < rows; r++) {
+        const int64_t from = ((token + r / group) * heads + head * group + r % group) * dim;
+        std::memcpy(q + r * dim, static_cast<const T *>(op.at[0]) + from, dim * sizeof(T));
+        tops[r] = -INFINITY;
+    }
+    const int64_t end = position + queries; // positions that the last query sees
+    for (int64_t start = 0; start < end; start += CHUNK) {
+        const int64_t count = std::min(CHUNK, end - start), lanes = ceil_div(count, LANES), padded = lanes * LANES;
+        const T *keys_at[CHUNK / LANES], *values_at[CHUNK / LANES];
+        for (int64_t i = 0; i < lanes; i++) {
+            const int64_t at = start + i * LANES;
+            const int64_t offset = table[at / block_tokens] * block_size + at % block_tokens / LANES * group_size;
+            keys_at[i] = keys + offset, values_at[i] = values + offset;
+        }
+        std::memset(scores, 0, rows * CHUNK * sizeof(float));
+        for (int64_t i = 0; i < lanes; i += 2) {
+            // Two panels at a time, wherever the second lies.
+            const int64_t panels = std::min<int64_t>(2, lanes - i);
+            const int64_t stride = panels == 2 ? keys_at[i + 1] - keys_at[i] : 0;
+            multiply(rows, q, dim, Panels<T>{keys_at + i, 1, dim, stride}, panels, scores + i * LANES, CHUNK);
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            const int64_t seen = std::min(count, position + r / group + 1 - start);
+            soften(scores + r * CHUNK, weights + r * CHUNK, seen, padded, scale, tops[r], totals[r], sums + r * dim, dim);
+        }
+        multiply(rows, weights, CHUNK, Panels<T>{values_at, lanes, LANES, LANES * LANES}, dim / LANES, sums, dim);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        T *out = static_cast<T *>(op.at[5]) + ((token + r / group) * heads + head * group + r % group) * dim;
+        const float inverse = 1.0f / totals[r];
+        for (int64_t i = 0; i < dim; i += LANES)
+            store_lanes(load_lanes(sums + r * dim + i) * inverse, out + i);
+    }
+    return 0;
+}
+
+} // namespace paged_attention
+
+extern "C" {
+int64_t paged_attention_f32(const Op &op, int64_t unit) { return paged_attention::kernel<float>(op, unit); }
+int64_t paged_attention_bf16(const Op &op, int64_t unit) { return paged_attention::kernel<bfloat16>(op, unit); }
+}

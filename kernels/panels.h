@@ -1,0 +1,262 @@
+// Products with a matrix laid out in panels, the one loop that all the CPU's arithmetic goes through.
+//
+// A panel is 16 output columns over the whole depth, in the order in which they are read:
+//     float32    [depth][16]
+//     bfloat16   [depth / 2][16][2]    two steps of the depth side by side, as the processors' dot products want them
+//
+// Weights are laid out so at load, keys and values as they are written to the cache. Where the processor has tile
+// registers (AMX) many rows go through them; where it has bfloat16 dot products, those; else plain vectors.
+#pragma once
+
+#include "native.h"
+
+#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
+#include <immintrin.h>
+#endif
+
+constexpr int64_t LANES = 16;
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef uint32_t LaneBits __attribute__((vector_size(64)));
+
+#if defined(__AVX512F__)
+constexpr int64_t MAX_TILE_ROWS = 12, TILE_PANELS = 2; // 24 sums of 32 registers
+#else
+constexpr int64_t MAX_TILE_ROWS = 6, TILE_PANELS = 1;
+#endif
+
+template <typename T> struct Depth;
+template <> struct Depth<float> {
+    static constexpr int64_t step = 1;
+};
+template <> struct Depth<bfloat16> {
+    static constexpr int64_t step = 2;
+};
+
+// Where element (depth k, column n < 16) of a panel lies.
+template <typename T> INLINE int64_t in_panel(int64_t k, int64_t n) {
+    constexpr int64_t step = Depth<T>::step;
+    return (k / step * LANES + n) * step + k % step;
+}
+
+INLINE void multiply_add(Lanes &sum, const float *a, Lanes panel) { sum += *a * panel; }
+
+INLINE Lanes load_lanes(const float *from) {
+    Lanes lanes;
+    std::memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+
+INLINE Lanes load_lanes(const bfloat16 *from) {
+    typedef uint16_t Bits __attribute__((vector_size(32)));
+    Bits bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return (Lanes)(__builtin_convertvector(bits, LaneBits) << 16);
+}
+
+INLINE void store_lanes(Lanes lanes, float *to) { std::memcpy(to, &lanes, sizeof lanes); }
+
+// As `store`; what rounds by an instruction also makes 0 of numbers under the smallest normal one.
+INLINE void store_lanes(Lanes lanes, bfloat16 *to) {
+#if defined(__AVX512BF16__)
+    const __m256bh bits = _mm512_cvtneps_pbh((__m512)lanes);
+    std::memcpy(to, &bits, sizeof bits);
+#else
+    for (int64_t i = 0; i < LANES; i++)
+        store(lanes[i], to[i]);
+#endif
+}
+
+template <typename T> INLINE Lanes rounded_lanes(Lanes lanes) {
+    T narrow[LANES];
+    store_lanes(lanes, narrow);
+    return load_lanes(narrow);
+}
+
+INLINE Lanes load_panel(const float *panel) { return load_lanes(panel); }
+
+// Of two steps side by side; taken apart only where they are multiplied.
+INLINE LaneBits load_panel(const bfloat16 *panel) {
+    LaneBits bits;
+    std::memcpy(&bits, panel, sizeof bits);
+    return bits;
+}
+
+INLINE void multiply_add(Lanes &sum, const bfloat16 *a, LaneBits panel) {
+#if defined(__AVX512BF16__)
+    uint32_t pair;
+    std::memcpy(&pair, a, sizeof pair);
+    sum = (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)panel);
+#else
+    sum += widen(a[0]) * (Lanes)(panel << 16) + widen(a[1]) * (Lanes)(panel & 0xffff0000u);
+#endif
+}
+
+INLINE float sum_of(Lanes lanes) {
+    float sums[LANES];
+    std::memcpy(sums, &lanes, sizeof sums);
+    for (int64_t half = LANES / 2; half; half /= 2)
+        for (int64_t i = 0; i < half; i++)
+            sums[i] += sums[i + half];
+    return sums[0];
+}
+
+INLINE float highest_of(Lanes lanes) {
+    float tops[LANES];
+    std::memcpy(tops, &lanes, sizeof tops);
+    for (int64_t half = LANES / 2; half; half /= 2)
+        for (int64_t i = 0; i < half; i++)
+            tops[i] = tops[i + half] > tops[i] ? tops[i + half] : tops[i];
+    return tops[0];
+}
+
+// c[ROWS][PANELS * 16] += a[ROWS][depth] * panels
+template <typename T, int64_t ROWS, int64_t PANELS>
+static inline void multiply_tile(const T *a, int64_t a_stride, const T *panels, int64_t panel_stride, int64_t depth,
+                                 float *c, int64_t c_stride) {
+    constexpr int64_t step = Depth<T>::step;
+    Lanes sums[ROWS][PANELS];
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t p = 0; p < PANELS; p++)
+            std::memcpy(&sums[r][p], c + r * c_stride + p * LANES, sizeof(Lanes));
+    for (int64_t k = 0; k < depth; k += step) {
+        decltype(load_panel(panels)) columns[PANELS];
+        for (int64_t p = 0; p < PANELS; p++)
+            columns[p] = load_panel(panels + p * panel_stride + k * LANES);
+        for (int64_t r = 0; r < ROWS; r++)
+            for (int64_t p = 0; p < PANELS; p++)
+                multiply_add(sums[r][p], a + r * a_stride + k, columns[p]);
+    }
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t p = 0; p < PANELS; p++)
+            std::memcpy(c + r * c_stride + p * LANES, &sums[r][p], sizeof(Lanes));
+}
+
+template <typename T, int64_t PANELS, int64_t ROWS = MAX_TILE_ROWS>
+static inline void multiply_rows(int64_t rows, const T *a, int64_t a_stride, const T *panels, int64_t panel_stride,
+                                 int64_t depth, float *c, int64_t c_stride) {
+    if constexpr (ROWS > 0) {
+        if (rows >= ROWS)
+            multiply_tile<T, ROWS, PANELS>(a, a_stride, panels, panel_stride, depth, c, c_stride);
+        else
+            multiply_rows<T, PANELS, ROWS - 1>(rows, a, a_stride, panels, panel_stride, depth, c, c_stride);
+    }
+}
+
+// Panels side by side whose depth is cut into segments that lie anywhere: the blocks of a cache. Weights are one segment.
+template <typename T> struct Panels {
+    const T *const *segments;
+    int64_t num_segments, depth; // the depth of one segment, a multiple of the panels' step
+    int64_t stride;              // from a panel of a segment to the next
+};
+
+#if defined(__AMX_BF16__)
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {};
+};
+
+constexpr int64_t TILE_ROWS = 16;
+
+// Tiles 0 to 3 are sums (two of rows by two of columns), 4 and 5 rows of a, 6 and 7 panels.
+static inline void shape_tiles(int64_t first_rows, int64_t second_rows, int64_t tile_depth) {
+    TileShapes shapes;
+    shapes.rows[0] = shapes.rows[1] = shapes.rows[4] = static_cast<uint8_t>(first_rows);
+    shapes.rows[2] = shapes.rows[3] = shapes.rows[5] = static_cast<uint8_t>(std::max<int64_t>(second_rows, 1));
+    shapes.row_bytes[4] = shapes.row_bytes[5] = static_cast<uint16_t>(2 * tile_depth);
+    shapes.rows[6] = shapes.rows[7] = static_cast<uint8_t>(tile_depth / 2);
+    // Not by the intrinsic: GCC's reads the first eight bytes as far as the optimiser knows, and the others are lost.
+    asm volatile("ldtilecfg %0" ::"m"(shapes));
+}
+
+// Tiles are loaded as fast as the nearest cache gives, so that what comes from farther is asked for two steps before.
+INLINE void prefetch_rows(const bfloat16 *from, int64_t stride, int64_t rows) {
+    for (int64_t r = 0; r < rows; r++)
+        _mm_prefetch(reinterpret_cast<const char *>(from + r * stride), _MM_HINT_T0);
+}
+
+// c[rows][32] += a * two panels, in the shape that the tiles have: at most 16 rows, or, with TWO, at most 32.
+template <bool TWO>
+static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, int64_t rows, const Panels<bfloat16> &panels,
+                                  int64_t first_panel, int64_t tile_depth, float *c, int64_t c_stride) {
+    const int64_t c_bytes = c_stride * 4, a_bytes = a_stride * 2, offset = first_panel * panels.stride;
+    float *c_second = c + TILE_ROWS * c_stride;
+    _tile_loadd(0, c, c_bytes);
+    _tile_loadd(1, c + LANES, c_bytes);
+    if constexpr (TWO) {
+        _tile_loadd(2, c_second, c_bytes);
+        _tile_loadd(3, c_second + LANES, c_bytes);
+    }
+    for (int64_t segment = 0; segment < panels.num_segments; segment++) {
+        const bfloat16 *first = panels.segments[segment] + offset, *second = first + panels.stride;
+        for (int64_t k = 0; k < panels.depth; k += tile_depth, a += tile_depth) {
+            prefetch_rows(first + (k + 2 * tile_depth) * LANES, 2 * LANES, tile_depth / 2);
+            prefetch_rows(second + (k + 2 * tile_depth) * LANES, 2 * LANES, tile_depth / 2);
+            if constexpr (TWO)
+                prefetch_rows(a + 2 * tile_depth, a_stride, rows);
+            _tile_loadd(4, a, a_bytes);
+            _tile_loadd(6, first + k * LANES, 64);
+            _tile_loadd(7, second + k * LANES, 64);
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            if constexpr (TWO) {
+                _tile_loadd(5, a + TILE_ROWS * a_stride, a_bytes);
+                _tile_dpbf16ps(2, 5, 6);
+                _tile_dpbf16ps(3, 5, 7);
+            }
+        }
+    }
+    _tile_stored(0, c, c_bytes);
+    _tile_stored(1, c + LANES, c_bytes);
+    if constexpr (TWO) {
+        _tile_stored(2, c_second, c_bytes);
+        _tile_stored(3, c_second + LANES, c_bytes);
+    }
+}
+
+// c[rows][num_panels * 16] += a * panels; an even number of panels, a depth that is a multiple of 16.
+static inline void multiply_amx(int64_t rows, const bfloat16 *a, int64_t a_stride, const Panels<bfloat16> &panels,
+                                int64_t num_panels, float *c, int64_t c_stride) {
+    const int64_t tile_depth = panels.depth % 32 ? 16 : 32;
+    for (int64_t row = 0; row < rows; row += 2 * TILE_ROWS) {
+        const int64_t count = std::min(rows - row, 2 * TILE_ROWS);
+        if (row == 0 || count < 2 * TILE_ROWS)
+            shape_tiles(std::min(count, TILE_ROWS), count - TILE_ROWS, tile_depth);
+        for (int64_t p = 0; p < num_panels; p += 2)
+            (count > TILE_ROWS ? multiply_tiles<true> : multiply_tiles<false>)(
+                a + row * a_stride, a_stride, count, panels, p, tile_depth, c + row * c_stride + p * LANES, c_stride);
+    }
+}
+#endif
+
+// Whether this process may use tile registers; the pool of threads asks the kernel for them once.
+static bool may_use_tiles = false;
+
+// c[rows][num_panels * 16] += a[rows][num_segments * depth] * panels.
+template <typename T>
+static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Panels<T> &panels, int64_t num_panels,
+                            float *c, int64_t c_stride) {
+    int64_t p = 0;
+#if defined(__AMX_BF16__)
+    if constexpr (sizeof(T) == 2)
+        if (may_use_tiles && panels.depth % 16 == 0 && num_panels > 1) {
+            p = num_panels / 2 * 2;
+            multiply_amx(rows, a, a_stride, panels, p, c, c_stride);
+            // Left in use, they would be saved at every switch of threads.
+            _tile_release();
+        }
+#endif
+    for (; p < num_panels; p += TILE_PANELS)
+        for (int64_t segment = 0; segment < panels.num_segments; segment++)
+            for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS) {
+                const T *a_at = a + r * a_stride + segment * panels.depth;
+                const T *panel = panels.segments[segment] + p * panels.stride;
+                float *c_at = c + r * c_stride + p * LANES;
+                if (p + TILE_PANELS <= num_panels)
+                    multiply_rows<T, TILE_PANELS>(rows - r, a_at, a_stride, panel, panels.stride, panels.depth, c_at,
+                                                  c_stride);
+                else
+                    multiply_rows<T, 1>(rows - r, a_at, a_stride, panel, panels.stride, panels.depth, c_at, c_stride);
+            }
+}

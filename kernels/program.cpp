@@ -1,0 +1,128 @@
+// Runs a list of ops on a pool of threads, each op begun when the one before it is done.
+//
+// A step of a small model is some hundred short ops, so what lies between two of them counts. Threads take units by
+// counting up; an op is done when its units are, not when every thread has come by. A thread that the system has put
+// aside between two units therefore holds nobody up, and one that comes late finds less to do.
+#include "native.h"
+
+#include "panels.h"
+
+#include <atomic>
+#include <memory>
+#include <thread>
+
+#if defined(__linux__) && defined(__AMX_BF16__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+// Some 30 microseconds: longer than a wait between ops, shorter than what a sleeping thread costs others.
+constexpr int64_t SPINS = 1000;
+
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+bool ask_for_tiles() {
+#if defined(__linux__) && defined(__AMX_BF16__)
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
+struct alignas(128) Progress {
+    std::atomic<int64_t> taken, done;
+};
+
+class Pool {
+  public:
+    explicit Pool(int64_t num_threads) {
+        for (int64_t i = 1; i < num_threads; i++)
+            workers.emplace_back([this] { serve(); });
+    }
+
+    ~Pool() {
+        is_ending = true;
+        generation.fetch_add(1);
+        generation.notify_all();
+        for (std::thread &worker : workers)
+            worker.join();
+    }
+
+    void run(const Op *first, int64_t count) {
+        if (count > capacity) {
+            progress = std::make_unique<Progress[]>(count);
+            capacity = count;
+        }
+        for (int64_t i = 0; i < count; i++) {
+            progress[i].taken.store(0, std::memory_order_relaxed);
+            progress[i].done.store(0, std::memory_order_relaxed);
+        }
+        ops = first, num_ops = count;
+        open = generation.load() + 1;
+        generation.store(open);
+        generation.notify_all();
+        work();
+        // Nobody enters any more; whoever is inside has at most to see that all is done.
+        open = 0;
+        for (int64_t spins = 0; num_inside.load() != 0; spins++)
+            spins < SPINS ? relax() : std::this_thread::yield();
+    }
+
+  private:
+    void serve() {
+        uint32_t seen = 0;
+        for (;;) {
+            for (int64_t spins = 0; spins < SPINS && generation.load(std::memory_order_relaxed) == seen; spins++)
+                relax();
+            generation.wait(seen);
+            seen = generation.load();
+            if (is_ending)
+                return;
+            num_inside.fetch_add(1);
+            if (open.load() == seen)
+                work();
+            num_inside.fetch_sub(1);
+        }
+    }
+
+    void work() {
+        for (int64_t i = 0; i < num_ops; i++) {
+            const Op &op = ops[i];
+            const int64_t units = op.kernel(op, -1);
+            for (int64_t unit; (unit = progress[i].taken.fetch_add(1, std::memory_order_relaxed)) < units;) {
+                op.kernel(op, unit);
+                progress[i].done.fetch_add(1, std::memory_order_release);
+            }
+            for (int64_t spins = 0; progress[i].done.load(std::memory_order_acquire) < units; spins++)
+                spins < SPINS ? relax() : std::this_thread::yield();
+        }
+    }
+
+    std::vector<std::thread> workers;
+    std::unique_ptr<Progress[]> progress;
+    int64_t capacity = 0, num_ops = 0;
+    const Op *ops = nullptr;
+    std::atomic<uint32_t> generation{0}, open{0};
+    std::atomic<int64_t> num_inside{0};
+    std::atomic<bool> is_ending{false};
+};
+
+} // namespace
+
+extern "C" {
+void *pool_create(int64_t num_threads) {
+    may_use_tiles = ask_for_tiles();
+    return new Pool(num_threads);
+}
+void pool_destroy(void *pool) { delete static_cast<Pool *>(pool); }
+void pool_run(void *pool, const Op *ops, int64_t count) { static_cast<Pool *>(pool)->run(ops, count); }
+}

@@ -1,0 +1,84 @@
+// One token after the other: its heads are normed, rotated and put where they belong, keys and values in the layout that
+// paged_attention/cpu.cpp describes. See reference.py.
+#include "../panels.h"
+
+namespace rope_kv_write {
+
+constexpr int64_t UNIT_TOKENS = 8;
+
+// Norm (where there is one) and rotate one head of `x` into `out`, in float32 rounded as T. The head's halves are whole
+// lanes, or else one number goes after the other.
+template <typename T>
+static void rotate_head(const T *x, const T *norm, float eps, const T *cos, const T *sin, int64_t dim, float *wide,
+                        T *out) {
+#pragma omp simd
+    for (int64_t i = 0; i < dim; i++)
+        wide[i] = widen(x[i]);
+    if (norm) {
+        float squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (int64_t i = 0; i < dim; i++)
+            squares += wide[i] * wide[i];
+        const float scale = 1.0f / std::sqrt(squares / static_cast<float>(dim) + eps);
+#pragma omp simd
+        for (int64_t i = 0; i < dim; i++)
+            wide[i] = rounded<T>(rounded<T>(wide[i] * scale) * widen(norm[i]));
+    }
+    const int64_t half = dim / 2;
+    int64_t i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        const Lanes first = load_lanes(wide + i), second = load_lanes(wide + half + i);
+        store_lanes(rounded_lanes<T>(first * load_lanes(cos + i)) - rounded_lanes<T>(second * load_lanes(sin + i)),
+                    out + i);
+        store_lanes(rounded_lanes<T>(second * load_lanes(cos + half + i)) +
+                        rounded_lanes<T>(first * load_lanes(sin + half + i)),
+                    out + half + i);
+    }
+    for (; i < half; i++) {
+        store(rounded<T>(wide[i] * widen(cos[i])) - rounded<T>(wide[i + half] * widen(sin[i])), out[i]);
+        store(rounded<T>(wide[i + half] * widen(cos[i + half])) + rounded<T>(wide[i] * widen(sin[i + half])),
+              out[i + half]);
+    }
+}
+
+// at: qkv [tokens, (heads + 2 kv_heads) dim], cos_sin [tokens, 2, dim], norm of q or null, norm of k or null, keys,
+// values, slots, q [tokens, heads, dim]; size: heads, kv_heads, dim, block_tokens; number: eps.
+template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+    const int64_t tokens = *op.count;
+    if (unit < 0)
+        return ceil_div(tokens, UNIT_TOKENS);
+    const int64_t heads = op.size[0], kv_heads = op.size[1], dim = op.size[2], block_tokens = op.size[3];
+    const T *q_norm = static_cast<const T *>(op.at[2]), *k_norm = static_cast<const T *>(op.at[3]);
+    const float eps = static_cast<float>(op.number);
+    thread_local std::vector<float> wide;
+    thread_local std::vector<T> key;
+    wide.resize(dim), key.resize(dim);
+    for (int64_t t = unit * UNIT_TOKENS; t < std::min(tokens, (unit + 1) * UNIT_TOKENS); t++) {
+        const T *x = static_cast<const T *>(op.at[0]) + t * (heads + 2 * kv_heads) * dim;
+        const T *cos = static_cast<const T *>(op.at[1]) + t * 2 * dim;
+        const T *sin = cos + dim;
+        T *q = static_cast<T *>(op.at[7]) + t * heads * dim;
+        for (int64_t head = 0; head < heads; head++, x += dim)
+            rotate_head(x, q_norm, eps, cos, sin, dim, wide.data(), q + head * dim);
+        const int64_t slot = static_cast<const int64_t *>(op.at[6])[t];
+        const int64_t block = slot / block_tokens, offset = slot % block_tokens, lane = offset % LANES;
+        const int64_t lanes_at = (block * kv_heads * block_tokens + offset - lane) * dim;
+        T *keys = static_cast<T *>(op.at[4]) + lanes_at, *values = static_cast<T *>(op.at[5]) + lanes_at;
+        for (int64_t head = 0; head < kv_heads; head++, x += dim) {
+            rotate_head(x, k_norm, eps, cos, sin, dim, wide.data(), key.data());
+            for (int64_t i = 0; i < dim; i++)
+                keys[head * block_tokens * dim + in_panel<T>(i, lane)] = key[i];
+        }
+        for (int64_t head = 0; head < kv_heads; head++, x += dim)
+            for (int64_t i = 0; i < dim; i++)
+                values[head * block_tokens * dim + i / LANES * LANES * LANES + in_panel<T>(lane, i % LANES)] = x[i];
+    }
+    return 0;
+}
+
+} // namespace rope_kv_write
+
+extern "C" {
+int64_t rope_kv_write_f32(const Op &op, int64_t unit) { return rope_kv_write::kernel<float>(op, unit); }
+int64_t rope_kv_write_bf16(const Op &op, int64_t unit) { return rope_kv_write::kernel<bfloat16>(op, unit); }
+}

@@ -1,0 +1,57 @@
+"""From the fused product of a layer to rotated queries and a written cache.
+
+    q, k, v  = split(qkv[t])                       heads of head_dim each: H, H_kv, H_kv
+    q, k     = norm(q), norm(k)                    where the model has them (Qwen3)
+    q, k     = rotate(q, t), rotate(k, t)          pairs (i, i + head_dim / 2)
+    cache[slot(t)] <- k, v
+
+    rotate(x)[i] = x[i] * cos[i] - x[i + half] * sin[i],   rotate(x)[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half]
+
+Source: Su et al., 2021 (RoFormer, arXiv 2104.09864, section 3.2), in the layout of transformers.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import torch
+
+from kernels.add_rms_norm.reference import add_rms_norm
+
+
+def rope_kv_write(
+    *,
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Write keys and values and return the queries.
+
+    Args:
+        qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
+        cos_sin: [tokens, 2, head_dim].
+        norms: weights [head_dim] of the queries' and keys' norm, or None.
+        k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim]; slots of other tokens stay as they are.
+        slots: [tokens] int64, distinct; block * block_tokens + offset in the block.
+
+    Returns:
+        [tokens, heads, head_dim].
+    """
+    kv_heads, head_dim = k_cache.shape[-2:]
+    kv_size = kv_heads * head_dim
+    q, k, v = (
+        part.unflatten(-1, (-1, head_dim)) for part in qkv.split((qkv.shape[1] - 2 * kv_size, kv_size, kv_size), dim=-1)
+    )
+    if norms is not None:
+        q, k = add_rms_norm(q, None, norms[0], eps), add_rms_norm(k, None, norms[1], eps)
+    k_cache.flatten(0, 1).index_copy_(0, slots, _rotate(k, cos_sin))
+    v_cache.flatten(0, 1).index_copy_(0, slots, v)
+    return _rotate(q, cos_sin)
+
+
+def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
+    half = x.shape[-1] // 2
+    swapped = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * cos_sin[:, :1] + swapped * cos_sin[:, 1:]

@@ -1,0 +1,41 @@
+"""The CPU kernels, compiled once for all tests, and a pool of threads to run them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from kernels import compiling, native
+from kernels.program import Pool
+
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+"""Relative to the largest number: float32 in another order, bfloat16 rounded once or twice at 8 bits."""
+
+
+@pytest.fixture(scope="session")
+def pool() -> Pool:
+    """Three threads: more than a small machine has, so that they take turns."""
+    kernels = native.load()
+    if kernels is None:
+        pytest.skip("there is no C++ compiler here")
+    return Pool(kernels, 3)
+
+
+@pytest.fixture
+def compiler() -> str:
+    """A C++ compiler of this machine."""
+    found = next((path for name in compiling.COMPILERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("there is no C++ compiler here")
+    return found
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compare with a result in higher precision."""
+    scale = float(expected.abs().max()) if expected.numel() else 1.0
+    torch.testing.assert_close(
+        found.double(), expected.double(), atol=TOLERANCE[found.dtype] * scale, rtol=TOLERANCE[found.dtype]
+    )

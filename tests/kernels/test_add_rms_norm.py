@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.add_rms_norm.reference import add_rms_norm
+from kernels.program import Pool
+from tests.kernels.conftest import DTYPES, assert_near
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_reference_norms_in_float32(dtype: torch.dtype) -> None:
+    x, weight = torch.randn(5, 16).to(dtype) * 100, torch.randn(16).to(dtype)
+    wide = x.double()
+    assert_near(
+        add_rms_norm(x, None, weight, 1e-5),
+        weight.double() * wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt(),
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_delta", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 8), (9, 100), (70, 48)])
+def test_the_kernel_is_the_reference(pool: Pool, dtype: torch.dtype, has_delta: bool, rows: int, width: int) -> None:
+    x, delta, weight = (torch.randn(shape).to(dtype) for shape in ((rows, width), (rows, width), width))
+    expected_x = x.clone()
+    expected = add_rms_norm(expected_x, delta if has_delta else None, weight, 1e-6)
+    found = torch.empty_like(x)
+    pool.call("add_rms_norm", dtype, rows, (x, delta if has_delta else None, weight, found), (width,), 1e-6)
+    assert torch.equal(x, expected_x)
+    assert_near(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_stays_in_its_row(pool: Pool, dtype: torch.dtype) -> None:
+    x = torch.randn(3, 32).to(dtype)
+    x[1, 4] = torch.nan
+    found = torch.empty_like(x)
+    pool.call("add_rms_norm", dtype, 3, (x, None, torch.ones(32, dtype=dtype), found), (32,), 1e-6)
+    assert found[1].isnan().all()
+    assert found[[0, 2]].isfinite().all()

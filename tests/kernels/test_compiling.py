@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kernels import compiling, native
+
+
+def test_a_library_is_compiled_once(compiler: str, tmp_path: Path) -> None:
+    first = compiling.build(tmp_path, compiler)
+    compiled_ns = first.stat().st_mtime_ns
+    assert compiling.build(tmp_path, compiler) == first
+    assert first.stat().st_mtime_ns == compiled_ns
+    assert [path.name for path in tmp_path.iterdir()] == [first.name]
+
+
+def test_processes_that_compile_at_once_do_not_disturb_one_another(compiler: str, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        paths = list(threads.map(lambda _: compiling.build(tmp_path, compiler), range(2)))
+    assert paths[0] == paths[1]
+    native.NativeKernels(paths[0])
+    assert [path.name for path in tmp_path.iterdir()] == [paths[0].name]
+
+
+def test_the_kernels_compile_for_a_processor_without_wide_vectors(compiler: str, tmp_path: Path) -> None:
+    """What a compiler does for an older machine must at least be accepted; the plain path is also what ARM takes."""
+    if compiling.platform.machine() != "x86_64":
+        pytest.skip("-march=haswell is an x86 processor")
+    source = tmp_path / "all.cpp"
+    source.write_text("".join(f'#include "{path}"\n' for path in compiling.SOURCES))
+    flags = (*compiling.FLAGS, "-march=haswell", "-Wall", "-Wextra", "-Werror", "-Wno-psabi")
+    command = [compiler, *flags, str(source), "-o", "/dev/null"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_compiling_begun_early_is_found_done(compiler: str, tmp_path: Path) -> None:
+    compiling.begin(tmp_path)
+    for thread in threading.enumerate():
+        if thread.name == "compile-kernels":
+            thread.join()
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+
+
+def test_compiling_early_without_a_compiler_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    compiling.begin(tmp_path)
+    for thread in threading.enumerate():
+        if thread.name == "compile-kernels":
+            thread.join()
+    assert not list(tmp_path.iterdir())

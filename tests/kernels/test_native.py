@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import logging
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import compiling, native
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Forget what was loaded, and compile into an empty folder."""
+    native.load.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    yield tmp_path / "antiphon"
+    native.load.cache_clear()
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_without_a_compiler_torch_does_the_work(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    with caplog.at_level(logging.WARNING):
+        assert native.load() is None
+        assert native.load() is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "the CPU kernels cannot be compiled, and torch's operators do their work: "
+        "there is no C++ compiler (c++, g++, clang++)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("echo 'no space left' >&2; exit 1", "returned non-zero exit status 1"),
+        ('[ "$1" = --version ] && exit 0; echo "all.cpp: no such flag" >&2; exit 1', "no such flag"),
+        ("exit 0", "No such file"),
+    ],
+    ids=["broken", "refuses", "compiles nothing"],
+)
+def test_a_compiler_that_fails_is_told_and_does_no_harm(
+    fresh: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text: str,
+    reason: str,
+) -> None:
+    monkeypatch.setenv("CXX", script(tmp_path / "compiler", text))
+    with caplog.at_level(logging.WARNING):
+        assert native.load() is None
+    assert reason in caplog.text
+    assert not fresh.exists() or not list(fresh.iterdir())
+
+
+def test_a_cache_that_cannot_be_written_is_told(
+    fresh: Path, compiler: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fresh.write_text("a file where the folder should be")
+    with caplog.at_level(logging.WARNING):
+        assert native.load() is None
+    assert "cannot be compiled" in caplog.text
+
+
+def test_a_library_of_other_code_is_not_loaded(compiler: str, tmp_path: Path) -> None:
+    target = compiling.build(tmp_path, compiler)
+    target.write_bytes(b"not a library")
+    with pytest.raises(OSError, match=r"file too short|invalid ELF|not a mach-o"):
+        native.NativeKernels(target)
+
+
+def test_plain_vectors_compute_the_same(compiler: str, tmp_path: Path) -> None:
+    """Compiled without AVX512 and AMX, a product is the same up to rounding; in a process of its own."""
+    if compiling.platform.machine() != "x86_64":
+        pytest.skip("-march=haswell is an x86 processor")
+    code = f"""
+import torch
+from kernels import compiling, native
+from kernels.packed_linear.reference import to_panels
+from kernels.program import Pool
+compiling._target_flags = lambda: ("-march=haswell",)
+pool = Pool(native.NativeKernels(compiling.build(compiling.Path({str(tmp_path)!r}), {compiler!r})), 2)
+for dtype in (torch.float32, torch.bfloat16):
+    for rows in (1, 7, 40):
+        x, weight, y = torch.randn(rows, 64).to(dtype), torch.randn(90, 64).to(dtype), torch.empty(rows, 90)
+        pool.call("packed_logits", dtype, rows, (x, to_panels(weight), None, y), (64, 90))
+        torch.testing.assert_close(y, x.float() @ weight.float().T, atol=1e-3, rtol=1e-4)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_address_belongs_to_a_dtype(compiler: str, tmp_path: Path) -> None:
+    kernels = native.NativeKernels(compiling.build(tmp_path, compiler))
+    assert kernels.address("embed", torch.float32) != kernels.address("embed", torch.bfloat16)
+    with pytest.raises(KeyError):
+        kernels.address("embed", torch.float16)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from kernels import native
+from kernels.program import Pool, Program
+
+
+def chain(pool: Pool, length: int, rows: int, width: int) -> tuple[Program, torch.Tensor, list[torch.Tensor]]:
+    """A program whose every op reads all that the one before it wrote: rows shuffled again and again."""
+    program, count = Program(pool), torch.tensor([rows])
+    steps = [torch.randn(rows, width)]
+    orders = [torch.randperm(rows) for _ in range(length)]
+    for order in orders:
+        steps.append(torch.zeros(rows, width))
+        program.add("take_rows", torch.float32, count, (steps[-2], order, steps[-1]), (width,))
+    expected = steps[0].clone()
+    for order in orders:
+        expected = expected[order]
+    return program, expected, steps
+
+
+def test_each_op_sees_all_that_came_before(pool: Pool) -> None:
+    program, expected, steps = chain(pool, length=200, rows=101, width=3)
+    for _ in range(20):
+        for step in steps[1:]:
+            step.zero_()
+        program.run()
+        assert torch.equal(steps[-1], expected)
+
+
+def test_a_program_reads_counts_and_numbers_as_they_are_now(pool: Pool) -> None:
+    count, x, out = torch.tensor([3]), torch.randn(8, 2), torch.zeros(8, 2)
+    program = Program(pool)
+    program.add("take_rows", torch.float32, count, (x, torch.arange(8), out), (2,))
+    program.run()
+    assert torch.equal(out[:3], x[:3])
+    assert out[3:].eq(0).all()
+    count[0] = 8
+    x.fill_(5)
+    program.run()
+    assert out.eq(5).all()
+    count[0] = 0
+    out.zero_()
+    program.run()
+    assert out.eq(0).all()
+
+
+def test_programs_of_any_length_share_a_pool(pool: Pool) -> None:
+    for length in (1, 300, 2):
+        program, expected, steps = chain(pool, length, rows=30, width=1)
+        program.run()
+        assert torch.equal(steps[-1], expected)
+    Program(pool).run()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_pools_come_and_go_and_do_not_meet(pool: Pool, num_threads: int) -> None:
+    kernels = native.load()
+    assert kernels is not None
+    failures: list[str] = []
+
+    def work() -> None:
+        own = Pool(kernels, num_threads)
+        for _ in range(5):
+            program, expected, steps = chain(own, length=20, rows=40, width=2)
+            program.run()
+            if not torch.equal(steps[-1], expected):
+                failures.append("another result")
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_an_unknown_kernel_is_an_error(pool: Pool) -> None:
+    with pytest.raises(AttributeError):
+        pool.call("no_such_kernel", torch.float32, 1, (), ())

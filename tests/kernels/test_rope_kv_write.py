@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.packed_linear.reference import from_panels
+from kernels.program import Pool
+from kernels.rope_kv_write.reference import rope_kv_write
+from tests.kernels.conftest import DTYPES, assert_near
+
+HEADS, KV_HEADS, BLOCKS = 4, 2, 5
+
+
+def test_a_rotation_turns_pairs_of_halves() -> None:
+    angles = torch.tensor([0.3, 0.7])
+    cos, sin = angles.cos(), angles.sin()
+    table = torch.stack((torch.cat((cos, cos)), torch.cat((sin, sin)))).unsqueeze(0)
+    cache = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 1, 4)
+    qkv = torch.arange(12.0).unsqueeze(0)
+    found = rope_kv_write(
+        qkv=qkv, cos_sin=table, norms=None, eps=0, k_cache=cache[0], v_cache=cache[1], slots=torch.tensor([0])
+    )
+    for place, x in ((found[0, 0], qkv[0, :4]), (cache[0][0, 0, 0], qkv[0, 4:8])):
+        first, second = x[:2], x[2:]
+        torch.testing.assert_close(place, torch.cat((first * cos - second * sin, second * cos + first * sin)))
+    assert torch.equal(cache[1][0, 0, 0], qkv[0, 8:])
+
+
+def cache_of_panels(data: torch.Tensor, dim: int, block_tokens: int, *, is_values: bool) -> torch.Tensor:
+    """Read a cache in panels as [block, token, kv head, dim]."""
+    groups = data.view(BLOCKS, KV_HEADS, block_tokens // 16, 16 * dim)
+    step = 2 if data.dtype == torch.bfloat16 else 1
+    out = torch.empty(BLOCKS, block_tokens, KV_HEADS, dim, dtype=data.dtype)
+    for block in range(BLOCKS):
+        for head in range(KV_HEADS):
+            for group in range(block_tokens // 16):
+                panels, tokens = groups[block, head, group], slice(16 * group, 16 * group + 16)
+                if is_values:
+                    # Columns are the head's width, the depth is the tokens.
+                    out[block, tokens, head] = from_panels(panels.view(dim // 16, 16 // step, 16, step), dim, 16).T
+                else:
+                    out[block, tokens, head] = from_panels(panels.view(1, dim // step, 16, step), 16, dim)
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("dim", [16, 48, 64])
+@pytest.mark.parametrize("block_tokens", [16, 32])
+def test_the_kernel_is_the_reference(
+    pool: Pool, dtype: torch.dtype, has_norms: bool, dim: int, block_tokens: int
+) -> None:
+    tokens = 19
+    qkv = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * dim).to(dtype)
+    cos_sin = torch.randn(tokens, 2, dim).to(dtype)
+    norms = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype)) if has_norms else None
+    slots = torch.randperm(BLOCKS * block_tokens)[:tokens]
+    expected_cache = [torch.full((BLOCKS, block_tokens, KV_HEADS, dim), 7.0, dtype=dtype) for _ in range(2)]
+    found_cache = [part.clone() for part in expected_cache]
+    expected = rope_kv_write(
+        qkv=qkv,
+        cos_sin=cos_sin,
+        norms=norms,
+        eps=1e-6,
+        k_cache=expected_cache[0],
+        v_cache=expected_cache[1],
+        slots=slots,
+    )
+    found = torch.empty(tokens, HEADS, dim, dtype=dtype)
+    tensors = (qkv, cos_sin, *(norms or (None, None)), *found_cache, slots, found)
+    pool.call("rope_kv_write", dtype, tokens, tensors, (HEADS, KV_HEADS, dim, block_tokens), 1e-6)
+    assert_near(found, expected)
+    assert_near(cache_of_panels(found_cache[0], dim, block_tokens, is_values=False), expected_cache[0])
+    assert torch.equal(cache_of_panels(found_cache[1], dim, block_tokens, is_values=True), expected_cache[1])
