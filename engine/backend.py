@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Protocol
 
 import torch
@@ -13,6 +14,7 @@ from engine.gathering import Chunk, DecodeGroup
 from engine.linear import Linear
 from engine.lora import AdapterSegment, LoraBatch, LoraProducts
 from kernels.add_rms_norm.reference import add_rms_norm
+from kernels.arena import lazy_zeros
 from kernels.embedding.reference import take_rows
 from kernels.gated_activation.reference import silu_and_multiply
 from kernels.rope_kv_write.reference import rope_kv_write
@@ -37,7 +39,11 @@ class KvCache:
         device: torch.device,
     ) -> None:
         shape = (num_layers, 2, num_blocks + 1, block_tokens, kv_heads, head_dim)
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        if device.type == "cpu":
+            # What no request has come to yet costs no memory.
+            self.data = lazy_zeros(prod(shape), dtype).view(shape)
+        else:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
         self.null_block = num_blocks
         self.block_tokens = block_tokens
 

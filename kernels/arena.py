@@ -1,4 +1,4 @@
-"""Memory for weights: a few large pieces on huge pages, where the system has them, for all matrices together.
+"""Memory for weights and caches: a few large pieces, on huge pages where the system has them.
 
 What is read from end to end at every step should not also be looked up page by page.
 """
@@ -24,11 +24,21 @@ class Arena:
         """Return uninitialised memory [numel], at least one number, aligned to a cache line."""
         num_bytes = numel * dtype.itemsize
         if self._piece is None or self._used + num_bytes > len(self._piece):
-            # Private: huge pages of shared memory are another setting, and mostly off.
-            self._piece = mmap.mmap(-1, max(num_bytes, PIECE_BYTES), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._piece = _map(max(num_bytes, PIECE_BYTES))
             self._used = 0
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                self._piece.madvise(mmap.MADV_HUGEPAGE)
         start = self._used
         self._used += -(-num_bytes // ALIGNMENT) * ALIGNMENT
         return torch.frombuffer(self._piece, dtype=dtype, count=numel, offset=start)
+
+
+def lazy_zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros [numel], at least one, that take memory only as they are first touched."""
+    return torch.frombuffer(_map(numel * dtype.itemsize), dtype=dtype, count=numel)
+
+
+def _map(num_bytes: int) -> mmap.mmap:
+    # Private: huge pages of shared memory are another setting, and mostly off.
+    piece = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        piece.madvise(mmap.MADV_HUGEPAGE)
+    return piece
