@@ -110,15 +110,16 @@ INLINE float highest_of(Lanes lanes) {
     return tops[0];
 }
 
-// c[ROWS][PANELS * 16] += a[ROWS][depth] * panels
+// c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][depth] * panels
 template <typename T, int64_t ROWS, int64_t PANELS>
 static inline void multiply_tile(const T *a, int64_t a_stride, const T *panels, int64_t panel_stride, int64_t depth,
-                                 float *c, int64_t c_stride) {
+                                 bool add, float *c, int64_t c_stride) {
     constexpr int64_t step = Depth<T>::step;
-    Lanes sums[ROWS][PANELS];
-    for (int64_t r = 0; r < ROWS; r++)
-        for (int64_t p = 0; p < PANELS; p++)
-            std::memcpy(&sums[r][p], c + r * c_stride + p * LANES, sizeof(Lanes));
+    Lanes sums[ROWS][PANELS] = {};
+    if (add)
+        for (int64_t r = 0; r < ROWS; r++)
+            for (int64_t p = 0; p < PANELS; p++)
+                sums[r][p] = load_lanes(c + r * c_stride + p * LANES);
     for (int64_t k = 0; k < depth; k += step) {
         decltype(load_panel(panels)) columns[PANELS];
         for (int64_t p = 0; p < PANELS; p++)
@@ -129,17 +130,17 @@ static inline void multiply_tile(const T *a, int64_t a_stride, const T *panels, 
     }
     for (int64_t r = 0; r < ROWS; r++)
         for (int64_t p = 0; p < PANELS; p++)
-            std::memcpy(c + r * c_stride + p * LANES, &sums[r][p], sizeof(Lanes));
+            store_lanes(sums[r][p], c + r * c_stride + p * LANES);
 }
 
 template <typename T, int64_t PANELS, int64_t ROWS = MAX_TILE_ROWS>
 static inline void multiply_rows(int64_t rows, const T *a, int64_t a_stride, const T *panels, int64_t panel_stride,
-                                 int64_t depth, float *c, int64_t c_stride) {
+                                 int64_t depth, bool add, float *c, int64_t c_stride) {
     if constexpr (ROWS > 0) {
         if (rows >= ROWS)
-            multiply_tile<T, ROWS, PANELS>(a, a_stride, panels, panel_stride, depth, c, c_stride);
+            multiply_tile<T, ROWS, PANELS>(a, a_stride, panels, panel_stride, depth, add, c, c_stride);
         else
-            multiply_rows<T, PANELS, ROWS - 1>(rows, a, a_stride, panels, panel_stride, depth, c, c_stride);
+            multiply_rows<T, PANELS, ROWS - 1>(rows, a, a_stride, panels, panel_stride, depth, add, c, c_stride);
     }
 }
 
@@ -176,17 +177,24 @@ INLINE void prefetch_rows(const bfloat16 *from, int64_t stride, int64_t rows) {
         _mm_prefetch(reinterpret_cast<const char *>(from + r * stride), _MM_HINT_T0);
 }
 
-// c[rows][32] += a * two panels, in the shape that the tiles have: at most 16 rows, or, with TWO, at most 32.
-template <bool TWO>
+// c[rows][32] (+)= a * two panels, in the shape that the tiles have: at most 16 rows, or, with TWO, at most 32.
+template <bool TWO, bool ADD>
 static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, int64_t rows, const Panels<bfloat16> &panels,
                                   int64_t first_panel, int64_t tile_depth, float *c, int64_t c_stride) {
     const int64_t c_bytes = c_stride * 4, a_bytes = a_stride * 2, offset = first_panel * panels.stride;
     float *c_second = c + TILE_ROWS * c_stride;
-    _tile_loadd(0, c, c_bytes);
-    _tile_loadd(1, c + LANES, c_bytes);
-    if constexpr (TWO) {
-        _tile_loadd(2, c_second, c_bytes);
-        _tile_loadd(3, c_second + LANES, c_bytes);
+    if constexpr (ADD) {
+        _tile_loadd(0, c, c_bytes);
+        _tile_loadd(1, c + LANES, c_bytes);
+        if constexpr (TWO) {
+            _tile_loadd(2, c_second, c_bytes);
+            _tile_loadd(3, c_second + LANES, c_bytes);
+        }
+    } else {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
     }
     for (int64_t segment = 0; segment < panels.num_segments; segment++) {
         const bfloat16 *first = panels.segments[segment] + offset, *second = first + panels.stride;
@@ -215,7 +223,8 @@ static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, int64_t r
     }
 }
 
-// c[rows][num_panels * 16] += a * panels; an even number of panels, a depth that is a multiple of 16.
+// c[rows][num_panels * 16] (+)= a * panels; an even number of panels, a depth that is a multiple of 16.
+template <bool ADD>
 static inline void multiply_amx(int64_t rows, const bfloat16 *a, int64_t a_stride, const Panels<bfloat16> &panels,
                                 int64_t num_panels, float *c, int64_t c_stride) {
     const int64_t tile_depth = panels.depth % 32 ? 16 : 32;
@@ -224,7 +233,7 @@ static inline void multiply_amx(int64_t rows, const bfloat16 *a, int64_t a_strid
         if (row == 0 || count < 2 * TILE_ROWS)
             shape_tiles(std::min(count, TILE_ROWS), count - TILE_ROWS, tile_depth);
         for (int64_t p = 0; p < num_panels; p += 2)
-            (count > TILE_ROWS ? multiply_tiles<true> : multiply_tiles<false>)(
+            (count > TILE_ROWS ? multiply_tiles<true, ADD> : multiply_tiles<false, ADD>)(
                 a + row * a_stride, a_stride, count, panels, p, tile_depth, c + row * c_stride + p * LANES, c_stride);
     }
 }
@@ -233,8 +242,8 @@ static inline void multiply_amx(int64_t rows, const bfloat16 *a, int64_t a_strid
 // Whether this process may use tile registers; the pool of threads asks the kernel for them once.
 static bool may_use_tiles = false;
 
-// c[rows][num_panels * 16] += a[rows][num_segments * depth] * panels.
-template <typename T>
+// c[rows][num_panels * 16] = a[rows][num_segments * depth] * panels, added to c where ADD.
+template <bool ADD, typename T>
 static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Panels<T> &panels, int64_t num_panels,
                             float *c, int64_t c_stride) {
     int64_t p = 0;
@@ -242,7 +251,7 @@ static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Pa
     if constexpr (sizeof(T) == 2)
         if (may_use_tiles && panels.depth % 16 == 0 && num_panels > 1) {
             p = num_panels / 2 * 2;
-            multiply_amx(rows, a, a_stride, panels, p, c, c_stride);
+            multiply_amx<ADD>(rows, a, a_stride, panels, p, c, c_stride);
             // Left in use, they would be saved at every switch of threads.
             _tile_release();
         }
@@ -250,13 +259,15 @@ static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Pa
     for (; p < num_panels; p += TILE_PANELS)
         for (int64_t segment = 0; segment < panels.num_segments; segment++)
             for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS) {
+                const bool add = ADD || segment > 0;
                 const T *a_at = a + r * a_stride + segment * panels.depth;
                 const T *panel = panels.segments[segment] + p * panels.stride;
                 float *c_at = c + r * c_stride + p * LANES;
                 if (p + TILE_PANELS <= num_panels)
-                    multiply_rows<T, TILE_PANELS>(rows - r, a_at, a_stride, panel, panels.stride, panels.depth, c_at,
-                                                  c_stride);
+                    multiply_rows<T, TILE_PANELS>(rows - r, a_at, a_stride, panel, panels.stride, panels.depth, add,
+                                                  c_at, c_stride);
                 else
-                    multiply_rows<T, 1>(rows - r, a_at, a_stride, panel, panels.stride, panels.depth, c_at, c_stride);
+                    multiply_rows<T, 1>(rows - r, a_at, a_stride, panel, panels.stride, panels.depth, add, c_at,
+                                        c_stride);
             }
 }

@@ -30,11 +30,9 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t depth = ceil_div(projection.rank, step) * step, rows = block.end - block.begin;
     const int64_t panels = ceil_div(end - begin, LANES), panel_size = depth * LANES;
     alignas(64) float sums[BLOCK_TOKENS][UNIT_PANELS * LANES];
-    for (int64_t r = 0; r < rows; r++)
-        std::memset(sums[r], 0, panels * LANES * sizeof(float));
     const T *b = static_cast<const T *>(projection.b) + begin / LANES * panel_size;
-    multiply(rows, static_cast<const T *>(op.at[0]) + (block.begin * modules + module) * max_rank, modules * max_rank,
-             Panels<T>{&b, 1, depth, panel_size}, panels, sums[0], UNIT_PANELS * LANES);
+    multiply<false>(rows, static_cast<const T *>(op.at[0]) + (block.begin * modules + module) * max_rank, modules * max_rank,
+                    Panels<T>{&b, 1, depth, panel_size}, panels, sums[0], UNIT_PANELS * LANES);
     for (int64_t r = 0; r < rows; r++) {
         T *y = static_cast<T *>(op.at[2]) + (block.begin + r) * width + column + begin;
         int64_t n = 0;

@@ -4,38 +4,37 @@
 
 namespace packed_linear {
 
-constexpr int64_t UNIT_PANELS = 2, UNIT_ROWS = 256;
-alignas(64) typedef float Sums[UNIT_ROWS][UNIT_PANELS * LANES];
+constexpr int64_t UNIT_PANELS = 2, UNIT_ROWS = 256, BLOCK_ROWS = 32;
 
 // at: x [rows, in], panels, bias [out] or null, y [rows, out]; size: in, out.
 template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t rows = *op.count, depth = op.size[0], out = op.size[1];
-    const int64_t num_panels = ceil_div(out, LANES), row_units = ceil_div(rows, UNIT_ROWS);
+    const int64_t num_panels = ceil_div(out, LANES), panel_units = ceil_div(num_panels, UNIT_PANELS);
     if (unit < 0)
-        return ceil_div(num_panels, UNIT_PANELS) * row_units;
+        return panel_units * ceil_div(rows, UNIT_ROWS);
     const T *x = static_cast<const T *>(op.at[0]), *bias = static_cast<const T *>(op.at[2]);
     Out *y = static_cast<Out *>(op.at[3]);
-    const int64_t panel = unit / row_units * UNIT_PANELS, panels = std::min(UNIT_PANELS, num_panels - panel);
+    const int64_t panel = unit % panel_units * UNIT_PANELS, panels = std::min(UNIT_PANELS, num_panels - panel);
     const int64_t panel_size = depth * LANES, column = panel * LANES;
     const int64_t columns = std::min(panels * LANES, out - column);
     const T *weights = static_cast<const T *>(op.at[1]) + panel * panel_size;
-    const int64_t begin = unit % row_units * UNIT_ROWS, end = std::min(rows, begin + UNIT_ROWS);
-    const int64_t count = end - begin;
-    thread_local Sums sums;
-    float first[UNIT_PANELS * LANES] = {};
-    for (int64_t n = 0; bias && n < columns; n++)
-        first[n] = widen(bias[column + n]);
-    for (int64_t r = 0; r < count; r++)
-        std::memcpy(sums[r], first, sizeof first);
-    multiply(count, x + begin * depth, depth, Panels<T>{&weights, 1, depth, panel_size}, panels, sums[0],
-             UNIT_PANELS * LANES);
-    for (int64_t r = 0; r < count; r++) {
-        Out *row = y + (begin + r) * out + column;
-        int64_t n = 0;
-        for (; n + LANES <= columns; n += LANES)
-            store_lanes(load_lanes(sums[r] + n), row + n);
-        for (; n < columns; n++)
-            store(sums[r][n], row[n]);
+    const int64_t begin = unit / panel_units * UNIT_ROWS, end = std::min(rows, begin + UNIT_ROWS);
+    alignas(64) float sums[BLOCK_ROWS][UNIT_PANELS * LANES];
+    for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
+        const int64_t count = std::min(BLOCK_ROWS, end - block);
+        multiply<false>(count, x + block * depth, depth, Panels<T>{&weights, 1, depth, panel_size}, panels, sums[0],
+                        UNIT_PANELS * LANES);
+        for (int64_t r = 0; r < count; r++) {
+            Out *row = y + (block + r) * out + column;
+            if (bias)
+                for (int64_t n = 0; n < columns; n++)
+                    sums[r][n] += widen(bias[column + n]);
+            int64_t n = 0;
+            for (; n + LANES <= columns; n += LANES)
+                store_lanes(load_lanes(sums[r] + n), row + n);
+            for (; n < columns; n++)
+                store(sums[r][n], row[n]);
+        }
     }
     return 0;
 }

@@ -100,18 +100,17 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
             const int64_t offset = table[at / block_tokens] * block_size + at % block_tokens / LANES * group_size;
             keys_at[i] = keys + offset, values_at[i] = values + offset;
         }
-        std::memset(scores, 0, rows * CHUNK * sizeof(float));
         for (int64_t i = 0; i < lanes; i += 2) {
             // Two panels at a time, wherever the second lies.
             const int64_t panels = std::min<int64_t>(2, lanes - i);
             const int64_t stride = panels == 2 ? keys_at[i + 1] - keys_at[i] : 0;
-            multiply(rows, q, dim, Panels<T>{keys_at + i, 1, dim, stride}, panels, scores + i * LANES, CHUNK);
+            multiply<false>(rows, q, dim, Panels<T>{keys_at + i, 1, dim, stride}, panels, scores + i * LANES, CHUNK);
         }
         for (int64_t r = 0; r < rows; r++) {
             const int64_t seen = std::min(count, position + r / group + 1 - start);
             soften(scores + r * CHUNK, weights + r * CHUNK, seen, padded, scale, tops[r], totals[r], sums + r * dim, dim);
         }
-        multiply(rows, weights, CHUNK, Panels<T>{values_at, lanes, LANES, LANES * LANES}, dim / LANES, sums, dim);
+        multiply<true>(rows, weights, CHUNK, Panels<T>{values_at, lanes, LANES, LANES * LANES}, dim / LANES, sums, dim);
     }
     for (int64_t r = 0; r < rows; r++) {
         T *out = static_cast<T *>(op.at[5]) + ((token + r / group) * heads + head * group + r % group) * dim;
