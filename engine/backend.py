@@ -42,6 +42,8 @@ class KvCache:
         if device.type == "cpu":
             # What no request has come to yet costs no memory.
             self.data = lazy_zeros(prod(shape), dtype).view(shape)
+            # The first (huge) page of every layer is touched before a request has to wait for it.
+            self.data[:, :, 0, 0] = 0
         else:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
         self.null_block = num_blocks
@@ -53,8 +55,9 @@ class KvCache:
 
     def clear(self, block_ids: list[int]) -> None:
         """Zero blocks about to be filled: attention gathers whole blocks, and what a failed request left may be NaN."""
-        if block_ids:
-            self.data[:, :, block_ids] = 0
+        # One by one: by a list of indices torch takes twice as long.
+        for block_id in block_ids:
+            self.data[:, :, block_id] = 0
 
 
 Product = Callable[[torch.Tensor], torch.Tensor]

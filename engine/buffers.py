@@ -34,15 +34,23 @@ class InputBuffers:
 
     def fill(self, plan: StepPlan, adapters: tuple[AdapterSegment, ...] = ()) -> DecoderBatch:
         """Write a plan's rows; returns views that are valid until the next `fill`."""
-        at, num_sampled = 0, 0
+        at = num_sampled = 0
         for index, row in enumerate(plan.rows):
             self._update_table(row)
             stop = at + row.num_tokens
-            self._token_ids[at:stop] = row.token_ids()
-            positions = np.arange(row.start, row.end)
-            self._positions[at:stop] = positions
-            blocks = self._tables[row.row, positions // self._block_tokens]
-            self._slots[at:stop] = blocks * self._block_tokens + positions % self._block_tokens
+            if row.num_tokens == 1:
+                # Most rows: plain numbers are faster than arrays of one.
+                position = row.start
+                block = row.block_ids[position // self._block_tokens]
+                self._token_ids[at] = row.token_ids()[0]
+                self._positions[at] = position
+                self._slots[at] = block * self._block_tokens + position % self._block_tokens
+            else:
+                positions = np.arange(row.start, row.end)
+                blocks = self._tables[row.row, positions // self._block_tokens]
+                self._token_ids[at:stop] = row.token_ids()
+                self._positions[at:stop] = positions
+                self._slots[at:stop] = blocks * self._block_tokens + positions % self._block_tokens
             self._rows[index] = at, row.start, row.num_tokens, row.row
             if row.samples:
                 self._sampled[num_sampled] = stop - 1

@@ -159,7 +159,8 @@ class NativeBackend:
         count = self._count_by_address[x.data_ptr()]
         full = (key, count.data_ptr(), *shape)
         if full not in self._place_by_key:
-            self._place_by_key[full] = torch.empty(x.shape[0], *shape, dtype=dtype or self._dtype)
+            # Touched now: getting memory from the system would take longer than the first prompt's arithmetic.
+            self._place_by_key[full] = torch.empty(x.shape[0], *shape, dtype=dtype or self._dtype).zero_()
             self._count_by_address[self._place_by_key[full].data_ptr()] = count
         return self._place_by_key[full]
 

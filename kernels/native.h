@@ -52,28 +52,3 @@ template <typename T> INLINE float rounded(float x) {
     store(x, narrow);
     return widen(narrow);
 }
-
-// e^x by 2^n * p(f), |f| <= 0.5: a Cephes polynomial, 2 ulp, written so that compilers vectorise it. What lies
-// outside of the normal numbers is 0 or infinite; NaN stays NaN.
-INLINE float exponential(float x) {
-    const float clamped = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
-    constexpr float ROUNDER = 12582912.0f; // 1.5 * 2^23: what is added to it loses its fraction
-    const float n = (clamped * 1.44269504088896341f + ROUNDER) - ROUNDER;
-    const float f = (clamped - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * f + 1.3981999507e-3f;
-    p = p * f + 8.3334519073e-3f;
-    p = p * f + 4.1665795894e-2f;
-    p = p * f + 1.6666665459e-1f;
-    p = p * f + 5.0000001201e-1f;
-    p = p * f * f + f + 1.0f;
-    // In two factors: 2^128 has no float of its own.
-    const int32_t half = static_cast<int32_t>(n) / 2, rest = static_cast<int32_t>(n) - half;
-    const int32_t low = (half + 127) << 23, high = (rest + 127) << 23;
-    float a, b;
-    std::memcpy(&a, &low, sizeof a);
-    std::memcpy(&b, &high, sizeof b);
-    const float finite = x < -87.3f ? 0.0f : p * a * b;
-    const float result = x > 88.7f ? INFINITY : finite;
-    return x == x ? result : x;
-}

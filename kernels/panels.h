@@ -8,16 +8,7 @@
 // registers (AMX) many rows go through them; where it has bfloat16 dot products, those; else plain vectors.
 #pragma once
 
-#include "native.h"
-
-#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
-#include <immintrin.h>
-#endif
-
-constexpr int64_t LANES = 16;
-
-typedef float Lanes __attribute__((vector_size(64)));
-typedef uint32_t LaneBits __attribute__((vector_size(64)));
+#include "lanes.h"
 
 #if defined(__AVX512F__)
 constexpr int64_t MAX_TILE_ROWS = 12, TILE_PANELS = 2; // 24 sums of 32 registers
@@ -41,38 +32,6 @@ template <typename T> INLINE int64_t in_panel(int64_t k, int64_t n) {
 
 INLINE void multiply_add(Lanes &sum, const float *a, Lanes panel) { sum += *a * panel; }
 
-INLINE Lanes load_lanes(const float *from) {
-    Lanes lanes;
-    std::memcpy(&lanes, from, sizeof lanes);
-    return lanes;
-}
-
-INLINE Lanes load_lanes(const bfloat16 *from) {
-    typedef uint16_t Bits __attribute__((vector_size(32)));
-    Bits bits;
-    std::memcpy(&bits, from, sizeof bits);
-    return (Lanes)(__builtin_convertvector(bits, LaneBits) << 16);
-}
-
-INLINE void store_lanes(Lanes lanes, float *to) { std::memcpy(to, &lanes, sizeof lanes); }
-
-// As `store`; what rounds by an instruction also makes 0 of numbers under the smallest normal one.
-INLINE void store_lanes(Lanes lanes, bfloat16 *to) {
-#if defined(__AVX512BF16__)
-    const __m256bh bits = _mm512_cvtneps_pbh((__m512)lanes);
-    std::memcpy(to, &bits, sizeof bits);
-#else
-    for (int64_t i = 0; i < LANES; i++)
-        store(lanes[i], to[i]);
-#endif
-}
-
-template <typename T> INLINE Lanes rounded_lanes(Lanes lanes) {
-    T narrow[LANES];
-    store_lanes(lanes, narrow);
-    return load_lanes(narrow);
-}
-
 INLINE Lanes load_panel(const float *panel) { return load_lanes(panel); }
 
 // Of two steps side by side; taken apart only where they are multiplied.
@@ -90,24 +49,6 @@ INLINE void multiply_add(Lanes &sum, const bfloat16 *a, LaneBits panel) {
 #else
     sum += widen(a[0]) * (Lanes)(panel << 16) + widen(a[1]) * (Lanes)(panel & 0xffff0000u);
 #endif
-}
-
-INLINE float sum_of(Lanes lanes) {
-    float sums[LANES];
-    std::memcpy(sums, &lanes, sizeof sums);
-    for (int64_t half = LANES / 2; half; half /= 2)
-        for (int64_t i = 0; i < half; i++)
-            sums[i] += sums[i + half];
-    return sums[0];
-}
-
-INLINE float highest_of(Lanes lanes) {
-    float tops[LANES];
-    std::memcpy(tops, &lanes, sizeof tops);
-    for (int64_t half = LANES / 2; half; half /= 2)
-        for (int64_t i = 0; i < half; i++)
-            tops[i] = tops[i + half] > tops[i] ? tops[i + half] : tops[i];
-    return tops[0];
 }
 
 // c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][depth] * panels

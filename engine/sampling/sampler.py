@@ -104,7 +104,7 @@ class Sampler:
         self._penalize(logits, rows, states)
         self._mask_stops(logits, states, positions)
         # One pass gives both the greedy choice and the row's health: NaN and infinity are what a maximum passes on.
-        highest, chosen = logits.max(dim=-1)
+        highest, chosen = _highest(logits)
         for key, lines in _draw_groups(states, self._vocab_size).items():
             index = torch.tensor(lines, device=self._device)
             group = [states[line] for line in lines]
@@ -161,6 +161,16 @@ class Sampler:
 
     def _column(self, values: list[float]) -> torch.Tensor:
         return _column(values, self._device)
+
+
+def _highest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the maximum of each row, NaN where there is one, and where it is."""
+    if logits.device.type != "cpu":
+        highest, chosen = logits.max(dim=-1)
+        return highest, chosen
+    # numpy looks at many numbers at once, torch at one after the other.
+    chosen = torch.from_numpy(logits.numpy().argmax(axis=-1))
+    return logits.gather(1, chosen.unsqueeze(1)).squeeze(1), chosen
 
 
 def _draw_groups(states: list[_RowState], vocab_size: int) -> dict[int, list[int]]:

@@ -1,5 +1,5 @@
 // One row after the other: read x and delta once, write x and h once. See reference.py.
-#include "../panels.h"
+#include "../lanes.h"
 
 namespace add_rms_norm {
 

@@ -1,9 +1,13 @@
 // Each number read once, the product written once. See reference.py.
-#include "../panels.h"
+#include "../lanes.h"
 
 namespace gated_activation {
 
 constexpr int64_t UNIT_WIDTH = 1024;
+
+template <typename T> INLINE Lanes gate(Lanes gate, Lanes up) {
+    return rounded_lanes<T>(gate / (1.0f + power_of_two(gate * -LOG2_E))) * up;
+}
 
 // at: gate_up [rows, 2 width], out [rows, width]; size: width.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
@@ -11,19 +15,19 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     if (unit < 0)
         return *op.count * parts;
     const int64_t row = unit / parts, begin = unit % parts * UNIT_WIDTH, end = std::min(width, begin + UNIT_WIDTH);
-    const T *gate = static_cast<const T *>(op.at[0]) + 2 * row * width, *up = gate + width;
+    const T *gates = static_cast<const T *>(op.at[0]) + 2 * row * width, *up = gates + width;
     T *out = static_cast<T *>(op.at[1]) + row * width;
-    float gated[UNIT_WIDTH];
-#pragma omp simd
-    for (int64_t i = begin; i < end; i++) {
-        const float a = widen(gate[i]);
-        gated[i - begin] = a / (1.0f + exponential(-a));
-    }
     int64_t i = begin;
     for (; i + LANES <= end; i += LANES)
-        store_lanes(rounded_lanes<T>(load_lanes(gated + i - begin)) * load_lanes(up + i), out + i);
-    for (; i < end; i++)
-        store(rounded<T>(gated[i - begin]) * widen(up[i]), out[i]);
+        store_lanes(gate<T>(load_lanes(gates + i), load_lanes(up + i)), out + i);
+    if (i < end) {
+        T rest[3][LANES] = {};
+        const int64_t num_bytes = (end - i) * sizeof(T);
+        std::memcpy(rest[0], gates + i, num_bytes);
+        std::memcpy(rest[1], up + i, num_bytes);
+        store_lanes(gate<T>(load_lanes(rest[0]), load_lanes(rest[1])), rest[2]);
+        std::memcpy(out + i, rest[2], num_bytes);
+    }
     return 0;
 }
 

@@ -14,41 +14,39 @@ namespace paged_attention {
 constexpr int64_t CHUNK = 64; // positions whose scores are kept at once: those of a unit stay in the nearest cache
 constexpr int64_t UNIT_ROWS = 64;
 
+typedef int32_t LaneNumbers __attribute__((vector_size(64)));
+constexpr LaneNumbers LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 // Tokens of one request in a step: their first in the batch, the position of that, how many, and whose blocks.
 struct Row {
     int64_t token, position, count, table;
 };
 
 // Turn a row's scores into weights relative to the highest score so far, and shrink what was summed under a lower one.
-// Of `padded` scores (a multiple of LANES) the row sees `seen`, which may be none.
+// Of `padded` scores (a multiple of LANES) the row sees `seen`, which may be none. Scores are powers of two once scaled.
 template <typename T>
-static inline void soften(float *scores, T *weights, int64_t seen, int64_t padded, float scale, float &top, float &total,
-                          float *sums, int64_t dim) {
-    for (int64_t j = std::max<int64_t>(seen, 0); j < padded; j++)
-        scores[j] = -INFINITY;
-    Lanes tops = load_lanes(scores);
-    for (int64_t j = LANES; j < padded; j += LANES) {
-        const Lanes lanes = load_lanes(scores + j);
-        tops = lanes > tops ? lanes : tops;
+static inline void soften(const float *scores, T *weights, int64_t seen, int64_t padded, float scale, float &top,
+                          float &total, float *sums, int64_t dim) {
+    Lanes lanes[CHUNK / LANES], tops = all_lanes(-INFINITY), sum = {};
+    for (int64_t i = 0; i < padded / LANES; i++) {
+        lanes[i] = LANE_NUMBERS + static_cast<int32_t>(i * LANES) < static_cast<int32_t>(seen)
+                       ? load_lanes(scores + i * LANES) * scale
+                       : all_lanes(-INFINITY);
+        tops = lanes[i] > tops ? lanes[i] : tops;
     }
-    const float highest = std::max(top, highest_of(tops) * scale);
+    const float highest = std::max(top, highest_of(tops));
     // Of no score at all, as of scores that are all NaN: nothing to take the difference to.
     const float base = highest == -INFINITY ? 0.0f : highest;
-#pragma omp simd
-    for (int64_t j = 0; j < padded; j++)
-        scores[j] = exponential(scores[j] * scale - base);
-    Lanes sum = {};
-    for (int64_t j = 0; j < padded; j += LANES) {
-        const Lanes lanes = load_lanes(scores + j);
-        sum += lanes;
-        store_lanes(lanes, weights + j);
+    for (int64_t i = 0; i < padded / LANES; i++) {
+        const Lanes powers = power_of_two(lanes[i] - base);
+        sum += powers;
+        store_lanes(powers, weights + i * LANES);
     }
     if (highest > top) {
-        const float shrink = exponential(top - base);
+        const float shrink = std::exp2(top - base);
         total *= shrink;
-#pragma omp simd
-        for (int64_t i = 0; i < dim; i++)
-            sums[i] *= shrink;
+        for (int64_t i = 0; i < dim; i += LANES)
+            store_lanes(load_lanes(sums + i) * shrink, sums + i);
         top = highest;
     }
     total += sum_of(sum);
@@ -77,7 +75,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t head_offset = head * block_tokens * dim;
     const T *keys = static_cast<const T *>(op.at[1]) + head_offset;
     const T *values = static_cast<const T *>(op.at[2]) + head_offset;
-    const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    const float scale = LOG2_E / std::sqrt(static_cast<float>(dim));
 
     thread_local std::vector<float> floats;
     thread_local std::vector<T> narrow;

@@ -1,0 +1,94 @@
+// Sixteen float32 numbers side by side, the unit of all vector work; compilers cut them to what the processor has.
+#pragma once
+
+#include "native.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+constexpr int64_t LANES = 16;
+
+typedef float Lanes __attribute__((vector_size(64)));
+typedef uint32_t LaneBits __attribute__((vector_size(64)));
+
+INLINE Lanes load_lanes(const float *from) {
+    Lanes lanes;
+    std::memcpy(&lanes, from, sizeof lanes);
+    return lanes;
+}
+
+INLINE Lanes load_lanes(const bfloat16 *from) {
+    typedef uint16_t Bits __attribute__((vector_size(32)));
+    Bits bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return (Lanes)(__builtin_convertvector(bits, LaneBits) << 16);
+}
+
+INLINE void store_lanes(Lanes lanes, float *to) { std::memcpy(to, &lanes, sizeof lanes); }
+
+// As `store`; what rounds by an instruction also makes 0 of numbers under the smallest normal one.
+INLINE void store_lanes(Lanes lanes, bfloat16 *to) {
+#if defined(__AVX512BF16__)
+    const __m256bh bits = _mm512_cvtneps_pbh((__m512)lanes);
+    std::memcpy(to, &bits, sizeof bits);
+#else
+    for (int64_t i = 0; i < LANES; i++)
+        store(lanes[i], to[i]);
+#endif
+}
+
+template <typename T> INLINE Lanes rounded_lanes(Lanes lanes) {
+    T narrow[LANES];
+    store_lanes(lanes, narrow);
+    return load_lanes(narrow);
+}
+
+// The same number in all lanes.
+INLINE Lanes all_lanes(float x) { return Lanes{} + x; }
+
+// 2^x, 1 ulp: a minimax polynomial of the fraction, the rest put into the exponent. Under 2^-126 it is 0, over 2^128
+// infinite; NaN stays NaN.
+INLINE Lanes power_of_two(Lanes x) {
+    x = x < -127.0f ? all_lanes(-127.0f) : x;
+    x = x > 128.0f ? all_lanes(128.0f) : x;
+    // 1.5 * 2^23: what is added to it loses its fraction, and has the whole number in its last bits.
+    constexpr float ROUNDER = 12582912.0f;
+    const Lanes shifted = x + ROUNDER, f = x - (shifted - ROUNDER);
+    Lanes p = f * 1.53458118e-4f + 1.33999312e-3f;
+    p = p * f + 9.61848896e-3f;
+    p = p * f + 5.55032878e-2f;
+    p = p * f + 2.40226469e-1f;
+    p = p * f + 6.93147206e-1f;
+    p = p * f + 1.0f;
+    // Exponents 0 and 255 are those of zero and of infinity.
+    return p * (Lanes)(((LaneBits)shifted + 127u) << 23);
+}
+
+constexpr float LOG2_E = 1.44269504088896341f;
+
+INLINE float sum_of(Lanes lanes) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)lanes);
+#else
+    float sums[LANES];
+    std::memcpy(sums, &lanes, sizeof sums);
+    for (int64_t half = LANES / 2; half; half /= 2)
+        for (int64_t i = 0; i < half; i++)
+            sums[i] += sums[i + half];
+    return sums[0];
+#endif
+}
+
+INLINE float highest_of(Lanes lanes) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)lanes);
+#else
+    float tops[LANES];
+    std::memcpy(tops, &lanes, sizeof tops);
+    for (int64_t half = LANES / 2; half; half /= 2)
+        for (int64_t i = 0; i < half; i++)
+            tops[i] = tops[i + half] > tops[i] ? tops[i + half] : tops[i];
+    return tops[0];
+#endif
+}
