@@ -58,6 +58,10 @@ class EngineSettings(SettingsNode):
         default=None,
         description="Precision of the weights; null: bfloat16 where the device multiplies it fast, else float32.",
     )
+    quantization: Literal["int8"] | None = Field(
+        default=None,
+        description="int8: weights of one byte, inputs rounded as they come (CPU only); null: as `dtype` says.",
+    )
     num_threads: int | None = Field(
         default=None, ge=1, description="CPU threads of tensor operators; null: those it may use."
     )

@@ -20,6 +20,10 @@ from kernels.gated_activation.reference import silu_and_multiply
 from kernels.rope_kv_write.reference import rope_kv_write
 
 
+TOUCHED_AT_ONCE = 16
+"""Blocks: some milliseconds, for which a request may have to wait."""
+
+
 class KvCache:
     """Keys and values of all layers: [layers, 2, num_blocks + 1, block_tokens, kv_heads, head_dim].
 
@@ -42,16 +46,27 @@ class KvCache:
         if device.type == "cpu":
             # What no request has come to yet costs no memory.
             self.data = lazy_zeros(prod(shape), dtype).view(shape)
-            # The first (huge) page of every layer is touched before a request has to wait for it.
-            self.data[:, :, 0, 0] = 0
         else:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
         self.null_block = num_blocks
         self.block_tokens = block_tokens
+        self._num_touched = 0
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (keys, values) of a layer, each [num_blocks + 1, block_tokens, kv_heads, head_dim]."""
         return self.data[index, 0], self.data[index, 1]
+
+    def touch(self, end: int) -> bool:
+        """Take memory from the system for some of the blocks below `end`; returns whether some are left.
+
+        What a block holds stays. Taking a page may last longer than the arithmetic of the tokens that come to lie in it.
+        """
+        begin, stop = self._num_touched, min(end, self.null_block, self._num_touched + TOUCHED_AT_ONCE)
+        if self.data.device.type != "cpu" or begin >= stop:
+            return False
+        self.data[:, :, begin:stop, 0, 0, 0].add_(0)
+        self._num_touched = stop
+        return True
 
     def clear(self, block_ids: list[int]) -> None:
         """Zero blocks about to be filled: attention gathers whole blocks, and what a failed request left may be NaN."""

@@ -16,6 +16,7 @@ from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.decoder import Decoder
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
+from engine.errors import ConfigError
 from engine.loading.checkpoint import load_parameters
 from engine.native_backend import NativeBackend, can_run
 from engine.native_lora import PanelAdapter
@@ -81,7 +82,13 @@ def build_model(
 
     Raises:
         CheckpointError: weights are missing, broken or left over.
+        ConfigError: weights are to be quantized, and our own kernels cannot run here.
     """
+    if config.quantization is not None and kernels is None:
+        raise ConfigError(
+            f"quantization: {config.quantization!r} needs a C++ compiler, and a head width and block_tokens that are "
+            "multiples of 16."
+        )
     dtype, device = DTYPE_BY_NAME[config.dtype], torch.device(config.device)
     cache = KvCache(
         num_layers=spec.num_layers,
@@ -96,6 +103,8 @@ def build_model(
     parameters = load_parameters(config.model_path, spec, dtype, device)
     if kernels is None:
         return buffers, Decoder(spec, parameters, TorchBackend(), config.max_model_len), cache
-    backend = NativeBackend(Pool(kernels, config.num_threads), dtype, config.max_adapter_rank)
+    backend = NativeBackend(
+        Pool(kernels, config.num_threads), dtype, config.max_adapter_rank, quantizes=config.quantization is not None
+    )
     decoder = Decoder(spec, parameters, backend, config.max_model_len)
     return buffers, RecordedModel(decoder, backend, buffers.whole(), cache), cache

@@ -17,6 +17,8 @@ class EngineConfig:
         model_path: folder in Hugging Face layout (config.json, safetensors, tokenizer).
         device: "cpu", "cuda" or None for cuda where there is one.
         dtype: "float32", "bfloat16", "float16" or None: bfloat16 where the device multiplies it fast, else float32.
+        quantization: "int8" for linear layers of one byte a weight, inputs rounded as they come; None for `dtype`. By
+            our own CPU kernels only; embedding, output matrix and adapters stay in `dtype`.
         num_threads: CPU threads of tensor operators; None takes all the cores this process may use.
         max_model_len: context length in tokens; None takes the checkpoint's.
         max_num_seqs: requests that run at once.
@@ -39,6 +41,7 @@ class EngineConfig:
     model_path: str
     device: str | None = None
     dtype: str | None = None
+    quantization: str | None = None
     num_threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -80,6 +83,7 @@ class ResolvedConfig:
     max_adapter_rank: int
     max_device_adapters: int
     max_host_adapters: int
+    quantization: str | None = None
     max_prefill_tokens_with_decodes: int | None = None
     max_decode_gap_s: float | None = None
     vocab_size: int | None = None

@@ -205,6 +205,8 @@ class Engine:
             self._num_queued -= sum(isinstance(entry, Request) for entry in entries)
 
     def _sleep(self) -> None:
+        while not self._is_stopping and not self._wake.is_set() and self._runner.idle():
+            pass
         if not self._is_stopping:
             self._wake.wait(WAITING_POLL_S if self._scheduler.num_waiting else IDLE_POLL_S)
         self._last_progress_s = self._clock()

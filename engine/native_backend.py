@@ -17,7 +17,8 @@ from engine.decoder.spec import DecoderSpec
 from engine.lora import AdapterSegment, LoraProducts
 from engine.native_lora import NativeLora
 from kernels.arena import Arena
-from kernels.packed_linear.reference import LANES, panel_numel, to_panels
+from kernels.packed_linear.reference import LANES, to_panels
+from kernels.packed_linear_int8.reference import padded_depth, quantize_rows, to_int8_panels
 from kernels.program import Pool, Program
 
 
@@ -36,14 +37,16 @@ class NativeBackend:
     Args:
         dtype: of weights, activations and cache.
         max_rank: the highest rank of an adapter.
+        quantizes: whether linear layers are held and multiplied in int8.
     """
 
-    def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int) -> None:
+    def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int, *, quantizes: bool = False) -> None:
         self.program = Program(pool)
         self.counts = torch.zeros(4, dtype=torch.int64)
         """What a step has of tokens, rows, samples and adapter segments."""
         self._arena = Arena()
         self._dtype = dtype
+        self._quantizes = quantizes
         self._tokens, self._rows, self._samples, segments = (self.counts[i : i + 1] for i in range(4))
         self.adapters = NativeLora(self.program, dtype, max_rank, segments)
         self._count_by_address: dict[int, torch.Tensor] = {}
@@ -62,9 +65,27 @@ class NativeBackend:
 
     def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
         """Lay out in panels."""
+        if self._quantizes:
+            return self._int8_linear(name, weight, bias)
         out, depth = weight.shape
         panels = self._panels(weight)
         return lambda x: self._product("packed_linear", name, x, panels, bias, depth, out, self._dtype)
+
+    def _int8_linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        out, depth = weight.shape
+        padded = padded_depth(depth)
+        int8, column_scales = quantize_rows(weight)
+        panels = self._keep(to_int8_panels(int8))
+
+        def multiply(x: torch.Tensor) -> torch.Tensor:
+            q = self._like(x, "quantized", (padded,), torch.int8)
+            scales = self._like(x, "scales", (), torch.float32)
+            y = self._like(x, name, (out,))
+            self._add("quantize_rows", x, (x, q, scales), (depth, padded))
+            self._add("packed_linear_int8", x, (q, scales, panels, column_scales, bias, y), (padded, out))
+            return y
+
+        return multiply
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Lay out in panels; rows of the embedding are picked out of them, so that a tied matrix is held once."""
@@ -148,9 +169,10 @@ class NativeBackend:
         return y
 
     def _panels(self, weight: torch.Tensor) -> torch.Tensor:
-        panels = self._arena.empty(panel_numel(weight.shape, weight.dtype), weight.dtype)
-        laid_out = to_panels(weight)
-        return panels.view(laid_out.shape).copy_(laid_out)
+        return self._keep(to_panels(weight))
+
+    def _keep(self, laid_out: torch.Tensor) -> torch.Tensor:
+        return self._arena.empty(laid_out.numel(), laid_out.dtype).view(laid_out.shape).copy_(laid_out)
 
     def _like(
         self, x: torch.Tensor, key: object, shape: Sequence[int], dtype: torch.dtype | None = None

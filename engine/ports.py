@@ -64,3 +64,7 @@ class StepRunner(Protocol):
             EngineError: the device failed; the engine cannot go on.
         """
         ...
+
+    def idle(self) -> bool:
+        """Do a little of what makes later steps faster, while there is no step to run; False where nothing is left."""
+        ...

@@ -64,6 +64,10 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPE_BY_NAME)}.")
     if dtype == "float16" and hardware.device == "cpu":
         raise ConfigError("dtype: 'float16' on device 'cpu' overflows where it should not; take bfloat16 or float32.")
+    if config.quantization not in (None, "int8"):
+        raise ConfigError(f"quantization: {config.quantization!r} is not 'int8', the only one there is.")
+    if config.quantization is not None and hardware.device != "cpu":
+        raise ConfigError(f"quantization: 'int8' is for device 'cpu'; this model runs on {hardware.device!r}.")
     max_model_len = config.max_model_len or spec.max_position
     if max_model_len > spec.max_position:
         raise ConfigError(
@@ -83,6 +87,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         model_path=config.model_path,
         device=hardware.device,
         dtype=dtype,
+        quantization=config.quantization,
         num_threads=config.num_threads or hardware.num_cores,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,

@@ -17,6 +17,10 @@ from engine.sampling.sampler import Sampler
 from engine.step import StepPlan, StepResult
 
 
+AHEAD_TOKENS = 4096
+"""For so many tokens beyond those that the cache has held the runner takes memory while it is idle."""
+
+
 class StepModel(Protocol):
     """What computes a step: a `Decoder`, or a recording of one."""
 
@@ -38,6 +42,7 @@ class Runner:
         self._adapters = adapters
         self._results: deque[StepResult] = deque()
         self._times = StepTimes()
+        self._highest_block = 0
 
     @property
     def times(self) -> StepTimes:
@@ -63,6 +68,10 @@ class Runner:
         """Return the oldest result."""
         return self._results.popleft()
 
+    def idle(self) -> bool:
+        """Get memory for the next blocks of the cache, before a request has to wait for it."""
+        return self._cache.touch(self._highest_block + AHEAD_TOKENS // self._cache.block_tokens)
+
     def _update_rows(self, plan: StepPlan) -> None:
         for row in plan.released_rows:
             self._sampler.release(row)
@@ -73,6 +82,7 @@ class Runner:
     def _batch(self, plan: StepPlan) -> DecoderBatch:
         segments, at = [], 0
         for row in plan.rows:
+            self._highest_block = max(self._highest_block, row.block_ids[-1])
             segments.append((row.adapter, at, at + row.num_tokens))
             at += row.num_tokens
         return self._buffers.fill(plan, collect_segments(segments, self._adapters))

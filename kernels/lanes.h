@@ -11,6 +11,7 @@ constexpr int64_t LANES = 16;
 
 typedef float Lanes __attribute__((vector_size(64)));
 typedef uint32_t LaneBits __attribute__((vector_size(64)));
+typedef int32_t LaneNumbers __attribute__((vector_size(64)));
 
 INLINE Lanes load_lanes(const float *from) {
     Lanes lanes;

@@ -101,26 +101,38 @@ struct alignas(64) TileShapes {
 
 constexpr int64_t TILE_ROWS = 16;
 
+// The shape that this thread's tiles have; no rows where they are not in use.
+struct TileShape {
+    int64_t first_rows = 0, second_rows = 0, depth = 0;
+    bool operator==(const TileShape &) const = default;
+};
+static thread_local TileShape tile_shape;
+
 // Tiles 0 to 3 are sums (two of rows by two of columns), 4 and 5 rows of a, 6 and 7 panels.
 static inline void shape_tiles(int64_t first_rows, int64_t second_rows, int64_t tile_depth) {
+    const TileShape wanted{first_rows, second_rows, tile_depth};
+    if (tile_shape == wanted)
+        return;
+    tile_shape = wanted;
     TileShapes shapes;
     shapes.rows[0] = shapes.rows[1] = shapes.rows[4] = static_cast<uint8_t>(first_rows);
-    shapes.rows[2] = shapes.rows[3] = shapes.rows[5] = static_cast<uint8_t>(std::max<int64_t>(second_rows, 1));
+    shapes.rows[2] = shapes.rows[3] = shapes.rows[5] = static_cast<uint8_t>(second_rows);
     shapes.row_bytes[4] = shapes.row_bytes[5] = static_cast<uint16_t>(2 * tile_depth);
     shapes.rows[6] = shapes.rows[7] = static_cast<uint8_t>(tile_depth / 2);
     // Not by the intrinsic: GCC's reads the first eight bytes as far as the optimiser knows, and the others are lost.
     asm volatile("ldtilecfg %0" ::"m"(shapes));
 }
 
-// Tiles are loaded as fast as the nearest cache gives, so that what comes from farther is asked for two steps before.
+// What comes from memory is asked for two steps before.
 INLINE void prefetch_rows(const bfloat16 *from, int64_t stride, int64_t rows) {
     for (int64_t r = 0; r < rows; r++)
         _mm_prefetch(reinterpret_cast<const char *>(from + r * stride), _MM_HINT_T0);
 }
 
-// c[rows][32] (+)= a * two panels, in the shape that the tiles have: at most 16 rows, or, with TWO, at most 32.
-template <bool TWO, bool ADD>
-static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, int64_t rows, const Panels<bfloat16> &panels,
+// c[rows][32] (+)= a * two panels, in the shape that the tiles have: at most 16 rows, or, with TWO, at most 32. FAR is for
+// panels that come from memory: of those that are near, asking for them beforehand takes longer than to wait.
+template <bool TWO, bool ADD, bool FAR>
+static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, const Panels<bfloat16> &panels,
                                   int64_t first_panel, int64_t tile_depth, float *c, int64_t c_stride) {
     const int64_t c_bytes = c_stride * 4, a_bytes = a_stride * 2, offset = first_panel * panels.stride;
     float *c_second = c + TILE_ROWS * c_stride;
@@ -140,10 +152,10 @@ static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, int64_t r
     for (int64_t segment = 0; segment < panels.num_segments; segment++) {
         const bfloat16 *first = panels.segments[segment] + offset, *second = first + panels.stride;
         for (int64_t k = 0; k < panels.depth; k += tile_depth, a += tile_depth) {
-            prefetch_rows(first + (k + 2 * tile_depth) * LANES, 2 * LANES, tile_depth / 2);
-            prefetch_rows(second + (k + 2 * tile_depth) * LANES, 2 * LANES, tile_depth / 2);
-            if constexpr (TWO)
-                prefetch_rows(a + 2 * tile_depth, a_stride, rows);
+            if constexpr (FAR) {
+                prefetch_rows(first + (k + 2 * tile_depth) * LANES, 2 * LANES, tile_depth / 2);
+                prefetch_rows(second + (k + 2 * tile_depth) * LANES, 2 * LANES, tile_depth / 2);
+            }
             _tile_loadd(4, a, a_bytes);
             _tile_loadd(6, first + k * LANES, 64);
             _tile_loadd(7, second + k * LANES, 64);
@@ -165,17 +177,16 @@ static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, int64_t r
 }
 
 // c[rows][num_panels * 16] (+)= a * panels; an even number of panels, a depth that is a multiple of 16.
-template <bool ADD>
+template <bool ADD, bool FAR>
 static inline void multiply_amx(int64_t rows, const bfloat16 *a, int64_t a_stride, const Panels<bfloat16> &panels,
                                 int64_t num_panels, float *c, int64_t c_stride) {
     const int64_t tile_depth = panels.depth % 32 ? 16 : 32;
     for (int64_t row = 0; row < rows; row += 2 * TILE_ROWS) {
         const int64_t count = std::min(rows - row, 2 * TILE_ROWS);
-        if (row == 0 || count < 2 * TILE_ROWS)
-            shape_tiles(std::min(count, TILE_ROWS), count - TILE_ROWS, tile_depth);
+        shape_tiles(std::min(count, TILE_ROWS), std::max<int64_t>(count - TILE_ROWS, 1), tile_depth);
         for (int64_t p = 0; p < num_panels; p += 2)
-            (count > TILE_ROWS ? multiply_tiles<true, ADD> : multiply_tiles<false, ADD>)(
-                a + row * a_stride, a_stride, count, panels, p, tile_depth, c + row * c_stride + p * LANES, c_stride);
+            (count > TILE_ROWS ? multiply_tiles<true, ADD, FAR> : multiply_tiles<false, ADD, FAR>)(
+                a + row * a_stride, a_stride, panels, p, tile_depth, c + row * c_stride + p * LANES, c_stride);
     }
 }
 #endif
@@ -183,8 +194,18 @@ static inline void multiply_amx(int64_t rows, const bfloat16 *a, int64_t a_strid
 // Whether this process may use tile registers; the pool of threads asks the kernel for them once.
 static bool may_use_tiles = false;
 
-// c[rows][num_panels * 16] = a[rows][num_segments * depth] * panels, added to c where ADD.
-template <bool ADD, typename T>
+// Give up the tiles: left in use, they would be saved at every switch of threads.
+static inline void release_tiles() {
+#if defined(__AMX_BF16__)
+    if (tile_shape.first_rows) {
+        _tile_release();
+        tile_shape = {};
+    }
+#endif
+}
+
+// c[rows][num_panels * 16] = a[rows][num_segments * depth] * panels, added to c where ADD; FAR as above.
+template <bool ADD, bool FAR, typename T>
 static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Panels<T> &panels, int64_t num_panels,
                             float *c, int64_t c_stride) {
     int64_t p = 0;
@@ -192,9 +213,7 @@ static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Pa
     if constexpr (sizeof(T) == 2)
         if (may_use_tiles && panels.depth % 16 == 0 && num_panels > 1) {
             p = num_panels / 2 * 2;
-            multiply_amx<ADD>(rows, a, a_stride, panels, p, c, c_stride);
-            // Left in use, they would be saved at every switch of threads.
-            _tile_release();
+            multiply_amx<ADD, FAR>(rows, a, a_stride, panels, p, c, c_stride);
         }
 #endif
     for (; p < num_panels; p += TILE_PANELS)

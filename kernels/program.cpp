@@ -102,6 +102,7 @@ class Pool {
                 op.kernel(op, unit);
                 progress[i].done.fetch_add(1, std::memory_order_release);
             }
+            release_tiles();
             for (int64_t spins = 0; progress[i].done.load(std::memory_order_acquire) < units; spins++)
                 spins < SPINS ? relax() : std::this_thread::yield();
         }

@@ -3,7 +3,8 @@
     python -m loadtest.compare --url ours=http://127.0.0.1:8000 --url peer=http://127.0.0.1:9000 --repeats 2
 
 Starts nobody. Prompts are token ids at `/v1/completions`, so that every server sees prompts of exactly the same length;
-each repetition has new ones, and every server gets the same. Figures are medians over the repetitions, in brackets the
+where one takes text only, `--words-of` a tokenizer makes them words of one token each. Each repetition has new ones, and
+every server gets the same. Figures are medians over the repetitions, in brackets the
 ratio to the first server's. A workload that a server refuses is shown as refused, with its words below the table.
 """
 
@@ -22,7 +23,7 @@ from gevent.event import Event  # type: ignore[import-untyped, unused-ignore]
 from loadtest.measure import Exchange, Summary, summarise
 from loadtest.stream_client import StreamClient, StreamError
 from loadtest.tables import markdown_table, number
-from loadtest.workloads import Ask, TokenRange, mixed_lengths, token_ask, token_prompt
+from loadtest.workloads import Ask, TokenRange, mixed_lengths, single_token_words, token_ask, token_prompt
 
 MAX_STREAMS = 64
 
@@ -42,16 +43,19 @@ class Prompts:
 
     Attributes:
         round_name: names the repetition; prompts are a function of it.
+        words: sent as text instead of token ids, where there are any.
     """
 
     model: str
     round_name: str
     ids: TokenRange
     ignore_eos: bool
+    words: tuple[str, ...] = ()
 
     def ask(self, workload: str, prompt: Sequence[int], answer_tokens: int) -> Ask:
         """Return one request."""
-        return token_ask(self.model, prompt, answer_tokens, workload=workload, ignore_eos=self.ignore_eos)
+        asked = prompt if not self.words else "".join(self.words[number % len(self.words)] for number in prompt)
+        return token_ask(self.model, asked, answer_tokens, workload=workload, ignore_eos=self.ignore_eos)
 
     def fresh(self, length: int, name: str) -> list[int]:
         """Return a prompt that no other repetition and no other name has."""
@@ -194,7 +198,9 @@ class Comparison:
         return markdown_table(COLUMNS, rows)
 
 
-def compare(servers: Sequence[Server], *, repeats: int, ids: TokenRange, ignore_eos: bool) -> Comparison:
+def compare(
+    servers: Sequence[Server], *, repeats: int, ids: TokenRange, ignore_eos: bool, words: tuple[str, ...] = ()
+) -> Comparison:
     """Run every workload on every server, in turns; who begins changes with each repetition."""
     clients = {server.name: StreamClient(server.url, concurrency=MAX_STREAMS) for server in servers}
     cells: dict[str, dict[str, Cell]] = {}
@@ -204,7 +210,9 @@ def compare(servers: Sequence[Server], *, repeats: int, ids: TokenRange, ignore_
         for repeat in range(repeats):
             turn = repeat % len(servers)
             for server in (*servers[turn:], *servers[:turn]):
-                prompts = Prompts(model=server.model, round_name=f"{rows[0]}/{repeat}", ids=ids, ignore_eos=ignore_eos)
+                prompts = Prompts(
+                    model=server.model, round_name=f"{rows[0]}/{repeat}", ids=ids, ignore_eos=ignore_eos, words=words
+                )
                 found = workload(clients[server.name], prompts)
                 errors |= {f"{server.name}, {rows[0]}: {e.error}" for part in found for e in part if e.error}
                 rounds[server.name].append([summarise(part, label=rows[0], users=len(part)) for part in found])
@@ -239,10 +247,12 @@ def main() -> None:
     parser.add_argument("--first-id", type=int, default=300, help="prompts are drawn from token ids [first, last)")
     parser.add_argument("--last-id", type=int, default=1000)
     parser.add_argument("--respect-eos", action="store_true", help="for servers that do not know `ignore_eos`")
+    parser.add_argument("--words-of", help="send text: words that the tokenizer in this folder has one token for")
     options = parser.parse_args()
     servers = [find_server(text, options.model) for text in options.url]
     ids = TokenRange(start=options.first_id, end=options.last_id)
-    found = compare(servers, repeats=options.repeats, ids=ids, ignore_eos=not options.respect_eos)
+    words = single_token_words(options.words_of) if options.words_of else ()
+    found = compare(servers, repeats=options.repeats, ids=ids, ignore_eos=not options.respect_eos, words=words)
     print(found.table())
     print("".join(f"\n{error}" for error in found.errors))
     print(found.to_json())

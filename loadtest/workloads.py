@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
+SPACED_WORD = re.compile("[Ġ▁][a-z]{3,}")
+"""A token of letters after a space, as byte-level and sentencepiece vocabularies write it."""
 STDLIB_FILE = Path(__file__).resolve().parents[1] / "models" / "data" / "stdlib.jsonl"
 
 QUESTIONS = (
@@ -152,9 +157,26 @@ def token_prompt(length: int, *, seed: int | str, ids: TokenRange) -> list[int]:
     return [rng.randrange(ids.start, ids.end) for _ in range(length)]
 
 
-def token_ask(model: str, prompt: Sequence[int], max_tokens: int, *, workload: str, ignore_eos: bool = True) -> Ask:
+def single_token_words(folder: str) -> tuple[str, ...]:
+    """Return words, each with a space before it, that the tokenizer in a folder makes one token of wherever they stand.
+
+    Raises:
+        ValueError: it has no such words.
+    """
+    tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    candidates = (f" {key[1:]}" for key in sorted(tokenizer.get_vocab()) if SPACED_WORD.fullmatch(key))
+    words = tuple(word for word in candidates if len(tokenizer.encode(word * 2, add_special_tokens=False).ids) == 2)
+    if not words:
+        raise ValueError(f"the tokenizer in {folder} has no token for any word with a space before it")
+    return words
+
+
+def token_ask(
+    model: str, prompt: Sequence[int] | str, max_tokens: int, *, workload: str, ignore_eos: bool = True
+) -> Ask:
     """Return a greedy continuation of exactly this prompt; `ignore_eos` is an extension that most servers know."""
-    body: dict[str, Any] = {"model": model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0}
+    asked = prompt if isinstance(prompt, str) else list(prompt)
+    body: dict[str, Any] = {"model": model, "prompt": asked, "max_tokens": max_tokens, "temperature": 0}
     if ignore_eos:
         body["ignore_eos"] = True
     return Ask(workload=workload, path="/v1/completions", body=body)

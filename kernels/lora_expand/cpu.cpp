@@ -31,7 +31,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t panels = ceil_div(end - begin, LANES), panel_size = depth * LANES;
     alignas(64) float sums[BLOCK_TOKENS][UNIT_PANELS * LANES];
     const T *b = static_cast<const T *>(projection.b) + begin / LANES * panel_size;
-    multiply<false>(rows, static_cast<const T *>(op.at[0]) + (block.begin * modules + module) * max_rank, modules * max_rank,
+    multiply<false, true>(rows, static_cast<const T *>(op.at[0]) + (block.begin * modules + module) * max_rank, modules * max_rank,
                     Panels<T>{&b, 1, depth, panel_size}, panels, sums[0], UNIT_PANELS * LANES);
     for (int64_t r = 0; r < rows; r++) {
         T *y = static_cast<T *>(op.at[2]) + (block.begin + r) * width + column + begin;

@@ -4,7 +4,7 @@
 
 namespace packed_linear {
 
-constexpr int64_t UNIT_PANELS = 2, UNIT_ROWS = 256, BLOCK_ROWS = 32;
+constexpr int64_t UNIT_PANELS = 4, UNIT_ROWS = 512, BLOCK_ROWS = 32;
 
 // at: x [rows, in], panels, bias [out] or null, y [rows, out]; size: in, out.
 template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t unit) {
@@ -22,8 +22,10 @@ template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t 
     alignas(64) float sums[BLOCK_ROWS][UNIT_PANELS * LANES];
     for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
         const int64_t count = std::min(BLOCK_ROWS, end - block);
-        multiply<false>(count, x + block * depth, depth, Panels<T>{&weights, 1, depth, panel_size}, panels, sums[0],
-                        UNIT_PANELS * LANES);
+        // The first block brings the panels near.
+        (block == begin ? multiply<false, true, T> : multiply<false, false, T>)(
+            count, x + block * depth, depth, Panels<T>{&weights, 1, depth, panel_size}, panels, sums[0],
+            UNIT_PANELS * LANES);
         for (int64_t r = 0; r < count; r++) {
             Out *row = y + (block + r) * out + column;
             if (bias)

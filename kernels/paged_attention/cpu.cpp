@@ -11,10 +11,9 @@
 
 namespace paged_attention {
 
-constexpr int64_t CHUNK = 64; // positions whose scores are kept at once: those of a unit stay in the nearest cache
-constexpr int64_t UNIT_ROWS = 64;
+constexpr int64_t CHUNK = 128; // positions whose scores are kept at once: those of a unit stay in the nearest cache
+constexpr int64_t UNIT_ROWS = 32;
 
-typedef int32_t LaneNumbers __attribute__((vector_size(64)));
 constexpr LaneNumbers LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // Tokens of one request in a step: their first in the batch, the position of that, how many, and whose blocks.
@@ -102,13 +101,13 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
             // Two panels at a time, wherever the second lies.
             const int64_t panels = std::min<int64_t>(2, lanes - i);
             const int64_t stride = panels == 2 ? keys_at[i + 1] - keys_at[i] : 0;
-            multiply<false>(rows, q, dim, Panels<T>{keys_at + i, 1, dim, stride}, panels, scores + i * LANES, CHUNK);
+            multiply<false, false>(rows, q, dim, Panels<T>{keys_at + i, 1, dim, stride}, panels, scores + i * LANES, CHUNK);
         }
         for (int64_t r = 0; r < rows; r++) {
             const int64_t seen = std::min(count, position + r / group + 1 - start);
             soften(scores + r * CHUNK, weights + r * CHUNK, seen, padded, scale, tops[r], totals[r], sums + r * dim, dim);
         }
-        multiply<true>(rows, weights, CHUNK, Panels<T>{values_at, lanes, LANES, LANES * LANES}, dim / LANES, sums, dim);
+        multiply<true, false>(rows, weights, CHUNK, Panels<T>{values_at, lanes, LANES, LANES * LANES}, dim / LANES, sums, dim);
     }
     for (int64_t r = 0; r < rows; r++) {
         T *out = static_cast<T *>(op.at[5]) + ((token + r / group) * heads + head * group + r % group) * dim;

@@ -142,6 +142,9 @@ class ScriptedRunner:
     def collect(self) -> StepResult:
         return self._results.popleft()
 
+    def idle(self) -> bool:
+        return False
+
     def _compute(self, row: StepRow) -> dict[int, int]:
         own: dict[int, int] = {}
         previous = self._cells[self._slot(row, row.start - 1)] if row.start else 0

@@ -1,4 +1,4 @@
-"""What a failed request leaves in the cache meets nobody."""
+"""What a failed request leaves in the cache meets nobody, and what the runner does while it is idle changes nothing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from engine.backend import KvCache
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -63,3 +64,30 @@ def test_numbers_that_are_not_finite_end_one_request_and_poison_no_other(folder:
         assert found["bad"][-1].error
         assert tokens(found["good"]) == expected, attempt
     assert engine.snapshot().kv_usage == 0
+
+
+def test_memory_taken_beforehand_leaves_what_the_cache_holds(folder: Path) -> None:
+    rested, busy = make_engine(folder), make_engine(folder)
+    prompts = [("a", (1, 2, 3, 4, 5, 6, 8)), ("b", (1, 2, 3, 4, 9))]
+    for name, prompt in prompts:
+        expected = tokens(run(busy, (name, prompt))[name])
+        while rested._runner.idle():
+            pass
+        assert tokens(run(rested, (name, prompt))[name]) == expected
+
+
+def test_taking_memory_beforehand_ends() -> None:
+    cache = KvCache(
+        num_layers=1,
+        num_blocks=40,
+        block_tokens=16,
+        kv_heads=1,
+        head_dim=16,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    cache.data[0, 0, 3] = 5.0
+    assert [cache.touch(20) for _ in range(3)] == [True, True, False]
+    assert [cache.touch(1000) for _ in range(3)] == [True, True, False]
+    assert cache.data[0, 0, 3].eq(5.0).all()
+    assert int((cache.data != 0).sum()) == cache.data[0, 0, 3].numel()

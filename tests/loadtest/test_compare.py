@@ -61,6 +61,12 @@ def test_every_server_gets_the_same_prompts_and_every_repetition_new_ones() -> N
     assert json.loads(found.to_json())["32 streams, same"].keys() == {"a", "b"}
 
 
+def test_prompts_can_be_words_instead_of_token_ids() -> None:
+    prompts = Prompts(model="base", round_name="r", ids=IDS, ignore_eos=True, words=(" ab", " cd", " ef"))
+    ask = prompts.ask("w", [0, 4, 2, 300], 8)
+    assert ask.body["prompt"] == " ab cd ef ab"
+
+
 def test_the_warm_requests_share_the_cold_one_s_prefix() -> None:
     recorder = Recorder()
     with scripted_server(recorder) as url:

@@ -1,0 +1,180 @@
+// Products of whole numbers: weights of one byte with a scale for each output column, and rows of x brought to one byte
+// with a scale for each as they come. See reference.py.
+//
+// A panel is 16 columns over the whole depth as in panels.h, four steps of the depth side by side; the depth is filled
+// with zeros to a multiple of 64, what a tile takes at once.
+#include "../panels.h"
+
+namespace packed_linear_int8 {
+
+constexpr int64_t STEP = 4, TILE_DEPTH = 64;
+constexpr int64_t UNIT_PANELS = 2, UNIT_ROWS = 256, BLOCK_ROWS = 32, UNIT_QUANTIZED = 4;
+
+typedef uint8_t LaneBytes __attribute__((vector_size(16)));
+alignas(64) typedef int32_t Sums[BLOCK_ROWS][UNIT_PANELS * LANES];
+
+// at: x [rows, depth], q [rows, padded], scales [rows]; size: depth, padded. A row that is not finite has no finite scale.
+template <typename T> static int64_t quantize(const Op &op, int64_t unit) {
+    const int64_t rows = *op.count, depth = op.size[0], padded = op.size[1];
+    if (unit < 0)
+        return ceil_div(rows, UNIT_QUANTIZED);
+    for (int64_t r = unit * UNIT_QUANTIZED; r < std::min(rows, (unit + 1) * UNIT_QUANTIZED); r++) {
+        const T *x = static_cast<const T *>(op.at[0]) + r * depth;
+        uint8_t *q = static_cast<uint8_t *>(op.at[1]) + r * padded;
+        T rest[LANES] = {};
+        const int64_t whole = depth / LANES * LANES;
+        std::memcpy(rest, x + whole, (depth - whole) * sizeof(T));
+        Lanes tops = {}, health = {};
+        const auto see = [&](Lanes lanes) {
+            const Lanes sizes = lanes < 0.0f ? -lanes : lanes;
+            tops = sizes > tops ? sizes : tops;
+            health += lanes * 0.0f;
+        };
+        for (int64_t i = 0; i < whole; i += LANES)
+            see(load_lanes(x + i));
+        see(load_lanes(rest));
+        const float top = highest_of(tops), unhealthy = sum_of(health);
+        static_cast<float *>(op.at[2])[r] = top / 127.0f + unhealthy;
+        std::memset(q + whole, 0, padded - whole);
+        if (!(unhealthy == 0.0f)) {
+            std::memset(q, 0, whole);
+            continue;
+        }
+        const float inverse = top > 0.0f ? 127.0f / top : 0.0f;
+        const auto narrow = [&](Lanes lanes) {
+            // What is added to 1.5 * 2^23 is rounded, and lies in the last byte.
+            return __builtin_convertvector((LaneBits)(lanes * inverse + 12582912.0f), LaneBytes);
+        };
+        for (int64_t i = 0; i < whole; i += LANES) {
+            const LaneBytes bytes = narrow(load_lanes(x + i));
+            std::memcpy(q + i, &bytes, sizeof bytes);
+        }
+        const LaneBytes bytes = narrow(load_lanes(rest));
+        std::memcpy(q + whole, &bytes, depth - whole);
+    }
+    return 0;
+}
+
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+template <bool TWO>
+static inline void multiply_tiles(const int8_t *q, int64_t stride, int64_t rows, const int8_t *first,
+                                  const int8_t *second, int64_t depth, Sums &sums) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < depth; k += TILE_DEPTH) {
+        for (int64_t r = 0; r < LANES; r++) {
+            _mm_prefetch(reinterpret_cast<const char *>(first + (k + 2 * TILE_DEPTH) * LANES + 64 * r), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char *>(second + (k + 2 * TILE_DEPTH) * LANES + 64 * r), _MM_HINT_T0);
+        }
+        _tile_loadd(4, q + k, stride);
+        _tile_loadd(6, first + k * LANES, 64);
+        _tile_loadd(7, second + k * LANES, 64);
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 4, 7);
+        if constexpr (TWO) {
+            _tile_loadd(5, q + TILE_ROWS * stride + k, stride);
+            _tile_dpbssd(2, 5, 6);
+            _tile_dpbssd(3, 5, 7);
+        }
+    }
+    _tile_stored(0, sums[0], sizeof sums[0]);
+    _tile_stored(1, sums[0] + LANES, sizeof sums[0]);
+    if constexpr (TWO) {
+        _tile_stored(2, sums[TILE_ROWS], sizeof sums[0]);
+        _tile_stored(3, sums[TILE_ROWS] + LANES, sizeof sums[0]);
+    }
+}
+#endif
+
+// One panel; rows share what is read of it.
+template <int64_t ROWS>
+static inline void multiply_panel(const int8_t *q, int64_t stride, const int8_t *panel, int64_t depth, int32_t *sums) {
+    LaneNumbers rows[ROWS] = {};
+#if defined(__AVX512VNNI__)
+    // The instruction takes one factor without sign: 128 is added to x, and its product with the panel taken away.
+    constexpr uint32_t OFFSET = 0x80808080u;
+    __m512i excess = {};
+    for (int64_t k = 0; k < depth; k += STEP) {
+        const __m512i columns = _mm512_loadu_si512(panel + k * LANES);
+        excess = _mm512_dpbusd_epi32(excess, _mm512_set1_epi32(static_cast<int32_t>(OFFSET)), columns);
+        for (int64_t r = 0; r < ROWS; r++) {
+            uint32_t four;
+            std::memcpy(&four, q + r * stride + k, sizeof four);
+            const __m512i spread = _mm512_set1_epi32(static_cast<int32_t>(four ^ OFFSET));
+            rows[r] = (LaneNumbers)_mm512_dpbusd_epi32((__m512i)rows[r], spread, columns);
+        }
+    }
+    for (int64_t r = 0; r < ROWS; r++)
+        rows[r] -= (LaneNumbers)excess;
+#else
+    for (int64_t k = 0; k < depth; k += STEP) {
+        LaneBits columns;
+        std::memcpy(&columns, panel + k * LANES, sizeof columns);
+        for (int64_t r = 0; r < ROWS; r++)
+            for (int64_t i = 0; i < STEP; i++)
+                rows[r] += q[r * stride + k + i] * ((LaneNumbers)(columns << (24 - 8 * i)) >> 24);
+    }
+#endif
+    for (int64_t r = 0; r < ROWS; r++)
+        std::memcpy(sums + r * UNIT_PANELS * LANES, &rows[r], sizeof rows[r]);
+}
+
+static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, int64_t num_panels, int64_t depth,
+                     Sums &sums) {
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+    if (may_use_tiles && num_panels == UNIT_PANELS) {
+        // As many bytes as of 32 deep bfloat16.
+        shape_tiles(std::min(rows, TILE_ROWS), std::max<int64_t>(rows - TILE_ROWS, 1), 32);
+        const int8_t *second = panels + depth * LANES;
+        (rows > TILE_ROWS ? multiply_tiles<true> : multiply_tiles<false>)(q, depth, rows, panels, second, depth, sums);
+        return;
+    }
+#endif
+    for (int64_t p = 0; p < num_panels; p++) {
+        const int8_t *panel = panels + p * depth * LANES;
+        int64_t r = 0;
+        for (; r + 4 <= rows; r += 4)
+            multiply_panel<4>(q + r * depth, depth, panel, depth, sums[r] + p * LANES);
+        for (; r < rows; r++)
+            multiply_panel<1>(q + r * depth, depth, panel, depth, sums[r] + p * LANES);
+    }
+}
+
+// at: q [rows, padded], scales [rows], panels, scales of columns [out], bias [out] or null, y [rows, out];
+// size: padded, out.
+template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+    const int64_t rows = *op.count, depth = op.size[0], out = op.size[1];
+    const int64_t num_panels = ceil_div(out, LANES), panel_units = ceil_div(num_panels, UNIT_PANELS);
+    if (unit < 0)
+        return panel_units * ceil_div(rows, UNIT_ROWS);
+    const int64_t panel = unit % panel_units * UNIT_PANELS, panels = std::min(UNIT_PANELS, num_panels - panel);
+    const int64_t column = panel * LANES, columns = std::min(panels * LANES, out - column);
+    const int8_t *q = static_cast<const int8_t *>(op.at[0]);
+    const float *row_scales = static_cast<const float *>(op.at[1]);
+    const float *column_scales = static_cast<const float *>(op.at[3]) + column;
+    const T *bias = op.at[4] ? static_cast<const T *>(op.at[4]) + column : nullptr;
+    const int64_t begin = unit / panel_units * UNIT_ROWS, end = std::min(rows, begin + UNIT_ROWS);
+    Sums sums;
+    for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
+        const int64_t count = std::min(BLOCK_ROWS, end - block);
+        multiply(count, q + block * depth, static_cast<const int8_t *>(op.at[2]) + column * depth, panels, depth, sums);
+        for (int64_t r = 0; r < count; r++) {
+            const float scale = row_scales[block + r];
+            T *y = static_cast<T *>(op.at[5]) + (block + r) * out + column;
+            for (int64_t n = 0; n < columns; n++)
+                store(static_cast<float>(sums[r][n]) * scale * column_scales[n] + (bias ? widen(bias[n]) : 0.0f), y[n]);
+        }
+    }
+    return 0;
+}
+
+} // namespace packed_linear_int8
+
+extern "C" {
+int64_t quantize_rows_f32(const Op &op, int64_t unit) { return packed_linear_int8::quantize<float>(op, unit); }
+int64_t quantize_rows_bf16(const Op &op, int64_t unit) { return packed_linear_int8::quantize<bfloat16>(op, unit); }
+int64_t packed_linear_int8_f32(const Op &op, int64_t unit) { return packed_linear_int8::kernel<float>(op, unit); }
+int64_t packed_linear_int8_bf16(const Op &op, int64_t unit) { return packed_linear_int8::kernel<bfloat16>(op, unit); }
+}

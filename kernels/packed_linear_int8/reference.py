@@ -1,0 +1,45 @@
+"""A product in whole numbers: a byte for each weight and each input, scales for output columns and for rows of inputs.
+
+Symmetric round-to-nearest, weights once, inputs as they come (LLM.int8(), Dettmers et al., 2022, arXiv 2208.07339,
+section 2.1, "vector-wise quantization", without its outlier columns). Sums are exact in int32 up to 133,000 inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.packed_linear.reference import LANES
+
+STEP, TILE_DEPTH = 4, 64
+HIGHEST = 127
+
+
+def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return x [rows, depth] as int8 and the scale of each row, float32 [rows]; not finite where a row is not."""
+    wide = x.float()
+    top = wide.abs().amax(dim=1)
+    scales = top / HIGHEST + (wide * 0).sum(dim=1)
+    inverse = torch.where((top > 0) & scales.isfinite(), HIGHEST / top, 0.0)
+    return (wide * inverse[:, None]).nan_to_num().round().to(torch.int8), scales
+
+
+def packed_linear_int8(
+    x: torch.Tensor, weight: torch.Tensor, column_scales: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply x [rows, in] by an int8 weight [out, in] with float32 scales [out]; returns [rows, out] as `x`."""
+    q, row_scales = quantize_rows(x)
+    sums = (q.double() @ weight.double().T).float()
+    y = sums * row_scales[:, None] * column_scales
+    return (y if bias is None else y + bias.float()).to(x.dtype)
+
+
+def padded_depth(depth: int) -> int:
+    """Return the depth that panels have: a multiple of what a tile takes."""
+    return -(-depth // TILE_DEPTH) * TILE_DEPTH
+
+
+def to_int8_panels(weight: torch.Tensor) -> torch.Tensor:
+    """Lay out an int8 `weight` [out, in] as [panels, padded / 4, 16, 4], zeros where there is no weight."""
+    out, depth = weight.shape
+    padded: torch.Tensor = torch.nn.functional.pad(weight, (0, padded_depth(depth) - depth, 0, -out % LANES))
+    return padded.view(-1, LANES, padded.shape[1] // STEP, STEP).transpose(1, 2).contiguous()
