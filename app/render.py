@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from app.hazards import openai_scores
 from app.schemas.chat import AssistantMessage, ChatChoice, ChatCompletion
-from app.schemas.common import PromptTokensDetails, Usage
-from app.schemas.completions import Completion, CompletionChoice
+from app.schemas.common import ChatLogprobs, ChosenLogprob, PromptTokensDetails, TokenLogprob, Usage
+from app.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
 from app.schemas.models import Model
 from app.schemas.moderations import ModerationResponse, ModerationResult
 from app.streaming import Answer
-from deployments.generation import Finished, ModelCard, Verdict
+from deployments.generation import Finished, ModelCard, TokenScore, Verdict
+
+LEAST_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +27,11 @@ class ResponseHead:
     model: str
 
 
-def usage(finished: Iterable[Finished]) -> Usage:
-    """Return the token counts of all choices together."""
-    ends = tuple(finished)
+def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> Usage:
+    """Return the token counts of all choices together, in their order; a prompt counts once for all its answers."""
+    ends = finished[::answers_per_prompt]
     num_prompt_tokens = sum(end.num_prompt_tokens for end in ends)
-    num_completion_tokens = sum(end.num_completion_tokens for end in ends)
+    num_completion_tokens = sum(end.num_completion_tokens for end in finished)
     return Usage(
         prompt_tokens=num_prompt_tokens,
         completion_tokens=num_completion_tokens,
@@ -37,33 +40,117 @@ def usage(finished: Iterable[Finished]) -> Usage:
     )
 
 
-def chat_completion(head: ResponseHead, answer: Answer) -> ChatCompletion:
-    """Return a whole chat answer; a refused input has a `refusal` and no content."""
-    refusal = answer.finished.refusal
-    message = AssistantMessage(content=answer.text if refusal is None else None, refusal=refusal)
-    choice = ChatChoice(index=0, message=message, finish_reason=answer.finished.reason.value)
+def chat_completion(head: ResponseHead, answers: Sequence[Answer], *, tells_scores: bool = False) -> ChatCompletion:
+    """Return whole answers to one chat; a refused input has a `refusal` and no content."""
+    choices = []
+    for index, answer in enumerate(answers):
+        refusal = answer.finished.refusal
+        message = AssistantMessage(content=answer.text if refusal is None else None, refusal=refusal)
+        scores = chat_logprobs(answer.scores) if tells_scores else None
+        choices.append(
+            ChatChoice(index=index, message=message, logprobs=scores, finish_reason=answer.finished.reason.value)
+        )
     return ChatCompletion(
         id=head.response_id,
         created=head.created_s,
         model=head.model,
-        choices=[choice],
-        usage=usage([answer.finished]),
-    )
-
-
-def completion(head: ResponseHead, answers: Sequence[Answer]) -> Completion:
-    """Return whole text answers, one choice for each prompt."""
-    choices = [
-        CompletionChoice(index=index, text=answer.text, finish_reason=answer.finished.reason.value)
-        for index, answer in enumerate(answers)
-    ]
-    return Completion(
-        id=head.response_id,
-        created=head.created_s,
-        model=head.model,
         choices=choices,
-        usage=usage(answer.finished for answer in answers),
+        usage=usage([answer.finished for answer in answers], len(answers)),
     )
+
+
+def chat_logprobs(scores: Iterable[TokenScore]) -> ChatLogprobs:
+    """Return the scores of an answer, or of a piece of one, as chats have them."""
+    content = [
+        ChosenLogprob(**_token_logprob(score), top_logprobs=[TokenLogprob(**_token_logprob(top)) for top in score.top])
+        for score in scores
+    ]
+    return ChatLogprobs(content=content)
+
+
+def completion(
+    head: ResponseHead, answers: Sequence[Answer], *, answers_per_prompt: int, shape: CompletionShape
+) -> Completion:
+    """Return whole text answers: of each prompt's, which stand side by side, the `num_choices` likeliest per token."""
+    choices: list[CompletionChoice] = []
+    for start in range(0, len(answers), answers_per_prompt):
+        computed = answers[start : start + answers_per_prompt]
+        if len(computed) > shape.num_choices:
+            computed = sorted(computed, key=lambda answer: -answer.mean_logprob)[: shape.num_choices]
+        choices += [_completion_choice(len(choices) + index, answer, shape) for index, answer in enumerate(computed)]
+    counts = usage([answer.finished for answer in answers], answers_per_prompt)
+    if shape.hides_answer:
+        counts = counts.model_copy(update={"completion_tokens": 0, "total_tokens": counts.prompt_tokens})
+    return Completion(id=head.response_id, created=head.created_s, model=head.model, choices=choices, usage=counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionShape:
+    """What a text completion shows.
+
+    Attributes:
+        num_choices: answers to each prompt.
+        tells_scores: whether log-probabilities are told.
+        hides_answer: only the echo of the prompt was asked for.
+    """
+
+    num_choices: int = 1
+    tells_scores: bool = False
+    hides_answer: bool = False
+
+
+def _completion_choice(index: int, answer: Answer, shape: CompletionShape) -> CompletionChoice:
+    echo = answer.started.prompt_text or ""
+    logprobs = None
+    if shape.tells_scores:
+        told = TextScores()
+        logprobs = told.next(answer.started.prompt_scores + (() if shape.hides_answer else answer.scores))
+    return CompletionChoice(
+        index=index,
+        text=echo if shape.hides_answer else echo + answer.text,
+        logprobs=logprobs,
+        finish_reason="length" if shape.hides_answer else answer.finished.reason.value,
+    )
+
+
+class TextScores:
+    """Scores as text completions have them; offsets go on from piece to piece of one choice."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+
+    def next(self, scores: Iterable[TokenScore]) -> CompletionLogprobs:
+        """Return the scores of the next piece."""
+        scores = tuple(scores)
+        offsets = []
+        for score in scores:
+            offsets.append(self._offset)
+            self._offset += len(score.text)
+        return CompletionLogprobs(
+            tokens=[score.text for score in scores],
+            token_logprobs=[None if score.logprob is None else _finite(score.logprob) for score in scores],
+            top_logprobs=[_top_by_text(score) for score in scores],
+            text_offset=offsets,
+        )
+
+
+def _top_by_text(score: TokenScore) -> dict[str, float] | None:
+    if score.logprob is None:
+        return None
+    # The likeliest first, and of tokens that look alike the likeliest; the one of the text is always among them.
+    found: dict[str, float] = {}
+    for token in (*score.top, score):
+        found.setdefault(token.text, _finite(token.logprob))
+    return found
+
+
+def _token_logprob(score: TokenScore) -> dict[str, Any]:
+    return {"token": score.text, "logprob": _finite(score.logprob), "bytes": list(score.raw)}
+
+
+def _finite(logprob: float | None) -> float:
+    # JSON has no infinity; OpenAI writes this number for "never".
+    return max(logprob if logprob is not None else LEAST_LOGPROB, LEAST_LOGPROB)
 
 
 def model(card: ModelCard) -> Model:

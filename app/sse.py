@@ -9,7 +9,8 @@ One frame of a chat stream, with the usage asked for (one line, then an empty on
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import Any, Protocol
 
 import orjson
@@ -17,9 +18,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.errors import ApiError, is_our_fault, to_api_error
-from app.render import ResponseHead, usage
+from app.render import CompletionShape, ResponseHead, TextScores, chat_logprobs, usage
+from app.schemas.common import Usage
 from app.streaming import ChoiceEvent, EventBatches
-from deployments.generation import Finished, TextDelta
+from deployments.generation import EndReason, Finished, Started, TextDelta, TokenScore
 
 DONE = b"data: [DONE]\n\n"
 
@@ -41,7 +43,7 @@ class StreamFrames(Protocol):
 class _Frames:
     """What the two kinds of streams share: the head of a chunk, and the chunk of counts."""
 
-    def __init__(self, head: ResponseHead, *, kind: str, include_usage: bool) -> None:
+    def __init__(self, head: ResponseHead, *, kind: str, include_usage: bool, answers_per_prompt: int) -> None:
         self._head: dict[str, Any] = {
             "id": head.response_id,
             "object": kind,
@@ -49,14 +51,17 @@ class _Frames:
             "model": head.model,
         }
         self._include_usage = include_usage
-        self._finished: list[Finished] = []
+        self._answers_per_prompt = answers_per_prompt
+        self._finished: dict[int, Finished] = {}
 
     def closing(self) -> bytes:
         """Return the chunk of counts, where it is asked for, and the end mark."""
         if not self._include_usage:
             return DONE
-        counts = usage(self._finished).model_dump(mode="json")
-        return _frame(self._head | {"choices": [], "usage": counts}) + DONE
+        return _frame(self._head | {"choices": [], "usage": self._counts().model_dump(mode="json")}) + DONE
+
+    def _counts(self) -> Usage:
+        return usage([self._finished[index] for index in sorted(self._finished)], self._answers_per_prompt)
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         chunk = self._head | {"choices": [choice]}
@@ -68,8 +73,13 @@ class _Frames:
 class ChatFrames(_Frames):
     """Chunks of a chat: the role, pieces of content, an empty delta with the finish reason."""
 
-    def __init__(self, head: ResponseHead, *, include_usage: bool) -> None:
-        super().__init__(head, kind="chat.completion.chunk", include_usage=include_usage)
+    def __init__(
+        self, head: ResponseHead, *, include_usage: bool, num_choices: int = 1, tells_scores: bool = False
+    ) -> None:
+        super().__init__(
+            head, kind="chat.completion.chunk", include_usage=include_usage, answers_per_prompt=num_choices
+        )
+        self._tells_scores = tells_scores
         self._opened: set[int] = set()
 
     def event(self, item: ChoiceEvent) -> bytes:
@@ -79,35 +89,57 @@ class ChatFrames(_Frames):
             self._opened.add(item.index)
             frames = self._delta(item.index, {"role": "assistant", "content": "", "refusal": None})
         if isinstance(item.event, TextDelta):
-            frames += self._delta(item.index, {"content": item.event.text})
+            logprobs = None
+            if self._tells_scores:
+                logprobs = chat_logprobs(item.event.scores).model_dump(mode="json")
+            frames += self._delta(item.index, {"content": item.event.text}, logprobs=logprobs)
         elif isinstance(item.event, Finished):
-            self._finished.append(item.event)
+            self._finished[item.index] = item.event
             if item.event.refusal is not None:
                 frames += self._delta(item.index, {"refusal": item.event.refusal})
             frames += self._delta(item.index, {}, item.event.reason.value)
         return frames
 
-    def _delta(self, index: int, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        return self._chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason})
+    def _delta(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason})
 
 
 class CompletionFrames(_Frames):
-    """Chunks of text completions: pieces of text, then an empty one with the finish reason."""
+    """Chunks of text completions: the echo, pieces of text, then an empty one with the finish reason."""
 
-    def __init__(self, head: ResponseHead, *, include_usage: bool) -> None:
-        super().__init__(head, kind="text_completion", include_usage=include_usage)
+    def __init__(self, head: ResponseHead, *, include_usage: bool, shape: CompletionShape) -> None:
+        super().__init__(
+            head, kind="text_completion", include_usage=include_usage, answers_per_prompt=shape.num_choices
+        )
+        self._shape = shape
+        self._scores_by_choice: dict[int, TextScores] = {}
 
     def event(self, item: ChoiceEvent) -> bytes:
         """Return the frames of one event."""
-        if isinstance(item.event, TextDelta):
-            return self._text(item.index, item.event.text, None)
-        if isinstance(item.event, Finished):
-            self._finished.append(item.event)
-            return self._text(item.index, "", item.event.reason.value)
+        match item.event:
+            case Finished() as finished:
+                if self._shape.hides_answer:
+                    finished = replace(finished, reason=EndReason.LENGTH, num_completion_tokens=0)
+                self._finished[item.index] = finished
+                return self._text(item.index, "", (), finished.reason.value)
+            case TextDelta(text=text, scores=scores) if not self._shape.hides_answer:
+                return self._text(item.index, text, scores)
+            case Started(prompt_text=text, prompt_scores=scores) if text is not None:
+                return self._text(item.index, text, scores)
         return b""
 
-    def _text(self, index: int, text: str, finish_reason: str | None) -> bytes:
-        return self._chunk({"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason})
+    def _text(self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None) -> bytes:
+        logprobs = None
+        if self._shape.tells_scores and finish_reason is None:
+            told = self._scores_by_choice.setdefault(index, TextScores())
+            logprobs = told.next(scores).model_dump(mode="json")
+        return self._chunk({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
 
 
 class EventStream(Response):

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Self
 
-from deployments.generation import Finished, GenerationEvent, TextDelta
+from deployments.generation import Finished, GenerationEvent, Started, TextDelta, TokenScore
 
 MAX_READY_EVENTS = 64
 
@@ -30,6 +31,14 @@ class Answer:
 
     text: str
     finished: Finished
+    started: Started
+    scores: tuple[TokenScore, ...] = ()
+
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens; of none it is minus infinity."""
+        scores = [score.logprob for score in self.scores if score.logprob is not None]
+        return sum(scores) / len(scores) if scores else -inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +125,8 @@ async def collect(generations: Sequence[AsyncIterator[GenerationEvent]]) -> list
     Raises:
         Exception: what any of the generations raised; the others are closed then.
     """
-    pieces: list[list[str]] = [[] for _ in generations]
+    pieces: list[list[TextDelta]] = [[] for _ in generations]
+    started: dict[int, Started] = {}
     finished: dict[int, Finished] = {}
     events = EventBatches(generations)
     try:
@@ -124,9 +134,19 @@ async def collect(generations: Sequence[AsyncIterator[GenerationEvent]]) -> list
         async for batch in events.batches():
             for item in batch:
                 if isinstance(item.event, TextDelta):
-                    pieces[item.index].append(item.event.text)
-                elif isinstance(item.event, Finished):
+                    pieces[item.index].append(item.event)
+                elif isinstance(item.event, Started):
+                    started[item.index] = item.event
+                else:
                     finished[item.index] = item.event
     finally:
         await events.close()
-    return [Answer(text="".join(texts), finished=finished[index]) for index, texts in enumerate(pieces)]
+    return [
+        Answer(
+            text="".join(delta.text for delta in deltas),
+            finished=finished[index],
+            started=started[index],
+            scores=tuple(score for delta in deltas for score in delta.scores),
+        )
+        for index, deltas in enumerate(pieces)
+    ]

@@ -6,7 +6,8 @@ Pure and total: the same body, ids and seeds give the same requests, and every f
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 SeedSource = Callable[[], int]
 
 _SEED_MASK = 2**64 - 1
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""Odd, and far from any seed that a person would choose: of the golden ratio, as splitmix64 steps."""
 
 
 def random_seed() -> int:
@@ -30,10 +33,10 @@ def random_seed() -> int:
     return secrets.randbits(64)
 
 
-def chat_generation(
+def chat_generations(
     body: ChatCompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
-) -> GenerationRequest:
-    """Return what one chat completion asks of the gateway. `developer` turns go to the template as `system`."""
+) -> tuple[GenerationRequest, ...]:
+    """Return one request for each choice of a chat completion. `developer` turns go to the template as `system`."""
     if len(body.messages) > limits.max_messages:
         raise RequestError(
             f"'messages' has {len(body.messages)} items; at most {limits.max_messages} are allowed.", field="messages"
@@ -49,14 +52,17 @@ def chat_generation(
         raise RequestError(
             "'max_tokens' is the older name of 'max_completion_tokens'; set one of them.", field="max_tokens"
         )
-    max_tokens = body.max_completion_tokens or body.max_tokens
-    return _generation(body, ChatPrompt(messages=turns), limits, max_tokens, request_id, _seed(body, draw_seed))
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("'top_logprobs' needs 'logprobs' to be true.", field="top_logprobs")
+    base = _generation(body, ChatPrompt(messages=turns), limits, body.max_completion_tokens or body.max_tokens)
+    told = replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    return _choices([replace(base, params=told)], body.n or 1, limits, request_id, _seed(body, draw_seed))
 
 
 def text_generations(
     body: CompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
 ) -> tuple[GenerationRequest, ...]:
-    """Return one request for each prompt of a text completion, in order; all draw from one seed."""
+    """Return the requests of a text completion: for each prompt, in order, one for each answer that is computed."""
     prompts = _prompts(body.prompt)
     if len(prompts) > limits.max_prompts:
         raise RequestError(
@@ -64,11 +70,25 @@ def text_generations(
         )
     _check_chars(sum(len(p.text) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
     _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
-    seed = _seed(body, draw_seed)
-    return tuple(
-        _generation(body, prompt, limits, body.max_tokens, f"{request_id}-{index}", seed)
-        for index, prompt in enumerate(prompts)
-    )
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("'max_tokens' must be at least 1 where 'echo' is not set.", field="max_tokens")
+    num_wanted, num_answers = body.n or 1, answers_per_prompt(body)
+    if num_answers < num_wanted:
+        raise RequestError(f"'best_of' ({num_answers}) must be at least 'n' ({num_wanted}).", field="best_of")
+    if num_answers > num_wanted and body.stream:
+        raise RequestError("'best_of' above 'n' cannot be streamed.", field="best_of")
+    scores = body.logprobs if num_answers == num_wanted else body.logprobs or 0
+    bases = []
+    for prompt in prompts:
+        base = _generation(body, prompt, limits, body.max_tokens)
+        params = replace(base.params, num_logprobs=scores, num_prompt_logprobs=body.logprobs if body.echo else None)
+        bases.append(replace(base, params=params, echoes=bool(body.echo)))
+    return _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed))
+
+
+def answers_per_prompt(body: CompletionRequest) -> int:
+    """Return how many answers are computed for each prompt: `best_of`, or as many as are returned."""
+    return body.best_of or body.n or 1
 
 
 def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[str, ...]:
@@ -130,11 +150,40 @@ def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...
     return tuple(dict.fromkeys(stop))
 
 
+def _choices(
+    bases: Sequence[GenerationRequest], count: int, limits: LimitSettings, request_id: str, seed: int
+) -> tuple[GenerationRequest, ...]:
+    """Return each request `count` times, with ids of their own; the answers to one prompt draw from unlike seeds."""
+    if len(bases) * count > limits.max_choices:
+        raise RequestError(
+            f"This request asks for {len(bases) * count} answers; at most {limits.max_choices} are allowed.", field="n"
+        )
+    seeds = [(seed + index * _SEED_STEP) & _SEED_MASK for index in range(count)]
+    return tuple(
+        replace(
+            base, request_id=f"{request_id}-{place * count + index}", params=replace(base.params, seed=seeds[index])
+        )
+        for place, base in enumerate(bases)
+        for index in range(count)
+    )
+
+
+def _logit_bias(body: SamplingFields, limits: LimitSettings) -> tuple[tuple[int, float], ...]:
+    bias = body.logit_bias or {}
+    if len(bias) > limits.max_logit_bias:
+        raise RequestError(
+            f"'logit_bias' has {len(bias)} entries; at most {limits.max_logit_bias} are allowed.", field="logit_bias"
+        )
+    for key in bias:
+        if not key.isascii() or not key.isdecimal() or len(key) > 9:
+            raise RequestError(f"'logit_bias' has the key {key[:32]!r}; keys are token ids.", field="logit_bias")
+    # Two spellings of one id count together.
+    return tuple((int(key), value) for key, value in bias.items())
+
+
 def _generation(
-    body: SamplingFields, prompt: Prompt, limits: LimitSettings, max_tokens: int | None, request_id: str, seed: int
+    body: SamplingFields, prompt: Prompt, limits: LimitSettings, max_tokens: int | None
 ) -> GenerationRequest:
-    if body.n not in (None, 1):
-        raise RequestError("'n' above 1 is not supported by this server.", field="n", code="unsupported_parameter")
     if body.stream_options is not None and not body.stream:
         raise RequestError("'stream_options' needs 'stream' to be true.", field="stream_options")
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
@@ -149,19 +198,22 @@ def _generation(
         top_k=max(0, body.top_k or 0),
         top_p=1.0 if body.top_p is None else body.top_p,
         min_p=body.min_p or 0.0,
-        seed=seed,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
+        logit_bias=_logit_bias(body, limits),
+        allowed_token_ids=tuple(dict.fromkeys(body.allowed_token_ids or ())),
     )
     return GenerationRequest(
-        request_id=request_id,
+        request_id="",  # every choice gets its own
         model=body.model,
         prompt=prompt,
         params=params,
-        max_tokens=max_tokens,
+        # Nothing can be drawn from without a step: the one token of an echo alone is computed, and not shown.
+        max_tokens=max(1, max_tokens) if max_tokens is not None else None,
+        bad_words=tuple(dict.fromkeys(body.bad_words or ())),
         stop=_stop_strings(body, limits),
         salt=body.cache_salt or "",
         priority=body.priority or 0,

@@ -25,6 +25,7 @@ from deployments.generation import (
     TextDelta,
     TextPrompt,
     TokenPrompt,
+    TokenScore,
 )
 from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids
 from deployments.metrics import GatewayMetrics
@@ -34,7 +35,7 @@ from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream_handler import Judge, StreamHandler
 from engine.errors import EngineError, RequestError
-from engine.request import FinishReason, RequestId
+from engine.request import FinishReason, RequestId, TokenLogprobs
 
 REFUSAL = "I can't help with that request."
 DEADLINE_SLACK_S = 1.0
@@ -50,6 +51,14 @@ class TextDecoder(Protocol):
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of some token ids."""
+        ...
+
+    def spelling(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        ...
+
+    def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """Return the token ids of a word at the front of a text, and after a space."""
         ...
 
 
@@ -159,15 +168,34 @@ class Answer:
                 field=field,
                 code="context_length_exceeded",
             )
+        self._check_ids()
+        bad_words = (self._model.decoder.encode_word(word) for word in self._request.bad_words)
         return GenerationCall(
             request_id=RequestId(self._request.request_id),
             prompt_ids=pack_ids(self._prompt_ids),
-            params=replace(self._request.params, max_tokens=asked or limit - num_prompt),
+            params=replace(
+                self._request.params,
+                max_tokens=asked or limit - num_prompt,
+                bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
+            ),
             adapter=self._adapter,
             salt=self._request.salt,
             priority=self._request.priority,
             timeout_s=None if deadline_s is None else max(0.0, deadline_s - self._clock()) + DEADLINE_SLACK_S,
         )
+
+    def _check_ids(self) -> None:
+        params, size = self._request.params, self._model.config.vocab_size
+        named = {
+            "logit_bias": [token_id for token_id, _ in params.logit_bias],
+            "allowed_token_ids": params.allowed_token_ids,
+        }
+        for field, token_ids in named.items():
+            wrong = next((token_id for token_id in token_ids if token_id >= size), None)
+            if wrong is not None:
+                raise RequestError(
+                    f"'{field}' has the token id {wrong}; those of this model are from 0 to {size - 1}.", field=field
+                )
 
     async def _is_refused(self) -> bool:
         if self._safety is None or not self._safety.screen_input:
@@ -204,17 +232,57 @@ class Answer:
                         for event in self._refusal():
                             yield event
                         return
-                    yield Started(num_prompt_tokens=len(self._prompt_ids), num_cached_tokens=batch.num_cached_tokens)
+                    yield self._started(batch)
                 last_s = self._measure(len(batch.token_ids), last_s)
-                piece = await _fed(text, batch)
-                if piece:
-                    yield TextDelta(text=piece)
+                piece = await self._fed(text, batch)
+                scores = text.take_scores()
+                if piece or scores:
+                    yield TextDelta(text=piece, scores=scores)
                 if text.is_cut or text.is_flagged or batch.is_last:
                     break
         piece = await text.close()
-        if piece:
-            yield TextDelta(text=piece)
+        scores = text.take_scores()
+        if piece or scores:
+            yield TextDelta(text=piece, scores=scores)
         yield self._finished(text, batch)
+
+    async def _fed(self, text: StreamHandler, batch: TokenBatch) -> str:
+        scores = self._scored(batch.token_ids, batch.logprobs) if batch.logprobs else ()
+        if batch.finish_reason is not FinishReason.STOP:
+            return await text.feed(batch.token_ids, scores)
+        # The token that ended the answer is counted, and not shown.
+        piece = await text.feed(batch.token_ids[:-1], scores[:-1])
+        if not text.is_cut:
+            text.count_hidden(1)
+        return piece
+
+    def _started(self, batch: TokenBatch) -> Started:
+        prompt_text: str | None = None
+        prompt_scores: tuple[TokenScore, ...] = ()
+        if self._request.echoes:
+            prompt = self._request.prompt
+            prompt_text = (
+                prompt.text if isinstance(prompt, TextPrompt) else self._model.decoder.decode(self._prompt_ids)
+            )
+        if self._request.params.num_prompt_logprobs is not None:
+            first = self._score(self._prompt_ids[0], None)
+            prompt_scores = first, *self._scored(self._prompt_ids[1:], batch.prompt_logprobs)
+        return Started(
+            num_prompt_tokens=len(self._prompt_ids),
+            num_cached_tokens=batch.num_cached_tokens,
+            prompt_text=prompt_text,
+            prompt_scores=prompt_scores,
+        )
+
+    def _scored(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenScore, ...]:
+        return tuple(
+            self._score(token_id, entry.logprob, tuple(self._score(*pair) for pair in entry.top))
+            for token_id, entry in zip(token_ids, logprobs, strict=True)
+        )
+
+    def _score(self, token_id: int, logprob: float | None, top: tuple[TokenScore, ...] = ()) -> TokenScore:
+        raw = self._model.decoder.spelling(token_id)
+        return TokenScore(token_id, raw.decode("utf-8", "replace"), raw, logprob, top)
 
     def _stream_handler(self) -> StreamHandler:
         screen = None
@@ -271,16 +339,6 @@ class Answer:
             num_tokens=num_tokens,
             took_s=self._clock() - self._arrived_s,
         )
-
-
-async def _fed(text: StreamHandler, batch: TokenBatch) -> str:
-    if batch.finish_reason is not FinishReason.STOP:
-        return await text.feed(batch.token_ids)
-    # The token that ended the answer is counted, and not shown.
-    piece = await text.feed(batch.token_ids[:-1])
-    if not text.is_cut:
-        text.count_hidden(1)
-    return piece
 
 
 def _seen(verdict: asyncio.Future[bool]) -> None:

@@ -85,11 +85,12 @@ class Gateway:
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Open what needs the event loop, and return the application; Serve calls it once, before any request."""
+        # The classifier first: what handles text makes do without torch where nobody has imported it.
+        self._safety = await self._safety_port()
         codecs = await asyncio.to_thread(build_codecs, self._config.models)
         tokenizer: TokenizerPort = (
             LocalTokenizer(codecs) if self._tokenizer_handle is None else RemoteTokenizer(self._tokenizer_handle)
         )
-        self._safety = await self._safety_port()
         sources = await self._sources()
         self._served = {
             model.name: ServedModel(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from engine.request import SamplingParams
 
@@ -54,6 +55,8 @@ class GenerationRequest:
         params: sampling; its `max_tokens` is overwritten by the gateway.
         max_tokens: asked bound, None for the rest of the context.
         stop: stop strings; the text ends before the first of them.
+        bad_words: strings that the answer never has, neither at its front nor after a space.
+        echoes: whether the prompt's text is told too.
         salt: prefix-cache isolation.
         priority: lower is served first.
         timeout_s: seconds from now after which nobody waits for the answer; None for never.
@@ -65,9 +68,28 @@ class GenerationRequest:
     params: SamplingParams
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    echoes: bool = False
     salt: str = ""
     priority: int = 0
     timeout_s: float | None = None
+
+
+class TokenScore(NamedTuple):
+    """What the model thought of a token, with the token as text.
+
+    Attributes:
+        text: its spelling; what is no whole character is U+FFFD.
+        raw: its bytes; those of neighbours joined are those of the text.
+        logprob: natural logarithm; None for the first token of a prompt, which follows nothing.
+        top: the likeliest tokens at its place, likeliest first.
+    """
+
+    token_id: int
+    text: str
+    raw: bytes
+    logprob: float | None
+    top: tuple[TokenScore, ...] = ()
 
 
 class EndReason(StrEnum):
@@ -80,17 +102,30 @@ class EndReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The first event: the request is admitted and its first token is there. Errors before it have an HTTP status."""
+    """The first event: the request is admitted and its first token is there. Errors before it have an HTTP status.
+
+    Attributes:
+        prompt_text: the prompt, where it is to be repeated.
+        prompt_scores: its tokens, where they are asked for.
+    """
 
     num_prompt_tokens: int
     num_cached_tokens: int
+    prompt_text: str | None = None
+    prompt_scores: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
-    """A non-empty piece of the answer; concatenated pieces are the answer, no character is ever broken."""
+    """A piece of the answer; concatenated pieces are the answer, no character is ever broken.
+
+    Attributes:
+        text: empty only where there are scores.
+        scores: of the tokens that end in this piece, where they are asked for; all pieces' together are the answer's.
+    """
 
     text: str
+    scores: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

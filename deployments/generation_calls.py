@@ -14,7 +14,7 @@ from enum import StrEnum
 from adapters.identity import AdapterDigest
 from deployments.errors import ReplicaLostError
 from engine.errors import EngineError, OverloadError, RequestError
-from engine.request import FinishReason, Request, RequestId, SamplingParams
+from engine.request import FinishReason, Request, RequestId, SamplingParams, TokenLogprobs
 
 
 class FaultKind(StrEnum):
@@ -110,11 +110,14 @@ class TokenBatch:
 
     Attributes:
         num_cached_tokens: prompt tokens that came from the prefix cache.
+        logprobs, prompt_logprobs: as in `engine.request.Emission`.
     """
 
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     fault: Fault | None = None
 
     @property

@@ -59,6 +59,8 @@ class ChannelSource:
                     token_ids=emission.token_ids,
                     finish_reason=emission.finish_reason,
                     num_cached_tokens=emission.num_cached_tokens,
+                    logprobs=emission.logprobs,
+                    prompt_logprobs=emission.prompt_logprobs,
                 )
         finally:
             self._listener.unsubscribe(call.request_id)

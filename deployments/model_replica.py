@@ -192,6 +192,8 @@ class ReplicaServer:
             token_ids=emission.token_ids,
             finish_reason=emission.finish_reason,
             num_cached_tokens=emission.num_cached_tokens,
+            logprobs=emission.logprobs,
+            prompt_logprobs=emission.prompt_logprobs,
             fault=fault,
         )
 
@@ -206,6 +208,8 @@ def _joined(batches: Sequence[TokenBatch]) -> TokenBatch:
         token_ids=tuple(token_id for batch in batches for token_id in batch.token_ids),
         finish_reason=batches[-1].finish_reason,
         num_cached_tokens=batches[-1].num_cached_tokens,
+        logprobs=tuple(entry for batch in batches for entry in batch.logprobs),
+        prompt_logprobs=tuple(entry for batch in batches for entry in batch.prompt_logprobs),
         fault=batches[-1].fault,
     )
 

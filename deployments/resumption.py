@@ -112,5 +112,7 @@ class Resumption:
     def _noted(self, batch: TokenBatch) -> TokenBatch:
         if self._lost_at_s is None:
             self._num_cached_tokens = batch.num_cached_tokens or self._num_cached_tokens
+        # A second replica computes the prompt's anew; who has begun to read has had them.
+        prompt_logprobs = () if self._token_ids else batch.prompt_logprobs
         self._token_ids.extend(batch.token_ids)
-        return replace(batch, num_cached_tokens=self._num_cached_tokens)
+        return replace(batch, num_cached_tokens=self._num_cached_tokens, prompt_logprobs=prompt_logprobs)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from deployments.generation import Verdict
+from deployments.generation import TokenScore, Verdict
 from deployments.stream.detokenizer import Detokenizer
+from deployments.stream.scores import HeldScores
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
 
@@ -33,6 +34,10 @@ class StreamHandler:
         self._screen = screen
         self._judge = judge
         self._is_cut = False
+        self._is_closed = False
+        self._scores = HeldScores()
+        self._num_chars_read = 0
+        self._num_chars_left = 0
         self.num_tokens = 0
 
     @property
@@ -45,20 +50,34 @@ class StreamHandler:
         """Whether the classifier has ended the text."""
         return self._screen is not None and bool(self._screen.flagged)
 
-    async def feed(self, token_ids: Sequence[int]) -> str:
+    async def feed(self, token_ids: Sequence[int], scores: Sequence[TokenScore] = ()) -> str:
         """Return the text that may leave now; what follows a stop string is neither shown nor counted.
+
+        Args:
+            scores: one for each token, or none at all.
 
         Raises:
             OverloadError: the classifier cannot be reached, and no text leaves unjudged.
         """
         pieces = []
         # One by one: how tokens were batched on their way must not change where the answer ends.
-        for token_id in token_ids:
+        for place, token_id in enumerate(token_ids):
             if self._is_cut:
                 break
             self.num_tokens += 1
-            pieces.append(self._cut(self._detokenizer.feed((token_id,))))
+            text = self._detokenizer.feed((token_id,))
+            start, self._num_chars_read = self._num_chars_read, self._num_chars_read + len(text)
+            if scores:
+                self._scores.add(start, self._num_chars_read, scores[place])
+            pieces.append(self._cut(text))
         return await self._screened("".join(pieces))
+
+    def take_scores(self) -> tuple[TokenScore, ...]:
+        """Return the scores of the tokens whose text has left since the last call."""
+        if self._is_closed:
+            # Of a text that was cut, or ended by the classifier, nothing is told that it does not show.
+            return self._scores.close(self._num_chars_left if self._is_cut or self.is_flagged else None)
+        return self._scores.release(self._num_chars_left)
 
     async def close(self) -> str:
         """Return what was held back; nothing may be fed afterwards.
@@ -71,6 +90,7 @@ class StreamHandler:
             text = self._cut(self._detokenizer.close())
         if not self._is_cut:
             text += self._stops.close()
+        self._is_closed = True
         return await self._screened(text, is_last=True)
 
     def count_hidden(self, num_tokens: int) -> None:
@@ -83,12 +103,11 @@ class StreamHandler:
         return text
 
     async def _screened(self, text: str, *, is_last: bool = False) -> str:
-        if self._screen is None:
-            return text
-        windows = self._screen.feed(text)
-        if is_last:
-            windows += self._screen.close()
-        if not windows:
-            return ""
-        verdicts = await self._judge(windows)
-        return "".join(map(self._screen.release, verdicts))
+        if self._screen is not None:
+            windows = self._screen.feed(text)
+            if is_last:
+                windows += self._screen.close()
+            verdicts = await self._judge(windows) if windows else ()
+            text = "".join(map(self._screen.release, verdicts))
+        self._num_chars_left += len(text)
+        return text

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from deployments.control_tokens import ControlTokens
 from deployments.generation import ChatMessage
+from deployments.light_transformers import auto_tokenizer
 from deployments.stream.detokenizer import Detokenizer
 from deployments.token_pieces import TokenPieces
 from engine.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DEFAULT_MAX_CHARS = 1_000_000
 
@@ -100,6 +104,15 @@ class TextCodec:
         """Return the text of token ids, special tokens left out."""
         return self._pieces.decode(token_ids)
 
+    def spelling(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for inside a text; a special token is its own name."""
+        return self._pieces.spelling(token_id)
+
+    def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """Return the token ids of a word where a text begins with it, and where a space stands before it."""
+        spellings = (self._backend.encode(text, add_special_tokens=False).ids for text in (word, f" {word}"))
+        return tuple(dict.fromkeys(tuple(token_ids) for token_ids in spellings if token_ids))
+
     def new_detokenizer(self) -> Detokenizer:
         """Return an incremental decoder whose pieces joined are `decode` of all that it is fed."""
         return self._pieces.new_detokenizer()
@@ -143,7 +156,9 @@ def _load(path: str) -> PreTrainedTokenizerBase:
     if not os.path.isfile(os.path.join(path, "tokenizer.json")):
         raise CheckpointError(f"{path}: there is no tokenizer.json")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True, use_fast=True)
+        tokenizer: PreTrainedTokenizerBase = auto_tokenizer().from_pretrained(
+            path, trust_remote_code=False, local_files_only=True, use_fast=True
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {error}") from error
     if not tokenizer.is_fast:

@@ -4,11 +4,12 @@ All integers are little-endian. A frame and its emissions:
 
     frame     length u32 (bytes that follow) | magic b"AF" | version u8 | reserved u8 = 0 | count u32 | emission * count
     emission  id length u16 | error length u16 (0xffff: none) | cached tokens u32 | token count u32 | finish u8
-              | id (UTF-8) | token ids i32 * count | error (UTF-8)
+              | bytes of log-probabilities u32 | of the prompt's u32
+              | id (UTF-8) | token ids i32 * count | log-probabilities, the prompt's (`logprob_bytes`) | error (UTF-8)
 
-Example: request "r1" draws token 7 and ends by its length, three prompt tokens came from the cache; 31 bytes:
+Example: request "r1" draws token 7 and ends by its length, three prompt tokens came from the cache; 39 bytes:
 
-    1b000000 4146 01 00 01000000   0200 ffff 03000000 01000000 02   7231 07000000
+    23000000 4146 02 00 01000000   0200 ffff 03000000 01000000 02 00000000 00000000   7231 07000000
 
 Whatever does not decode to the last byte raises `FrameError`: every length is checked against what is there.
 """
@@ -20,10 +21,11 @@ import sys
 from array import array
 from collections.abc import Sequence
 
+from deployments.logprob_bytes import pack_logprobs, unpack_logprobs
 from engine.request import Emission, FinishReason, RequestId
 
 MAGIC = b"AF"
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 16 << 20
 MAX_ID_BYTES = 1024
 MAX_ERROR_BYTES = 4096
@@ -31,7 +33,7 @@ MAX_TOKEN_ID = (1 << 31) - 1
 LENGTH = struct.Struct("<I")
 
 _HEADER = struct.Struct("<2sBBI")
-_EMISSION = struct.Struct("<HHIIB")
+_EMISSION = struct.Struct("<HHIIBII")
 _FINISH_CODES: dict[FinishReason | None, int] = {
     None: 0,
     FinishReason.STOP: 1,
@@ -103,7 +105,10 @@ def decode_body(body: bytes) -> tuple[Emission, ...]:
 
 def payload_bytes(emission: Emission) -> int:
     """Return about how many bytes an emission occupies in a frame: what buffers are bounded by."""
-    return _EMISSION.size + len(emission.request_id) + 4 * len(emission.token_ids) + len(emission.error or "")
+    num_scored = len(emission.logprobs) + len(emission.prompt_logprobs)
+    num_top = sum(len(entry.top) for entry in (*emission.logprobs, *emission.prompt_logprobs)) if num_scored else 0
+    numbers = 4 * len(emission.token_ids) + 6 * num_scored + 8 * num_top
+    return _EMISSION.size + len(emission.request_id) + numbers + len(emission.error or "")
 
 
 def coalesce(emissions: Sequence[Emission]) -> list[Emission]:
@@ -123,6 +128,8 @@ def _joined(parts: Sequence[Emission]) -> Emission:
         token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
         finish_reason=last.finish_reason,
         num_cached_tokens=last.num_cached_tokens,
+        logprobs=tuple(entry for part in parts for entry in part.logprobs),
+        prompt_logprobs=tuple(entry for part in parts for entry in part.prompt_logprobs),
         error=last.error,
     )
 
@@ -137,36 +144,41 @@ def _emission_parts(emission: Emission) -> tuple[bytes, ...]:
     error_text = b"" if emission.error is None else _clipped(emission.error)
     try:
         token_ids = array("i", emission.token_ids)
+        logprobs, prompt_logprobs = pack_logprobs(emission.logprobs), pack_logprobs(emission.prompt_logprobs)
         head = _EMISSION.pack(
             len(request_id),
             _NO_ERROR if emission.error is None else len(error_text),
             emission.num_cached_tokens,
             len(token_ids),
             _FINISH_CODES[emission.finish_reason],
+            len(logprobs),
+            len(prompt_logprobs),
         )
     except (OverflowError, struct.error) as error:
         raise FrameError(f"a number in an emission of {emission.request_id!r} is out of bounds") from error
     if token_ids and min(token_ids) < 0:
         raise FrameError(f"a token id in an emission of {emission.request_id!r} is negative")
-    return head, request_id, _little_endian(token_ids).tobytes(), error_text
+    return head, request_id, _little_endian(token_ids).tobytes(), logprobs, prompt_logprobs, error_text
 
 
 def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
     if offset + _EMISSION.size > len(body):
         raise FrameError("a frame ends within the head of an emission")
-    id_length, error_length, num_cached_tokens, num_tokens, finish = _EMISSION.unpack_from(body, offset)
+    id_length, error_length, num_cached_tokens, num_tokens, finish, *lengths = _EMISSION.unpack_from(body, offset)
     has_error = error_length != _NO_ERROR
     is_sane = 0 < id_length <= MAX_ID_BYTES and finish in _FINISH_BY_CODE
     if not is_sane or (has_error and error_length > MAX_ERROR_BYTES):
         raise FrameError("the head of an emission is out of bounds")
     id_start = offset + _EMISSION.size
     ids_start = id_start + id_length
-    error_start = ids_start + 4 * num_tokens
+    logprobs_start = ids_start + 4 * num_tokens
+    prompt_start = logprobs_start + lengths[0]
+    error_start = prompt_start + lengths[1]
     end = error_start + (error_length if has_error else 0)
     if end > len(body):
         raise FrameError("a frame ends within an emission")
     token_ids = array("i")
-    token_ids.frombytes(body[ids_start:error_start])
+    token_ids.frombytes(body[ids_start:logprobs_start])
     token_ids = _little_endian(token_ids)
     if token_ids and min(token_ids) < 0:
         raise FrameError("a token id is negative")
@@ -175,11 +187,18 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
         error = body[error_start:end].decode() if has_error else None
     except UnicodeDecodeError as fault:
         raise FrameError("a text in a frame is not UTF-8") from fault
+    try:
+        logprobs = unpack_logprobs(body[logprobs_start:prompt_start]) if lengths[0] else ()
+        prompt_logprobs = unpack_logprobs(body[prompt_start:error_start]) if lengths[1] else ()
+    except ValueError as fault:
+        raise FrameError(str(fault)) from fault
     emission = Emission(
         request_id=RequestId(request_id),
         token_ids=tuple(token_ids),
         finish_reason=_FINISH_BY_CODE[finish],
         num_cached_tokens=num_cached_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
         error=error,
     )
     return emission, end

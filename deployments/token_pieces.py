@@ -62,6 +62,19 @@ class TokenPieces:
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 
+    def spelling(self, token_id: int) -> bytes:
+        """Return what a token stands for inside a text, as bytes; a special token is its own name."""
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if token in self._special:
+            return token.encode()
+        if self._is_byte_level:
+            return self._bytes_of(token_id)
+        if self._kind_of(token_id) is TokenKind.RAW_BYTE:
+            return bytes([int(token[3:5], 16)])
+        return self._decode_inner([token_id]).encode()
+
     def _bytes_of(self, token_id: int) -> bytes:
         known = self._bytes_by_id.get(token_id)
         if known is None:

@@ -19,7 +19,6 @@ from kernels.embedding.reference import take_rows
 from kernels.gated_activation.reference import silu_and_multiply
 from kernels.rope_kv_write.reference import rope_kv_write
 
-
 TOUCHED_AT_ONCE = 16
 """Blocks: some milliseconds, for which a request may have to wait."""
 
@@ -59,7 +58,7 @@ class KvCache:
     def touch(self, end: int) -> bool:
         """Take memory from the system for some of the blocks below `end`; returns whether some are left.
 
-        What a block holds stays. Taking a page may last longer than the arithmetic of the tokens that come to lie in it.
+        What a block holds stays. To take a page may last longer than to compute the tokens that come to lie in it.
         """
         begin, stop = self._num_touched, min(end, self.null_block, self._num_touched + TOUCHED_AT_ONCE)
         if self.data.device.type != "cpu" or begin >= stop:

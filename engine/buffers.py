@@ -52,9 +52,9 @@ class InputBuffers:
                 self._positions[at:stop] = positions
                 self._slots[at:stop] = blocks * self._block_tokens + positions % self._block_tokens
             self._rows[index] = at, row.start, row.num_tokens, row.row
-            if row.samples:
-                self._sampled[num_sampled] = stop - 1
-                num_sampled += 1
+            count = row.num_logits
+            self._sampled[num_sampled : num_sampled + count] = range(stop - count, stop)
+            num_sampled += count
             at = stop
         return self._batch(at, len(plan.rows), num_sampled, adapters)
 

@@ -26,6 +26,7 @@ from engine.runner import Runner, StepModel
 from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from kernels import native
+from kernels.arena import give_back_memory
 from kernels.native import NativeKernels
 from kernels.program import Pool
 
@@ -59,6 +60,7 @@ def build_engine(config: EngineConfig, adapters: Sequence[AdapterRef] = ()) -> E
         on_change=arrival.set,
     )
     buffers, model, cache = build_model(spec, resolved, kernels)
+    give_back_memory()
     sampler = Sampler(resolved.max_num_seqs, spec.vocab_size, device, spec.eos_ids)
     return Engine(
         resolved,

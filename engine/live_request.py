@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from engine.blocks import BlockId
 from engine.prefix_index import BlockName, child_name, root_name
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Request, TokenLogprobs
 
 MAX_HEAD_START_STEPS = 4096
 HALF_HEAD_START_PRIORITY = 8
@@ -52,6 +52,7 @@ class LiveRequest:
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
         num_skips: plans that could not admit it only because every slot for adapters was taken.
         names: names of its leading full blocks, as far as they were needed.
+        prompt_logprobs: of the prompt's tokens from the second on, as far as they have been computed.
     """
 
     request: Request
@@ -66,6 +67,7 @@ class LiveRequest:
     first_token_at_s: float | None = None
     blocks: list[BlockId] = field(default_factory=list)
     names: list[BlockName] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -76,6 +78,12 @@ class LiveRequest:
     def num_wanted(self) -> int:
         """Known tokens that are not in the cache yet; 1 is a decode, more is a prefill."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether tokens of the prompt still lack the log-probabilities that are asked for."""
+        wanted = self.request.params.num_prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < len(self.request.prompt_ids) - 1
 
     def names_of(self, num_blocks: int, block_tokens: int) -> list[BlockName]:
         """Return the names of the first `num_blocks` blocks, all of which must be full of known tokens."""

@@ -5,9 +5,9 @@ A `Request` goes in once. `Emission`s come out, at most one a step for each requ
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 from adapters.identity import AdapterDigest
 
@@ -27,6 +27,18 @@ class FinishReason(StrEnum):
     """This request alone failed inside a step (NaN logits, a broken adapter); `Emission.error` says how."""
 
 
+class TokenLogprobs(NamedTuple):
+    """What the model itself thought of one token: natural logarithms, before penalties, masks and temperature.
+
+    Attributes:
+        logprob: of the token.
+        top: (token id, logprob) of the likeliest tokens, likeliest first; equal ones by ascending id.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen. All bounds are checked above the engine; defaults draw from the plain distribution.
@@ -44,6 +56,12 @@ class SamplingParams:
         presence_penalty: subtracted once for each distinct token of the output.
         stop_token_ids: drawing one of these ends the request, besides the model's own end-of-sequence ids.
         ignore_eos: the model's own end-of-sequence ids do not end the request.
+        logit_bias: (token id, what is added to its logit), before everything else.
+        allowed_token_ids: only these can be drawn; empty allows all.
+        bad_words: sequences of token ids that the output never has.
+        num_logprobs: log-probabilities of each token of the output and of so many likeliest ones; None for none.
+        num_prompt_logprobs: the same of the prompt, from its second token on. Such a prompt is computed as a whole,
+            cached or not.
     """
 
     max_tokens: int
@@ -58,6 +76,11 @@ class SamplingParams:
     presence_penalty: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +115,9 @@ class Emission:
         token_ids: new tokens in order; empty only where `finish_reason` is set.
         finish_reason: set on the last emission of a request.
         num_cached_tokens: prompt tokens that came from the prefix cache; truthful from the first emission on.
+        logprobs: one for each of `token_ids`, where they are asked for.
+        prompt_logprobs: one for each token of the prompt but the first, where they are asked for; they come with the
+            request's first token.
         error: one sentence for the client where `finish_reason` is FAILED.
     """
 
@@ -99,4 +125,6 @@ class Emission:
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
-    error: str | None = field(default=None)
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None

@@ -13,9 +13,10 @@ from engine.buffers import InputBuffers
 from engine.decoder.decoder import DecoderBatch
 from engine.lora import ResidentAdapters, collect_segments
 from engine.metrics import StepTimes
+from engine.request import RequestId, TokenLogprobs
+from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import Sampler
 from engine.step import StepPlan, StepResult
-
 
 AHEAD_TOKENS = 4096
 """For so many tokens beyond those that the cache has held the runner takes memory while it is idle."""
@@ -89,6 +90,9 @@ class Runner:
 
     def _sample(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
         rows = [row for row in plan.rows if row.samples]
+        scores: dict[RequestId, list[TokenLogprobs]] = {}
+        if any(row.scores for row in plan.rows):
+            logits = self._score(plan, logits, scores)
         drawn = self._sampler.sample(logits, [row.row for row in rows], [row.end for row in rows])
         errors = {row.request.request_id: drawn.failed[row.row] for row in rows if row.row in drawn.failed}
         tokens = {
@@ -96,4 +100,29 @@ class Runner:
             for row, token_id in zip(rows, drawn.token_ids, strict=True)
             if row.row not in drawn.failed
         }
-        return StepResult(step_id=plan.step_id, token_id_by_request=tokens, error_by_request=errors)
+        return StepResult(
+            step_id=plan.step_id,
+            token_id_by_request=tokens,
+            error_by_request=errors,
+            logprobs_by_request={
+                row.request.request_id: drawn.logprobs[row.row] for row in rows if row.row in drawn.logprobs
+            },
+            prompt_logprobs_by_request=scores,
+        )
+
+    def _score(
+        self, plan: StepPlan, logits: torch.Tensor, scores: dict[RequestId, list[TokenLogprobs]]
+    ) -> torch.Tensor:
+        """Give prompt tokens their log-probabilities; returns the logits that tokens are drawn from."""
+        drawn_from, at = [], 0
+        for row in plan.rows:
+            stop = at + row.num_logits
+            if row.scores:
+                prompt = row.request.prompt_ids
+                following = prompt[row.start + 1 : row.end + 1]
+                count = row.request.params.num_prompt_logprobs or 0
+                scores[row.request.request_id] = logprobs_of(logits[at : at + len(following)], following, count)
+            if row.samples:
+                drawn_from.append(stop - 1)
+            at = stop
+        return logits[drawn_from]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from adapters.identity import AdapterDigest
 from engine.block_tables import BlockTables
@@ -29,7 +30,7 @@ from engine.errors import RequestError
 from engine.live_request import LiveRequest, rank_of
 from engine.metrics import SchedulerCounters
 from engine.ports import AdapterGate
-from engine.request import Emission, FinishReason, Request, RequestId
+from engine.request import Emission, FinishReason, Request, RequestId, TokenLogprobs
 from engine.step import StepPlan, StepResult
 from engine.step_draft import StepDraft
 
@@ -185,8 +186,9 @@ class Scheduler:
                 self._end(live, FinishReason.FAILED, error=error)
                 continue
             self._tables.advance(live, row.end)
+            live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(row.request.request_id, ()))
             if row.samples:
-                self._append(live, result.token_id_by_request[row.request.request_id], now_s)
+                self._append(live, result, now_s)
         return self.drain()
 
     def check(self) -> None:
@@ -261,26 +263,33 @@ class Scheduler:
             self.counters.count_admission(live)
         return True
 
-    def _append(self, live: LiveRequest, token_id: int, now_s: float) -> None:
+    def _append(self, live: LiveRequest, result: StepResult, now_s: float) -> None:
+        request_id = live.request.request_id
+        token_id = result.token_id_by_request[request_id]
+        logprobs = result.logprobs_by_request.get(request_id)
+        drawn = _Drawn(token_id, logprobs, () if live.first_token_at_s is not None else tuple(live.prompt_logprobs))
         live.output_ids.append(token_id)
         if live.first_token_at_s is None:
             live.first_token_at_s = now_s
         self.counters.generation_tokens += 1
         reason = live.finish_after(token_id, self._eos_ids, self._config.max_model_len)
         if reason is None:
-            self._emit(live, token_ids=(token_id,))
+            self._emit(live, drawn)
         else:
-            self._end(live, reason, token_ids=(token_id,))
+            self._end(live, reason, drawn)
 
     def _preempt(self, live: LiveRequest, draft: StepDraft) -> None:
         """Send a running request back to wait; it will be computed anew, mostly from the prefix cache."""
         draft.drop(live)
         self._release(live)
+        if live.wants_scores:
+            # Computed anew, all of them.
+            live.prompt_logprobs.clear()
         self._waiting.append(live)
         self.counters.num_preemptions += 1
 
     def _end(
-        self, live: LiveRequest, reason: FinishReason, *, token_ids: tuple[int, ...] = (), error: str | None = None
+        self, live: LiveRequest, reason: FinishReason, drawn: _Drawn | None = None, *, error: str | None = None
     ) -> None:
         """Return all that the request holds and emit its end."""
         if live.row is None:
@@ -289,21 +298,18 @@ class Scheduler:
             self._release(live)
         del self._live[live.request.request_id]
         self.counters.count_end(live, reason, self._clock())
-        self._emit(live, token_ids=token_ids, reason=reason, error=error)
+        self._emit(live, drawn, reason=reason, error=error)
 
     def _emit(
-        self,
-        live: LiveRequest,
-        *,
-        token_ids: tuple[int, ...],
-        reason: FinishReason | None = None,
-        error: str | None = None,
+        self, live: LiveRequest, drawn: _Drawn | None, *, reason: FinishReason | None = None, error: str | None = None
     ) -> None:
         emission = Emission(
             request_id=live.request.request_id,
-            token_ids=token_ids,
+            token_ids=() if drawn is None else (drawn.token_id,),
             finish_reason=reason,
             num_cached_tokens=live.num_cached_tokens or 0,
+            logprobs=() if drawn is None or drawn.logprobs is None else (drawn.logprobs,),
+            prompt_logprobs=() if drawn is None else drawn.prompt_logprobs,
             error=error,
         )
         self._outbox.append(emission)
@@ -317,6 +323,14 @@ class Scheduler:
         live.row = None
         if live.request.adapter is not None:
             self._gate.unpin(live.request.adapter)
+
+
+class _Drawn(NamedTuple):
+    """A token that a step brought, and what is told of it."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+    prompt_logprobs: tuple[TokenLogprobs, ...]
 
 
 class _Pins:

@@ -12,10 +12,10 @@ A row samples exactly when `end == num_tokens`, that is when its last known toke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from adapters.identity import AdapterDigest
-from engine.request import Request, RequestId
+from engine.request import Request, RequestId, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +33,7 @@ class StepRow:
         end: one past the last position to compute; `start < end`.
         block_ids: the request's block table (live view), long enough for position `end - 1`.
         samples: whether a token is drawn for position `end`.
+        scores: whether the tokens that follow those of this row in the prompt are given their log-probabilities.
     """
 
     row: int
@@ -43,11 +44,17 @@ class StepRow:
     end: int
     block_ids: Sequence[int]
     samples: bool
+    scores: bool = False
 
     @property
     def num_tokens(self) -> int:
         """Tokens that this row adds to the step's batch."""
         return self.end - self.start
+
+    @property
+    def num_logits(self) -> int:
+        """Positions of this row whose logits are computed."""
+        return self.num_tokens if self.scores else int(self.samples)
 
     @property
     def adapter(self) -> AdapterDigest | None:
@@ -96,8 +103,12 @@ class StepResult:
     Attributes:
         token_id_by_request: the drawn token of every row that samples and did not fail.
         error_by_request: rows that failed alone (NaN logits), with one sentence each.
+        logprobs_by_request: of the drawn tokens, where they are asked for.
+        prompt_logprobs_by_request: of rows that score: of the prompt tokens that follow their positions.
     """
 
     step_id: int
     token_id_by_request: dict[RequestId, int]
     error_by_request: dict[RequestId, str]
+    logprobs_by_request: dict[RequestId, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs_by_request: dict[RequestId, list[TokenLogprobs]] = field(default_factory=dict)

@@ -33,6 +33,8 @@ class StepDraft:
         self._prefill_cap = prefill_cap
         self._num_decodes = 0
         self._num_prefill_tokens = 0
+        # Rows of logits that the runner's buffers have room for: one for each row, more for one that scores.
+        self._num_free_logits = config.max_num_seqs
         self._entry_by_id: dict[RequestId, _Entry] = {}
 
     @property
@@ -48,7 +50,9 @@ class StepDraft:
         budget = self._budget
         if live.num_wanted > 1 and self._prefill_cap is not None and self._num_decodes:
             budget = min(budget, self._prefill_cap - self._num_prefill_tokens)
-        return max(0, min(live.num_wanted, budget))
+        if live.wants_scores:
+            budget = min(budget, self._num_free_logits)
+        return max(0, min(live.num_wanted, budget)) if self._num_free_logits else 0
 
     def put(self, live: LiveRequest, *, is_admission: bool) -> None:
         """Let a request compute its share, at least one token."""
@@ -74,6 +78,7 @@ class StepDraft:
 
     def _count(self, live: LiveRequest, num_tokens: int) -> None:
         self._budget -= num_tokens
+        self._num_free_logits -= num_tokens if live.wants_scores else (1 if num_tokens > 0 else -1)
         if live.num_wanted == 1:
             self._num_decodes += num_tokens
         else:
@@ -92,4 +97,5 @@ def _row(entry: _Entry) -> StepRow:
         end=entry.end,
         block_ids=live.blocks,
         samples=entry.end == live.num_tokens,
+        scores=live.wants_scores,
     )

@@ -5,6 +5,8 @@ What is read from end to end at every step should not also be looked up page by 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 
 import torch
@@ -34,6 +36,12 @@ class Arena:
 def lazy_zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
     """Return zeros [numel], at least one, that take memory only as they are first touched."""
     return torch.frombuffer(_map(numel * dtype.itemsize), dtype=dtype, count=numel)
+
+
+def give_back_memory() -> None:
+    """Give the system what the C library keeps of freed memory: as much as the weights, after they were laid out."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _map(num_bytes: int) -> mmap.mmap:

@@ -122,6 +122,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--quantization", choices=("int8",))
     parser.add_argument("--threads", type=int)
     parser.add_argument("--max-batched-tokens", type=int, default=1024)
     options = parser.parse_args(arguments)
@@ -137,6 +138,7 @@ def engine_config(options: argparse.Namespace, folder: Path) -> EngineConfig:
         model_path=str(folder),
         device=options.device,
         dtype=options.dtype,
+        quantization=options.quantization,
         num_threads=options.threads,
         max_model_len=options.prompt_tokens + options.answer_tokens,
         max_num_seqs=max(options.batches),

@@ -2,10 +2,10 @@
 
     python -m loadtest.compare --url ours=http://127.0.0.1:8000 --url peer=http://127.0.0.1:9000 --repeats 2
 
-Starts nobody. Prompts are token ids at `/v1/completions`, so that every server sees prompts of exactly the same length;
-where one takes text only, `--words-of` a tokenizer makes them words of one token each. Each repetition has new ones, and
-every server gets the same. Figures are medians over the repetitions, in brackets the
-ratio to the first server's. A workload that a server refuses is shown as refused, with its words below the table.
+Starts nobody. Prompts are token ids at `/v1/completions`, so that every server sees prompts of the same length; where
+one takes text only, `--words-of` a tokenizer makes them words of one token each. Each repetition has new ones, every
+server the same. Figures are medians over the repetitions, in brackets the ratio to the first server's. A workload
+that a server refuses is shown as refused, with its words below the table.
 """
 
 from __future__ import annotations

@@ -127,7 +127,8 @@ class StreamClient:
             end_ms=now_ms(),
             prompt_tokens=reading.usage.get("prompt_tokens", 0),
             cached_tokens=details.get("cached_tokens") or 0,
-            completion_tokens=reading.usage.get("completion_tokens", 0),
+            # A server that does not count sends, as far as is known, a token with each event.
+            completion_tokens=reading.usage.get("completion_tokens", len(reading.event_ms)),
             finish_reason=reading.finish_reason,
         )
 

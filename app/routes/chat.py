@@ -10,7 +10,7 @@ from app.routes.context import ERRORS, Context
 from app.schemas.chat import ChatCompletion, ChatCompletionRequest
 from app.sse import ChatFrames, EventStream
 from app.streaming import EventBatches, collect
-from app.translate import chat_generation, wants_usage
+from app.translate import chat_generations, wants_usage
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
@@ -19,9 +19,10 @@ router = APIRouter(route_class=JsonRoute, tags=["chat"])
 async def create_chat_completion(body: ChatCompletionRequest, context: Context) -> Response:
     """Answer a conversation, at once or as a stream."""
     head = context.head("chatcmpl", body.model)
-    generation = chat_generation(body, context.limits, request_id=context.generation_id(head))
-    answers = [context.gateway.generate(generation)]
+    generations = chat_generations(body, context.limits, request_id=context.generation_id(head))
+    answers = [context.gateway.generate(generation) for generation in generations]
+    tells_scores = bool(body.logprobs)
     if body.stream:
-        events = await EventBatches(answers).open()
-        return EventStream(events, ChatFrames(head, include_usage=wants_usage(body)), request_id=context.request_id)
-    return JsonResponse(chat_completion(head, (await collect(answers))[0]))
+        frames = ChatFrames(head, include_usage=wants_usage(body), num_choices=len(answers), tells_scores=tells_scores)
+        return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
+    return JsonResponse(chat_completion(head, await collect(answers), tells_scores=tells_scores))

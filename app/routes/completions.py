@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from app.json_route import JsonResponse, JsonRoute
-from app.render import completion
+from app.render import CompletionShape, completion
 from app.routes.context import ERRORS, Context
 from app.schemas.completions import Completion, CompletionRequest
 from app.sse import CompletionFrames, EventStream
 from app.streaming import EventBatches, collect
-from app.translate import text_generations, wants_usage
+from app.translate import answers_per_prompt, text_generations, wants_usage
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
@@ -21,9 +21,11 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
     head = context.head("cmpl", body.model)
     generations = text_generations(body, context.limits, request_id=context.generation_id(head))
     answers = [context.gateway.generate(generation) for generation in generations]
+    shape = CompletionShape(
+        num_choices=body.n or 1, tells_scores=body.logprobs is not None, hides_answer=body.max_tokens == 0
+    )
     if body.stream:
-        events = await EventBatches(answers).open()
-        return EventStream(
-            events, CompletionFrames(head, include_usage=wants_usage(body)), request_id=context.request_id
-        )
-    return JsonResponse(completion(head, await collect(answers)))
+        frames = CompletionFrames(head, include_usage=wants_usage(body), shape=shape)
+        return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
+    whole = await collect(answers)
+    return JsonResponse(completion(head, whole, answers_per_prompt=answers_per_prompt(body), shape=shape))

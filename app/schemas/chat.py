@@ -7,7 +7,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import ASKS_NOTHING, SamplingFields, Usage, WireFinishReason, WireRequest, WireResponse
+from app.schemas.common import (
+    ASKS_NOTHING,
+    ChatLogprobs,
+    SamplingFields,
+    Usage,
+    WireFinishReason,
+    WireRequest,
+    WireResponse,
+)
 
 _PARTS = ("text", "refusal")
 _FOREIGN_PARTS = ("image_url", "input_audio", "file", "image", "video_url", "audio_url")
@@ -90,16 +98,14 @@ class Message(WireRequest):
 class ChatCompletionRequest(SamplingFields):
     """Ask for the next turn of a conversation.
 
-    Known fields that are not done yet (`tools`, `logprobs`, `response_format`, ...) are refused unless they ask for
-    nothing. `metadata`, `safety_identifier`, `prompt_cache_key` and `store: false` are accepted and change nothing.
+    Known fields that are not done yet (`tools`, `response_format`, ...) are refused unless they ask for nothing.
+    `metadata`, `safety_identifier`, `prompt_cache_key` and `store: false` are accepted and change nothing.
     """
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "audio": ASKS_NOTHING,
         "function_call": (None, "none"),
         "functions": (None, []),
-        "logit_bias": (None, {}),
-        "logprobs": (None, False),
         "modalities": (None, ["text"]),
         "moderation": ASKS_NOTHING,
         "parallel_tool_calls": (None, True, False),
@@ -112,7 +118,6 @@ class ChatCompletionRequest(SamplingFields):
         "store": (None, False),
         "tool_choice": (None, "none", "auto"),
         "tools": (None, []),
-        "top_logprobs": (None, 0),
         "verbosity": (None, "medium"),
         "web_search_options": ASKS_NOTHING,
     }
@@ -123,6 +128,10 @@ class ChatCompletionRequest(SamplingFields):
     )
     max_tokens: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="Older name of `max_completion_tokens`."
+    )
+    logprobs: bool | None = Field(default=None, description="Tell the log-probability of each token of the answer.")
+    top_logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="Only with `logprobs`: and of so many likeliest tokens at each place."
     )
     metadata: dict[str, str] | None = Field(default=None, max_length=16, description="Accepted, and without effect.")
     safety_identifier: str | None = Field(default=None, max_length=128, description="Accepted, and without effect.")
@@ -145,7 +154,7 @@ class ChatChoice(WireResponse):
 
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: WireFinishReason
 
 
@@ -173,7 +182,7 @@ class ChatChunkChoice(WireResponse):
 
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: WireFinishReason | None = None
 
 

@@ -75,13 +75,16 @@ class SamplingFields(WireRequest):
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream: true`.")
     temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy; default 1.")
     top_p: float | None = Field(default=None, ge=0, le=1, description="Mass of the nucleus; default 1.")
-    n: int | None = Field(default=None, ge=1, le=128, description="Answers; only 1 for now.")
+    n: int | None = Field(default=None, ge=1, le=128, description="Answers to each prompt; default 1.")
     stop: str | list[str] | None = Field(default=None, description="The text ends before the first of these strings.")
     seed: int | None = Field(
         default=None, ge=-INT64_MAX - 1, le=INT64_MAX, description="Equal seeds and requests draw equal answers."
     )
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2, description="Subtracted for each occurrence.")
     presence_penalty: float | None = Field(default=None, ge=-2, le=2, description="Subtracted once for each token.")
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        default=None, description="Added to the logits of tokens, by token id."
+    )
     user: str | None = Field(default=None, max_length=512, description="Accepted, and without effect.")
 
     top_k: int | None = Field(
@@ -102,6 +105,12 @@ class SamplingFields(WireRequest):
     ignore_eos: bool | None = Field(default=None, description="Extension: go on after the model's end of sequence.")
     stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] | None = Field(
         default=None, max_length=64, description="Extension: token ids that end the answer."
+    )
+    allowed_token_ids: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] | None = Field(
+        default=None, min_length=1, max_length=65536, description="Extension: only these tokens can be drawn."
+    )
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
+        default=None, max_length=64, description="Extension: words that the answer never has."
     )
     priority: int | None = Field(
         default=None, ge=-(2**31), le=2**31 - 1, description="Extension: lower is served first; default 0."
@@ -135,6 +144,27 @@ class Usage(WireResponse):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
+
+
+class TokenLogprob(WireResponse):
+    """A token and the natural logarithm of its probability."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class ChosenLogprob(TokenLogprob):
+    """A token of the answer, with the likeliest at its place."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(WireResponse):
+    """What the model thought of the tokens of an answer."""
+
+    content: list[ChosenLogprob] | None
+    refusal: None = None
 
 
 WireFinishReason = Literal["stop", "length", "content_filter"]

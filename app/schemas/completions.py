@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import ASKS_NOTHING, SamplingFields, Usage, WireFinishReason, WireResponse
+from app.schemas.common import SamplingFields, Usage, WireFinishReason, WireResponse
 
 _MAX_TOKEN_ID = 2**31 - 1
 _SHAPES = "must be a string, an array of strings, an array of token ids, or an array of arrays of token ids"
@@ -44,22 +44,33 @@ WirePrompt = Annotated[
 
 
 class CompletionRequest(SamplingFields):
-    """Ask for the continuation of one or several prompts; each prompt becomes one choice, in order.
+    """Ask for the continuation of one or several prompts; each prompt becomes `n` choices, in order.
 
-    Known fields that are not done yet (`logprobs`, `echo`, `suffix`, `best_of`, ...) are refused unless they ask for
-    nothing.
+    `suffix` is refused unless it is empty.
     """
 
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
-        "best_of": (None, 1),
-        "echo": (None, False),
-        "logit_bias": (None, {}),
-        "logprobs": ASKS_NOTHING,
-        "suffix": (None, ""),
-    }
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"suffix": (None, "")}
 
     prompt: WirePrompt = Field(description="Text or token ids; an array of either asks for several continuations.")
-    max_tokens: int | None = Field(default=16, ge=1, le=2**31 - 1, description="Tokens of each answer at most.")
+    max_tokens: int | None = Field(
+        default=16, ge=0, le=2**31 - 1, description="Tokens of each answer at most; 0 only with `echo`."
+    )
+    logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="Tell the log-probabilities of tokens, and of so many likeliest ones."
+    )
+    echo: bool | None = Field(default=None, description="Repeat the prompt before the answer.")
+    best_of: int | None = Field(
+        default=None, ge=1, le=128, description="Answers to compute, of which the `n` likeliest per token are returned."
+    )
+
+
+class CompletionLogprobs(WireResponse):
+    """What the model thought of the tokens of a choice, prompt and answer; arrays of one length."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None] = Field(description="Natural logarithms; null for the first of a prompt.")
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int] = Field(description="Characters before each token.")
 
 
 class CompletionChoice(WireResponse):
@@ -67,7 +78,7 @@ class CompletionChoice(WireResponse):
 
     index: int = Field(description="Place of the prompt in the request.")
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: WireFinishReason | None
 
 

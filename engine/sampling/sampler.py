@@ -2,7 +2,9 @@
 
 The order, which is that of transformers:
 
-    1. penalties              repetition (prompt and output), then frequency and presence (output)
+       log-probabilities      told of the logits as they came
+    1. bias and masks         logit_bias, allowed ids, bad words
+       penalties              repetition (prompt and output), then frequency and presence (output)
     2. min_tokens             end-of-sequence and stop ids masked
        temperature 0:         argmax, and nothing below
     3. temperature
@@ -20,8 +22,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from engine.request import Request, SamplingParams
+from engine.request import Request, SamplingParams, TokenLogprobs
+from engine.sampling.edits import LogitEdits
 from engine.sampling.logits import Candidates, Penalties, keep_min_p, keep_top_p, penalize, scale, select_top_k
+from engine.sampling.logprobs import logprobs_of
 from engine.sampling.random import draw_keys
 from kernels.token_choice.reference import gumbel_noise, gumbel_noise_of_all, race
 
@@ -35,10 +39,12 @@ class SampleResult:
     Attributes:
         token_ids: one for each row asked, in order; -1 where that row failed.
         failed: one sentence for each row (by its row index, as passed in `rows`) without usable logits.
+        logprobs: of the chosen tokens, by row index, for those that ask for them.
     """
 
     token_ids: list[int]
     failed: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +55,7 @@ class _RowState:
     num_prompt_tokens: int
     stop_ids: tuple[int, ...]
     has_penalties: bool
+    edits: LogitEdits | None
 
 
 class Sampler:
@@ -78,6 +85,7 @@ class Sampler:
             num_prompt_tokens=len(request.prompt_ids),
             stop_ids=tuple(sorted(i for i in stop_ids if 0 <= i < self._vocab_size)),
             has_penalties=has_penalties,
+            edits=LogitEdits.of(params, self._vocab_size, output_ids, self._device),
         )
         if has_penalties:
             in_prompt, output_counts = self._penalty_tables()
@@ -101,6 +109,11 @@ class Sampler:
         if not rows:
             return SampleResult(token_ids=[])
         states = [self._state_by_row[row] for row in rows]
+        told = [line for line, state in enumerate(states) if state.params.num_logprobs is not None]
+        as_they_came = logits[told] if told else None
+        for line, state in enumerate(states):
+            if state.edits is not None:
+                state.edits.apply(logits[line])
         self._penalize(logits, rows, states)
         self._mask_stops(logits, states, positions)
         # One pass gives both the greedy choice and the row's health: NaN and infinity are what a maximum passes on.
@@ -113,7 +126,14 @@ class Sampler:
         token_ids: list[int] = chosen.tolist()
         failed = {row: NOT_FINITE for row, token_id in zip(rows, token_ids, strict=True) if token_id < 0}
         self._count(rows, states, token_ids)
-        return SampleResult(token_ids=token_ids, failed=failed)
+        logprobs = {}
+        if as_they_came is not None:
+            chosen_ids = [max(0, token_ids[line]) for line in told]
+            counts = [states[line].params.num_logprobs or 0 for line in told]
+            for line, found in zip(told, logprobs_of(as_they_came, chosen_ids, max(counts)), strict=True):
+                count = states[line].params.num_logprobs or 0
+                logprobs[rows[line]] = found._replace(top=found.top[:count])
+        return SampleResult(token_ids=token_ids, failed=failed, logprobs=logprobs)
 
     def _penalize(self, logits: torch.Tensor, rows: Sequence[int], states: list[_RowState]) -> None:
         lines = [line for line, state in enumerate(states) if state.has_penalties]
@@ -143,6 +163,9 @@ class Sampler:
             logits[at[:, 0], at[:, 1]] -= torch.inf
 
     def _count(self, rows: Sequence[int], states: list[_RowState], token_ids: list[int]) -> None:
+        for state, token_id in zip(states, token_ids, strict=True):
+            if state.edits is not None:
+                state.edits.note(token_id)
         drawn = [
             (row, token_id)
             for row, state, token_id in zip(rows, states, token_ids, strict=True)

@@ -12,6 +12,7 @@ from deployments.generation import (
     ModelCard,
     Started,
     TextDelta,
+    TokenScore,
     Verdict,
 )
 from engine.errors import RequestError
@@ -32,6 +33,7 @@ class ScriptedGateway:
         self.error_after: Exception | None = None
         self.health_report = HealthReport(is_ready=True, state_by_model={"base": "ready"})
         self.never_ends = False
+        self.shifts_logprob_by = 0.0
 
     def models(self) -> Sequence[ModelCard]:
         return (
@@ -49,10 +51,11 @@ class ScriptedGateway:
                 )
             if self.error_before is not None:
                 raise self.error_before
-            yield Started(num_prompt_tokens=7, num_cached_tokens=4)
+            yield self._started(request)
             for piece in self.pieces:
                 await asyncio.sleep(0)
-                yield TextDelta(text=piece)
+                scores = () if request.params.num_logprobs is None else (self._score(piece, request),)
+                yield TextDelta(text=piece, scores=scores)
             if self.error_after is not None:
                 raise self.error_after
             if self.never_ends:
@@ -66,6 +69,23 @@ class ScriptedGateway:
             )
         finally:
             self.num_open -= 1
+
+    def _started(self, request: GenerationRequest) -> Started:
+        prompt_scores: tuple[TokenScore, ...] = ()
+        if request.params.num_prompt_logprobs is not None:
+            prompt_scores = TokenScore(1, "Say", b"Say", None), self._score(": ", request)
+        return Started(
+            num_prompt_tokens=7,
+            num_cached_tokens=4,
+            prompt_text="Say: " if request.echoes else None,
+            prompt_scores=prompt_scores,
+        )
+
+    def _score(self, text: str, request: GenerationRequest) -> TokenScore:
+        # Later answers to a prompt are likelier.
+        logprob = self.shifts_logprob_by - 10.0 + int(request.request_id.rpartition("-")[2])
+        top = tuple(TokenScore(5, f"x{i}", b"x", -0.5 - i) for i in range(request.params.num_logprobs or 0))
+        return TokenScore(len(text), text, text.encode(), logprob, top)
 
     async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
         return [

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.errors import ApiError
-from app.render import ResponseHead
+from app.render import CompletionShape, ResponseHead
 from app.sse import ChatFrames, CompletionFrames, EventStream, error_frame
 from app.streaming import ChoiceEvent, EventBatches
 from deployments.generation import EndReason, Finished, Started, TextDelta
@@ -40,7 +40,7 @@ def test_the_role_comes_once_for_each_choice_even_where_the_first_event_is_the_l
 
 
 def test_a_completion_stream_opens_with_text() -> None:
-    frames = CompletionFrames(HEAD, include_usage=False)
+    frames = CompletionFrames(HEAD, include_usage=False, shape=CompletionShape())
     assert frames.event(ChoiceEvent(0, STARTED)) == b""
     assert b'"text":"a"' in frames.event(ChoiceEvent(0, TextDelta(text="a")))
     assert frames.closing() == b"data: [DONE]\n\n"
@@ -60,7 +60,7 @@ async def test_events_that_are_ready_together_are_one_write() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    stream = EventStream(events, CompletionFrames(HEAD, include_usage=False), request_id="r")
+    stream = EventStream(events, CompletionFrames(HEAD, include_usage=False, shape=CompletionShape()), request_id="r")
     await stream({"type": "http"}, _never, send)
     bodies = [message["body"] for message in sent if message["type"] == "http.response.body" and message["body"]]
     assert len(bodies) <= 3

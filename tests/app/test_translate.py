@@ -7,7 +7,7 @@ import pytest
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.completions import CompletionRequest
 from app.settings import LimitSettings
-from app.translate import chat_generation, random_seed, text_generations
+from app.translate import chat_generations, random_seed, text_generations
 from deployments.generation import GenerationRequest
 from engine.errors import RequestError
 from engine.request import SamplingParams
@@ -19,7 +19,8 @@ def translate(**fields: Any) -> GenerationRequest:
     body = ChatCompletionRequest.model_validate(
         {"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}
     )
-    return chat_generation(body, LIMITS, request_id="r", draw_seed=lambda: 7)
+    (generation,) = chat_generations(body, LIMITS, request_id="r", draw_seed=lambda: 7)
+    return generation
 
 
 def test_defaults_draw_from_the_plain_distribution() -> None:
@@ -78,3 +79,63 @@ def test_bounds_of_the_settings_hold_to_the_last_item() -> None:
         with pytest.raises(RequestError) as wrong:
             translate(stop=stop)
         assert wrong.value.field == "stop"
+
+
+def choices(**fields: Any) -> tuple[GenerationRequest, ...]:
+    body = CompletionRequest.model_validate({"model": "m", "prompt": ["a", "b"], **fields})
+    return text_generations(body, LIMITS, request_id="r", draw_seed=lambda: 7)
+
+
+def test_each_answer_to_a_prompt_has_its_own_id_and_seed_and_the_first_is_as_if_alone() -> None:
+    found = choices(n=3)
+    assert [generation.request_id for generation in found] == [f"r-{index}" for index in range(6)]
+    seeds = [generation.params.seed for generation in found]
+    assert seeds[0] == 7
+    assert len(set(seeds[:3])) == 3
+    assert seeds[:3] == seeds[3:]
+    body = ChatCompletionRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "Hi"}], "n": 2})
+    assert [one.params.seed for one in chat_generations(body, LIMITS, request_id="r", draw_seed=lambda: 7)] == seeds[:2]
+
+
+def test_best_of_computes_more_than_it_returns_and_needs_their_log_probabilities() -> None:
+    found = choices(best_of=4, n=2)
+    assert len(found) == 8
+    assert {generation.params.num_logprobs for generation in found} == {0}
+    assert {generation.params.num_logprobs for generation in choices(n=2)} == {None}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"n": 65}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {str(index): 1 for index in range(1025)}}, "logit_bias"),
+    ],
+)
+def test_what_contradicts_itself_or_is_too_much_is_refused(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as wrong:
+        choices(**fields)
+    assert wrong.value.field == field
+
+
+def test_scores_are_asked_for_as_each_endpoint_has_them() -> None:
+    assert translate(logprobs=True).params.num_logprobs == 0
+    assert translate(logprobs=True, top_logprobs=5).params.num_logprobs == 5
+    assert translate(logprobs=False).params.num_logprobs is None
+    with pytest.raises(RequestError, match="needs 'logprobs'"):
+        translate(top_logprobs=5)
+    with_echo = choices(logprobs=2, echo=True, max_tokens=0)[0]
+    assert (with_echo.params.num_logprobs, with_echo.params.num_prompt_logprobs) == (2, 2)
+    assert (with_echo.echoes, with_echo.max_tokens) == (True, 1)
+    assert choices(logprobs=2)[0].params.num_prompt_logprobs is None
+
+
+def test_edits_of_the_logits_arrive() -> None:
+    generation = translate(logit_bias={"5": -100, "7": 1.5}, allowed_token_ids=[3, 4, 3], bad_words=["x", "y", "x"])
+    assert generation.params.logit_bias == ((5, -100.0), (7, 1.5))
+    assert generation.params.allowed_token_ids == (3, 4)
+    assert generation.bad_words == ("x", "y")

@@ -4,10 +4,10 @@ import pytest
 
 from deployments import token_frames
 from deployments.token_frames import FrameError, coalesce, decode_body, decode_length, encode_frame, payload_bytes
-from engine.request import Emission, FinishReason, RequestId
+from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
 
 R1, R2 = RequestId("r1"), RequestId("r2")
-EXAMPLE = "1b000000 4146 01 00 01000000   0200 ffff 03000000 01000000 02   7231 07000000"
+EXAMPLE = "23000000 4146 02 00 01000000   0200 ffff 03000000 01000000 02 00000000 00000000   7231 07000000"
 
 
 def emission(request_id: str = "r1", **fields: object) -> Emission:
@@ -17,7 +17,7 @@ def emission(request_id: str = "r1", **fields: object) -> Emission:
 def test_the_example_in_the_documentation_is_a_frame() -> None:
     frame = bytes.fromhex(EXAMPLE)
     assert EXAMPLE in (token_frames.__doc__ or "")
-    assert decode_length(frame[:4]) == len(frame) - 4 == 27
+    assert decode_length(frame[:4]) == len(frame) - 4 == 35
     expected = emission(token_ids=(7,), finish_reason=FinishReason.LENGTH, num_cached_tokens=3)
     assert decode_body(frame[4:]) == (expected,)
     assert encode_frame([expected]) == frame
@@ -103,3 +103,21 @@ def test_the_emissions_of_several_steps_become_one_for_each_request() -> None:
 def test_the_payload_is_what_the_frame_grows_by() -> None:
     one = emission(token_ids=(1, 2, 3), error="no")
     assert len(encode_frame([one, one])) - len(encode_frame([one])) == payload_bytes(one)
+
+
+def test_log_probabilities_travel_with_their_tokens() -> None:
+    sent = emission(
+        token_ids=(7, 8),
+        logprobs=(TokenLogprobs(-0.5, ((7, -0.5), (3, -1.25))), TokenLogprobs(-2.0)),
+        prompt_logprobs=(TokenLogprobs(-float("inf"), ((1, 0.0),)),),
+    )
+    assert decode_body(encode_frame([sent, emission()])[4:]) == (sent, emission())
+    assert coalesce([sent, sent])[0].logprobs == sent.logprobs * 2
+
+
+def test_log_probabilities_that_end_too_early_are_refused() -> None:
+    frame = bytearray(encode_frame([emission(logprobs=(TokenLogprobs(-0.5, ((7, -0.5),)),))])[4:])
+    # One more likeliest token than there are bytes for.
+    frame[-14] += 1
+    with pytest.raises(FrameError, match="end within an entry"):
+        decode_body(bytes(frame))

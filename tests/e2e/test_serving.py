@@ -214,3 +214,39 @@ def test_a_killed_replica_comes_back_and_its_stream_goes_on(client: OpenAI, serv
     assert told[:100] == undisturbed[:100]
     assert len(told) > 300
     assert GETCWD in ask(client, question)
+
+
+def test_log_probabilities_of_answer_and_prompt_are_told(client: OpenAI) -> None:
+    chat = client.chat.completions.create(
+        model=BASE,
+        messages=[{"role": "user", "content": "What does os.getcwd do?"}],
+        temperature=0,
+        max_tokens=60,
+        logprobs=True,
+        top_logprobs=3,
+        n=2,
+    )
+    for choice in chat.choices:
+        assert choice.logprobs is not None
+        tokens = choice.logprobs.content or []
+        assert "".join(token.token for token in tokens) == choice.message.content
+        assert all(token.top_logprobs[0].token == token.token for token in tokens), "greedy takes the likeliest"
+    text = client.completions.create(
+        model=BASE, prompt=["os.getcwd: Return", "json.loads: De"], echo=True, logprobs=1, max_tokens=1, temperature=0
+    )
+    for choice, prompt in zip(text.choices, ["os.getcwd: Return", "json.loads: De"], strict=True):
+        assert choice.logprobs is not None
+        assert choice.text.startswith(prompt)
+        told = choice.logprobs.token_logprobs or []
+        assert told[0] is None  # type: ignore[comparison-overlap]
+        assert all(logprob <= 0 for logprob in told[1:])
+
+
+def test_logits_can_be_edited(client: OpenAI) -> None:
+    question = "What does os.getcwd do?"
+    assert "Return" in ask(client, question)
+    assert "Return" not in ask(client, question, extra_body={"bad_words": ["Return"]})
+    allowed = ask(client, question, max_tokens=5, extra_body={"allowed_token_ids": [300, 301], "ignore_eos": True})
+    forced = ask(client, question, max_tokens=5, logit_bias={"300": 100, "301": 100}, extra_body={"ignore_eos": True})
+    assert allowed
+    assert forced == allowed

@@ -47,6 +47,7 @@ def test_the_cache_holds_what_its_bytes_hold(spec: DecoderSpec) -> None:
         ({"kv_cache_bytes": 1000}, ("kv_cache_bytes", "1000", "bytes are needed")),
         ({"dtype": "int8"}, ("dtype", "int8", "bfloat16")),
         ({"dtype": "float16"}, ("dtype", "float16", "cpu")),
+        ({"quantization": "int4"}, ("quantization", "int4", "int8")),
         *(
             ({name: 0}, (name, "0"))
             for name in ("max_num_seqs", "max_batched_tokens", "block_tokens", "max_model_len", "num_threads")

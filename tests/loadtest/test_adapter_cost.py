@@ -36,9 +36,7 @@ def test_a_round_asks_every_model_and_the_table_relates_it_to_the_base() -> None
         return answer(body)
 
     with scripted_server(script) as url:
-        found = one_round(
-            StreamClient(url, concurrency=4), ["a0", "a1"], streams=4, name="r", ids=TokenRange()
-        )
+        found = one_round(StreamClient(url, concurrency=4), ["a0", "a1"], streams=4, name="r", ids=TokenRange())
     assert sorted(asked) == ["a0", "a0", "a1", "a1"]
     assert found.num_errors == 0
     lines = table({"none": [found], "2": [found]}).splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.architecture.source_tree import HOUSES, imported_modules, name_of, python_files, syntax_of
 
-MAY_IMPORT_THE_ENGINE = {"loadtest/bench_engine.py", "loadtest/engine_alone.py"}
+MAY_IMPORT_THE_ENGINE = {"loadtest/bench_engine.py", "loadtest/engine_alone.py", "loadtest/perplexity.py"}
 """These run the engine without a server."""
 
 

@@ -1,0 +1,50 @@
+"""Log-probabilities as bytes, for a frame. Pure: struct, no pickle.
+
+All numbers are little-endian; one entry after the other, none of them counted:
+
+    entry     number of top tokens u16 | logprob f32 | (token id i32 | logprob f32) * number
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from engine.request import TokenLogprobs
+
+_HEAD = struct.Struct("<Hf")
+_PAIR = struct.Struct("<if")
+
+
+def pack_logprobs(entries: Sequence[TokenLogprobs]) -> bytes:
+    """Return the bytes of some entries.
+
+    Raises:
+        struct.error: a number is out of bounds.
+    """
+    parts = []
+    for entry in entries:
+        parts.append(_HEAD.pack(len(entry.top), entry.logprob))
+        parts.extend(_PAIR.pack(*pair) for pair in entry.top)
+    return b"".join(parts)
+
+
+def unpack_logprobs(packed: bytes) -> tuple[TokenLogprobs, ...]:
+    """Return what `pack_logprobs` packed, to the precision of float32.
+
+    Raises:
+        ValueError: the bytes end within an entry.
+    """
+    entries = []
+    offset = 0
+    while offset < len(packed):
+        if offset + _HEAD.size > len(packed):
+            raise ValueError("log-probabilities end within the head of an entry")
+        num_top, logprob = _HEAD.unpack_from(packed, offset)
+        offset += _HEAD.size
+        end = offset + num_top * _PAIR.size
+        if end > len(packed):
+            raise ValueError("log-probabilities end within an entry")
+        entries.append(TokenLogprobs(logprob, tuple(_PAIR.iter_unpack(packed[offset:end]))))
+        offset = end
+    return tuple(entries)

@@ -1,0 +1,67 @@
+"""What a request does to its logits before anything else: bias, a list of what is allowed, words that must not come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.request import SamplingParams
+
+
+@dataclass(slots=True, kw_only=True)
+class LogitEdits:
+    """The edits of one row; `note` is told of each of its tokens.
+
+    Attributes:
+        biased: ids and what is added to them, int64 and float32 [n], or None.
+        forbidden: bool [vocab], True where a token is never allowed, or None.
+        bad_words: sequences of at least two tokens, of which the last is forbidden once the others have come.
+        recent: the newest tokens of the output, as many as the longest bad word needs.
+    """
+
+    biased: tuple[torch.Tensor, torch.Tensor] | None
+    forbidden: torch.Tensor | None
+    bad_words: tuple[tuple[int, ...], ...]
+    recent: deque[int]
+
+    @classmethod
+    def of(
+        cls, params: SamplingParams, vocab_size: int, output_ids: Sequence[int], device: torch.device
+    ) -> LogitEdits | None:
+        """Return the edits that a request asks for, None where it asks for none."""
+        if not (params.logit_bias or params.allowed_token_ids or params.bad_words):
+            return None
+        biased = None
+        if params.logit_bias:
+            ids, values = zip(*params.logit_bias, strict=True)
+            biased = torch.tensor(ids, device=device), torch.tensor(values, dtype=torch.float32, device=device)
+        single = [word[0] for word in params.bad_words if len(word) == 1]
+        forbidden = None
+        if params.allowed_token_ids or single:
+            forbidden = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            if params.allowed_token_ids:
+                forbidden[:] = True
+                forbidden[torch.tensor(params.allowed_token_ids, device=device)] = False
+            forbidden[torch.tensor(single, dtype=torch.int64, device=device)] = True
+        longer = tuple(word for word in params.bad_words if len(word) > 1)
+        recent = deque(output_ids, maxlen=max((len(word) - 1 for word in longer), default=0))
+        return cls(biased=biased, forbidden=forbidden, bad_words=longer, recent=recent)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Edit the logits [vocab] of the next token in place. NaN stays what it is."""
+        if self.biased is not None:
+            logits.index_add_(0, *self.biased)
+        if self.forbidden is not None:
+            logits.sub_(torch.where(self.forbidden, torch.inf, 0.0))
+        if self.bad_words:
+            recent = tuple(self.recent)
+            last = [word[-1] for word in self.bad_words if recent[len(recent) - len(word) + 1 :] == word[:-1]]
+            if last:
+                logits[torch.tensor(sorted(set(last)), device=logits.device)] -= torch.inf
+
+    def note(self, token_id: int) -> None:
+        """Take note of the token that was chosen."""
+        self.recent.append(token_id)

@@ -1,0 +1,164 @@
+"""What a way to hold the weights costs in quality: the perplexity of one text under each of them.
+
+    python -m loadtest.perplexity models/stdlib-chat          # answers about the standard library, each to its question
+    python -m loadtest.perplexity /models/mine --text some.txt
+
+A text is read in windows, each from its beginning, without what came before; the first token of one is not predicted.
+Runs the engine's own forward pass, cache and kernels included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from engine.backend import KvCache
+from engine.blocks import BlockId
+from engine.buffers import InputBuffers
+from engine.build import build_model, kernels_for
+from engine.config import EngineConfig
+from engine.decoder.spec import read_spec
+from engine.request import Request, RequestId, SamplingParams
+from engine.resolve import probe, resolve
+from engine.runner import StepModel
+from engine.step import StepPlan, StepRow
+from loadtest.tables import markdown_table
+from loadtest.workloads import QUESTIONS, read_entries
+
+COLUMNS = ("weights", "perplexity", "of the first", "tokens")
+VARIANTS: dict[str, tuple[str, str | None]] = {
+    "float32": ("float32", None),
+    "bfloat16": ("bfloat16", None),
+    "int8, inputs rounded": ("bfloat16", "int8"),
+}
+"""What the table calls them -> dtype and quantization."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What is read at once, and where in it the prediction begins."""
+
+    token_ids: tuple[int, ...]
+    first: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """A model that reads windows of a text.
+
+    Attributes:
+        length: tokens in a window.
+    """
+
+    buffers: InputBuffers
+    model: StepModel
+    cache: KvCache
+    length: int
+
+    @classmethod
+    def load(cls, path: str, length: int, dtype: str, quantization: str | None = None) -> Reader:
+        """Load a checkpoint.
+
+        Raises:
+            CheckpointError, ConfigError: as `engine.build.build_engine`.
+        """
+        config = EngineConfig(
+            model_path=path,
+            dtype=dtype,
+            quantization=quantization,
+            max_model_len=length,
+            max_num_seqs=length,
+            max_batched_tokens=length,
+        )
+        spec = read_spec(path)
+        resolved = resolve(config, spec, probe(None))
+        buffers, model, cache = build_model(spec, resolved, kernels_for(spec, resolved))
+        return cls(buffers=buffers, model=model, cache=cache, length=length)
+
+    def negative_log_likelihoods(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Return -ln p of every token but the first, float32 [len(token_ids) - 1]; at most `length` tokens."""
+        params = SamplingParams(max_tokens=1)
+        request = Request(request_id=RequestId("reader"), prompt_ids=tuple(token_ids), params=params)
+        blocks = [BlockId(index) for index in range(-(-len(token_ids) // self.cache.block_tokens))]
+        # One row for each position, all over the same blocks: so every one of them has its logits.
+        rows = tuple(
+            StepRow(
+                row=position,
+                is_admission=True,
+                request=request,
+                output_ids=(),
+                start=position,
+                end=position + 1,
+                block_ids=blocks,
+                samples=True,
+            )
+            for position in range(len(token_ids))
+        )
+        with torch.inference_mode():
+            logits = self.model.forward(self.buffers.fill(StepPlan(step_id=1, rows=rows)), self.cache)
+            predicted = torch.log_softmax(logits[:-1], dim=-1)
+            return -predicted.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0]
+
+
+def perplexity(reader: Reader, pieces: Iterable[Piece]) -> tuple[float, int]:
+    """Return e to the mean negative log-likelihood of what is predicted, and how many tokens that is.
+
+    Raises:
+        ValueError: nothing is.
+    """
+    total, count = 0.0, 0
+    for piece in pieces:
+        found = reader.negative_log_likelihoods(piece.token_ids)[piece.first - 1 :]
+        total, count = total + float(found.double().sum()), count + len(found)
+    if not count:
+        raise ValueError("there is no token to predict")
+    return math.exp(total / count), count
+
+
+def windows(token_ids: Sequence[int], length: int) -> Iterator[Piece]:
+    """Cut a text into pieces of at most `length` tokens, and of at least two."""
+    for start in range(0, len(token_ids) - 1, length):
+        yield Piece(token_ids=tuple(token_ids[start : start + length]))
+
+
+def answers(tokenizer: PreTrainedTokenizerBase, length: int) -> Iterator[Piece]:
+    """Yield the answer to a question about every entry of the bundled data, as the model's template writes them."""
+    for index, entry in enumerate(read_entries()):
+        question = QUESTIONS[index % len(QUESTIONS)].format(name=entry.name)
+        turns = [{"role": "user", "content": question}]
+        asked = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        known = tokenizer.encode(asked, add_special_tokens=False)
+        answer = tokenizer.encode(f"{entry.name}: {entry.summary}", add_special_tokens=False)
+        yield Piece(token_ids=(*known, *answer)[:length], first=len(known))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.perplexity", description=__doc__)
+    parser.add_argument("model", help="checkpoint folder with its tokenizer")
+    parser.add_argument("--text", type=Path, help="a text file; without one, conversations about the standard library")
+    parser.add_argument("--max-tokens", type=int, default=20_000, help="of the text file")
+    parser.add_argument("--window", type=int, default=256, help="tokens read together")
+    options = parser.parse_args()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    if options.text:
+        token_ids = tokenizer.encode(options.text.read_text(encoding="utf-8"), add_special_tokens=False)
+        pieces = [*windows(token_ids[: options.max_tokens], options.window)]
+    else:
+        pieces = [*answers(tokenizer, options.window)]
+    rows, first = [], 0.0
+    for name, variant in VARIANTS.items():
+        found, count = perplexity(Reader.load(options.model, options.window, *variant), pieces)
+        first = first or found
+        rows.append([name, f"{found:.4f}", f"{found / first:.4f}", str(count)])
+    print(markdown_table(COLUMNS, rows))
+
+
+if __name__ == "__main__":
+    main()
