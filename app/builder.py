@@ -107,7 +107,7 @@ def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -
         )
     return ModelConfig(
         name=model.name,
-        engine=EngineConfig(model_path=path, **model.engine.model_dump()),
+        engine=EngineConfig(model_path=path, tokenizer_path=tokenizer_path, **model.engine.model_dump()),
         tokenizer_path=tokenizer_path,
         max_model_len=max_model_len,
         vocab_size=spec.vocab_size,

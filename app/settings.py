@@ -191,6 +191,8 @@ class LimitSettings(SettingsNode):
         default=64, ge=1, description="Prompts in one completions request, texts in one moderation."
     )
     max_choices: int = Field(default=128, ge=1, description="Answers that one request makes, all prompts together.")
+    max_schema_chars: int = Field(default=65536, ge=1, description="Characters of a schema, regex or grammar.")
+    max_schema_depth: int = Field(default=64, ge=1, description="Objects and arrays in one another, in a schema.")
     max_logit_bias: int = Field(default=1024, ge=0, description="Entries of `logit_bias`.")
     max_stop_strings: int = Field(default=16, ge=0, description="Stop strings of one request.")
     max_stop_chars: int = Field(default=256, ge=1, description="Characters in one stop string.")

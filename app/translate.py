@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
+from app.structure import chat_grammar, text_grammar
 from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from engine.errors import RequestError
 from engine.request import SamplingParams
@@ -55,6 +56,7 @@ def chat_generations(
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("'top_logprobs' needs 'logprobs' to be true.", field="top_logprobs")
     base = _generation(body, ChatPrompt(messages=turns), limits, body.max_completion_tokens or body.max_tokens)
+    base = replace(base, grammar=chat_grammar(body, limits))
     told = replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     return _choices([replace(base, params=told)], body.n or 1, limits, request_id, _seed(body, draw_seed))
 
@@ -78,11 +80,12 @@ def text_generations(
     if num_answers > num_wanted and body.stream:
         raise RequestError("'best_of' above 'n' cannot be streamed.", field="best_of")
     scores = body.logprobs if num_answers == num_wanted else body.logprobs or 0
+    grammar = text_grammar(body, limits)
     bases = []
     for prompt in prompts:
         base = _generation(body, prompt, limits, body.max_tokens)
         params = replace(base.params, num_logprobs=scores, num_prompt_logprobs=body.logprobs if body.echo else None)
-        bases.append(replace(base, params=params, echoes=bool(body.echo)))
+        bases.append(replace(base, params=params, echoes=bool(body.echo), grammar=grammar))
     return _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed))
 
 

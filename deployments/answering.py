@@ -28,6 +28,7 @@ from deployments.generation import (
     TokenScore,
 )
 from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids
+from deployments.grammars import check_grammar
 from deployments.metrics import GatewayMetrics
 from deployments.resumption import Resumption, TokenSource
 from deployments.stream.detokenizer import Detokenizer
@@ -114,6 +115,8 @@ class Answer:
         verdict.add_done_callback(_seen)
         try:
             async with asyncio.timeout(self._left_s(deadline_s)):
+                if self._request.grammar is not None:
+                    await check_grammar(self._request.grammar)
                 self._prompt_ids = await self._encode()
                 call = self._call(deadline_s)
                 is_refused = self._is_judged_first and await verdict
@@ -176,6 +179,7 @@ class Answer:
             params=replace(
                 self._request.params,
                 max_tokens=asked or limit - num_prompt,
+                grammar=None if self._request.grammar is None else self._request.grammar.source,
                 bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
             ),
             adapter=self._adapter,

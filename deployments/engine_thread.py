@@ -34,6 +34,10 @@ class RunningEngine(Protocol):
         """End a request before the next step; any thread."""
         ...
 
+    def compile_grammar(self, grammar: str, /) -> None:
+        """Make a grammar ready; any thread."""
+        ...
+
     def run(self, on_emissions: Callable[[list[Emission]], None]) -> None:
         """Step until `stop`, handing over each step's emissions."""
         ...

@@ -46,6 +46,19 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Grammar:
+    """What an answer follows.
+
+    Attributes:
+        source: as llguidance writes grammars.
+        field: of the request that asked for it, for messages.
+    """
+
+    source: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One answer asked for.
 
@@ -56,6 +69,7 @@ class GenerationRequest:
         max_tokens: asked bound, None for the rest of the context.
         stop: stop strings; the text ends before the first of them.
         bad_words: strings that the answer never has, neither at its front nor after a space.
+        grammar: what the answer follows, None for anything.
         echoes: whether the prompt's text is told too.
         salt: prefix-cache isolation.
         priority: lower is served first.
@@ -69,6 +83,7 @@ class GenerationRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
+    grammar: Grammar | None = None
     echoes: bool = False
     salt: str = ""
     priority: int = 0

@@ -89,6 +89,9 @@ class ReplicaServer:
         """Serve one call whose tokens go to `call.reply_to`; ending the coroutine frees the request in the engine."""
         assert call.reply_to is not None
         assert self._outlet is not None
+        fault = await self._grammar_fault(call)
+        if fault is not None:
+            return GenerationResult(num_tokens=0, fault=fault)
         try:
             await self._outlet.connect(call.reply_to)
         except OSError as error:
@@ -104,6 +107,10 @@ class ReplicaServer:
 
     async def generate_stream(self, call: GenerationCall) -> AsyncIterator[TokenBatch]:
         """Yield the tokens of one call; what has come since the last read is one batch."""
+        fault = await self._grammar_fault(call)
+        if fault is not None:
+            yield TokenBatch(fault=fault)
+            return
         generation = self._open(call)
         try:
             is_last = False
@@ -136,6 +143,16 @@ class ReplicaServer:
         await self._thread.stop()
         if self._outlet is not None:
             await self._outlet.close()
+
+    async def _grammar_fault(self, call: GenerationCall) -> Fault | None:
+        """Compile the grammar of a call, off the event loop and off the engine's thread; return why it cannot be."""
+        if call.params.grammar is None:
+            return None
+        try:
+            await asyncio.to_thread(self._engine.compile_grammar, call.params.grammar)
+        except RequestError as error:
+            return Fault.of(error)
+        return None
 
     def _open(self, call: GenerationCall) -> _Generation:
         generation = _Generation(call.reply_to, asyncio.get_running_loop().create_future())

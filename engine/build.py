@@ -17,6 +17,7 @@ from engine.decoder.decoder import Decoder
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.errors import ConfigError
+from engine.grammar import GrammarStore
 from engine.loading.checkpoint import load_parameters
 from engine.native_backend import NativeBackend, can_run
 from engine.native_lora import PanelAdapter
@@ -61,7 +62,8 @@ def build_engine(config: EngineConfig, adapters: Sequence[AdapterRef] = ()) -> E
     )
     buffers, model, cache = build_model(spec, resolved, kernels)
     give_back_memory()
-    sampler = Sampler(resolved.max_num_seqs, spec.vocab_size, device, spec.eos_ids)
+    grammars = GrammarStore(config.tokenizer_path or config.model_path, spec.vocab_size, spec.eos_ids)
+    sampler = Sampler(resolved.max_num_seqs, spec.vocab_size, device, spec.eos_ids, grammars)
     return Engine(
         resolved,
         Scheduler(resolved, pool, spec.eos_ids),
@@ -69,6 +71,7 @@ def build_engine(config: EngineConfig, adapters: Sequence[AdapterRef] = ()) -> E
         residency=pool,
         close=pool.close,
         arrival=arrival,
+        compile_grammar=grammars.compile,
     )
 
 

@@ -15,6 +15,7 @@ class EngineConfig:
 
     Attributes:
         model_path: folder in Hugging Face layout (config.json, safetensors, tokenizer).
+        tokenizer_path: folder with the tokenizer.json by which grammars are followed; None for the model's own.
         device: "cpu", "cuda" or None for cuda where there is one.
         dtype: "float32", "bfloat16", "float16" or None: bfloat16 where the device multiplies it fast, else float32.
         quantization: "int8" for linear layers of one byte a weight, inputs rounded as they come; None for `dtype`. By
@@ -39,6 +40,7 @@ class EngineConfig:
     """
 
     model_path: str
+    tokenizer_path: str | None = None
     device: str | None = None
     dtype: str | None = None
     quantization: str | None = None

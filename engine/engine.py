@@ -49,6 +49,7 @@ class Engine:
         residency: ResidencyReport,
         close: Callable[[], None] = lambda: None,
         arrival: threading.Event | None = None,
+        compile_grammar: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -56,6 +57,11 @@ class Engine:
         self._runner = runner
         self._residency = residency
         self._close = close
+        self.compile_grammar = compile_grammar
+        """Make a grammar ready before a request that follows it is added: it may take a while. Any thread.
+
+        Raises `RequestError`: the grammar cannot be followed.
+        """
         self._clock = clock
         self._lock = threading.Lock()
         # One event for all that ends a sleep: set before it begins, it keeps the loop awake for another plan.

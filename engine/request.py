@@ -59,6 +59,7 @@ class SamplingParams:
         logit_bias: (token id, what is added to its logit), before everything else.
         allowed_token_ids: only these can be drawn; empty allows all.
         bad_words: sequences of token ids that the output never has.
+        grammar: what the output follows, as llguidance writes grammars; it can end only where the grammar can.
         num_logprobs: log-probabilities of each token of the output and of so many likeliest ones; None for none.
         num_prompt_logprobs: the same of the prompt, from its second token on. Such a prompt is computed as a whole,
             cached or not.
@@ -79,6 +80,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: str | None = None
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
 

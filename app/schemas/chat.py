@@ -7,15 +7,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import (
-    ASKS_NOTHING,
-    ChatLogprobs,
-    SamplingFields,
-    Usage,
-    WireFinishReason,
-    WireRequest,
-    WireResponse,
-)
+from app.schemas.common import ChatLogprobs, SamplingFields, Usage, WireFinishReason
+from app.schemas.structured import ResponseFormat
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
 
 _PARTS = ("text", "refusal")
 _FOREIGN_PARTS = ("image_url", "input_audio", "file", "image", "video_url", "audio_url")
@@ -98,7 +92,7 @@ class Message(WireRequest):
 class ChatCompletionRequest(SamplingFields):
     """Ask for the next turn of a conversation.
 
-    Known fields that are not done yet (`tools`, `response_format`, ...) are refused unless they ask for nothing.
+    Known fields that are not done yet (`tools`, `audio`, ...) are refused unless they ask for nothing.
     `metadata`, `safety_identifier`, `prompt_cache_key` and `store: false` are accepted and change nothing.
     """
 
@@ -113,7 +107,6 @@ class ChatCompletionRequest(SamplingFields):
         "prompt_cache_options": ASKS_NOTHING,
         "prompt_cache_retention": (None, "in_memory"),
         "reasoning_effort": (None, "none"),
-        "response_format": (None, {"type": "text"}),
         "service_tier": (None, "auto", "default"),
         "store": (None, False),
         "tool_choice": (None, "none", "auto"),
@@ -133,6 +126,7 @@ class ChatCompletionRequest(SamplingFields):
     top_logprobs: int | None = Field(
         default=None, ge=0, le=20, description="Only with `logprobs`: and of so many likeliest tokens at each place."
     )
+    response_format: ResponseFormat | None = Field(default=None, description="What the answer has to look like.")
     metadata: dict[str, str] | None = Field(default=None, max_length=16, description="Accepted, and without effect.")
     safety_identifier: str | None = Field(default=None, max_length=128, description="Accepted, and without effect.")
     prompt_cache_key: str | None = Field(

@@ -1,60 +1,15 @@
-"""What the schemas of every resource share: strictness, refusal of what we do not do, and the common values.
-
-Nothing is ignored: a field is either done, or asks for nothing (`NEUTRAL`), or is refused by name.
-"""
+"""What the schemas of chat and text completions share."""
 
 from __future__ import annotations
 
-import difflib
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
-ASKS_NOTHING: tuple[object, ...] = (None,)
-"""Only null leaves the field unused."""
+from app.schemas.structured import StructuredOutputs
+from app.schemas.wire import WireRequest, WireResponse
 
 INT64_MAX = 2**63 - 1
-
-
-class WireRequest(BaseModel):
-    """A JSON object from a client: no coercion, no NaN, no unknown field.
-
-    Attributes:
-        NEUTRAL: fields of OpenAI's that we know and do not do, each with the values that ask for nothing. Any other
-            value is refused as `unsupported_parameter`.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
-
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_we_do_not_do(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or data.keys() <= cls.model_fields.keys():
-            return data
-        kept = {}
-        for name, value in data.items():
-            if name in cls.model_fields:
-                kept[name] = value
-            elif name not in cls.NEUTRAL:
-                raise _unknown_field(name, [*cls.model_fields, *cls.NEUTRAL])
-            elif not any(value == neutral and type(value) is type(neutral) for neutral in cls.NEUTRAL[name]):
-                raise PydanticCustomError("unsupported_parameter", "this server does not do it yet", {"field": name})
-        return kept
-
-
-def _unknown_field(name: str, known: list[str]) -> PydanticCustomError:
-    near = difflib.get_close_matches(name[:64], known, n=1)
-    hint = f". Did you mean '{near[0]}'?" if near else ""
-    return PydanticCustomError("unknown_parameter", "{hint}", {"field": name[:64], "hint": hint})
-
-
-class WireResponse(BaseModel):
-    """A JSON object of ours."""
-
-    model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
 class StreamOptions(WireRequest):
@@ -111,6 +66,9 @@ class SamplingFields(WireRequest):
     )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         default=None, max_length=64, description="Extension: words that the answer never has."
+    )
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description="Extension: what the answer has to look like."
     )
     priority: int | None = Field(
         default=None, ge=-(2**31), le=2**31 - 1, description="Extension: lower is served first; default 0."

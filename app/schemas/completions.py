@@ -7,7 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import SamplingFields, Usage, WireFinishReason, WireResponse
+from app.schemas.common import SamplingFields, Usage, WireFinishReason
+from app.schemas.wire import WireResponse
 
 _MAX_TOKEN_ID = 2**31 - 1
 _SHAPES = "must be a string, an array of strings, an array of token ids, or an array of arrays of token ids"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from app.schemas.common import WireResponse
+from app.schemas.wire import WireResponse
 
 
 class ErrorDetail(WireResponse):

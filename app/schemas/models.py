@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from app.schemas.common import WireResponse
+from app.schemas.wire import WireResponse
 
 
 class Model(WireResponse):

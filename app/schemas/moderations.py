@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import WireRequest, WireResponse
+from app.schemas.wire import WireRequest, WireResponse
 
 
 class ModerationPart(WireRequest):

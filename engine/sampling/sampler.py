@@ -3,7 +3,7 @@
 The order, which is that of transformers:
 
        log-probabilities      told of the logits as they came
-    1. bias and masks         logit_bias, allowed ids, bad words
+    1. bias and masks         logit_bias, allowed ids, bad words, grammar
        penalties              repetition (prompt and output), then frequency and presence (output)
     2. min_tokens             end-of-sequence and stop ids masked
        temperature 0:         argmax, and nothing below
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.grammar import GrammarFollower, GrammarStore
 from engine.request import Request, SamplingParams, TokenLogprobs
 from engine.sampling.edits import LogitEdits
 from engine.sampling.logits import Candidates, Penalties, keep_min_p, keep_top_p, penalize, scale, select_top_k
@@ -56,6 +57,7 @@ class _RowState:
     stop_ids: tuple[int, ...]
     has_penalties: bool
     edits: LogitEdits | None
+    follower: GrammarFollower | None
 
 
 class Sampler:
@@ -64,8 +66,16 @@ class Sampler:
     Penalty tables ([num_rows, vocab], a bool and an int32) are made when the first request asks for penalties.
     """
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device, eos_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        device: torch.device,
+        eos_ids: Sequence[int],
+        grammars: GrammarStore | None = None,
+    ) -> None:
         self._num_rows = num_rows
+        self._grammars = grammars
         self._vocab_size = vocab_size
         self._device = device
         self._eos_ids = tuple(eos_ids)
@@ -79,6 +89,10 @@ class Sampler:
         has_penalties = (
             params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
         )
+        follower = None
+        if params.grammar is not None:
+            assert self._grammars is not None
+            follower = self._grammars.follow(params.grammar, output_ids)
         stop_ids = {*self._eos_ids, *params.stop_token_ids}
         self._state_by_row[row] = _RowState(
             params=params,
@@ -86,6 +100,7 @@ class Sampler:
             stop_ids=tuple(sorted(i for i in stop_ids if 0 <= i < self._vocab_size)),
             has_penalties=has_penalties,
             edits=LogitEdits.of(params, self._vocab_size, output_ids, self._device),
+            follower=follower,
         )
         if has_penalties:
             in_prompt, output_counts = self._penalty_tables()
@@ -114,6 +129,8 @@ class Sampler:
         for line, state in enumerate(states):
             if state.edits is not None:
                 state.edits.apply(logits[line])
+            if state.follower is not None:
+                state.follower.mask(logits[line])
         self._penalize(logits, rows, states)
         self._mask_stops(logits, states, positions)
         # One pass gives both the greedy choice and the row's health: NaN and infinity are what a maximum passes on.
@@ -124,7 +141,11 @@ class Sampler:
             chosen[index] = _draw(logits[index], group, [positions[line] for line in lines], key)
         chosen = torch.where(highest.isfinite(), chosen, -1)
         token_ids: list[int] = chosen.tolist()
-        failed = {row: NOT_FINITE for row, token_id in zip(rows, token_ids, strict=True) if token_id < 0}
+        failed = {
+            row: (state.follower and state.follower.error) or NOT_FINITE
+            for row, state, token_id in zip(rows, states, token_ids, strict=True)
+            if token_id < 0
+        }
         self._count(rows, states, token_ids)
         logprobs = {}
         if as_they_came is not None:
@@ -166,6 +187,8 @@ class Sampler:
         for state, token_id in zip(states, token_ids, strict=True):
             if state.edits is not None:
                 state.edits.note(token_id)
+            if state.follower is not None and token_id >= 0:
+                state.follower.note(token_id)
         drawn = [
             (row, token_id)
             for row, state, token_id in zip(rows, states, token_ids, strict=True)

@@ -30,7 +30,11 @@ def test_every_field_has_a_sentence() -> None:
 
 
 def test_engine_and_safety_settings_mirror_what_they_become() -> None:
-    engine = {field.name: field.default for field in dataclasses.fields(EngineConfig) if field.name != "model_path"}
+    engine = {
+        field.name: field.default
+        for field in dataclasses.fields(EngineConfig)
+        if field.name not in ("model_path", "tokenizer_path")
+    }
     assert EngineSettings().model_dump() == engine
     safety = {field.name for field in dataclasses.fields(SafetyConfig)} - {"model_path"}
     assert set(SafetySettings.model_fields) - {"name", "path", "placement"} == safety

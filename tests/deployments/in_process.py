@@ -103,7 +103,7 @@ class HeldEngine:
         self._released = threading.Event()
         self.hold_after_steps: int | None = None
         self.config = engine.config
-        self.add, self.snapshot = engine.add, engine.snapshot
+        self.add, self.snapshot, self.compile_grammar = engine.add, engine.snapshot, engine.compile_grammar
 
     @property
     def is_alive(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import openai
@@ -122,7 +123,7 @@ def test_the_guard_judges_inputs_and_is_served_by_itself(client: OpenAI, server:
         ({"temperature": 3}, "temperature", "2"),
         ({"temperature": "warm"}, "temperature", "temperature"),
         ({"max_tokens": 0}, "max_tokens", "1"),
-        ({"n": 2}, "n", "n"),
+        ({"n": 0}, "n", "n"),
         ({"frobnicate": 1}, "frobnicate", "frobnicate"),
         ({"messages": [{"role": "user", "content": "word " * 5000}]}, "messages", "context"),
     ],
@@ -250,3 +251,33 @@ def test_logits_can_be_edited(client: OpenAI) -> None:
     forced = ask(client, question, max_tokens=5, logit_bias={"300": 100, "301": 100}, extra_body={"ignore_eos": True})
     assert allowed
     assert forced == allowed
+
+
+def test_an_answer_follows_its_schema_choice_or_expression(client: OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"answer": {"type": "string", "maxLength": 60}, "sure": {"type": "boolean"}},
+        "required": ["answer", "sure"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    question = "What does os.getcwd do?"
+    whole = json.loads(ask(client, question, response_format=wanted, max_tokens=200))
+    assert set(whole) == {"answer", "sure"}
+    assert isinstance(whole["sure"], bool)
+    assert json.loads("".join(ask_streaming(client, question, response_format=wanted, max_tokens=200))) == whole
+    any_object = ask(client, question, model="json-answers", response_format={"type": "json_object"})
+    assert json.loads(any_object)["is_known"] is True
+    choice = ask(client, question, extra_body={"structured_outputs": {"choice": ["maybe", "never"]}})
+    assert choice in ("maybe", "never")
+    assert re.fullmatch(
+        "[A-Z]{4}[0-9]", ask(client, question, extra_body={"structured_outputs": {"regex": "[A-Z]{4}[0-9]"}})
+    )
+
+
+def test_a_schema_that_cannot_be_followed_is_refused_by_name(client: OpenAI) -> None:
+    for schema in ({"not": {"type": "string"}}, {"$ref": "http://elsewhere/x"}, {"type": "string", "pattern": "(("}):
+        wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(client, "Hi", response_format=wanted)
+        assert refused.value.param == "response_format"

@@ -1,0 +1,72 @@
+"""What an answer has to look like: OpenAI's `response_format`, and the extension `structured_outputs`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.schemas.wire import WireRequest
+
+JsonSchema = dict[str, Any]
+
+
+class JsonSchemaFormat(WireRequest):
+    """A JSON schema with its name; it is kept to whether `strict` or not."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="Without effect.")
+    description: str | None = Field(default=None, max_length=65536, description="Without effect.")
+    schema_: JsonSchema | None = Field(default=None, alias="schema", description="The answer is valid against it.")
+    strict: bool | None = Field(default=None, description="Accepted; every answer is valid.")
+
+
+class ResponseFormat(WireRequest):
+    """Free text, any JSON object, or JSON that is valid against a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = Field(default=None, description="With the type `json_schema` only.")
+
+    @model_validator(mode="after")
+    def _has_a_schema_where_it_needs_one(self) -> ResponseFormat:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            if self.json_schema is None:
+                raise PydanticCustomError("missing", "", {"field": "json_schema"})
+            raise PydanticCustomError("invalid", "is for the type 'json_schema' only", {"field": "json_schema"})
+        return self
+
+
+class TagStructure(WireRequest):
+    """Text that begins so goes on as the schema says, and then ends so."""
+
+    begin: str = Field(min_length=1, max_length=1024)
+    schema_: JsonSchema = Field(alias="schema")
+    end: str = Field(max_length=1024)
+
+
+class StructuralTag(WireRequest):
+    """Free text in which, after a trigger, one of the structures follows."""
+
+    type: Literal["structural_tag"]
+    structures: list[TagStructure] = Field(min_length=1, max_length=64)
+    triggers: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(min_length=1, max_length=64)
+
+
+class StructuredOutputs(WireRequest):
+    """Extension: exactly one way to say what the answer looks like."""
+
+    json_: JsonSchema | None = Field(default=None, alias="json", description="A JSON schema.")
+    regex: str | None = Field(default=None, min_length=1, description="A regular expression, in Rust's syntax.")
+    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        default=None, min_length=1, max_length=4096, description="One of these strings."
+    )
+    grammar: str | None = Field(default=None, min_length=1, description="A grammar, in Lark's or GBNF's syntax.")
+    structural_tag: StructuralTag | None = Field(default=None, description="Free text with structures in it.")
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> StructuredOutputs:
+        if len(self.model_fields_set - {name for name in self.model_fields_set if getattr(self, name) is None}) != 1:
+            raise PydanticCustomError(
+                "invalid", "must have exactly one of json, regex, choice, grammar, structural_tag"
+            )
+        return self

@@ -1,0 +1,61 @@
+"""The two kinds of JSON objects: strict ones from clients, and ours.
+
+Nothing is ignored: a field is either done, or asks for nothing (`NEUTRAL`), or is refused by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
+
+ASKS_NOTHING: tuple[object, ...] = (None,)
+"""Only null leaves the field unused."""
+
+
+class WireRequest(BaseModel):
+    """A JSON object from a client: no coercion, no NaN, no unknown field.
+
+    Attributes:
+        NEUTRAL: fields of OpenAI's that we know and do not do, each with the values that ask for nothing. Any other
+            value is refused as `unsupported_parameter`.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {}
+
+    @classmethod
+    def wire_names(cls) -> set[str]:
+        """Return the fields as they are written in JSON."""
+        return {info.alias or name for name, info in cls.model_fields.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_we_do_not_do(cls, data: Any) -> Any:
+        known = cls.wire_names()
+        if not isinstance(data, dict) or data.keys() <= known:
+            return data
+        kept = {}
+        for name, value in data.items():
+            if name in known:
+                kept[name] = value
+            elif name not in cls.NEUTRAL:
+                raise _unknown_field(name, [*known, *cls.NEUTRAL])
+            elif not any(value == neutral and type(value) is type(neutral) for neutral in cls.NEUTRAL[name]):
+                raise PydanticCustomError("unsupported_parameter", "this server does not do it yet", {"field": name})
+        return kept
+
+
+def _unknown_field(name: str, known: list[str]) -> PydanticCustomError:
+    near = difflib.get_close_matches(name[:64], known, n=1)
+    hint = f". Did you mean '{near[0]}'?" if near else ""
+    return PydanticCustomError("unknown_parameter", "{hint}", {"field": name[:64], "hint": hint})
+
+
+class WireResponse(BaseModel):
+    """A JSON object of ours."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())

@@ -1,0 +1,110 @@
+"""Grammars that answers follow, by llguidance: compiled off the step's path, a mask over the vocabulary at every step.
+
+A compiled grammar is copied for each request that follows it. What a grammar may cost is bounded by the library's fuel:
+one that would take too long is in error, and whoever follows it fails alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.errors import RequestError
+
+MAX_KEPT = 256
+
+
+class GrammarFollower:
+    """One request's place in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    @property
+    def error(self) -> str | None:
+        """One sentence where the grammar cannot be followed any further, else None."""
+        return _reason(self._matcher) if self._matcher.is_error() else None
+
+    def mask(self, logits: torch.Tensor) -> None:
+        """Leave only what may come next in the logits [vocab] of a CPU; NaN stays what it is."""
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
+        logits.sub_(torch.from_numpy(np.where(allowed, np.float32(0), np.float32(np.inf))).to(logits.device))
+
+    def note(self, token_id: int) -> None:
+        """Take note of the token that was chosen."""
+        self._matcher.consume_token(token_id)
+
+
+class GrammarStore:
+    """The grammars of one model. `compile` is for any thread, `follow` for the engine's.
+
+    Args:
+        tokenizer_path: folder with tokenizer.json; it is read when the first grammar comes.
+        vocab_size: of the logits, which may be wider than the tokenizer.
+    """
+
+    def __init__(self, tokenizer_path: str, vocab_size: int, eos_ids: Sequence[int]) -> None:
+        self._file = Path(tokenizer_path) / "tokenizer.json"
+        self._vocab_size = vocab_size
+        self._eos_ids = list(eos_ids)
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def compile(self, grammar: str) -> None:
+        """Make a grammar ready.
+
+        Raises:
+            RequestError: it is none, it takes too much, or this model has no tokenizer that grammars can be used with.
+        """
+        self._matcher(grammar)
+
+    def follow(self, grammar: str, output_ids: Sequence[int]) -> GrammarFollower:
+        """Return a place in a grammar, behind the tokens that have been generated already.
+
+        Raises:
+            RequestError: as `compile`, where the grammar has been forgotten since.
+        """
+        matcher = self._matcher(grammar).deep_copy()
+        if output_ids:
+            matcher.consume_tokens(list(output_ids))
+        return GrammarFollower(matcher, self._vocab_size)
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+                return self._compiled[grammar]
+            tokenizer = self._tokenizer = self._tokenizer or self._read_tokenizer()
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        # Some of what is too much shows only here.
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise RequestError(f"The grammar cannot be followed: {_reason(matcher)}")
+        with self._lock:
+            self._compiled[grammar] = matcher
+            while len(self._compiled) > MAX_KEPT:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        try:
+            return LLTokenizer(
+                self._file.read_text(encoding="utf-8"), n_vocab=self._vocab_size, eos_token=self._eos_ids or None
+            )
+        except (OSError, ValueError) as error:
+            raise RequestError(f"This model cannot follow grammars: {error}") from None
+
+
+def _reason(matcher: LLMatcher) -> str:
+    # What follows is the library's own state.
+    return matcher.get_error().split("\n<state>", 1)[0].strip().splitlines()[0][:300]
