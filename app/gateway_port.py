@@ -1,4 +1,4 @@
-"""What the routes ask of the gateway: five methods, in plain typed values, and no HTTP.
+"""What the routes ask of the gateway: a few methods, in plain typed values, and no HTTP.
 
 `deployments.gateway` has them; tests plug in a scripted one.
 """
@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-from deployments.generation import GenerationEvent, GenerationRequest, HealthReport, ModelCard, Verdict
+from deployments.generation import (
+    ChatPrompt,
+    GenerationEvent,
+    GenerationRequest,
+    HealthReport,
+    ModelCard,
+    TextPrompt,
+    Tokenized,
+    Verdict,
+)
 
 
 class GatewayPort(Protocol):
@@ -27,6 +36,14 @@ class GatewayPort(Protocol):
 
         Errors raised before the first event become an HTTP status, later ones an event of the stream.
         """
+        ...
+
+    async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
+        """Return what token ids a prompt to a model becomes, with their texts where these are wanted."""
+        ...
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        """Return the text of some token ids of a model."""
         ...
 
     async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:

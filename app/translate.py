@@ -16,10 +16,11 @@ from engine.errors import RequestError
 from engine.request import SamplingParams
 
 if TYPE_CHECKING:
-    from app.schemas.chat import ChatCompletionRequest
+    from app.schemas.chat import ChatCompletionRequest, Message
     from app.schemas.common import SamplingFields
     from app.schemas.completions import CompletionRequest
     from app.schemas.moderations import ModerationRequest
+    from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
     from app.settings import LimitSettings
 
 SeedSource = Callable[[], int]
@@ -38,24 +39,14 @@ def chat_generations(
     body: ChatCompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
 ) -> tuple[GenerationRequest, ...]:
     """Return one request for each choice of a chat completion. `developer` turns go to the template as `system`."""
-    if len(body.messages) > limits.max_messages:
-        raise RequestError(
-            f"'messages' has {len(body.messages)} items; at most {limits.max_messages} are allowed.", field="messages"
-        )
-    turns = tuple(
-        ChatMessage(
-            role="system" if message.role == "developer" else message.role, content=message.to_text(), name=message.name
-        )
-        for message in body.messages
-    )
-    _check_chars(sum(len(turn.content) for turn in turns), limits, field="messages")
+    prompt = _chat_prompt(body.messages, limits)
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise RequestError(
             "'max_tokens' is the older name of 'max_completion_tokens'; set one of them.", field="max_tokens"
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("'top_logprobs' needs 'logprobs' to be true.", field="top_logprobs")
-    base = _generation(body, ChatPrompt(messages=turns), limits, body.max_completion_tokens or body.max_tokens)
+    base = _generation(body, prompt, limits, body.max_completion_tokens or body.max_tokens)
     base = replace(base, grammar=chat_grammar(body, limits))
     told = replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     return _choices([replace(base, params=told)], body.n or 1, limits, request_id, _seed(body, draw_seed))
@@ -104,6 +95,36 @@ def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[st
         raise RequestError(f"'input' has {len(texts)} texts; at most {limits.max_prompts} are allowed.", field="input")
     _check_chars(sum(map(len, texts)), limits, field="input")
     return texts
+
+
+def tokenized_prompt(body: TokenizeRequest, limits: LimitSettings) -> ChatPrompt | TextPrompt:
+    """Return what is to be tokenised."""
+    if body.messages is not None:
+        return _chat_prompt(body.messages, limits)
+    text = body.prompt or ""
+    _check_chars(len(text), limits, field="prompt")
+    return TextPrompt(text=text, has_special_tokens=body.add_special_tokens is not False)
+
+
+def detokenized_ids(body: DetokenizeRequest, limits: LimitSettings) -> tuple[int, ...]:
+    """Return the token ids whose text is wanted."""
+    _check_chars(len(body.tokens), limits, field="tokens")
+    return tuple(body.tokens)
+
+
+def _chat_prompt(messages: Sequence[Message], limits: LimitSettings) -> ChatPrompt:
+    if len(messages) > limits.max_messages:
+        raise RequestError(
+            f"'messages' has {len(messages)} items; at most {limits.max_messages} are allowed.", field="messages"
+        )
+    turns = tuple(
+        ChatMessage(
+            role="system" if message.role == "developer" else message.role, content=message.to_text(), name=message.name
+        )
+        for message in messages
+    )
+    _check_chars(sum(len(turn.content) for turn in turns), limits, field="messages")
+    return ChatPrompt(messages=turns)
 
 
 def wants_usage(body: SamplingFields) -> bool:

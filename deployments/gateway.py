@@ -26,7 +26,16 @@ from adapters.identity import AdapterDigest
 from deployments.answering import Answer, ServedModel
 from deployments.config import GatewayConfig, ModelConfig
 from deployments.errors import ReplicaLostError, UnavailableError
-from deployments.generation import GenerationEvent, GenerationRequest, HealthReport, ModelCard, Verdict
+from deployments.generation import (
+    ChatPrompt,
+    GenerationEvent,
+    GenerationRequest,
+    HealthReport,
+    ModelCard,
+    TextPrompt,
+    Tokenized,
+    Verdict,
+)
 from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, serve_error
 from deployments.metrics import GatewayMetrics, render
 from deployments.resumption import TokenSource
@@ -123,11 +132,7 @@ class Gateway:
             TimeoutError: the deadline has passed.
             EngineError: we have failed.
         """
-        target = self._targets.get(request.model)
-        if target is None:
-            raise RequestError(
-                f"The model '{request.model[:128]}' does not exist.", field="model", code="model_not_found"
-            )
+        target = self._target(request.model)
         if request.timeout_s is None:
             request = replace(request, timeout_s=self._config.default_timeout_s)
         answer = Answer(
@@ -148,6 +153,33 @@ class Gateway:
             if isinstance(error, EngineError):
                 _logger.warning("request %s failed: %s", request.request_id, error)
             raise
+
+    async def tokenize(self, name: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
+        """Return what token ids a prompt to a model becomes.
+
+        Raises:
+            RequestError: there is no such model, or the prompt cannot be encoded.
+            OverloadError: the tokenizer cannot be reached.
+        """
+        model = self._served[self._target(name).model]
+        token_ids = tuple(await model.encode(prompt))
+        texts = None
+        if with_texts:
+            texts = tuple(model.decoder.spelling(token_id).decode("utf-8", "replace") for token_id in token_ids)
+        return Tokenized(token_ids=token_ids, max_model_len=model.config.max_model_len, texts=texts)
+
+    async def detokenize(self, name: str, token_ids: Sequence[int]) -> str:
+        """Return the text of some token ids, special tokens left out.
+
+        Raises:
+            RequestError: there is no such model, or an id is outside its vocabulary.
+        """
+        model = self._served[self._target(name).model]
+        size = model.config.vocab_size
+        wrong = next((token_id for token_id in token_ids if token_id >= size), None)
+        if wrong is not None:
+            raise RequestError(f"'tokens' has {wrong}; ids of this model are from 0 to {size - 1}.", field="tokens")
+        return await asyncio.to_thread(model.decoder.decode, token_ids)
 
     async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
         """Return the classifier's verdict on each text, in order.
@@ -183,6 +215,12 @@ class Gateway:
     async def metric_families(self) -> list[Metric]:
         """Return the numbers of this gateway; asked by the one that is scraped."""
         return self._metrics.families(serve.get_replica_context().replica_tag)
+
+    def _target(self, name: str) -> Target:
+        target = self._targets.get(name)
+        if target is None:
+            raise RequestError(f"The model '{name[:128]}' does not exist.", field="model", code="model_not_found")
+        return target
 
     async def _judge(self, texts: Sequence[str]) -> Sequence[Verdict]:
         """Judge for a generation: without a verdict nothing passes, unless the configuration says otherwise."""

@@ -30,9 +30,14 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextPrompt:
-    """Raw text, tokenised as it stands, with the tokenizer's own special tokens in front, as `tokenizer(text)` does."""
+    """Raw text, tokenised as it stands.
+
+    Attributes:
+        has_special_tokens: with the tokenizer's own special tokens around it, as `tokenizer(text)` does.
+    """
 
     text: str
+    has_special_tokens: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +164,20 @@ class Finished:
 
 
 GenerationEvent = Started | TextDelta | Finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenized:
+    """The token ids of a prompt.
+
+    Attributes:
+        max_model_len: context length of the model in tokens.
+        texts: what each token stands for; None where nobody asked.
+    """
+
+    token_ids: tuple[int, ...]
+    max_model_len: int
+    texts: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

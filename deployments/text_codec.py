@@ -88,14 +88,14 @@ class TextCodec:
             raise RequestError("messages make an empty prompt", field="messages")
         return list(token_ids)
 
-    def encode_text(self, text: str) -> list[int]:
-        """Return the tokens of raw text, with the special tokens that the tokenizer puts around it.
+    def encode_text(self, text: str, *, has_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of raw text, with or without the special tokens that the tokenizer puts around it.
 
         Raises:
             RequestError: no token comes of it, or it is too long or not Unicode.
         """
         self._check([text], field="prompt")
-        token_ids: list[int] = self._backend.encode(text).ids
+        token_ids: list[int] = self._backend.encode(text, add_special_tokens=has_special_tokens).ids
         if not token_ids:
             raise RequestError("prompt must make at least one token", field="prompt")
         return token_ids

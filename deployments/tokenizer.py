@@ -96,4 +96,6 @@ class Tokenizer:
 
 
 def _encode(codec: TextCodec, prompt: ChatPrompt | TextPrompt) -> list[int]:
-    return codec.encode_chat(prompt.messages) if isinstance(prompt, ChatPrompt) else codec.encode_text(prompt.text)
+    if isinstance(prompt, ChatPrompt):
+        return codec.encode_chat(prompt.messages)
+    return codec.encode_text(prompt.text, has_special_tokens=prompt.has_special_tokens)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from deployments.generation import (
+    ChatPrompt,
     EndReason,
     Finished,
     GenerationEvent,
@@ -12,6 +13,8 @@ from deployments.generation import (
     ModelCard,
     Started,
     TextDelta,
+    TextPrompt,
+    Tokenized,
     TokenScore,
     Verdict,
 )
@@ -25,6 +28,7 @@ class ScriptedGateway:
 
     def __init__(self) -> None:
         self.requests: list[GenerationRequest] = []
+        self.tokenized: list[ChatPrompt | TextPrompt] = []
         self.num_open = 0
         self.pieces = ["Hel", "lo", " 🙂"]
         self.end = EndReason.STOP
@@ -86,6 +90,16 @@ class ScriptedGateway:
         logprob = self.shifts_logprob_by - 10.0 + int(request.request_id.rpartition("-")[2])
         top = tuple(TokenScore(5, f"x{i}", b"x", -0.5 - i) for i in range(request.params.num_logprobs or 0))
         return TokenScore(len(text), text, text.encode(), logprob, top)
+
+    async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
+        self.tokenized.append(prompt)
+        if model not in NAMES:
+            raise RequestError(f"The model '{model}' does not exist.", field="model", code="model_not_found")
+        text = prompt.text if isinstance(prompt, TextPrompt) else "".join(turn.content for turn in prompt.messages)
+        return Tokenized(token_ids=tuple(map(ord, text)), max_model_len=512, texts=tuple(text) if with_texts else None)
+
+    async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
+        return "".join(map(chr, token_ids))
 
     async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
         return [

@@ -110,8 +110,8 @@ async def test_only_json_is_read(client: httpx.AsyncClient) -> None:
 async def test_the_openapi_document_describes_every_answer(client: httpx.AsyncClient) -> None:
     document = (await client.get("/openapi.json")).json()
     assert set(document["paths"]) == {
-        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/v1/moderations", "/health",
-        "/metrics",
+        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/v1/moderations", "/tokenize",
+        "/detokenize", "/health", "/metrics",
     }  # fmt: skip
     for path in ("/v1/chat/completions", "/v1/completions"):
         responses = document["paths"][path]["post"]["responses"]

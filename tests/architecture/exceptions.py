@@ -20,6 +20,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/schemas/chat.py": "tests/app/routes/test_chat.py sends every field",
     "app/schemas/completions.py": "tests/app/routes/test_completions.py sends every field",
     "app/schemas/structured.py": "tests/app/test_structure.py makes grammars of every form",
+    "app/schemas/tokens.py": "tests/app/routes/test_tokens.py sends every field",
     "app/schemas/wire.py": "tests/app/test_field_errors.py sends what it refuses",
     "app/schemas/moderations.py": "tests/app/routes/test_moderations.py sends every field",
     "deployments/answering.py": "tests/deployments/test_gateway.py reads answers, whole, refused, cut and resumed",

@@ -281,3 +281,16 @@ def test_a_schema_that_cannot_be_followed_is_refused_by_name(client: OpenAI) -> 
         with pytest.raises(openai.BadRequestError) as refused:
             ask(client, "Hi", response_format=wanted)
         assert refused.value.param == "response_format"
+
+
+def test_text_and_chats_become_token_ids_and_text_again(server: Server) -> None:
+    chat = {"model": "markdown", "messages": [{"role": "user", "content": "What is math.sqrt?"}]}
+    with server.http() as http:
+        found = http.post("/tokenize", json=chat | {"return_token_strs": True}).json()
+        assert found["count"] == len(found["tokens"]) == len(found["token_strs"])
+        assert "What is math.sqrt?" in "".join(found["token_strs"])
+        text = http.post("/tokenize", json={"model": BASE, "prompt": "Grüße 🙂"}).json()
+        back = http.post("/detokenize", json={"model": BASE, "tokens": text["tokens"]}).json()
+        assert back == {"prompt": "Grüße 🙂"}
+        wrong = http.post("/detokenize", json={"model": BASE, "tokens": [10**6]})
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")

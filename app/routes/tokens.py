@@ -1,0 +1,33 @@
+"""`POST /tokenize` and `POST /detokenize`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from app.json_route import JsonResponse, JsonRoute
+from app.routes.context import ERRORS, Context
+from app.schemas.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
+from app.translate import detokenized_ids, tokenized_prompt
+
+router = APIRouter(route_class=JsonRoute, tags=["tokens"])
+
+
+@router.post("/tokenize", response_model=TokenizeResponse, responses=ERRORS)
+async def tokenize(body: TokenizeRequest, context: Context) -> Response:
+    """Say what token ids a text or a conversation becomes."""
+    prompt = tokenized_prompt(body, context.limits)
+    found = await context.gateway.tokenize(body.model, prompt, with_texts=bool(body.return_token_strs))
+    answer = TokenizeResponse(
+        count=len(found.token_ids),
+        max_model_len=found.max_model_len,
+        tokens=list(found.token_ids),
+        token_strs=None if found.texts is None else list(found.texts),
+    )
+    return JsonResponse(answer)
+
+
+@router.post("/detokenize", response_model=DetokenizeResponse, responses=ERRORS)
+async def detokenize(body: DetokenizeRequest, context: Context) -> Response:
+    """Say what text some token ids stand for."""
+    token_ids = detokenized_ids(body, context.limits)
+    return JsonResponse(DetokenizeResponse(prompt=await context.gateway.detokenize(body.model, token_ids)))

@@ -1,0 +1,53 @@
+"""`POST /tokenize` and `POST /detokenize`: extensions, in the shape that vLLM gave them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.schemas.chat import Message
+from app.schemas.wire import WireRequest, WireResponse
+
+
+class TokenizeRequest(WireRequest):
+    """Ask what token ids a text or a conversation becomes; exactly one of `prompt` and `messages`."""
+
+    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+    prompt: str | None = Field(default=None, description="Raw text.")
+    messages: list[Message] | None = Field(default=None, min_length=1, description="A chat, in the model's template.")
+    add_special_tokens: bool | None = Field(
+        default=None, description="Of a raw text: with the tokenizer's own special tokens around it; default true."
+    )
+    return_token_strs: bool | None = Field(default=None, description="Tell the tokens as text too.")
+
+    @model_validator(mode="after")
+    def _asks_one_thing(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("invalid", "must have exactly one of prompt and messages", {"field": "prompt"})
+        if self.messages is not None and self.add_special_tokens is not None:
+            raise PydanticCustomError("invalid", "is for a raw text only", {"field": "add_special_tokens"})
+        return self
+
+
+class TokenizeResponse(WireResponse):
+    """The token ids of a prompt."""
+
+    count: int
+    max_model_len: int = Field(description="Context length in tokens.")
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(WireRequest):
+    """Ask what text some token ids stand for."""
+
+    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+    tokens: list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
+
+
+class DetokenizeResponse(WireResponse):
+    """The text, special tokens left out."""
+
+    prompt: str

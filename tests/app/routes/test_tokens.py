@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.generation import ChatMessage, ChatPrompt, TextPrompt
+from tests.app.scripted_gateway import ScriptedGateway
+
+USER = {"role": "user", "content": "Hi"}
+
+
+async def test_a_text_and_a_chat_become_token_ids(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    answer = (await client.post("/tokenize", json={"model": "base", "prompt": "ab"})).json()
+    assert answer == {"count": 2, "max_model_len": 512, "tokens": [97, 98], "token_strs": None}
+    body = {"model": "shout", "messages": [USER], "return_token_strs": True}
+    assert (await client.post("/tokenize", json=body)).json()["token_strs"] == ["H", "i"]
+    plain = {"model": "base", "prompt": "a", "add_special_tokens": False}
+    assert (await client.post("/tokenize", json=plain)).status_code == 200
+    assert gateway.tokenized == [
+        TextPrompt(text="ab"),
+        ChatPrompt(messages=(ChatMessage(role="user", content="Hi"),)),
+        TextPrompt(text="a", has_special_tokens=False),
+    ]
+
+
+async def test_token_ids_become_text(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/detokenize", json={"model": "base", "tokens": [72, 105]})
+    assert answer.json() == {"prompt": "Hi"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"model": "base"}, "prompt"),
+        ("/tokenize", {"model": "base", "prompt": "a", "messages": [USER]}, "prompt"),
+        ("/tokenize", {"model": "base", "messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"model": "base", "prompt": "a" * 6000}, "prompt"),
+        ("/tokenize", {"model": "base", "messages": [USER] * 9}, "messages"),
+        ("/tokenize", {"model": "base", "prompt": 5}, "prompt"),
+        ("/detokenize", {"model": "base", "tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"model": "base", "tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {"model": "base"}, "tokens"),
+        ("/detokenize", {"model": "base", "tokens": [1] * 5001}, "tokens"),
+    ],
+)
+async def test_what_is_wrong_is_named(client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str) -> None:
+    response = await client.post(path, json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+async def test_an_unknown_model_is_a_404(client: httpx.AsyncClient) -> None:
+    assert (await client.post("/tokenize", json={"model": "nobody", "prompt": "a"})).status_code == 404
