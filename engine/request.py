@@ -50,6 +50,11 @@ class SamplingParams:
         top_k: keep the k likeliest tokens; 0 keeps all.
         top_p: keep the smallest set with this probability mass (1 keeps all).
         min_p: keep tokens at least this fraction as likely as the likeliest (0 keeps all).
+        top_n_sigma: keep tokens at most this many standard deviations of the logits below the highest (0 keeps all).
+        typical_p: keep the tokens of the most typical surprise with this probability mass (1 keeps all).
+        epsilon_cutoff: keep tokens at least this probable (0 keeps all).
+        eta_cutoff: the same, with a bound that falls as the distribution is flatter (0 keeps all).
+        xtc_probability: how often the likeliest tokens are left out in favour of the last one over `xtc_threshold`.
         seed: a draw is a function of (seed, position) only. None: the gateway has drawn one; the engine sees an int.
         repetition_penalty: divides (multiplies) positive (negative) logits of tokens in prompt or output; 1 is none.
         frequency_penalty: subtracted once for each occurrence in the output.
@@ -71,6 +76,12 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    top_n_sigma: float = 0.0
+    typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
     seed: int = 0
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0

@@ -51,6 +51,27 @@ class SamplingFields(WireRequest):
         le=1,
         description="Extension: keep tokens at least this fraction as likely as the likeliest.",
     )
+    top_n_sigma: float | None = Field(
+        default=None, ge=0, le=100, description="Extension: keep tokens so many standard deviations below the highest."
+    )
+    typical_p: float | None = Field(
+        default=None, gt=0, le=1, description="Extension: keep this mass of the tokens of the most typical surprise."
+    )
+    epsilon_cutoff: float | None = Field(
+        default=None, ge=0, lt=1, description="Extension: keep tokens at least this probable."
+    )
+    eta_cutoff: float | None = Field(
+        default=None, ge=0, lt=1, description="Extension: the same, with less the flatter the distribution is."
+    )
+    xtc_probability: float | None = Field(
+        default=None, ge=0, le=1, description="Extension: how often the likeliest tokens are left out."
+    )
+    xtc_threshold: float | None = Field(
+        default=None,
+        gt=0,
+        le=0.5,
+        description="Extension: those at least this probable; default 0.1.",
+    )
     repetition_penalty: float | None = Field(
         default=None, ge=0.01, le=100, description="Extension: divides positive logits of tokens seen; 1 is none."
     )

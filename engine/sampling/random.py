@@ -10,9 +10,17 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.token_choice.reference import DrawKeys
+from kernels.token_choice.reference import DrawKeys, philox_4x32
 
 _WORD = 0xFFFFFFFF
+
+
+def uniforms(keys: DrawKeys) -> torch.Tensor:
+    """Return one number in (0, 1) for each row, float64 [rows, 1], that no token's noise depends on."""
+    zero = torch.zeros_like(keys.position)
+    # A counter that the noise of tokens never has: there the third word is 0.
+    words = philox_4x32((zero, keys.position, zero + 1, zero), keys.seed_low, keys.seed_high)
+    return (words[0].double() + 0.5) / 2**32
 
 
 def draw_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> DrawKeys:

@@ -8,7 +8,7 @@ The order, which is that of transformers:
     2. min_tokens             end-of-sequence and stop ids masked
        temperature 0:         argmax, and nothing below
     3. temperature
-    4. top-k -> top-p -> min-p
+    4. top-n-sigma -> top-k -> top-p -> min-p -> typical-p -> epsilon -> eta -> XTC
     5. the draw               `kernels.token_choice.reference`: a function of (seed, position)
 
 What no row asks for is not computed: an all-greedy batch is one maximum over the vocabulary. A row's token does not
@@ -27,8 +27,9 @@ from engine.request import Request, SamplingParams, TokenLogprobs
 from engine.sampling.edits import LogitEdits
 from engine.sampling.logits import Candidates, Penalties, keep_min_p, keep_top_p, penalize, scale, select_top_k
 from engine.sampling.logprobs import logprobs_of
-from engine.sampling.random import draw_keys
-from kernels.token_choice.reference import gumbel_noise, gumbel_noise_of_all, race
+from engine.sampling.random import draw_keys, uniforms
+from engine.sampling.truncation import exclude_top_choices, keep_epsilon, keep_eta, keep_top_n_sigma, keep_typical
+from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_of_all, race
 
 NOT_FINITE = "The model computed no finite logits for this request."
 
@@ -240,6 +241,8 @@ def _draw(logits: torch.Tensor, states: list[_RowState], positions: list[int], w
     params = [state.params for state in states]
     device = logits.device
     scores = scale(logits, _column([p.temperature for p in params], device))
+    if any(p.top_n_sigma > 0 for p in params):
+        scores = keep_top_n_sigma(scores, _column([p.top_n_sigma or torch.inf for p in params], device))
     candidates = Candidates(scores=scores, token_ids=None) if width == 0 else select_top_k(scores, width)
     scores = candidates.scores
     if any(p.top_p < 1 for p in params):
@@ -247,10 +250,26 @@ def _draw(logits: torch.Tensor, states: list[_RowState], positions: list[int], w
     if any(p.min_p > 0 for p in params):
         scores = keep_min_p(scores, _column([p.min_p for p in params], device))
     keys = draw_keys([p.seed for p in params], positions, device)
+    scores = _shortened(scores, params, keys)
     if candidates.token_ids is None:
         return race(scores, gumbel_noise_of_all(keys, scores.shape[1]))
     winners = race(scores, gumbel_noise(keys, candidates.token_ids))
     return candidates.token_ids.gather(1, winners.unsqueeze(1)).squeeze(1)
+
+
+def _shortened(scores: torch.Tensor, params: list[SamplingParams], keys: DrawKeys) -> torch.Tensor:
+    device = scores.device
+    if any(p.typical_p < 1 for p in params):
+        scores = keep_typical(scores, _column([p.typical_p for p in params], device))
+    if any(p.epsilon_cutoff > 0 for p in params):
+        scores = keep_epsilon(scores, _column([p.epsilon_cutoff for p in params], device))
+    if any(p.eta_cutoff > 0 for p in params):
+        scores = keep_eta(scores, _column([p.eta_cutoff for p in params], device))
+    if any(p.xtc_probability > 0 for p in params):
+        threshold = _column([p.xtc_threshold for p in params], device)
+        probability = _column([p.xtc_probability for p in params], device)
+        scores = exclude_top_choices(scores, threshold, probability, uniforms(keys))
+    return scores
 
 
 def _column(values: list[float], device: torch.device) -> torch.Tensor:

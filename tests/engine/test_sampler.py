@@ -41,6 +41,12 @@ PARAMS = st.builds(
     top_k=st.sampled_from([0, 1, 5, 200]),
     top_p=st.sampled_from([1.0, 0.9, 0.35, 0.01]),
     min_p=st.sampled_from([0.0, 0.05, 0.6]),
+    top_n_sigma=st.sampled_from([0.0, 0.0, 0.5, 1.5]),
+    typical_p=st.sampled_from([1.0, 1.0, 0.9, 0.3]),
+    epsilon_cutoff=st.sampled_from([0.0, 0.0, 0.01, 0.9]),
+    eta_cutoff=st.sampled_from([0.0, 0.0, 0.02, 0.5]),
+    xtc_probability=st.sampled_from([0.0, 0.0, 0.5, 1.0]),
+    xtc_threshold=st.sampled_from([0.05, 0.1, 0.3]),
     seed=st.integers(0, 2**64 - 1),
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.4]),
     frequency_penalty=st.sampled_from([0.0, 0.0, 0.7]),
@@ -90,6 +96,10 @@ def test_permuting_the_rows_permutes_the_result_and_alone_equals_in_a_crowd(
         {"top_p": 0.8},
         {"min_p": 0.1},
         {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "min_p": 0.02},
+        {"top_n_sigma": 1.0},
+        {"typical_p": 0.6},
+        {"epsilon_cutoff": 0.05},
+        {"eta_cutoff": 0.1},
     ],
 )
 def test_draws_follow_the_distribution(changes: dict[str, float]) -> None:

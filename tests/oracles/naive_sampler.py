@@ -42,11 +42,16 @@ def edited(
     return values
 
 
-def kept(values: Sequence[float], params: SamplingParams) -> list[int]:
-    """Tokens that survive top-k, top-p and min-p, likeliest first; `values` are logits."""
+def kept(values: Sequence[float], params: SamplingParams, uniform: float = 1.0) -> list[int]:
+    """Tokens that survive all truncations, likeliest first; `values` are logits, `uniform` decides on XTC."""
     top = max(values)
     weight = [math.exp((value - top) / params.temperature) for value in values]
     tokens = sorted(range(len(values)), key=lambda i: (-weight[i], i))
+    if params.top_n_sigma:
+        there = [value for value in values if value > -math.inf]
+        mean = sum(there) / len(there)
+        sigma = math.sqrt(sum((value - mean) ** 2 for value in there) / len(there))
+        tokens = [i for i in tokens if values[i] >= top - params.top_n_sigma * sigma]
     if params.top_k:
         tokens = tokens[: params.top_k]
     if params.top_p < 1:
@@ -57,7 +62,39 @@ def kept(values: Sequence[float], params: SamplingParams) -> list[int]:
             cut.append(token)
             mass += weight[token]
         tokens = cut
-    return [i for i in tokens if weight[i] >= params.min_p * weight[tokens[0]]]
+    tokens = [i for i in tokens if weight[i] >= params.min_p * weight[tokens[0]]]
+    if params.typical_p < 1:
+        share = shares(weight, tokens)
+        entropy = entropy_of(share)
+        by_typicality = sorted(tokens, key=lambda i: abs(-math.log(share[i]) - entropy) if share[i] else math.inf)
+        mass, cut = 0.0, []
+        for token in by_typicality:
+            if cut and mass >= params.typical_p:
+                break
+            cut.append(token)
+            mass += share[token]
+        tokens = [i for i in tokens if i in cut]
+    if params.epsilon_cutoff:
+        share = shares(weight, tokens)
+        tokens = [i for i in tokens if share[i] >= params.epsilon_cutoff or share[i] == max(share.values())]
+    if params.eta_cutoff:
+        share = shares(weight, tokens)
+        bound = min(params.eta_cutoff, math.sqrt(params.eta_cutoff) * math.exp(-entropy_of(share)))
+        tokens = [i for i in tokens if share[i] >= bound or share[i] == max(share.values())]
+    if uniform < params.xtc_probability:
+        share = shares(weight, tokens)
+        least = min((share[i] for i in tokens if share[i] >= params.xtc_threshold), default=math.inf)
+        tokens = [i for i in tokens if share[i] <= least]
+    return tokens
+
+
+def shares(weight: Sequence[float], tokens: Sequence[int]) -> dict[int, float]:
+    total = sum(weight[i] for i in tokens)
+    return {i: weight[i] / total for i in tokens}
+
+
+def entropy_of(share: dict[int, float]) -> float:
+    return -sum(p * math.log(p) for p in share.values() if p)
 
 
 def choose(
@@ -67,4 +104,7 @@ def choose(
     if params.temperature == 0:
         return values.index(max(values))
     position = len(prompt) + len(output)
-    return max(kept(values, params), key=lambda i: values[i] / params.temperature + noise(params.seed, position, i))
+    uniform = (philox((0, position, 1, 0), (params.seed & WORD, (params.seed >> 32) & WORD))[0] + 0.5) / 2**32
+    return max(
+        kept(values, params, uniform), key=lambda i: values[i] / params.temperature + noise(params.seed, position, i)
+    )

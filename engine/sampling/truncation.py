@@ -1,0 +1,89 @@
+"""Ways to shorten a distribution besides top-k, top-p and min-p. Each takes scores [rows, n], natural logarithms of
+probabilities up to a constant of the row (-inf where truncated already), and a number for each row [rows, 1].
+
+At least one token is left always, and a number that asks for nothing changes nothing. Sums run in float64, so that
+devices agree on where they end.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def keep_top_n_sigma(scores: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """Mask tokens more than `n` standard deviations below the highest; infinite n keeps all.
+
+    Of the whole vocabulary's scores, those that are masked left out. Temperature changes nothing: it scales both sides.
+    Source: Tang et al., 2024, "Top-nσ: not all logits are you need", arXiv 2411.07641, section 3.
+    """
+    is_there = scores.isfinite()
+    wide = torch.where(is_there, scores, 0.0).double()
+    count = is_there.sum(dim=-1, keepdim=True)
+    mean = wide.sum(dim=-1, keepdim=True) / count
+    spread = torch.where(is_there, (wide - mean) ** 2, 0.0).sum(dim=-1, keepdim=True) / count
+    # Zero times infinity is no bound at all.
+    distance = torch.where(n.isinf(), torch.inf, n * spread.sqrt())
+    return scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) - distance, -torch.inf)
+
+
+def keep_typical(scores: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
+    """Mask all but the tokens whose surprise is nearest to the expected one, together `mass` probable; 1 keeps all.
+
+    Source: Meister et al., 2022, "Locally typical sampling", arXiv 2202.00666, section 4.
+    """
+    logprobs, probabilities = _distribution(scores)
+    surprise_off = (-logprobs - _entropy(logprobs, probabilities)).abs()
+    order = surprise_off.sort(dim=-1, stable=True).indices
+    ordered = probabilities.gather(1, order)
+    is_out = (ordered.cumsum(dim=-1) - ordered >= mass) & (mass < 1)
+    is_out[:, 0] = False
+    return scores.masked_fill(torch.zeros_like(is_out).scatter(1, order, is_out), -torch.inf)
+
+
+def keep_epsilon(scores: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
+    """Mask tokens less probable than `epsilon`; 0 keeps all.
+
+    Source: Hewitt et al., 2022, "Truncation sampling as language model desmoothing", arXiv 2210.15191, section 4.1.
+    """
+    _, probabilities = _distribution(scores)
+    return _mask_below(scores, probabilities, epsilon.double())
+
+
+def keep_eta(scores: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
+    """Mask tokens less probable than min(epsilon, sqrt(epsilon) * e^-entropy); 0 keeps all.
+
+    Source: Hewitt et al., 2022, arXiv 2210.15191, section 4.2.
+    """
+    logprobs, probabilities = _distribution(scores)
+    wide = epsilon.double()
+    threshold = torch.minimum(wide, wide.sqrt() * (-_entropy(logprobs, probabilities)).exp())
+    return _mask_below(scores, probabilities, threshold)
+
+
+def exclude_top_choices(
+    scores: torch.Tensor, threshold: torch.Tensor, probability: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    """Mask, where `uniform` is below `probability`, the tokens at least `threshold` probable, but the least of them.
+
+    Equally probable ones are kept together. Source: XTC ("exclude top choices"), P. E. Weidmann, 2024, as interfaces
+    for text generation have it.
+    """
+    _, probabilities = _distribution(scores)
+    is_top = probabilities >= threshold
+    least = torch.where(is_top, probabilities, torch.inf).amin(dim=-1, keepdim=True)
+    is_out = is_top & (probabilities > least) & (uniform < probability)
+    return scores.masked_fill(is_out, -torch.inf)
+
+
+def _distribution(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    logprobs = torch.log_softmax(scores.double(), dim=-1)
+    return logprobs, logprobs.exp()
+
+
+def _entropy(logprobs: torch.Tensor, probabilities: torch.Tensor) -> torch.Tensor:
+    return -torch.where(probabilities > 0, probabilities * logprobs, 0.0).sum(dim=-1, keepdim=True)
+
+
+def _mask_below(scores: torch.Tensor, probabilities: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    is_out = (probabilities < threshold) & (probabilities < probabilities.amax(dim=-1, keepdim=True))
+    return scores.masked_fill(is_out, -torch.inf)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.sampling.random import draw_keys, uniforms
+from engine.sampling.sampler import Sampler
+from engine.sampling.truncation import (
+    exclude_top_choices,
+    keep_epsilon,
+    keep_eta,
+    keep_top_n_sigma,
+    keep_typical,
+)
+from tests.engine.test_sampler import CPU, make_params, make_request
+
+SCORES = torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]).log()
+
+
+def column(value: float) -> torch.Tensor:
+    return torch.tensor([[value]])
+
+
+def left(scores: torch.Tensor) -> list[int]:
+    return scores[0].isfinite().nonzero().squeeze(1).tolist()
+
+
+def test_each_keeps_what_its_paper_says() -> None:
+    assert left(keep_epsilon(SCORES, column(0.1))) == [0, 1, 2]
+    assert left(keep_epsilon(SCORES, column(0.9))) == [0]
+    # The entropy is 1.875 bits: the second token, of 2 bits, is the most typical, and then the first.
+    assert left(keep_typical(SCORES, column(0.2))) == [1]
+    assert left(keep_typical(SCORES, column(0.5))) == [0, 1]
+    # sqrt(0.2) * 2^-1.875 = 0.12
+    assert left(keep_eta(SCORES, column(0.2))) == [0, 1, 2]
+    assert left(keep_top_n_sigma(torch.tensor([[3.0, 1.0, 0.0, 0.0]]), column(1.0))) == [0]
+    assert left(keep_top_n_sigma(torch.tensor([[3.0, 1.0, 0.0, 0.0]]), column(2.0))) == [0, 1]
+
+
+def test_the_likeliest_are_left_out_but_the_last_of_them() -> None:
+    always, never = column(1.0), column(0.0)
+    uniform = torch.tensor([[0.5]], dtype=torch.float64)
+    assert left(exclude_top_choices(SCORES, column(0.1), always, uniform)) == [2, 3, 4]
+    assert left(exclude_top_choices(SCORES, column(0.4), always, uniform)) == [0, 1, 2, 3, 4]
+    assert left(exclude_top_choices(SCORES, column(0.1), never, uniform)) == [0, 1, 2, 3, 4]
+    assert left(exclude_top_choices(SCORES, column(0.1), column(0.5), uniform)) == [0, 1, 2, 3, 4]
+
+
+@given(st.lists(st.floats(-30, 30), min_size=1, max_size=12), st.integers(0, 99))
+def test_what_asks_for_nothing_changes_nothing_and_one_is_always_left(values: list[float], seed: int) -> None:
+    scores = torch.tensor([values, values])
+    nothing = [
+        (keep_top_n_sigma, torch.inf, 0.0),
+        (keep_typical, 1.0, 1e-9),
+        (keep_epsilon, 0.0, 0.99),
+        (keep_eta, 0.0, 0.99),
+    ]
+    for keep, neutral, harsh in nothing:
+        found = keep(scores, torch.tensor([[neutral], [harsh]]))
+        assert torch.equal(found[0], scores[0]), keep
+        assert found[1].isfinite().any(), keep
+    found = exclude_top_choices(scores, column(1e-9), column(1.0), torch.zeros(2, 1, dtype=torch.float64))
+    assert found.isfinite().any(dim=-1).all()
+
+
+def test_xtc_strikes_as_often_as_it_is_asked_to() -> None:
+    keys = draw_keys(list(range(4000)), [7] * 4000, CPU)
+    found = uniforms(keys)
+    assert float((found < 0.25).double().mean()) == pytest.approx(0.25, abs=0.03)
+    assert torch.equal(found, uniforms(keys))
+    sampler = Sampler(1, 5, CPU, ())
+    drawn = []
+    for seed in range(400):
+        sampler.admit(0, make_request(make_params(seed=seed, xtc_probability=0.5, xtc_threshold=0.1)), [])
+        drawn += sampler.sample(SCORES.clone(), [0], [3]).token_ids
+    # Of the halves one has half of its mass on the first token, the other none.
+    assert drawn.count(0) / 400 == pytest.approx(0.25, abs=0.07)
