@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -45,11 +47,31 @@ class JsonRoute(APIRoute):
         has_body = self.body_field is not None
 
         async def handle_json(request: Request) -> Response:
+            asked = JsonRequest(request.scope, request.receive)
             if has_body:
                 _check_content_type(request)
-            return await handle(JsonRequest(request.scope, request.receive))
+                _check_keys(await asked.body())
+            return await handle(asked)
 
         return handle_json
+
+
+def _check_keys(body: bytes) -> None:
+    """Refuse a key that stands twice in one object: two readers of such a body may take different values."""
+    # What is no JSON, or too deep, is refused by who reads it.
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(body, object_pairs_hook=_without_doubles)
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> None:
+    if len(pairs) == len({key for key, _ in pairs}):
+        return
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            name = key[:64].encode("utf-8", "replace").decode()
+            raise ApiError(400, f"The key '{name}' stands twice in one object.", param=name, code="duplicate_key")
+        seen.add(key)
 
 
 def _check_content_type(request: Request) -> None:

@@ -40,7 +40,9 @@ def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> Usage:
     )
 
 
-def chat_completion(head: ResponseHead, answers: Sequence[Answer], *, tells_scores: bool = False) -> ChatCompletion:
+def chat_completion(
+    head: ResponseHead, answers: Sequence[Answer], *, tells_scores: bool = False, service_tier: str | None = None
+) -> ChatCompletion:
     """Return whole answers to one chat; a refused input has a `refusal` and no content."""
     choices = []
     for index, answer in enumerate(answers):
@@ -56,6 +58,7 @@ def chat_completion(head: ResponseHead, answers: Sequence[Answer], *, tells_scor
         model=head.model,
         choices=choices,
         usage=usage([answer.finished for answer in answers], len(answers)),
+        service_tier=service_tier,
     )
 
 

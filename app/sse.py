@@ -74,11 +74,19 @@ class ChatFrames(_Frames):
     """Chunks of a chat: the role, pieces of content, an empty delta with the finish reason."""
 
     def __init__(
-        self, head: ResponseHead, *, include_usage: bool, num_choices: int = 1, tells_scores: bool = False
+        self,
+        head: ResponseHead,
+        *,
+        include_usage: bool,
+        num_choices: int = 1,
+        tells_scores: bool = False,
+        service_tier: str | None = None,
     ) -> None:
         super().__init__(
             head, kind="chat.completion.chunk", include_usage=include_usage, answers_per_prompt=num_choices
         )
+        if service_tier is not None:
+            self._head["service_tier"] = service_tier
         self._tells_scores = tells_scores
         self._opened: set[int] = set()
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SeedSource = Callable[[], int]
 
 _SEED_MASK = 2**64 - 1
+_PRIORITY_BY_TIER = {"priority": -8, "flex": 8}
+"""Half of the longest head start, in either direction (`engine.live_request`)."""
 _SEED_STEP = 0x9E3779B97F4A7C15
 """Odd, and far from any seed that a person would choose: of the golden ratio, as splitmix64 steps."""
 
@@ -47,7 +49,10 @@ def chat_generations(
     if body.top_logprobs is not None and not body.logprobs:
         raise RequestError("'top_logprobs' needs 'logprobs' to be true.", field="top_logprobs")
     base = _generation(body, prompt, limits, body.max_completion_tokens or body.max_tokens)
-    base = replace(base, grammar=chat_grammar(body, limits))
+    if body.priority is not None and served_tier(body) not in (None, "default"):
+        raise RequestError("Set 'service_tier' or 'priority', not both.", field="service_tier")
+    priority = _PRIORITY_BY_TIER.get(body.service_tier or "", base.priority)
+    base = replace(base, grammar=chat_grammar(body, limits), priority=priority or base.priority)
     told = replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     return _choices([replace(base, params=told)], body.n or 1, limits, request_id, _seed(body, draw_seed))
 
@@ -125,6 +130,11 @@ def _chat_prompt(messages: Sequence[Message], limits: LimitSettings) -> ChatProm
     )
     _check_chars(sum(len(turn.content) for turn in turns), limits, field="messages")
     return ChatPrompt(messages=turns)
+
+
+def served_tier(body: ChatCompletionRequest) -> str | None:
+    """Return the tier that a chat is served in, as the answer says it; None where nobody asked."""
+    return "default" if body.service_tier == "auto" else body.service_tier
 
 
 def wants_usage(body: SamplingFields) -> bool:

@@ -10,7 +10,7 @@ from app.routes.context import ERRORS, Context
 from app.schemas.chat import ChatCompletion, ChatCompletionRequest
 from app.sse import ChatFrames, EventStream
 from app.streaming import EventBatches, collect
-from app.translate import chat_generations, wants_usage
+from app.translate import chat_generations, served_tier, wants_usage
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
@@ -21,8 +21,14 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
     head = context.head("chatcmpl", body.model)
     generations = chat_generations(body, context.limits, request_id=context.generation_id(head))
     answers = [context.gateway.generate(generation) for generation in generations]
-    tells_scores = bool(body.logprobs)
+    tells_scores, tier = bool(body.logprobs), served_tier(body)
     if body.stream:
-        frames = ChatFrames(head, include_usage=wants_usage(body), num_choices=len(answers), tells_scores=tells_scores)
+        frames = ChatFrames(
+            head,
+            include_usage=wants_usage(body),
+            num_choices=len(answers),
+            tells_scores=tells_scores,
+            service_tier=tier,
+        )
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
-    return JsonResponse(chat_completion(head, await collect(answers), tells_scores=tells_scores))
+    return JsonResponse(chat_completion(head, await collect(answers), tells_scores=tells_scores, service_tier=tier))

@@ -107,7 +107,6 @@ class ChatCompletionRequest(SamplingFields):
         "prompt_cache_options": ASKS_NOTHING,
         "prompt_cache_retention": (None, "in_memory"),
         "reasoning_effort": (None, "none"),
-        "service_tier": (None, "auto", "default"),
         "store": (None, False),
         "tool_choice": (None, "none", "auto"),
         "tools": (None, []),
@@ -127,6 +126,9 @@ class ChatCompletionRequest(SamplingFields):
         default=None, ge=0, le=20, description="Only with `logprobs`: and of so many likeliest tokens at each place."
     )
     response_format: ResponseFormat | None = Field(default=None, description="What the answer has to look like.")
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
+        default=None, description="Who is served first: `priority` before `default` before `flex`, none for ever."
+    )
     metadata: dict[str, str] | None = Field(default=None, max_length=16, description="Accepted, and without effect.")
     safety_identifier: str | None = Field(default=None, max_length=128, description="Accepted, and without effect.")
     prompt_cache_key: str | None = Field(
@@ -161,6 +163,7 @@ class ChatCompletion(WireResponse):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    service_tier: str | None = Field(default=None, description="The tier that served, where one was asked for.")
 
 
 class ChatDelta(WireResponse):
@@ -189,3 +192,4 @@ class ChatCompletionChunk(WireResponse):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    service_tier: str | None = None

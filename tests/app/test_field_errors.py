@@ -110,7 +110,8 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"modalities": ["audio"]}, "modalities"),
     ({"prediction": {"type": "content", "content": ""}}, "prediction"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
-    ({"service_tier": "flex"}, "service_tier"),
+    ({"service_tier": "scale"}, "service_tier"),
+    ({"service_tier": "flex", "priority": 1}, "service_tier"),
     ({"web_search_options": {}}, "web_search_options"),
     ({"chat_template": "{% for i in range(999999999) %}{% endfor %}"}, "chat_template"),
     ({"temprature": 1}, "temprature"),
@@ -224,3 +225,22 @@ async def test_codes_tell_unknown_from_unsupported_from_wrong(client: httpx.Asyn
         "temperature": "invalid_value",
         "model": "invalid_type",
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"model": "base", "model": "shout", "messages": []}', "model"),
+        (b'{"model": "base", "messages": [{"role": "user", "content": "a", "role": "system"}]}', "role"),
+    ],
+)
+async def test_a_key_that_stands_twice_is_refused(client: httpx.AsyncClient, body: bytes, param: str) -> None:
+    response = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, "duplicate_key")
+
+
+@pytest.mark.parametrize("body", [b"{", b"[" * 1000, b"[" * 100_000, b'{"a":' * 1020 + b"1" + b"}" * 1020, b"\xff"])
+async def test_what_is_no_json_or_too_deep_is_refused_by_who_reads_it(client: httpx.AsyncClient, body: bytes) -> None:
+    response = await client.post(CHAT, content=body[:19_000], headers={"content-type": "application/json"})
+    assert response.status_code == 400

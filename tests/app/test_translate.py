@@ -141,3 +141,10 @@ def test_edits_of_the_logits_arrive() -> None:
     assert generation.params.logit_bias == ((5, -100.0), (7, 1.5))
     assert generation.params.allowed_token_ids == (3, 4)
     assert generation.bad_words == ("x", "y")
+
+
+def test_tiers_are_priorities() -> None:
+    order = [translate(service_tier=tier).priority for tier in ("priority", "default", "auto", "flex")]
+    assert order == [-8, 0, 0, 8]
+    assert translate(service_tier=None, priority=3).priority == 3
+    assert translate(service_tier="default", priority=3).priority == 3

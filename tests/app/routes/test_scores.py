@@ -98,3 +98,11 @@ async def test_the_best_of_several_are_returned_likeliest_first(client: httpx.As
 async def test_never_is_a_number_that_json_has(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
     gateway.shifts_logprob_by = -float("inf")
     assert (await post(client, CHAT, logprobs=True))["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
+
+
+async def test_the_tier_is_told_to_whoever_names_one(client: httpx.AsyncClient) -> None:
+    assert (await post(client, CHAT, service_tier="auto"))["service_tier"] == "default"
+    assert (await post(client, CHAT))["service_tier"] is None
+    chunks = await post(client, CHAT, service_tier="flex", stream=True)
+    assert all(chunk["service_tier"] == "flex" for chunk in chunks[:-1])
+    assert all("service_tier" not in chunk for chunk in (await post(client, CHAT, stream=True))[:-1])
