@@ -93,6 +93,9 @@ class Engine:
             EngineError: the engine has ended.
         """
         self._scheduler.validate(request)
+        if request.params.grammar is not None:
+            # At once where it was made ready before; unready, it would hold up a step.
+            self.compile_grammar(request.params.grammar)
         with self._lock:
             if not self.is_alive:
                 raise EngineError(self._error or "The engine is shutting down.")

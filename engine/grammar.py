@@ -21,7 +21,7 @@ MAX_KEPT = 256
 
 
 class GrammarFollower:
-    """One request's place in its grammar."""
+    """One request's place in its grammar; one in error allows nothing."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher
@@ -34,6 +34,9 @@ class GrammarFollower:
 
     def mask(self, logits: torch.Tensor) -> None:
         """Leave only what may come next in the logits [vocab] of a CPU; NaN stays what it is."""
+        if self._matcher.is_error():
+            logits.sub_(torch.inf)
+            return
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
         logits.sub_(torch.from_numpy(np.where(allowed, np.float32(0), np.float32(np.inf))).to(logits.device))
@@ -65,13 +68,15 @@ class GrammarStore:
         Raises:
             RequestError: it is none, it takes too much, or this model has no tokenizer that grammars can be used with.
         """
-        self._matcher(grammar)
+        matcher = self._matcher(grammar)
+        if matcher.is_error():
+            raise RequestError(f"The grammar cannot be followed: {_reason(matcher)}")
 
     def follow(self, grammar: str, output_ids: Sequence[int]) -> GrammarFollower:
-        """Return a place in a grammar, behind the tokens that have been generated already.
+        """Return a place in a grammar, behind the tokens that have been generated already; it may be in error.
 
         Raises:
-            RequestError: as `compile`, where the grammar has been forgotten since.
+            RequestError: the model has no tokenizer that grammars can be used with, and none was ever compiled.
         """
         matcher = self._matcher(grammar).deep_copy()
         if output_ids:
@@ -89,7 +94,7 @@ class GrammarStore:
         if not matcher.is_error():
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise RequestError(f"The grammar cannot be followed: {_reason(matcher)}")
+            return matcher
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > MAX_KEPT:

@@ -34,19 +34,23 @@ class LogitEdits:
         """Return the edits that a request asks for, None where it asks for none."""
         if not (params.logit_bias or params.allowed_token_ids or params.bad_words):
             return None
+        # A tokenizer may know more tokens than the model has logits.
+        bias = [(token_id, value) for token_id, value in params.logit_bias if token_id < vocab_size]
+        allowed = [token_id for token_id in params.allowed_token_ids if token_id < vocab_size]
+        bad_words = [word for word in params.bad_words if max(word) < vocab_size]
         biased = None
-        if params.logit_bias:
-            ids, values = zip(*params.logit_bias, strict=True)
+        if bias:
+            ids, values = zip(*bias, strict=True)
             biased = torch.tensor(ids, device=device), torch.tensor(values, dtype=torch.float32, device=device)
-        single = [word[0] for word in params.bad_words if len(word) == 1]
+        single = [word[0] for word in bad_words if len(word) == 1]
         forbidden = None
         if params.allowed_token_ids or single:
             forbidden = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             if params.allowed_token_ids:
                 forbidden[:] = True
-                forbidden[torch.tensor(params.allowed_token_ids, device=device)] = False
+                forbidden[torch.tensor(allowed, dtype=torch.int64, device=device)] = False
             forbidden[torch.tensor(single, dtype=torch.int64, device=device)] = True
-        longer = tuple(word for word in params.bad_words if len(word) > 1)
+        longer = tuple(word for word in bad_words if len(word) > 1)
         recent = deque(output_ids, maxlen=max((len(word) - 1 for word in longer), default=0))
         return cls(biased=biased, forbidden=forbidden, bad_words=longer, recent=recent)
 

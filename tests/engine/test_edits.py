@@ -65,3 +65,13 @@ def test_what_is_not_finite_is_still_seen() -> None:
     logits = make_logits(1)
     logits[0, 4] = torch.nan
     assert sample_once(logits, [make_params(allowed_token_ids=(1, 2))], [[]]).failed
+
+
+def test_ids_that_the_model_does_not_have_are_left_out() -> None:
+    params = make_params(
+        logit_bias=((VOCAB, 5.0),),
+        allowed_token_ids=(4, VOCAB + 3),
+        bad_words=((VOCAB + 1,), (1, VOCAB)),
+        temperature=0,  # type: ignore[arg-type]
+    )
+    assert sample_once(make_logits(1), [params], [[1]]).token_ids == [4]

@@ -169,3 +169,14 @@ def test_old_grammars_are_forgotten_and_compiled_anew(store: GrammarStore) -> No
     assert len(store._compiled) == MAX_KEPT
     assert first not in store._compiled
     assert allowed(store, first)
+
+
+def test_one_that_goes_wrong_on_the_way_ends_its_own_request_with_the_reason(store: GrammarStore) -> None:
+    sampler = Sampler(2, VOCAB, CPU, [EOS], store)
+    # Tokens that the grammar does not allow, as if another one had been followed before.
+    sampler.admit(0, make_request(make_params(grammar=LLMatcher.grammar_from_regex("ab"))), [5, 5])  # type: ignore[arg-type]
+    sampler.admit(1, make_request(make_params(grammar="start: nowhere")), [])  # type: ignore[arg-type]
+    found = sampler.sample(torch.randn(2, VOCAB), [0, 1], [2, 2])
+    assert found.token_ids == [-1, -1]
+    assert "nowhere" in found.failed[1]
+    assert "\n" not in found.failed[0]
