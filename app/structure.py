@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, StructTag, grammar_from
 
+from app.bounds import check_count
 from deployments.generation import Grammar
 from engine.errors import RequestError
 
@@ -101,10 +102,7 @@ def _check_schema(schema: Any, limits: LimitSettings, field: str) -> None:
 
 
 def _check_size(num_chars: int, limits: LimitSettings, field: str) -> None:
-    if num_chars > limits.max_schema_chars:
-        raise RequestError(
-            f"'{field}' has {num_chars} characters; at most {limits.max_schema_chars} are allowed.", field=field
-        )
+    check_count(num_chars, limits.max_schema_chars, "characters", field=field)
 
 
 def _depth(value: Any) -> int:

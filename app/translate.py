@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
+from app.bounds import check_count
 from app.structure import chat_grammar, text_grammar
 from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from engine.errors import RequestError
@@ -51,10 +52,13 @@ def chat_generations(
     base = _generation(body, prompt, limits, body.max_completion_tokens or body.max_tokens)
     if body.priority is not None and served_tier(body) not in (None, "default"):
         raise RequestError("Set 'service_tier' or 'priority', not both.", field="service_tier")
-    priority = _PRIORITY_BY_TIER.get(body.service_tier or "", base.priority)
-    base = replace(base, grammar=chat_grammar(body, limits), priority=priority or base.priority)
-    told = replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None)
-    return _choices([replace(base, params=told)], body.n or 1, limits, request_id, _seed(body, draw_seed))
+    base = replace(
+        base,
+        params=replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None),
+        grammar=chat_grammar(body, limits),
+        priority=_PRIORITY_BY_TIER.get(body.service_tier or "default", base.priority),
+    )
+    return _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
 
 
 def text_generations(
@@ -62,10 +66,7 @@ def text_generations(
 ) -> tuple[GenerationRequest, ...]:
     """Return the requests of a text completion: for each prompt, in order, one for each answer that is computed."""
     prompts = _prompts(body.prompt)
-    if len(prompts) > limits.max_prompts:
-        raise RequestError(
-            f"'prompt' has {len(prompts)} prompts; at most {limits.max_prompts} are allowed.", field="prompt"
-        )
+    check_count(len(prompts), limits.max_prompts, "prompts", field="prompt")
     _check_chars(sum(len(p.text) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
     _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
     if body.max_tokens == 0 and not body.echo:
@@ -96,8 +97,7 @@ def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[st
     texts = tuple(item if isinstance(item, str) else item.text for item in items)
     if not texts:
         raise RequestError("'input' must not be empty.", field="input")
-    if len(texts) > limits.max_prompts:
-        raise RequestError(f"'input' has {len(texts)} texts; at most {limits.max_prompts} are allowed.", field="input")
+    check_count(len(texts), limits.max_prompts, "texts", field="input")
     _check_chars(sum(map(len, texts)), limits, field="input")
     return texts
 
@@ -118,10 +118,7 @@ def detokenized_ids(body: DetokenizeRequest, limits: LimitSettings) -> tuple[int
 
 
 def _chat_prompt(messages: Sequence[Message], limits: LimitSettings) -> ChatPrompt:
-    if len(messages) > limits.max_messages:
-        raise RequestError(
-            f"'messages' has {len(messages)} items; at most {limits.max_messages} are allowed.", field="messages"
-        )
+    check_count(len(messages), limits.max_messages, "items", field="messages")
     turns = tuple(
         ChatMessage(
             role="system" if message.role == "developer" else message.role, content=message.to_text(), name=message.name
@@ -162,19 +159,12 @@ def _seed(body: SamplingFields, draw_seed: SeedSource) -> int:
 
 
 def _check_chars(num_chars: int, limits: LimitSettings, *, field: str) -> None:
-    if num_chars > limits.max_prompt_chars:
-        raise RequestError(
-            f"'{field}' has {num_chars} characters or token ids; at most {limits.max_prompt_chars} are allowed.",
-            field=field,
-        )
+    check_count(num_chars, limits.max_prompt_chars, "characters or token ids", field=field)
 
 
 def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...]:
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if len(stop) > limits.max_stop_strings:
-        raise RequestError(
-            f"'stop' has {len(stop)} strings; at most {limits.max_stop_strings} are allowed.", field="stop"
-        )
+    check_count(len(stop), limits.max_stop_strings, "strings", field="stop")
     for index, text in enumerate(stop):
         if not 1 <= len(text) <= limits.max_stop_chars:
             field = "stop" if isinstance(body.stop, str) else f"stop[{index}]"
@@ -204,10 +194,7 @@ def _choices(
 
 def _logit_bias(body: SamplingFields, limits: LimitSettings) -> tuple[tuple[int, float], ...]:
     bias = body.logit_bias or {}
-    if len(bias) > limits.max_logit_bias:
-        raise RequestError(
-            f"'logit_bias' has {len(bias)} entries; at most {limits.max_logit_bias} are allowed.", field="logit_bias"
-        )
+    check_count(len(bias), limits.max_logit_bias, "entries", field="logit_bias")
     for key in bias:
         if not key.isascii() or not key.isdecimal() or len(key) > 9:
             raise RequestError(f"'logit_bias' has the key {key[:32]!r}; keys are token ids.", field="logit_bias")

@@ -73,6 +73,19 @@ class ServedModel:
     source: TokenSource
 
 
+def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:
+    """Do nothing where a model has all these token ids, none of them negative.
+
+    Raises:
+        RequestError: it has not.
+    """
+    wrong = next((token_id for token_id in token_ids if token_id >= vocab_size), None)
+    if wrong is not None:
+        raise RequestError(
+            f"'{field}' has the token id {wrong}; those of this model are from 0 to {vocab_size - 1}.", field=field
+        )
+
+
 class Answer:
     """One generation from its request to its last event.
 
@@ -189,17 +202,13 @@ class Answer:
         )
 
     def _check_ids(self) -> None:
-        params, size = self._request.params, self._model.config.vocab_size
-        named = {
+        params = self._request.params
+        named: dict[str, Sequence[int]] = {
             "logit_bias": [token_id for token_id, _ in params.logit_bias],
             "allowed_token_ids": params.allowed_token_ids,
         }
         for field, token_ids in named.items():
-            wrong = next((token_id for token_id in token_ids if token_id >= size), None)
-            if wrong is not None:
-                raise RequestError(
-                    f"'{field}' has the token id {wrong}; those of this model are from 0 to {size - 1}.", field=field
-                )
+            check_vocabulary(token_ids, self._model.config.vocab_size, field=field)
 
     async def _is_refused(self) -> bool:
         if self._safety is None or not self._safety.screen_input:

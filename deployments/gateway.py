@@ -23,7 +23,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from adapters.identity import AdapterDigest
-from deployments.answering import Answer, ServedModel
+from deployments.answering import Answer, ServedModel, check_vocabulary
 from deployments.config import GatewayConfig, ModelConfig
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation import (
@@ -175,10 +175,7 @@ class Gateway:
             RequestError: there is no such model, or an id is outside its vocabulary.
         """
         model = self._served[self._target(name).model]
-        size = model.config.vocab_size
-        wrong = next((token_id for token_id in token_ids if token_id >= size), None)
-        if wrong is not None:
-            raise RequestError(f"'tokens' has {wrong}; ids of this model are from 0 to {size - 1}.", field="tokens")
+        check_vocabulary(token_ids, model.config.vocab_size, field="tokens")
         return await asyncio.to_thread(model.decoder.decode, token_ids)
 
     async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from adapters.identity import AdapterDigest
 from deployments.errors import ReplicaLostError
 from engine.errors import EngineError, OverloadError, RequestError
-from engine.request import FinishReason, Request, RequestId, SamplingParams, TokenLogprobs
+from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams, TokenLogprobs
 
 
 class FaultKind(StrEnum):
@@ -119,6 +119,18 @@ class TokenBatch:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     fault: Fault | None = None
+
+    @classmethod
+    def of(cls, emission: Emission, fault: Fault | None = None) -> TokenBatch:
+        """Return what one emission of the engine brought; `fault` says what its failure means outside."""
+        return cls(
+            token_ids=emission.token_ids,
+            finish_reason=emission.finish_reason,
+            num_cached_tokens=emission.num_cached_tokens,
+            logprobs=emission.logprobs,
+            prompt_logprobs=emission.prompt_logprobs,
+            fault=fault,
+        )
 
     @property
     def is_last(self) -> bool:

@@ -55,13 +55,7 @@ class ChannelSource:
                 if emission.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
                     raise (await self._fault(control, emission)).to_error()
                 is_whole = emission.finish_reason is not None
-                yield TokenBatch(
-                    token_ids=emission.token_ids,
-                    finish_reason=emission.finish_reason,
-                    num_cached_tokens=emission.num_cached_tokens,
-                    logprobs=emission.logprobs,
-                    prompt_logprobs=emission.prompt_logprobs,
-                )
+                yield TokenBatch.of(emission)
         finally:
             self._listener.unsubscribe(call.request_id)
             # The call of a whole answer returns by itself, and Serve counts it as one that succeeded.

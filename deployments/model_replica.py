@@ -205,14 +205,7 @@ class ReplicaServer:
         if emission.finish_reason is FinishReason.FAILED:
             kind = FaultKind.FAILED if self._engine.is_alive else FaultKind.LOST
             fault = Fault(kind=kind, message=emission.error or "The generation has failed.")
-        return TokenBatch(
-            token_ids=emission.token_ids,
-            finish_reason=emission.finish_reason,
-            num_cached_tokens=emission.num_cached_tokens,
-            logprobs=emission.logprobs,
-            prompt_logprobs=emission.prompt_logprobs,
-            fault=fault,
-        )
+        return TokenBatch.of(emission, fault)
 
 
 _GATEWAY_GONE = Fault(kind=FaultKind.LOST, message="The gateway has closed its channel.")

@@ -90,9 +90,7 @@ class Runner:
 
     def _sample(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
         rows = [row for row in plan.rows if row.samples]
-        scores: dict[RequestId, list[TokenLogprobs]] = {}
-        if any(row.scores for row in plan.rows):
-            logits = self._score(plan, logits, scores)
+        scores, logits = _scored(plan, logits)
         drawn = self._sampler.sample(logits, [row.row for row in rows], [row.end for row in rows])
         errors = {row.request.request_id: drawn.failed[row.row] for row in rows if row.row in drawn.failed}
         tokens = {
@@ -110,19 +108,19 @@ class Runner:
             prompt_logprobs_by_request=scores,
         )
 
-    def _score(
-        self, plan: StepPlan, logits: torch.Tensor, scores: dict[RequestId, list[TokenLogprobs]]
-    ) -> torch.Tensor:
-        """Give prompt tokens their log-probabilities; returns the logits that tokens are drawn from."""
-        drawn_from, at = [], 0
-        for row in plan.rows:
-            stop = at + row.num_logits
-            if row.scores:
-                prompt = row.request.prompt_ids
-                following = prompt[row.start + 1 : row.end + 1]
-                count = row.request.params.num_prompt_logprobs or 0
-                scores[row.request.request_id] = logprobs_of(logits[at : at + len(following)], following, count)
-            if row.samples:
-                drawn_from.append(stop - 1)
-            at = stop
-        return logits[drawn_from]
+
+def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[TokenLogprobs]], torch.Tensor]:
+    """Return the log-probabilities of prompt tokens that are asked for, and the logits that tokens are drawn from."""
+    if not any(row.scores for row in plan.rows):
+        return {}, logits
+    scores, drawn_from, at = {}, [], 0
+    for row in plan.rows:
+        stop = at + row.num_logits
+        if row.scores:
+            following = row.request.prompt_ids[row.start + 1 : row.end + 1]
+            count = row.request.params.num_prompt_logprobs or 0
+            scores[row.request.request_id] = logprobs_of(logits[at : at + len(following)], following, count)
+        if row.samples:
+            drawn_from.append(stop - 1)
+        at = stop
+    return scores, logits[drawn_from]

@@ -61,13 +61,13 @@ class StepDraft:
         self._entry_by_id[live.request.request_id] = _Entry(
             live=live, end=live.num_computed + count, is_admission=is_admission
         )
-        self._count(live, count)
+        self._take(live, count, 1)
 
     def drop(self, live: LiveRequest) -> None:
         """Take a request out again, if it is in; call it before the request loses what it has computed."""
         entry = self._entry_by_id.pop(live.request.request_id, None)
         if entry is not None:
-            self._count(live, -entry.num_tokens)
+            self._take(live, -entry.num_tokens, -1)
 
     def rows(self) -> tuple[StepRow, ...]:
         """Return the plan's rows: those of a single token first; within each group one adapter's rows side by side."""
@@ -76,9 +76,10 @@ class StepDraft:
         )
         return tuple(_row(entry) for entry in entries)
 
-    def _count(self, live: LiveRequest, num_tokens: int) -> None:
+    def _take(self, live: LiveRequest, num_tokens: int, num_rows: int) -> None:
+        """Take tokens and rows of a request out of what is free; negative ones go back."""
         self._budget -= num_tokens
-        self._num_free_logits -= num_tokens if live.wants_scores else (1 if num_tokens > 0 else -1)
+        self._num_free_logits -= num_tokens if live.wants_scores else num_rows
         if live.num_wanted == 1:
             self._num_decodes += num_tokens
         else:

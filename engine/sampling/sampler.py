@@ -148,13 +148,13 @@ class Sampler:
             if token_id < 0
         }
         self._count(rows, states, token_ids)
-        logprobs = {}
+        logprobs: dict[int, TokenLogprobs] = {}
         if as_they_came is not None:
             chosen_ids = [max(0, token_ids[line]) for line in told]
             counts = [states[line].params.num_logprobs or 0 for line in told]
-            for line, found in zip(told, logprobs_of(as_they_came, chosen_ids, max(counts)), strict=True):
-                count = states[line].params.num_logprobs or 0
-                logprobs[rows[line]] = found._replace(top=found.top[:count])
+            entries = logprobs_of(as_they_came, chosen_ids, max(counts))
+            for line, count, entry in zip(told, counts, entries, strict=True):
+                logprobs[rows[line]] = entry._replace(top=entry.top[:count])
         return SampleResult(token_ids=token_ids, failed=failed, logprobs=logprobs)
 
     def _penalize(self, logits: torch.Tensor, rows: Sequence[int], states: list[_RowState]) -> None:
