@@ -67,10 +67,7 @@ class SamplingFields(WireRequest):
         default=None, ge=0, le=1, description="Extension: how often the likeliest tokens are left out."
     )
     xtc_threshold: float | None = Field(
-        default=None,
-        gt=0,
-        le=0.5,
-        description="Extension: those at least this probable; default 0.1.",
+        default=None, gt=0, le=0.5, description="Extension: the likeliest are those this probable; default 0.1."
     )
     repetition_penalty: float | None = Field(
         default=None, ge=0.01, le=100, description="Extension: divides positive logits of tokens seen; 1 is none."

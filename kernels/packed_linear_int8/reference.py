@@ -19,8 +19,11 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     wide = x.float()
     top = wide.abs().amax(dim=1)
     scales = top / HIGHEST + (wide * 0).sum(dim=1)
-    inverse = torch.where((top > 0) & scales.isfinite(), HIGHEST / top, 0.0)
-    return (wide * inverse[:, None]).nan_to_num().round().to(torch.int8), scales
+    # A division of tensors: of a number by a tensor torch makes a product with the reciprocal, rounded once more.
+    inverse = torch.where((top > 0) & scales.isfinite(), torch.full_like(top, HIGHEST) / top, 0.0)
+    # Rounded once, as processors do that multiply and add in one: a product near a half goes the same way everywhere.
+    exact = wide.double() * inverse.double()[:, None]
+    return exact.nan_to_num().round().to(torch.int8), scales
 
 
 def packed_linear_int8(
