@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from engine.errors import RequestError
 
 
@@ -13,3 +16,22 @@ def check_count(count: int, bound: int, what: str, *, field: str) -> None:
     """
     if count > bound:
         raise RequestError(f"'{field}' has {count} {what}; at most {bound} are allowed.", field=field)
+
+
+def check_depth(value: Any, bound: int, *, field: str) -> None:
+    """Do nothing where objects and arrays are nested no deeper than the bound.
+
+    Raises:
+        RequestError: they are.
+    """
+    depth, level = 0, [value]
+    while level := [inner for outer in level for inner in _children(outer)]:
+        depth += 1
+    if depth > bound:
+        raise RequestError(f"'{field}' is nested {depth} deep; at most {bound} is allowed.", field=field)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -89,7 +89,7 @@ def _failure(error: Mapping[str, Any], body: object) -> _Failure:
             here, param = here[key], f"{param}[{key}]"
         elif isinstance(key, str) and isinstance(here, dict) and key in here:
             here, param = here[key], f"{param}.{key}" if param else key
-        elif isinstance(key, str) and isinstance(here, dict) and kind == "missing":
+        elif isinstance(key, str) and isinstance(here, dict) and kind == "missing" and "field" not in context:
             param = f"{param}.{key}" if param else key
         else:
             continue  # the tag of a union's branch

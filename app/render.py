@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from app.hazards import openai_scores
 from app.schemas.chat import AssistantMessage, ChatChoice, ChatCompletion
-from app.schemas.common import ChatLogprobs, ChosenLogprob, PromptTokensDetails, TokenLogprob, Usage
+from app.schemas.common import (
+    ChatLogprobs,
+    ChosenLogprob,
+    CompletionTokensDetails,
+    PromptTokensDetails,
+    TokenLogprob,
+    Usage,
+    WireFinishReason,
+)
 from app.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
 from app.schemas.models import Model
 from app.schemas.moderations import ModerationResponse, ModerationResult
+from app.schemas.tools import FunctionCall, MessageToolCall
 from app.streaming import Answer
-from deployments.generation import Finished, ModelCard, TokenScore, Verdict
+from deployments.generation import Finished, ModelCard, TokenScore, ToolCall, Verdict
 
 LEAST_LOGPROB = -9999.0
 
@@ -37,6 +46,9 @@ def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> Usage:
         completion_tokens=num_completion_tokens,
         total_tokens=num_prompt_tokens + num_completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(end.num_cached_tokens for end in ends)),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=sum(end.num_reasoning_tokens for end in finished)
+        ),
     )
 
 
@@ -47,10 +59,20 @@ def chat_completion(
     choices = []
     for index, answer in enumerate(answers):
         refusal = answer.finished.refusal
-        message = AssistantMessage(content=answer.text if refusal is None else None, refusal=refusal)
+        message = AssistantMessage(
+            content=(answer.text or (None if answer.calls else "")) if refusal is None else None,
+            refusal=refusal,
+            tool_calls=[_tool_call(call) for call in answer.calls] or None,
+            reasoning_content=answer.reasoning or None,
+        )
         scores = chat_logprobs(answer.scores) if tells_scores else None
         choices.append(
-            ChatChoice(index=index, message=message, logprobs=scores, finish_reason=answer.finished.reason.value)
+            ChatChoice(
+                index=index,
+                message=message,
+                logprobs=scores,
+                finish_reason=answer.finished.reason.value,
+            )
         )
     return ChatCompletion(
         id=head.response_id,
@@ -112,8 +134,17 @@ def _completion_choice(index: int, answer: Answer, shape: CompletionShape) -> Co
         index=index,
         text=echo if shape.hides_answer else echo + answer.text,
         logprobs=logprobs,
-        finish_reason="length" if shape.hides_answer else answer.finished.reason.value,
+        finish_reason="length" if shape.hides_answer else text_finish_reason(answer.finished),
     )
+
+
+def text_finish_reason(finished: Finished) -> WireFinishReason:
+    """Return why a text completion ended, which has no calls."""
+    return cast("WireFinishReason", finished.reason.value)
+
+
+def _tool_call(call: ToolCall) -> MessageToolCall:
+    return MessageToolCall(id=call.call_id, function=FunctionCall(name=call.name, arguments=call.arguments))
 
 
 class TextScores:

@@ -110,6 +110,12 @@ class ModelSettings(SettingsNode):
     adapter_folder: FolderPath | None = Field(
         default=None, description="Folder whose subfolders are adapters of this model, named by the subfolder."
     )
+    tool_format: Literal["hermes", "llama3", "mistral", "mistral_args", "json", "none"] | None = Field(
+        default=None, description="How this model writes calls of tools; null: as its chat template shows."
+    )
+    reasoning_format: Literal["think", "mistral", "none"] | None = Field(
+        default=None, description="How this model marks its thoughts; null: as its chat template shows."
+    )
     engine: EngineSettings = Field(default_factory=EngineSettings, description="How the engine runs.")
 
 
@@ -193,6 +199,8 @@ class LimitSettings(SettingsNode):
     max_choices: int = Field(default=128, ge=1, description="Answers that one request makes, all prompts together.")
     max_schema_chars: int = Field(default=65536, ge=1, description="Characters of a schema, regex or grammar.")
     max_schema_depth: int = Field(default=64, ge=1, description="Objects and arrays in one another, in a schema.")
+    max_tools: int = Field(default=128, ge=0, description="Tools of one chat.")
+    max_tools_chars: int = Field(default=262_144, ge=1, description="Characters of all tools' schemas together.")
     max_logit_bias: int = Field(default=1024, ge=0, description="Entries of `logit_bias`.")
     max_stop_strings: int = Field(default=16, ge=0, description="Stop strings of one request.")
     max_stop_chars: int = Field(default=256, ge=1, description="Characters in one stop string.")

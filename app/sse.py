@@ -9,7 +9,7 @@ One frame of a chat stream, with the usage asked for (one line, then an empty on
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -100,7 +100,9 @@ class ChatFrames(_Frames):
             logprobs = None
             if self._tells_scores:
                 logprobs = chat_logprobs(item.event.scores).model_dump(mode="json")
-            frames += self._delta(item.index, {"content": item.event.text}, logprobs=logprobs)
+            for delta in _deltas(item.event):
+                frames += self._delta(item.index, delta, logprobs=logprobs)
+                logprobs = None
         elif isinstance(item.event, Finished):
             self._finished[item.index] = item.event
             if item.event.refusal is not None:
@@ -116,6 +118,20 @@ class ChatFrames(_Frames):
         logprobs: dict[str, Any] | None = None,
     ) -> bytes:
         return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason})
+
+
+def _deltas(event: TextDelta) -> Iterator[dict[str, Any]]:
+    """Yield what an event adds to the message: its thoughts, its content, then its calls one by one."""
+    if event.reasoning:
+        yield {"reasoning_content": event.reasoning}
+    if event.text or not (event.reasoning or event.calls):
+        yield {"content": event.text}
+    for call in event.calls:
+        delta: dict[str, Any] = {"index": call.index}
+        if call.call_id is not None:
+            delta |= {"id": call.call_id, "type": "function"}
+        function = {"arguments": call.arguments}
+        yield {"tool_calls": [delta | {"function": function if call.name is None else {"name": call.name} | function}]}
 
 
 class CompletionFrames(_Frames):

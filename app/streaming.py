@@ -7,12 +7,20 @@ What a slow client has not taken stays bounded here, and then holds up the gatew
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Self
 
-from deployments.generation import Finished, GenerationEvent, Started, TextDelta, TokenScore
+from deployments.generation import (
+    CallDelta,
+    Finished,
+    GenerationEvent,
+    Started,
+    TextDelta,
+    TokenScore,
+    ToolCall,
+)
 
 MAX_READY_EVENTS = 64
 
@@ -33,6 +41,8 @@ class Answer:
     finished: Finished
     started: Started
     scores: tuple[TokenScore, ...] = ()
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
 
     @property
     def mean_logprob(self) -> float:
@@ -147,6 +157,19 @@ async def collect(generations: Sequence[AsyncIterator[GenerationEvent]]) -> list
             finished=finished[index],
             started=started[index],
             scores=tuple(score for delta in deltas for score in delta.scores),
+            reasoning="".join(delta.reasoning for delta in deltas),
+            calls=joined_calls(call for delta in deltas for call in delta.calls),
         )
         for index, deltas in enumerate(pieces)
     ]
+
+
+def joined_calls(deltas: Iterable[CallDelta]) -> tuple[ToolCall, ...]:
+    """Return the calls that these pieces make."""
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if delta.index == len(calls):
+            calls.append(ToolCall(call_id=delta.call_id or "", name=delta.name or "", arguments=""))
+        call = calls[delta.index]
+        calls[delta.index] = replace(call, arguments=call.arguments + delta.arguments)
+    return tuple(calls)

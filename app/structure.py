@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, StructTag, grammar_from
 
-from app.bounds import check_count
+from app.bounds import check_count, check_depth
 from deployments.generation import Grammar
+from deployments.grammars import JSON_STYLE
 from engine.errors import RequestError
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from app.schemas.common import SamplingFields
     from app.schemas.structured import StructuralTag, StructuredOutputs
     from app.settings import LimitSettings
-
-# As much white space as people write: a small model would go on with it for ever.
-JSON_STYLE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n]{1,24}"}
 
 
 def chat_grammar(body: ChatCompletionRequest, limits: LimitSettings) -> Grammar | None:
@@ -93,27 +90,9 @@ def _of_schema(schema: Any, limits: LimitSettings, field: str) -> str:
 
 
 def _check_schema(schema: Any, limits: LimitSettings, field: str) -> None:
-    depth = _depth(schema)
-    if depth > limits.max_schema_depth:
-        raise RequestError(
-            f"'{field}' is nested {depth} deep; at most {limits.max_schema_depth} is allowed.", field=field
-        )
+    check_depth(schema, limits.max_schema_depth, field=field)
     _check_size(len(json.dumps(schema)), limits, field)
 
 
 def _check_size(num_chars: int, limits: LimitSettings, field: str) -> None:
     check_count(num_chars, limits.max_schema_chars, "characters", field=field)
-
-
-def _depth(value: Any) -> int:
-    """Return how deep objects and arrays are nested, without recursion."""
-    depth, level = 0, [value]
-    while level := [inner for outer in level for inner in _children(outer)]:
-        depth += 1
-    return depth
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

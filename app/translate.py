@@ -5,14 +5,24 @@ Pure and total: the same body, ids and seeds give the same requests, and every f
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
-from app.bounds import check_count
+from app.bounds import check_count, check_depth
 from app.structure import chat_grammar, text_grammar
-from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from app.tool_use import tool_specs, tool_use
+from deployments.generation import (
+    ChatMessage,
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+)
 from engine.errors import RequestError
 from engine.request import SamplingParams
 
@@ -42,7 +52,7 @@ def chat_generations(
     body: ChatCompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
 ) -> tuple[GenerationRequest, ...]:
     """Return one request for each choice of a chat completion. `developer` turns go to the template as `system`."""
-    prompt = _chat_prompt(body.messages, limits)
+    prompt = _whole_chat_prompt(body, limits)
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise RequestError(
             "'max_tokens' is the older name of 'max_completion_tokens'; set one of them.", field="max_tokens"
@@ -56,6 +66,7 @@ def chat_generations(
         base,
         params=replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         grammar=chat_grammar(body, limits),
+        tool_use=tool_use(body, limits),
         priority=_PRIORITY_BY_TIER.get(body.service_tier or "default", base.priority),
     )
     return _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
@@ -117,16 +128,48 @@ def detokenized_ids(body: DetokenizeRequest, limits: LimitSettings) -> tuple[int
     return tuple(body.tokens)
 
 
+def _whole_chat_prompt(body: ChatCompletionRequest, limits: LimitSettings) -> ChatPrompt:
+    prompt = _chat_prompt(body.messages, limits)
+    if body.continue_final_message and (prompt.messages[-1].role != "assistant" or not prompt.messages[-1].content):
+        raise RequestError(
+            "'continue_final_message' needs a last message of the assistant, with content.",
+            field="continue_final_message",
+        )
+    options = body.chat_template_kwargs or {}
+    check_depth(options, limits.max_schema_depth, field="chat_template_kwargs")
+    check_count(len(json.dumps(options)), limits.max_schema_chars, "characters", field="chat_template_kwargs")
+    return replace(
+        prompt,
+        tools=tool_specs(body.tools or [], limits),
+        template_options=options,
+        continues_final_message=bool(body.continue_final_message),
+        reasoning_effort=body.reasoning_effort,
+    )
+
+
 def _chat_prompt(messages: Sequence[Message], limits: LimitSettings) -> ChatPrompt:
     check_count(len(messages), limits.max_messages, "items", field="messages")
-    turns = tuple(
-        ChatMessage(
-            role="system" if message.role == "developer" else message.role, content=message.to_text(), name=message.name
-        )
-        for message in messages
+    turns = tuple(_turn(message) for message in messages)
+    num_chars = sum(
+        len(turn.content) + len(turn.reasoning or "") + sum(len(call.arguments) for call in turn.tool_calls)
+        for turn in turns
     )
-    _check_chars(sum(len(turn.content) for turn in turns), limits, field="messages")
+    _check_chars(num_chars, limits, field="messages")
     return ChatPrompt(messages=turns)
+
+
+def _turn(message: Message) -> ChatMessage:
+    return ChatMessage(
+        role="system" if message.role == "developer" else message.role,
+        content=message.to_text(),
+        name=message.name,
+        tool_calls=tuple(
+            ToolCall(call_id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ),
+        tool_call_id=message.tool_call_id,
+        reasoning=message.reasoning_content,
+    )
 
 
 def served_tier(body: ChatCompletionRequest) -> str | None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from adapters.identity import AdapterDigest
+from deployments.answer_shape import AnswerParts, AnswerShape, tail_of
 from deployments.config import ModelConfig, SafetyConfig
+from deployments.dialect import Dialect
 from deployments.generation import (
+    CallDelta,
     ChatPrompt,
     EndReason,
     Finished,
@@ -28,7 +31,6 @@ from deployments.generation import (
     TokenScore,
 )
 from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids
-from deployments.grammars import check_grammar
 from deployments.metrics import GatewayMetrics
 from deployments.resumption import Resumption, TokenSource
 from deployments.stream.detokenizer import Detokenizer
@@ -39,6 +41,8 @@ from engine.errors import EngineError, RequestError
 from engine.request import FinishReason, RequestId, TokenLogprobs
 
 REFUSAL = "I can't help with that request."
+NUM_TAIL_TOKENS = 16
+"""Of a prompt's end, where a template may have opened the model's thoughts."""
 DEADLINE_SLACK_S = 1.0
 """The engine lets go of a request this much after its deadline, so that it is the gateway that says why."""
 
@@ -46,8 +50,8 @@ DEADLINE_SLACK_S = 1.0
 class TextDecoder(Protocol):
     """What an answer asks of the model's tokenizer in this process."""
 
-    def new_detokenizer(self) -> Detokenizer:
-        """Return the decoder of one answer."""
+    def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
+        """Return the decoder of one answer; `shown` are special tokens that are part of its text."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -69,6 +73,7 @@ class ServedModel:
 
     config: ModelConfig
     decoder: TextDecoder
+    dialect: Dialect
     encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
     source: TokenSource
 
@@ -128,16 +133,15 @@ class Answer:
         verdict.add_done_callback(_seen)
         try:
             async with asyncio.timeout(self._left_s(deadline_s)):
-                if self._request.grammar is not None:
-                    await check_grammar(self._request.grammar)
                 self._prompt_ids = await self._encode()
-                call = self._call(deadline_s)
+                shape = AnswerShape(self._request, self._model.dialect, self._prompt_tail())
+                call = self._call(deadline_s, await shape.grammar())
                 is_refused = self._is_judged_first and await verdict
             if is_refused:
                 for refusal in self._refusal():
                     yield refusal
                 return
-            async with aclosing(self._answer(call, verdict)) as events:
+            async with aclosing(self._answer(call, shape, verdict)) as events:
                 while (event := await self._next(events, deadline_s)) is not None:
                     yield event
         finally:
@@ -171,7 +175,10 @@ class Answer:
                 )
         return prompt.token_ids
 
-    def _call(self, deadline_s: float | None) -> GenerationCall:
+    def _prompt_tail(self) -> str:
+        return tail_of([self._model.decoder.spelling(token_id) for token_id in self._prompt_ids[-NUM_TAIL_TOKENS:]])
+
+    def _call(self, deadline_s: float | None, grammar: str | None) -> GenerationCall:
         limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
         asked = self._request.max_tokens
         field = "messages" if isinstance(self._request.prompt, ChatPrompt) else "prompt"
@@ -192,7 +199,7 @@ class Answer:
             params=replace(
                 self._request.params,
                 max_tokens=asked or limit - num_prompt,
-                grammar=None if self._request.grammar is None else self._request.grammar.source,
+                grammar=grammar,
                 bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
             ),
             adapter=self._adapter,
@@ -223,10 +230,13 @@ class Answer:
         if isinstance(prompt, TokenPrompt):
             return [self._model.decoder.decode(prompt.token_ids)]
         # Each turn for itself: a long harmless conversation must not water down what one turn asks.
-        return [message.content for message in prompt.messages if message.content]
+        texts = [message.content for message in prompt.messages]
+        texts += [call.arguments for message in prompt.messages for call in message.tool_calls]
+        texts += [tool.description for tool in prompt.tools]
+        return [text for text in texts if text]
 
     async def _answer(
-        self, call: GenerationCall, verdict: asyncio.Future[bool]
+        self, call: GenerationCall, shape: AnswerShape, verdict: asyncio.Future[bool]
     ) -> AsyncGenerator[GenerationEvent, None]:
         name = self._request.model
         attempts = Resumption(
@@ -236,7 +246,7 @@ class Answer:
             on_resume=lambda: self._metrics.count_resumption(name),
             clock=self._clock,
         )
-        text = self._stream_handler()
+        text, parts = self._stream_handler(shape), shape.parts()
         last_s: float | None = None
         async with aclosing(attempts.tokens()) as batches:
             async for batch in batches:
@@ -247,17 +257,16 @@ class Answer:
                         return
                     yield self._started(batch)
                 last_s = self._measure(len(batch.token_ids), last_s)
-                piece = await self._fed(text, batch)
-                scores = text.take_scores()
-                if piece or scores:
-                    yield TextDelta(text=piece, scores=scores)
+                delta = _delta(parts.feed(await self._fed(text, batch)), text.take_scores())
+                if delta is not None:
+                    yield delta
                 if text.is_cut or text.is_flagged or batch.is_last:
                     break
-        piece = await text.close()
-        scores = text.take_scores()
-        if piece or scores:
-            yield TextDelta(text=piece, scores=scores)
-        yield self._finished(text, batch)
+        for found in (parts.feed(await text.close()), parts.close()):
+            delta = _delta(found, text.take_scores())
+            if delta is not None:
+                yield delta
+        yield self._finished(text, parts, batch)
 
     async def _fed(self, text: StreamHandler, batch: TokenBatch) -> str:
         scores = self._scored(batch.token_ids, batch.logprobs) if batch.logprobs else ()
@@ -297,12 +306,16 @@ class Answer:
         raw = self._model.decoder.spelling(token_id)
         return TokenScore(token_id, raw.decode("utf-8", "replace"), raw, logprob, top)
 
-    def _stream_handler(self) -> StreamHandler:
+    def _stream_handler(self, shape: AnswerShape) -> StreamHandler:
         screen = None
         if self._safety is not None and self._safety.screen_output:
             screen = OutputScreen(window_chars=self._safety.window_chars, overlap_chars=self._safety.overlap_chars)
         return StreamHandler(
-            self._model.decoder.new_detokenizer(), StopStrings(self._request.stop), screen=screen, judge=self._judge
+            self._model.decoder.new_detokenizer(shape.shown),
+            StopStrings(self._request.stop),
+            screen=screen,
+            judge=self._judge,
+            reasoning=shape.counter(),
         )
 
     def _measure(self, num_tokens: int, last_s: float | None) -> float:
@@ -327,9 +340,11 @@ class Answer:
             ),
         )
 
-    def _finished(self, text: StreamHandler, last: TokenBatch) -> Finished:
+    def _finished(self, text: StreamHandler, parts: AnswerParts, last: TokenBatch) -> Finished:
         if text.is_flagged:
             reason = EndReason.CONTENT_FILTER
+        elif parts.has_calls and last.finish_reason is not FinishReason.LENGTH:
+            reason = EndReason.TOOL_CALLS
         elif text.is_cut or last.finish_reason is FinishReason.STOP:
             reason = EndReason.STOP
         elif last.finish_reason is FinishReason.LENGTH:
@@ -342,6 +357,7 @@ class Answer:
             num_prompt_tokens=len(self._prompt_ids),
             num_completion_tokens=text.num_tokens,
             num_cached_tokens=last.num_cached_tokens,
+            num_reasoning_tokens=text.num_reasoning_tokens,
         )
 
     def _count_end(self, reason: EndReason, num_tokens: int) -> None:
@@ -352,6 +368,13 @@ class Answer:
             num_tokens=num_tokens,
             took_s=self._clock() - self._arrived_s,
         )
+
+
+def _delta(found: tuple[str, str, tuple[CallDelta, ...]], scores: tuple[TokenScore, ...]) -> TextDelta | None:
+    reasoning, text, calls = found
+    if not (reasoning or text or calls or scores):
+        return None
+    return TextDelta(text=text, reasoning=reasoning, calls=calls, scores=scores)
 
 
 def _seen(verdict: asyncio.Future[bool]) -> None:

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 from adapters.identity import AdapterDigest
 from deployments.answering import Answer, ServedModel, check_vocabulary
 from deployments.config import GatewayConfig, ModelConfig
+from deployments.dialect import dialect_of
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation import (
     ChatPrompt,
@@ -105,6 +106,7 @@ class Gateway:
             model.name: ServedModel(
                 config=model,
                 decoder=codecs[model.name],
+                dialect=dialect_of(model, codecs[model.name].template_text, codecs[model.name].special_ids),
                 encode=partial(reached, "tokenizer", partial(tokenizer.encode, model.name)),
                 source=sources[model.name],
             )

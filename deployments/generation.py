@@ -5,27 +5,88 @@ Pure values; this is text's side of the border, the engine's side is `engine.req
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model has made in an earlier turn; `arguments` is JSON text, which may be truncated."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMessage:
-    """One turn; `content` is plain text (parts already joined)."""
+    """One turn; `content` is plain text (parts already joined).
+
+    Attributes:
+        tool_calls: of an assistant's turn.
+        tool_call_id: of a tool's turn: the call that it answers.
+        reasoning: of an assistant's turn: its thoughts, which most templates leave out.
+    """
 
     role: str
     content: str
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSpec:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON schema of an object, its arguments.
+        is_strict: refuse a schema that cannot be followed, rather than let any object pass.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """How an answer may call tools.
+
+    Attributes:
+        tools: all that the model is told of.
+        callable_names: those that it may call; none forbids calls.
+        is_required: the answer is one or more calls.
+        is_parallel: more than one call may come.
+    """
+
+    tools: tuple[ToolSpec, ...]
+    callable_names: frozenset[str]
+    is_required: bool = False
+    is_parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatPrompt:
-    """Turns that the model's own chat template renders."""
+    """Turns that the model's own chat template renders.
+
+    Attributes:
+        tools: what the template tells the model of.
+        template_options: variables of the template that a client has set.
+        reasoning_effort: "none" for no thoughts, or how long they may be; None for the template's own.
+        continues_final_message: the answer goes on with the last turn, an assistant's, instead of a new one.
+    """
 
     messages: tuple[ChatMessage, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    template_options: dict[str, Any] = field(default_factory=dict)
+    continues_final_message: bool = False
+    reasoning_effort: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +135,8 @@ class GenerationRequest:
         max_tokens: asked bound, None for the rest of the context.
         stop: stop strings; the text ends before the first of them.
         bad_words: strings that the answer never has, neither at its front nor after a space.
-        grammar: what the answer follows, None for anything.
+        grammar: what the answer follows, apart from its thoughts and calls; None for anything.
+        tool_use: how it may call tools, None where there are none.
         echoes: whether the prompt's text is told too.
         salt: prefix-cache isolation.
         priority: lower is served first.
@@ -89,6 +151,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     grammar: Grammar | None = None
+    tool_use: ToolUse | None = None
     echoes: bool = False
     salt: str = ""
     priority: int = 0
@@ -117,6 +180,7 @@ class EndReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
     CONTENT_FILTER = "content_filter"
 
 
@@ -136,15 +200,33 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallDelta:
+    """A piece of a call; the first of each has its id and name, and the concatenated arguments are JSON text.
+
+    Attributes:
+        index: place of the call among those of the answer.
+    """
+
+    index: int
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextDelta:
     """A piece of the answer; concatenated pieces are the answer, no character is ever broken.
 
     Attributes:
-        text: empty only where there are scores.
+        text: of the content.
+        reasoning: of the thoughts before it.
+        calls: of the calls behind it.
         scores: of the tokens that end in this piece, where they are asked for; all pieces' together are the answer's.
     """
 
-    text: str
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
     scores: tuple[TokenScore, ...] = ()
 
 
@@ -153,6 +235,7 @@ class Finished:
     """The last event.
 
     Attributes:
+        num_reasoning_tokens: of `num_completion_tokens`, those of the thoughts.
         refusal: the sentence shown where `reason` is CONTENT_FILTER and the input was refused.
     """
 
@@ -160,6 +243,7 @@ class Finished:
     num_prompt_tokens: int
     num_completion_tokens: int
     num_cached_tokens: int
+    num_reasoning_tokens: int = 0
     refusal: str | None = None
 
 

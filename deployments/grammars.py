@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from llguidance import LLMatcher
 
-from deployments.generation import Grammar
+from deployments.generation import Grammar, ToolSpec
 from engine.errors import RequestError
 
-MAX_KNOWN = 1024
+# As much white space as people write: a small model would go on with it for ever.
+JSON_STYLE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n]{1,24}"}
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+MAX_KNOWN = 256
 MAX_REASON_CHARS = 300
 
 
@@ -23,6 +30,26 @@ async def check_grammar(grammar: Grammar) -> None:
     reason = await asyncio.to_thread(_reason_against, grammar.source)
     if reason:
         raise RequestError(f"'{grammar.field}' cannot be followed: {reason}", field=grammar.field)
+
+
+async def followable(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """Return tools whose parameters a grammar can follow: any object where those of one that is not strict cannot.
+
+    Raises:
+        RequestError: the parameters of a strict one cannot be followed.
+    """
+    return await asyncio.to_thread(lambda: tuple(_followable(index, tool) for index, tool in enumerate(tools)))
+
+
+def _followable(index: int, tool: ToolSpec) -> ToolSpec:
+    parameters = tool.parameters or NO_PARAMETERS
+    if parameters.get("type") != "object":
+        parameters = parameters | {"type": "object"}
+    reason = _reason_against(LLMatcher.grammar_from_json_schema(parameters, defaults=JSON_STYLE))
+    if reason and tool.is_strict:
+        field = f"tools[{index}].function.parameters"
+        raise RequestError(f"'{field}' cannot be followed: {reason}", field=field)
+    return replace(tool, parameters={"type": "object"} if reason else parameters)
 
 
 @lru_cache(MAX_KNOWN)

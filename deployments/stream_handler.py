@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from deployments.generation import TokenScore, Verdict
 from deployments.stream.detokenizer import Detokenizer
+from deployments.stream.reasoning import ReasoningCounter
 from deployments.stream.scores import HeldScores
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
@@ -24,15 +25,23 @@ class StreamHandler:
 
     Args:
         screen: None where the answer is not judged; then `judge` is never called.
+        reasoning: counts the tokens of the thoughts; None where there are none.
     """
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: StopStrings, *, screen: OutputScreen | None, judge: Judge
+        self,
+        detokenizer: Detokenizer,
+        stops: StopStrings,
+        *,
+        screen: OutputScreen | None,
+        judge: Judge,
+        reasoning: ReasoningCounter | None = None,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops
         self._screen = screen
         self._judge = judge
+        self._reasoning = reasoning
         self._is_cut = False
         self._is_closed = False
         self._scores = HeldScores()
@@ -50,6 +59,11 @@ class StreamHandler:
         """Whether the classifier has ended the text."""
         return self._screen is not None and bool(self._screen.flagged)
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of the tokens, those of the thoughts."""
+        return 0 if self._reasoning is None else self._reasoning.num_tokens
+
     async def feed(self, token_ids: Sequence[int], scores: Sequence[TokenScore] = ()) -> str:
         """Return the text that may leave now; what follows a stop string is neither shown nor counted.
 
@@ -66,6 +80,8 @@ class StreamHandler:
                 break
             self.num_tokens += 1
             text = self._detokenizer.feed((token_id,))
+            if self._reasoning is not None:
+                self._reasoning.feed(text)
             start, self._num_chars_read = self._num_chars_read, self._num_chars_read + len(text)
             if scores:
                 self._scores.add(start, self._num_chars_read, scores[place])

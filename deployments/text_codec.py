@@ -1,20 +1,21 @@
 """Text to token ids and back for one checkpoint, by its own tokenizer.json and chat template.
 
-Owns the bounds on text and the refusals in the caller's words. Templates come from the checkpoint only and run in
-transformers' sandbox. Thread-safe; knows no Ray.
+Owns the bounds on text and the refusals in the caller's words. Templates come from the checkpoint only. Thread-safe;
+knows no Ray.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
+from deployments.chat_template import ChatTemplate, tool_fields, turn_fields
 from deployments.control_tokens import ControlTokens
-from deployments.generation import ChatMessage
+from deployments.generation import ChatPrompt
 from deployments.light_transformers import auto_tokenizer
 from deployments.stream.detokenizer import Detokenizer
 from deployments.token_pieces import TokenPieces
@@ -48,6 +49,13 @@ class TextCodec:
         self._backend = backend
         self._control_tokens = ControlTokens(backend)
         self._pieces = TokenPieces(backend, self._name)
+        sources = self._tokenizer.chat_template or {}
+        self._sources: dict[str, str] = sources if isinstance(sources, dict) else {"default": sources}
+        self._template = ChatTemplate(
+            self._sources,
+            {name: str(token) for name, token in self._tokenizer.special_tokens_map.items() if isinstance(token, str)},
+            max_chars=max_chars,
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -57,13 +65,22 @@ class TextCodec:
     @property
     def has_chat_template(self) -> bool:
         """Whether `encode_chat` can serve at all."""
-        template = self._tokenizer.chat_template
-        return "default" in template if isinstance(template, dict) else bool(template)
+        return "default" in self._sources
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    @property
+    def template_text(self) -> str:
+        """The text of all chat templates, which shows what the model was trained to write."""
+        return "\n".join(self._sources.values())
+
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """Id of each special token by its text."""
+        return self._pieces.special_ids
+
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Return the tokens of a conversation in the model's own template, opened for the model's turn.
 
-        Control tokens come from the template only; those that a message spells are plain text.
+        Control tokens come from the template only; those that a message or a tool spells are plain text.
 
         Raises:
             RequestError: no template, messages that the template refuses, or text that is too long or not Unicode.
@@ -72,14 +89,16 @@ class TextCodec:
             raise RequestError(
                 f"the model {self._name} has no chat template: use /v1/completions with a prompt", field="messages"
             )
-        if not messages:
+        if not prompt.messages:
             raise RequestError("messages must hold at least one message", field="messages")
-        fields = [_fields(message) for message in messages]
-        self._check([text for turn in fields for text in turn.values()], field="messages")
-        is_suspicious = any(self._control_tokens.is_suspicious(text) for turn in fields for text in turn.values())
+        turns, tools = turn_fields(prompt.messages), tool_fields(prompt.tools)
+        options = prompt.template_options
+        self._check(list(_texts((turns, options))), field="messages")
+        self._check(list(_texts(tools)), field="tools")
+        is_suspicious = any(map(self._control_tokens.is_suspicious, _texts((turns, tools, options))))
         if is_suspicious:
-            fields = [{key: self._control_tokens.disarm(text) for key, text in turn.items()} for turn in fields]
-        rendered = self._render(fields)
+            turns, tools, options = _mapped((turns, tools, options), self._control_tokens.disarm)
+        rendered = self._template.render(turns, tools, replace(prompt, template_options=options))
         if is_suspicious:
             token_ids = self._control_tokens.encode(rendered)
         else:
@@ -113,21 +132,13 @@ class TextCodec:
         spellings = (self._backend.encode(text, add_special_tokens=False).ids for text in (word, f" {word}"))
         return tuple(dict.fromkeys(tuple(token_ids) for token_ids in spellings if token_ids))
 
-    def new_detokenizer(self) -> Detokenizer:
-        """Return an incremental decoder whose pieces joined are `decode` of all that it is fed."""
-        return self._pieces.new_detokenizer()
+    def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
+        """Return an incremental decoder whose pieces joined are `decode` of all that it is fed.
 
-    def _render(self, fields: list[dict[str, str]]) -> str:
-        try:
-            rendered: str = self._tokenizer.apply_chat_template(fields, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            message = error.message or "no reason given"
-            raise RequestError(
-                f"the model's chat template refuses the messages: {message}", field="messages"
-            ) from error
-        # What the template adds to each message counts too.
-        self._check_length(len(rendered), field="messages")
-        return rendered
+        Args:
+            shown: special tokens that are part of the text all the same, with how they are spelt in it.
+        """
+        return self._pieces.new_detokenizer(shown)
 
     def _check(self, texts: Sequence[str], *, field: str) -> None:
         self._check_length(sum(map(len, texts)), field=field)
@@ -147,9 +158,26 @@ class TextCodec:
             )
 
 
-def _fields(message: ChatMessage) -> dict[str, str]:
-    fields = {"role": message.role, "content": message.content}
-    return fields if message.name is None else fields | {"name": message.name}
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in nested values, the keys of objects among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return nested values with every text changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _mapped(inner, change) for key, inner in value.items()}
+    return [_mapped(inner, change) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _load(path: str) -> PreTrainedTokenizerBase:

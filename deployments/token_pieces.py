@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from tokenizers import Tokenizer
 
-from deployments.stream.detokenizer import ByteDetokenizer, Detokenizer, PieceDetokenizer, TokenKind
+from deployments.stream.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    MarkDetokenizer,
+    PieceDetokenizer,
+    TokenKind,
+)
 from engine.errors import CheckpointError
 
 MAX_ANCHOR_CANDIDATES = 20_000
@@ -44,6 +50,9 @@ class TokenPieces:
             raise CheckpointError(f"{name}: tokenizer.json: {reason}, and text cannot be streamed from it")
         added = tokenizer.get_added_tokens_decoder().values()
         self._special = frozenset(token.content for token in added if token.special)
+        self.special_ids: dict[str, int] = {
+            token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
         self._bytes_by_id: dict[int, bytes] = {}
         self._kind_by_id: dict[int, TokenKind] = {}
         self._inner_by_id: dict[int, str] = {}
@@ -51,8 +60,15 @@ class TokenPieces:
             self._anchor_id = self._find_anchor(name)
             self._anchor_text = self.decode([self._anchor_id])
 
-    def new_detokenizer(self) -> Detokenizer:
-        """Return the decoder of one more answer."""
+    def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
+        """Return the decoder of one more answer.
+
+        Args:
+            shown: special tokens that are part of the text, with how they are spelt in it.
+        """
+        return MarkDetokenizer(self._new_plain, shown) if shown else self._new_plain()
+
+    def _new_plain(self) -> Detokenizer:
         if self._is_byte_level:
             return ByteDetokenizer(self._bytes_of)
         return PieceDetokenizer(decode=self.decode, decode_inner=self._decode_inner, kind_of=self._kind_of)

@@ -97,5 +97,5 @@ class Tokenizer:
 
 def _encode(codec: TextCodec, prompt: ChatPrompt | TextPrompt) -> list[int]:
     if isinstance(prompt, ChatPrompt):
-        return codec.encode_chat(prompt.messages)
+        return codec.encode_chat(prompt)
     return codec.encode_text(prompt.text, has_special_tokens=prompt.has_special_tokens)

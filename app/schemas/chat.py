@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import ChatLogprobs, SamplingFields, Usage, WireFinishReason
+from app.schemas.common import ChatFinishReason, ChatLogprobs, SamplingFields, Usage
 from app.schemas.structured import ResponseFormat
+from app.schemas.tools import EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
 
 _PARTS = ("text", "refusal")
 _FOREIGN_PARTS = ("image_url", "input_audio", "file", "image", "video_url", "audio_url")
-_ROLES = ("system", "developer", "user", "assistant")
-_FOREIGN_ROLES = ("tool", "function")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ContentPart(WireRequest):
@@ -50,16 +50,21 @@ class Message(WireRequest):
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "audio": ASKS_NOTHING,
-        "tool_calls": (None, []),
         "function_call": ASKS_NOTHING,
-        "tool_call_id": ASKS_NOTHING,
         "annotations": (None, []),
     }
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = Field(default=None, description="Text, or text parts, which are joined.")
     name: str | None = Field(default=None, max_length=64, description="Passed to the chat template.")
     refusal: str | None = Field(default=None, description="Of an assistant's earlier turn.")
+    tool_calls: list[EarlierCall] | None = Field(default=None, max_length=128, description="Of an assistant's turn.")
+    tool_call_id: str | None = Field(
+        default=None, min_length=1, max_length=128, description="Of a tool's turn: the call whose result it is."
+    )
+    reasoning_content: str | None = Field(
+        default=None, description="Of an assistant's turn: its thoughts; most templates leave them out."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -67,17 +72,22 @@ class Message(WireRequest):
         if not isinstance(data, dict):
             return data
         role = data.get("role")
-        if isinstance(role, str) and role in _FOREIGN_ROLES:
+        if role == "function":
             raise PydanticCustomError(
                 "unsupported_value",
-                "the role '{role}' is not supported by this server",
-                {"field": "role", "role": role},
+                "the role 'function' is not supported by this server; 'tool' is",
+                {"field": "role"},
             )
-        is_refusal = role == "assistant" and data.get("refusal") is not None
-        if role in _ROLES and data.get("content") is None and not is_refusal:
+        says_something_else = role == "assistant" and (data.get("refusal") is not None or data.get("tool_calls"))
+        if role in _ROLES and data.get("content") is None and not says_something_else:
             raise PydanticCustomError("missing", "", {"field": "content"})
-        if role != "assistant" and data.get("refusal") is not None:
-            raise PydanticCustomError("invalid", "only an assistant's turn has a refusal", {"field": "refusal"})
+        if role == "tool" and data.get("tool_call_id") is None:
+            raise PydanticCustomError("missing", "", {"field": "tool_call_id"})
+        for field in ("refusal", "tool_calls", "reasoning_content"):
+            if role != "assistant" and data.get(field):
+                raise PydanticCustomError("invalid", "is for an assistant's turn only", {"field": field})
+        if role != "tool" and data.get("tool_call_id") is not None:
+            raise PydanticCustomError("invalid", "is for a tool's turn only", {"field": "tool_call_id"})
         return data
 
     def to_text(self) -> str:
@@ -92,7 +102,7 @@ class Message(WireRequest):
 class ChatCompletionRequest(SamplingFields):
     """Ask for the next turn of a conversation.
 
-    Known fields that are not done yet (`tools`, `audio`, ...) are refused unless they ask for nothing.
+    Known fields that are not done yet (`prediction`, `audio`, ...) are refused unless they ask for nothing.
     `metadata`, `safety_identifier`, `prompt_cache_key` and `store: false` are accepted and change nothing.
     """
 
@@ -102,14 +112,10 @@ class ChatCompletionRequest(SamplingFields):
         "functions": (None, []),
         "modalities": (None, ["text"]),
         "moderation": ASKS_NOTHING,
-        "parallel_tool_calls": (None, True, False),
         "prediction": ASKS_NOTHING,
         "prompt_cache_options": ASKS_NOTHING,
         "prompt_cache_retention": (None, "in_memory"),
-        "reasoning_effort": (None, "none"),
         "store": (None, False),
-        "tool_choice": (None, "none", "auto"),
-        "tools": (None, []),
         "verbosity": (None, "medium"),
         "web_search_options": ASKS_NOTHING,
     }
@@ -126,6 +132,20 @@ class ChatCompletionRequest(SamplingFields):
         default=None, ge=0, le=20, description="Only with `logprobs`: and of so many likeliest tokens at each place."
     )
     response_format: ResponseFormat | None = Field(default=None, description="What the answer has to look like.")
+    tools: list[Tool] | None = Field(default=None, description="Functions that the model may call.")
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
+        default=None, description="Whether it may, must or must not call them, or which; default `auto`."
+    )
+    parallel_tool_calls: bool | None = Field(default=None, description="Whether one answer may have several calls.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+        default=None, description="How much the model thinks, where its chat template has a choice."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, max_length=32, description="Extension: options of the model's chat template, by name."
+    )
+    continue_final_message: bool | None = Field(
+        default=None, description="Extension: go on with the last message, an assistant's, instead of a new one."
+    )
     service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
         default=None, description="Who is served first: `priority` before `default` before `flex`, none for ever."
     )
@@ -136,13 +156,26 @@ class ChatCompletionRequest(SamplingFields):
     )
 
 
-class AssistantMessage(WireResponse):
-    """The answer. Exactly one of `content` and `refusal` is set where the input was refused."""
+class _WithoutUnused(WireResponse):
+    """Leaves out the fields that only some answers have."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("tool_calls", "reasoning_content")
+
+    @model_serializer(mode="wrap")
+    def _leave_out(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        return {name: value for name, value in fields.items() if value is not None or name not in self.UNUSED}
+
+
+class AssistantMessage(_WithoutUnused):
+    """The answer. `content` is null where the input was refused, and where there are only calls."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: str | None = None
     annotations: tuple[Any, ...] = ()
+    tool_calls: list[MessageToolCall] | None = Field(default=None, description="Only where there are any.")
+    reasoning_content: str | None = Field(default=None, description="The model's thoughts, where it has any.")
 
 
 class ChatChoice(WireResponse):
@@ -151,7 +184,7 @@ class ChatChoice(WireResponse):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None = None
-    finish_reason: WireFinishReason
+    finish_reason: ChatFinishReason
 
 
 class ChatCompletion(WireResponse):
@@ -172,6 +205,8 @@ class ChatDelta(WireResponse):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    reasoning_content: str | None = None
 
 
 class ChatChunkChoice(WireResponse):
@@ -180,7 +215,7 @@ class ChatChunkChoice(WireResponse):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None = None
-    finish_reason: WireFinishReason | None = None
+    finish_reason: ChatFinishReason | None = None
 
 
 class ChatCompletionChunk(WireResponse):

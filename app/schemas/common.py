@@ -144,3 +144,4 @@ class ChatLogprobs(WireResponse):
 
 
 WireFinishReason = Literal["stop", "length", "content_filter"]
+ChatFinishReason = Literal["stop", "length", "content_filter", "tool_calls"]

@@ -13,7 +13,7 @@ cover the tokenizers in use, each O(1) amortised for a token:
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
@@ -121,3 +121,33 @@ class PieceDetokenizer:
 
     def _decode_held(self) -> str:
         return self._decode_inner(self._held) if self._has_begun else self._decode(self._held)
+
+
+class MarkDetokenizer:
+    """The decoder for an answer in which some special tokens are part of the text: they end what stands before them.
+
+    Args:
+        new_plain: makes the decoder of a piece between two marks.
+        text_by_id: the marks.
+    """
+
+    def __init__(self, new_plain: Callable[[], Detokenizer], text_by_id: Mapping[int, str]) -> None:
+        self._new_plain = new_plain
+        self._text_by_id = text_by_id
+        self._plain = new_plain()
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """Return the text that these tokens have made certain."""
+        ready: list[str] = []
+        for token_id in token_ids:
+            mark = self._text_by_id.get(token_id)
+            if mark is None:
+                ready.append(self._plain.feed((token_id,)))
+            else:
+                ready += [self._plain.close(), mark]
+                self._plain = self._new_plain()
+        return "".join(ready)
+
+    def close(self) -> str:
+        """Return what was held back."""
+        return self._plain.close()

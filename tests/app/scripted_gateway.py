@@ -31,12 +31,14 @@ class ScriptedGateway:
         self.tokenized: list[ChatPrompt | TextPrompt] = []
         self.num_open = 0
         self.pieces = ["Hel", "lo", " 🙂"]
+        self.deltas: list[TextDelta] = []
         self.end = EndReason.STOP
         self.refusal: str | None = None
         self.error_before: Exception | None = None
         self.error_after: Exception | None = None
         self.health_report = HealthReport(is_ready=True, state_by_model={"base": "ready"})
         self.never_ends = False
+        self.num_reasoning_tokens = 0
         self.shifts_logprob_by = 0.0
 
     def models(self) -> Sequence[ModelCard]:
@@ -56,6 +58,8 @@ class ScriptedGateway:
             if self.error_before is not None:
                 raise self.error_before
             yield self._started(request)
+            for delta in self.deltas:
+                yield delta
             for piece in self.pieces:
                 await asyncio.sleep(0)
                 scores = () if request.params.num_logprobs is None else (self._score(piece, request),)
@@ -69,6 +73,7 @@ class ScriptedGateway:
                 num_prompt_tokens=7,
                 num_completion_tokens=len(self.pieces),
                 num_cached_tokens=4,
+                num_reasoning_tokens=self.num_reasoning_tokens,
                 refusal=self.refusal,
             )
         finally:

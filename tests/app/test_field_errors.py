@@ -14,6 +14,11 @@ JSON = {"content-type": "application/json"}
 USER = {"role": "user", "content": "Hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}
 
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+NAMED: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+DEEP: dict[str, Any] = {}
+for _ in range(70):
+    DEEP = {"type": "object", "properties": DEEP}
 WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"model": None}, "model"),
     ({"model": ""}, "model"),
@@ -30,7 +35,10 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     ({"messages": [USER, {"role": "king", "content": ""}]}, "messages[1].role"),
-    ({"messages": [USER, {"role": "tool", "content": "", "tool_call_id": "x"}]}, "messages[1].role"),
+    ({"messages": [USER, {"role": "function", "content": "", "name": "x"}]}, "messages[1].role"),
+    ({"messages": [USER, {"role": "tool", "content": ""}]}, "messages[1].tool_call_id"),
+    ({"messages": [USER | {"tool_call_id": "x"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0].function"),
     ({"messages": [USER | {"nme": "x"}]}, "messages[0].nme"),
     ({"messages": [USER | {"tool_calls": [{}]}]}, "messages[0].tool_calls"),
     ({"messages": [USER | {"refusal": "no"}]}, "messages[0].refusal"),
@@ -88,8 +96,20 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"metadata": {"a": 5}}, "metadata.a"),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
     ({"store": True}, "store"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+    ({"tools": [TOOL] * 200}, "tools"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "parameters": DEEP}}]}, "tools[0].function.parameters"),
+    ({"tools": [TOOL], "min_tokens": 3}, "min_tokens"),
+    ({"tools": [TOOL], "tool_choice": "some"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice.function"),
+    ({"tools": [TOOL], "tool_choice": NAMED | {"function": {"name": "g"}}}, "tool_choice.function.name"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": NAMED}, "tool_choice"),
+    ({"chat_template_kwargs": {"x": DEEP}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {str(i): 1 for i in range(33)}}, "chat_template_kwargs"),
+    ({"continue_final_message": True}, "continue_final_message"),
     ({"functions": [{}]}, "functions"),
     ({"logprobs": 5}, "logprobs"),
     ({"top_logprobs": 5}, "top_logprobs"),
@@ -109,7 +129,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"prediction": {"type": "content", "content": ""}}, "prediction"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"reasoning_effort": "all"}, "reasoning_effort"),
     ({"service_tier": "scale"}, "service_tier"),
     ({"service_tier": "flex", "priority": 1}, "service_tier"),
     ({"web_search_options": {}}, "web_search_options"),
@@ -202,14 +222,14 @@ async def test_messages_name_the_bound_and_suggest_the_near_name(client: httpx.A
     assert await message({"temperature": 3}) == "Invalid value: 'temperature' must be at most 2.0."
     assert await message({"temprature": 1}) == "Unknown parameter: 'temprature'. Did you mean 'temperature'?"
     assert await message({"stop": 5}) == "Invalid value: 'stop' must be a string or an array."
-    assert await message({"tools": [{}]}) == "Unsupported: 'tools': this server does not do it yet."
+    assert await message({"store": True}) == "Unsupported: 'store': this server does not do it yet."
     assert await message({"messages": [USER] * 9}) == "'messages' has 9 items; at most 8 are allowed."
 
 
 async def test_codes_tell_unknown_from_unsupported_from_wrong(client: httpx.AsyncClient) -> None:
     codes = {}
     for change in (
-        {"tools": [{}]},
+        {"store": True},
         {"n": 500},
         {"temprature": 1},
         {"temperature": "1"},
@@ -219,7 +239,7 @@ async def test_codes_tell_unknown_from_unsupported_from_wrong(client: httpx.Asyn
         response = await client.post(CHAT, json={"model": "base", "messages": [USER]} | change)
         codes[next(iter(change))] = response.json()["error"]["code"]
     assert codes == {
-        "tools": "unsupported_parameter",
+        "store": "unsupported_parameter",
         "n": "invalid_value",
         "temprature": "unknown_parameter",
         "temperature": "invalid_value",

@@ -19,6 +19,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/routes/context.py": "every test of tests/app/routes goes through it",
     "app/schemas/chat.py": "tests/app/routes/test_chat.py sends every field",
     "app/schemas/completions.py": "tests/app/routes/test_completions.py sends every field",
+    "app/schemas/tools.py": "tests/app/routes/test_chat_tools.py sends every form, test_field_errors.py the wrong ones",
     "app/schemas/structured.py": "tests/app/test_structure.py makes grammars of every form",
     "app/schemas/tokens.py": "tests/app/routes/test_tokens.py sends every field",
     "app/schemas/wire.py": "tests/app/test_field_errors.py sends what it refuses",

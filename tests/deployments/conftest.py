@@ -30,8 +30,8 @@ class Serving:
         self.channel = channel
         self.replicas = Replicas(lambda: build_engine(model.engine, model.adapters), channel)
 
-    async def gateway(self, judge: Judge | None = None, **options: Any) -> Gateway:
-        return await open_gateway(self.model, self.replicas, self.channel, judge=judge, **options)
+    async def gateway(self, judge: Judge | None = None, *, model: ModelConfig | None = None, **options: Any) -> Gateway:
+        return await open_gateway(model or self.model, self.replicas, self.channel, judge=judge, **options)
 
 
 @pytest.fixture(params=["tcp", "handle"])

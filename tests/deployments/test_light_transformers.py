@@ -5,10 +5,10 @@ import sys
 
 CODE = """
 import sys
-from deployments.generation import ChatMessage
+from deployments.generation import ChatMessage, ChatPrompt
 from deployments.text_codec import TextCodec
 codec = TextCodec("models/stdlib-chat")
-print(codec.encode_chat([ChatMessage(role="user", content="What is json.loads?")]))
+print(codec.encode_chat(ChatPrompt(messages=(ChatMessage(role="user", content="What is json.loads?"),))))
 print("torch" in sys.modules)
 {more}
 """

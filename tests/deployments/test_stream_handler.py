@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from deployments.generation import TokenScore, Verdict
 from deployments.stream.detokenizer import ByteDetokenizer
+from deployments.stream.reasoning import THINK, ReasoningCounter
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream_handler import StreamHandler
@@ -87,3 +88,21 @@ async def test_what_the_classifier_holds_back_is_not_told() -> None:
     text, told, _ = await run([[token_id] for token_id in tokens], [], 4, forbidden="b")
     assert "b" not in text
     assert 1 not in told
+
+
+async def fine(texts: Sequence[str]) -> list[Verdict]:
+    return [FINE for _ in texts]
+
+
+async def test_the_tokens_of_the_thoughts_are_counted_as_they_come() -> None:
+    handler = StreamHandler(
+        ByteDetokenizer(lambda token_id: [b"<think>", b"so", b"</think>", b"yes"][token_id]),
+        StopStrings(()),
+        screen=None,
+        judge=fine,
+        reasoning=ReasoningCounter(THINK, has_begun=False),
+    )
+    assert await handler.feed([0, 1]) == "<think>so"
+    assert handler.num_reasoning_tokens == 2
+    await handler.feed([2, 3, 3])
+    assert (handler.num_reasoning_tokens, handler.num_tokens) == (3, 5)

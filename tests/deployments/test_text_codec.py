@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from deployments.generation import ChatMessage
+from deployments.generation import ChatMessage, ChatPrompt
 from deployments.text_codec import TextCodec
 from engine.errors import CheckpointError, RequestError
 from tests.deployments.tiny_models import write_tokenizer
@@ -37,14 +37,16 @@ def codec(folder: Path) -> TextCodec:
     return TextCodec(str(folder), max_chars=2000)
 
 
-def turns(*texts: str) -> list[ChatMessage]:
-    return [ChatMessage(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts)]
+def turns(*texts: str) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple(ChatMessage(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts))
+    )
 
 
 def test_a_conversation_becomes_the_tokens_of_transformers(codec: TextCodec, folder: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(folder)
     messages = turns("Where am I?", "Über dort, 日本 🙂.", "  And\nnow?\t")
-    plain = [{"role": m.role, "content": m.content} for m in messages]
+    plain = [{"role": m.role, "content": m.content} for m in messages.messages]
     expected = theirs.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
     assert codec.encode_chat(messages) == expected
 

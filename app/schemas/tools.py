@@ -1,0 +1,137 @@
+"""Tools of a chat: the functions that the model may call, which of them it has to, and the calls that it made."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.schemas.structured import JsonSchema
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+def _only_functions(data: Any) -> Any:
+    kind = data.get("type") if isinstance(data, dict) else None
+    if kind == "custom":
+        raise PydanticCustomError(
+            "unsupported_value", "custom tools are not supported by this server; functions are", {"field": "type"}
+        )
+    return data
+
+
+class FunctionDefinition(WireRequest):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: str | None = Field(default=None, description="What the model is told of it.")
+    parameters: JsonSchema | None = Field(
+        default=None, description="JSON schema of its arguments; every call is valid against it. Default: no arguments."
+    )
+    strict: bool | None = Field(
+        default=None, description="Refuse a schema that cannot be followed; else any object passes for such a one."
+    )
+
+
+class Tool(WireRequest):
+    """A tool; only functions are."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"custom": ASKS_NOTHING}
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+    _check_type = model_validator(mode="before")(_only_functions)
+
+
+class ChosenFunction(WireRequest):
+    """A function by its name."""
+
+    name: FunctionName
+
+
+class NamedTool(WireRequest):
+    """A tool by its name."""
+
+    type: Literal["function"]
+    function: ChosenFunction
+
+    _check_type = model_validator(mode="before")(_only_functions)
+
+
+class AllowedTools(WireRequest):
+    """The tools that may be called, of those that the model is told of."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class ToolChoice(WireRequest):
+    """One function that has to be called, or those that may be."""
+
+    type: Literal["function", "allowed_tools"]
+    function: ChosenFunction | None = Field(default=None, description="With the type `function`.")
+    allowed_tools: AllowedTools | None = Field(default=None, description="With the type `allowed_tools`.")
+
+    _check_type = model_validator(mode="before")(_only_functions)
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> ToolChoice:
+        for kind in ("function", "allowed_tools"):
+            if self.type == kind and getattr(self, kind) is None:
+                raise PydanticCustomError("missing", "", {"field": kind})
+            if self.type != kind and getattr(self, kind) is not None:
+                raise PydanticCustomError("invalid", "is for the type '{kind}' only", {"field": kind, "kind": kind})
+        return self
+
+
+class CalledFunction(WireRequest):
+    """What an earlier turn has called."""
+
+    name: str = Field(min_length=1, max_length=64)
+    arguments: str = Field(description="JSON text, as the model wrote it.")
+
+
+class EarlierCall(WireRequest):
+    """A call in an earlier turn of the assistant."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"index": (None, *range(128))}
+
+    id: str = Field(min_length=1, max_length=128)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    _check_type = model_validator(mode="before")(_only_functions)
+
+
+class FunctionCall(WireResponse):
+    """What the model calls."""
+
+    name: str
+    arguments: str = Field(description="JSON text, valid against the function's schema unless the answer was cut.")
+
+
+class MessageToolCall(WireResponse):
+    """A call in an answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class FunctionCallDelta(WireResponse):
+    """A piece of a call: the name comes first, then pieces of the arguments."""
+
+    name: str | None = None
+    arguments: str = ""
+
+
+class ToolCallDelta(WireResponse):
+    """A piece of the call at `index`; the first has its id."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallDelta

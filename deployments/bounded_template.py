@@ -1,0 +1,238 @@
+"""Chat templates in a sandbox that ends: bounded in time, and in the text that they make.
+
+Jinja's own sandbox keeps a template from the process it runs in, and not from running for ever. Every loop and every
+call here looks at the clock, and every piece of text at its length.
+
+**Source:** the extensions and globals are those that Hugging Face's templates are written for (transformers 5,
+`utils/chat_template_utils.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from datetime import datetime
+from functools import wraps
+from typing import Any, NoReturn, cast
+
+from jinja2 import Template, TemplateError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
+
+MAX_RENDER_S = 2.0
+
+_BOUNDS: ContextVar[_Bounds] = ContextVar("bounds")
+
+
+class TemplateBoundError(TemplateError):
+    """A template takes too long or makes too much."""
+
+
+class BoundedTemplate:
+    """One compiled chat template. Thread-safe.
+
+    Args:
+        source: the template's text.
+        max_chars: of the rendered text, and of every text that the template makes on the way.
+        max_s: seconds that rendering may take.
+
+    Raises:
+        TemplateError: the text is no template.
+    """
+
+    def __init__(
+        self, source: str, *, max_chars: int, max_s: float = MAX_RENDER_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_chars = max_chars
+        self._max_s = max_s
+        self._clock = clock
+        environment = _Environment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        )
+        environment.filters |= {"tojson": _to_json, "bounded_items": _bounded_items, "bounded_text": _bounded_text}
+        for name in ("join", "replace", "indent"):
+            environment.filters[name] = _bounded_filter(environment.filters[name])
+        for name in ("center", "format", "wordwrap", "xmlattr"):
+            del environment.filters[name]
+        environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+        tree = environment.parse(source)
+        self.variables = frozenset(meta.find_undeclared_variables(tree))
+        code = environment.compile(_Bounded().visit(tree))
+        self._template: Template = environment.template_class.from_code(
+            environment, code, environment.make_globals(None)
+        )
+
+    def render(self, variables: dict[str, Any]) -> str:
+        """Return the text.
+
+        Raises:
+            TemplateBoundError: it takes too long or is too long.
+            TemplateError: the template refuses the variables, or cannot deal with them.
+        """
+        token = _BOUNDS.set(_Bounds(self._clock, self._clock() + self._max_s, self._max_chars))
+        try:
+            return self._render(variables)
+        finally:
+            _BOUNDS.reset(token)
+
+    def _render(self, variables: dict[str, Any]) -> str:
+        pieces = []
+        num_chars = 0
+        try:
+            for piece in self._template.generate(variables):
+                num_chars += len(piece)
+                _BOUNDS.get().check(num_chars)
+                pieces.append(piece)
+        except TemplateError:
+            raise
+        except RecursionError:
+            raise TemplateBoundError("it is nested too deep") from None
+        except MemoryError:
+            raise TemplateBoundError("it takes too much memory") from None
+        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, LookupError) as error:
+            # What the template's own operators make of values that it was not written for.
+            raise TemplateError(f"it cannot deal with them ({type(error).__name__})") from error
+        return "".join(pieces)
+
+
+class _Bounds:
+    def __init__(self, clock: Callable[[], float], deadline_s: float, max_chars: int) -> None:
+        self._clock = clock
+        self._deadline_s = deadline_s
+        self._max_chars = max_chars
+
+    def check(self, size: int = 0) -> None:
+        if size > self._max_chars:
+            raise TemplateBoundError(f"it makes more than {self._max_chars} characters")
+        if self._clock() > self._deadline_s:
+            raise TemplateBoundError("it takes too long")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Check what an operator would make before it makes it."""
+        bounds = _BOUNDS.get()
+        if operator == "**" or (operator == "%" and isinstance(left, str)):
+            raise TemplateBoundError(f"it has the operator {operator}")
+        if operator == "*":
+            bounds.check(_size(left) * abs(right) if isinstance(right, int) else 0)
+            bounds.check(_size(right) * abs(left) if isinstance(left, int) else 0)
+        else:
+            bounds.check(_size(left) + _size(right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Check the clock before each call, and what a method of a text would make."""
+        _BOUNDS.get().check()
+        owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str):
+            _check_growth(owner, *args, *kwargs.values())
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Leave out the method that pads by a text of its own."""
+        if super().wrap_str_format(value) is not None:
+            raise TemplateBoundError("it has the method format")
+        return None
+
+
+class _Bounded(NodeTransformer):
+    """Puts a check into every loop and around every text that is put together."""
+
+    def visit_For(self, node: nodes.For) -> nodes.For:
+        self.generic_visit(node)
+        node.iter = _filtered(cast("nodes.Expr", node.iter), "bounded_items")
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
+        self.generic_visit(node)
+        return _filtered(node, "bounded_text")
+
+    def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:
+        self.generic_visit(node)
+        # Of a filter block the text is what the block shows: Jinja puts it there by itself.
+        return node if node.node is None else _filtered(node, "bounded_text")
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks what a model is trained on: here it only shows its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja wants it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the body."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+
+
+def _bounded_items(items: Iterable[Any]) -> Iterator[Any]:
+    bounds = _BOUNDS.get()
+    for item in items:
+        bounds.check()
+        yield item
+
+
+def _bounded_text(value: Any) -> Any:
+    _BOUNDS.get().check(_size(value))
+    return value
+
+
+def _bounded_filter(apply: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(apply)  # and with it the marks of what Jinja passes first
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        given = [list(value) if isinstance(value, Iterator) else value for value in args]
+        _check_growth(*(value for value in (*given, *kwargs.values()) if isinstance(value, str | int | list | tuple)))
+        return apply(*given, **kwargs)
+
+    return bounded
+
+
+def _check_growth(*values: Any) -> None:
+    """Check the most that padding, replacing and joining these can make."""
+    bounds = _BOUNDS.get()
+    widths = [abs(value) for value in values if isinstance(value, int)]
+    texts = [len(value) for value in values if isinstance(value, str)]
+    items = [sum(_size(item) for item in value) + len(value) for value in values if isinstance(value, list | tuple)]
+    bounds.check(max(widths, default=0))
+    bounds.check(max(texts, default=0))
+    bounds.check(sum(items))
+    if len(texts) >= 3:  # every place in the text is replaced by the longest of them
+        bounds.check(texts[0] * texts[2] // max(1, texts[1]))
+    for value in values:
+        if isinstance(value, list | tuple) and texts:
+            bounds.check(len(value) * texts[0])
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, str | list | tuple) else 0
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes what HTML would misread.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _strftime_now(layout: str) -> str:
+    return datetime.now().strftime(layout)

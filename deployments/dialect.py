@@ -1,0 +1,47 @@
+"""What the answers of one model hold besides plain text: thoughts, and calls of tools in a format of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deployments.config import ModelConfig
+from deployments.stream.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_of_template
+from deployments.tools.formats import FORMATS, ToolFormat, format_of_template
+
+NO_FORMAT = "none"
+"""In a configuration: leave alone what the chat template would suggest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """The formats of one model.
+
+    Attributes:
+        tool_format: None where the model's calls look like none that we know.
+        reasoning: None for a model that does not think aloud.
+        special_ids: the model's special tokens by their text.
+    """
+
+    tool_format: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    special_ids: Mapping[str, int]
+
+    @property
+    def shown(self) -> dict[int, str]:
+        """Special tokens that belong to the formats, by id: the text needs them."""
+        marks = set() if self.tool_format is None else set(self.tool_format.pieces)
+        if self.reasoning is not None:
+            marks |= {self.reasoning.begin, self.reasoning.end}
+        return {self.special_ids[mark]: mark for mark in marks & self.special_ids.keys()}
+
+
+def dialect_of(config: ModelConfig, template: str, special_ids: Mapping[str, int]) -> Dialect:
+    """Return what the configuration says, and where it says nothing what the chat template shows."""
+    tool_format = format_of_template(template) if config.tool_format is None else FORMATS.get(config.tool_format)
+    reasoning = (
+        reasoning_of_template(template)
+        if config.reasoning_format is None
+        else REASONING_FORMATS.get(config.reasoning_format)
+    )
+    return Dialect(tool_format=tool_format, reasoning=reasoning, special_ids=special_ids)

@@ -1,0 +1,138 @@
+"""Takes the thoughts of a reasoning model out of its text, piece by piece.
+
+    <think>
+    First, ...
+    </think>
+
+    The answer is 4.
+
+Pure; how the text was cut into pieces changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WHITE_SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """What stands around the thoughts."""
+
+    name: str
+    begin: str
+    end: str
+
+
+THINK = ReasoningFormat(name="think", begin="<think>", end="</think>")
+MISTRAL_THINK = ReasoningFormat(name="mistral", begin="[THINK]", end="[/THINK]")
+
+REASONING_FORMATS = {reasoning.name: reasoning for reasoning in (THINK, MISTRAL_THINK)}
+
+
+def reasoning_of_template(template: str) -> ReasoningFormat | None:
+    """Return how a model thinks whose chat template this is, None for one that does not."""
+    return next((reasoning for reasoning in REASONING_FORMATS.values() if reasoning.end in template), None)
+
+
+class ReasoningSplit:
+    """Splits one answer.
+
+    Args:
+        has_begun: the prompt has opened the thoughts already.
+    """
+
+    def __init__(self, reasoning: ReasoningFormat, *, has_begun: bool) -> None:
+        self._format = reasoning
+        self._is_thinking = has_begun
+        self._may_begin = not has_begun
+        self._has_thought = False
+        self._is_front = has_begun
+        self._held = ""
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Return the thoughts and the content that this text has made certain; white space around both is left out."""
+        self._held += text
+        if self._may_begin and not self._begin():
+            return "", ""
+        thoughts = self._think() if self._is_thinking else ""
+        return thoughts, self._content()
+
+    def close(self) -> tuple[str, str]:
+        """Return what was held back."""
+        held, self._held = self._held, ""
+        return ("", "") if self._is_thinking and not held.strip(WHITE_SPACE) else self._sorted(held)
+
+    def _sorted(self, held: str) -> tuple[str, str]:
+        return (held, "") if self._is_thinking else ("", held)
+
+    def _begin(self) -> bool:
+        front = self._held.lstrip(WHITE_SPACE)
+        if len(front) < len(self._format.begin) and self._format.begin.startswith(front):
+            return False
+        self._may_begin = False
+        if front.startswith(self._format.begin):
+            self._held = front[len(self._format.begin) :]
+            self._is_thinking = self._is_front = True
+        return True
+
+    def _think(self) -> str:
+        if self._is_front:
+            self._held = self._held.lstrip(WHITE_SPACE)
+            self._is_front = not self._held
+        end = self._held.find(self._format.end)
+        if end >= 0:
+            thoughts = self._held[:end].rstrip(WHITE_SPACE)
+            self._held = self._held[end + len(self._format.end) :]
+            self._is_thinking = False
+            self._is_front = True
+            return thoughts
+        place = len(self._held[: len(self._held) - overlap(self._held, self._format.end)].rstrip(WHITE_SPACE))
+        thoughts, self._held = self._held[:place], self._held[place:]
+        return thoughts
+
+    def _content(self) -> str:
+        if self._is_thinking:
+            return ""
+        if self._is_front:
+            self._held = self._held.lstrip(WHITE_SPACE)
+            self._is_front = not self._held
+        content, self._held = self._held, ""
+        return content
+
+
+def overlap(text: str, mark: str) -> int:
+    """Return how long a beginning of the mark the text ends with."""
+    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-size:])), 0)
+
+
+class ReasoningCounter:
+    """Counts the tokens of the thoughts, the marks around them included."""
+
+    def __init__(self, reasoning: ReasoningFormat, *, has_begun: bool) -> None:
+        self._format = reasoning
+        self._is_thinking = has_begun
+        self._may_begin = not has_begun
+        self._tail = ""
+        self._num_seen = 0
+        self.num_tokens = 0
+
+    def feed(self, text: str) -> None:
+        """Take note of one token and the text that it has made certain."""
+        if not self._is_thinking and not self._may_begin:
+            return
+        self._num_seen += 1
+        self._tail += text
+        if self._may_begin:
+            front = self._tail.lstrip(WHITE_SPACE)
+            if front.startswith(self._format.begin):
+                self._is_thinking, self._may_begin = True, False
+            elif not self._format.begin.startswith(front):
+                self._may_begin = False
+        if not self._is_thinking:
+            return
+        self.num_tokens = self._num_seen
+        if self._format.end in self._tail:
+            self._is_thinking = False
+        self._tail = self._tail[-len(self._format.end) :]

@@ -1,0 +1,197 @@
+"""Holds an answer to its form where it may think, talk, call tools, or all of these: one grammar, in Lark.
+
+    start: thinking? (content | content? calls)
+
+A call is always complete and valid: a name that exists, and arguments that are valid against its schema. Lexemes are
+regular expressions and the lexer never goes back, so that the whole head of a call is one lexeme, and the text in front
+of a call ends lazily with what opens it.
+
+**Source:** the Lark dialect of llguidance 1.9 (docs/syntax.md): `[lazy]`, `%json`, `@grammar`, `<[token id]>`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.generation import ToolSpec
+from deployments.stream.reasoning import ReasoningFormat
+from deployments.tools.formats import ToolFormat
+
+_SPACE = r"[ \t\r\n]{0,8}"
+_ANYTHING = r"(?s:.*)"
+_REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallRules:
+    """Which calls an answer may have.
+
+    Attributes:
+        tools: all that the model is told of.
+        callable_names: those that may be called; none of them: no call at all.
+        is_required: the answer is one or more calls, and nothing else.
+        is_parallel: more than one call may come.
+    """
+
+    tool_format: ToolFormat
+    tools: tuple[ToolSpec, ...]
+    callable_names: frozenset[str]
+    is_required: bool = False
+    is_parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThinkingRules:
+    """Where an answer thinks first.
+
+    Attributes:
+        has_begun: the prompt has opened the thoughts already.
+    """
+
+    reasoning: ReasoningFormat
+    has_begun: bool
+
+
+class AnswerGrammar:
+    """Writes grammars for the answers of one model.
+
+    Args:
+        special_ids: the model's special tokens by their text; they are never part of what a lexeme spells.
+        json_style: of the JSON in arguments, as llguidance takes it.
+    """
+
+    def __init__(self, special_ids: Mapping[str, int], *, json_style: Mapping[str, Any]) -> None:
+        self._special_ids = special_ids
+        self._json_style = dict(json_style)
+
+    def write(
+        self, *, thinking: ThinkingRules | None = None, calls: CallRules | None = None, content: str | None = None
+    ) -> str:
+        """Return the grammar.
+
+        Args:
+            content: the grammar of what is no call and no thought, None for any text.
+        """
+        rules = _Rules(self._special_ids)
+        prefix = self._thinking(rules, thinking)
+        answer = self._answer(rules, calls, content is not None)
+        rules.add("TEXT", f"/{_ANYTHING}/{rules.excluded}")
+        rules.add("SPACE", r"/[ \t\r\n]{1,16}/")
+        rules.add("start", f"{prefix} ({answer})" if prefix else answer)
+        grammars: list[dict[str, Any]] = [{"lark_grammar": rules.text()}]
+        if content is not None:
+            (inner,) = json.loads(content)["grammars"]
+            grammars.append(inner | {"name": "content"})
+        return json.dumps({"grammars": grammars})
+
+    def _answer(self, rules: _Rules, calls: CallRules | None, has_content: bool) -> str:
+        content = "SPACE? @content" if has_content else "TEXT?"
+        if calls is None:
+            return content
+        opening = calls.tool_format.opening
+        if not opening:
+            heads = "|".join(_joined(calls.tool_format.head(tool.name)) for tool in calls.tools)
+            rules.exclude(f"({heads}){_ANYTHING}")
+        elif opening[0] not in self._special_ids:
+            rules.add("LEAD", f"/{_ANYTHING}{_escaped(opening[0])}/{rules.excluded}")
+            rules.exclude(_ANYTHING + _escaped(opening[0]) + _ANYTHING)
+        if not calls.callable_names:
+            return content
+        called = self._calls(rules, calls)
+        if calls.is_required:
+            return f"{rules.sequence(opening)} {called}"
+        if has_content:
+            return f"{content} | {rules.sequence(opening)} {called}"
+        if not opening:
+            return f"TEXT? | {called}"
+        trigger, rest = opening[0], rules.sequence(opening[1:])
+        if trigger in self._special_ids:
+            return f"TEXT? | TEXT? {rules.sequence((trigger,))} {rest} {called}"
+        rules.add("lead[lazy]", "LEAD")
+        return f"TEXT? | lead {rest} {called}"
+
+    def _calls(self, rules: _Rules, calls: CallRules) -> str:
+        tool_format = calls.tool_format
+        tools = [tool for tool in calls.tools if tool.name in calls.callable_names]
+        after = rules.sequence(tool_format.after_arguments)
+        for index, tool in enumerate(tools):
+            schema = json.dumps({**tool.parameters, "x-guidance": self._json_style})
+            rules.add(f"arguments_{index}", f"%json {schema}")
+            rules.add(f"call_{index}", f"{rules.sequence(tool_format.head(tool.name))} arguments_{index} {after}")
+        rules.add("call", " | ".join(f"call_{index}" for index in range(len(tools))))
+        more = f"({rules.sequence(tool_format.between)} call)*" if calls.is_parallel else ""
+        silent = f"<[{self._special_ids[tool_format.silent]}]>? " if tool_format.silent in self._special_ids else ""
+        return f"{silent}call {more} {rules.sequence(tool_format.closing)}"
+
+    def _thinking(self, rules: _Rules, thinking: ThinkingRules | None) -> str:
+        if thinking is None:
+            return ""
+        begin, end = thinking.reasoning.begin, thinking.reasoning.end
+        if end in self._special_ids:
+            thoughts = f"TEXT? <[{self._special_ids[end]}]>"
+        else:
+            rules.add("thoughts[lazy]", f"/{_ANYTHING}{_escaped(end)}/")
+            thoughts = "thoughts"
+        if thinking.has_begun:
+            return thoughts
+        if begin not in self._special_ids:
+            rules.exclude(_SPACE + _escaped(begin) + _ANYTHING)
+        return f"({rules.sequence((begin,))} {thoughts})?"
+
+
+class _Rules:
+    """Rules and lexemes by name; equal lexemes are one.
+
+    Attributes:
+        excluded: what free text must not look like, so that the lexer leaves it to another lexeme.
+    """
+
+    def __init__(self, special_ids: Mapping[str, int]) -> None:
+        self._special_ids = special_ids
+        self._rules: dict[str, str] = {}
+        self._lexeme_by_pattern: dict[str, str] = {}
+        self.excluded = ""
+
+    def exclude(self, pattern: str) -> None:
+        """Keep free text from looking like this from its front to its end."""
+        self.excluded += f" & ~/{pattern}/"
+
+    def add(self, name: str, body: str) -> None:
+        """Define a rule, or a lexeme where the name is in capitals."""
+        self._rules[name] = body
+
+    def sequence(self, pieces: Sequence[str]) -> str:
+        """Return what matches the pieces with white space anywhere between, before and behind them."""
+        parts: list[str] = []
+        run: list[str] = []
+        for piece in (*pieces, None):
+            if piece is not None and piece not in self._special_ids:
+                run.append(piece)
+                continue
+            if run:
+                parts.append(self._lexeme(_joined(run)))
+                run = []
+            if piece is not None:
+                parts.append(f"<[{self._special_ids[piece]}]>")
+        return " ".join(parts)
+
+    def text(self) -> str:
+        """Return the grammar's text."""
+        return "".join(f"{name}: {body}\n" for name, body in self._rules.items())
+
+    def _lexeme(self, pattern: str) -> str:
+        name = self._lexeme_by_pattern.setdefault(pattern, f"PIECE_{len(self._lexeme_by_pattern)}")
+        self.add(name, f"/{pattern}/")
+        return name
+
+
+def _joined(pieces: Sequence[str]) -> str:
+    return _SPACE + "".join(_escaped(piece) + _SPACE for piece in pieces)
+
+
+def _escaped(text: str) -> str:
+    return _REGEX_SIGNS.sub(lambda found: "\\" + found[0], text)

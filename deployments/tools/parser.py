@@ -1,0 +1,185 @@
+"""The text of an answer -> its content and its calls, piece by piece; how the text was cut changes nothing.
+
+Total: what is no call of a known tool is content. Where the grammar of `deployments.tools.grammar` holds an answer,
+only the end can be missing from a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+
+from deployments.generation import CallDelta
+from deployments.stream.reasoning import WHITE_SPACE, overlap
+from deployments.tools.formats import ToolFormat
+
+
+class _State(Enum):
+    CONTENT = auto()
+    """No call yet."""
+    HEAD = auto()
+    """Where the head of a call has to come, with what stands before it."""
+    ARGUMENTS = auto()
+    AFTER = auto()
+    """Behind the arguments of a call."""
+    PLAIN = auto()
+    """Content to the end."""
+
+
+class CallParser:
+    """The calls of one answer.
+
+    Args:
+        tools: names that can be called.
+        new_call_id: draws the id of each call.
+    """
+
+    def __init__(
+        self, tool_format: ToolFormat, tools: Sequence[str], *, new_call_id: Callable[[], str] | None = None
+    ) -> None:
+        self._format = tool_format
+        self._tools = tuple(tools)
+        self._new_call_id = new_call_id or tool_format.new_call_id
+        self._state = _State.CONTENT
+        self._before: tuple[str, ...] = tool_format.opening
+        self._held = ""
+        self._arguments = _ObjectScan()
+        self._num_started = 0
+        self._num_complete = 0
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there are calls, all of them complete."""
+        return 0 < self._num_started == self._num_complete
+
+    def feed(self, text: str) -> tuple[str, tuple[CallDelta, ...]]:
+        """Return the content and the pieces of calls that this text has made certain."""
+        self._held += text
+        content: list[str] = []
+        calls: list[CallDelta] = []
+        while self._step(content, calls):
+            pass
+        return "".join(content), tuple(calls)
+
+    def close(self) -> str:
+        """Return the content that was held back; what a truncated call lacks stays lacking."""
+        is_content = self._state in (_State.CONTENT, _State.PLAIN) or not self._num_started
+        content, self._held = (self._held if is_content else ""), ""
+        return content
+
+    def _step(self, content: list[str], calls: list[CallDelta]) -> bool:
+        """Go one state further where the text allows it."""
+        match self._state:
+            case _State.CONTENT:
+                return self._leave_content(content)
+            case _State.HEAD:
+                return self._read_head(calls)
+            case _State.ARGUMENTS:
+                return self._read_arguments(calls)
+            case _State.AFTER:
+                return self._leave_call()
+        content.append(self._held)
+        self._held = ""
+        return False
+
+    def _leave_content(self, content: list[str]) -> bool:
+        if not self._format.opening:
+            self._state = _State.HEAD
+            return True
+        trigger = self._format.opening[0]
+        place = self._held.find(trigger)
+        if place < 0:
+            # White space in front of a call is no content.
+            place = len(self._held[: len(self._held) - overlap(self._held, trigger)].rstrip(WHITE_SPACE))
+            content.append(self._held[:place])
+            self._held = self._held[place:]
+            return False
+        content.append(self._held[:place].rstrip(WHITE_SPACE))
+        self._held = self._held[place:]
+        self._state = _State.HEAD
+        return True
+
+    def _read_head(self, calls: list[CallDelta]) -> bool:
+        is_open = False
+        for tool in self._tools:
+            # The brace belongs to the arguments, and shows that they are an object.
+            end = _match(self._held, (*self._before, *self._format.head(tool), "{"))
+            if end is None:
+                is_open = True
+            elif end >= 0:
+                calls.append(CallDelta(index=self._num_started, call_id=self._new_call_id(), name=tool))
+                self._num_started += 1
+                self._held = self._held[end - 1 :]
+                self._arguments = _ObjectScan()
+                self._state = _State.ARGUMENTS
+                return True
+        if not is_open:
+            self._state = _State.PLAIN
+        return not is_open
+
+    def _read_arguments(self, calls: list[CallDelta]) -> bool:
+        length = self._arguments.feed(self._held)
+        if length:
+            calls.append(CallDelta(index=self._num_started - 1, arguments=self._held[:length]))
+        self._held = self._held[length:]
+        if self._arguments.is_complete:
+            self._num_complete += 1
+            self._state = _State.AFTER
+        return self._arguments.is_complete
+
+    def _leave_call(self) -> bool:
+        end = _match(self._held, self._format.after_arguments)
+        if end is None:
+            return False
+        following = self._held[max(0, end) :].lstrip(WHITE_SPACE)
+        if end >= 0 and not following:
+            return False
+        if end >= 0 and self._format.closing and following.startswith(self._format.closing):
+            self._held = following[len(self._format.closing[0]) :].lstrip(WHITE_SPACE)
+            self._state = _State.PLAIN
+            return True
+        self._held = following if end >= 0 else self._held
+        self._before = self._format.between
+        self._state = _State.HEAD if end >= 0 else _State.PLAIN
+        return True
+
+
+class _ObjectScan:
+    """Finds where a JSON object ends."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_string = False
+        self._is_escaped = False
+        self.is_complete = False
+
+    def feed(self, text: str) -> int:
+        """Return how many characters of the text belong to the object."""
+        for place, char in enumerate(text):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_string:
+                self._is_escaped = char == "\\"
+                self._is_string = char != '"'
+            elif char == '"':
+                self._is_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    self.is_complete = True
+                    return place + 1
+        return len(text)
+
+
+def _match(text: str, pieces: Sequence[str]) -> int | None:
+    """Return where the pieces end at the front of the text, None where more text may tell, -1 where they are not."""
+    place = 0
+    for piece in pieces:
+        while place < len(text) and text[place] in WHITE_SPACE:
+            place += 1
+        if not text.startswith(piece, place):
+            return None if piece.startswith(text[place:]) else -1
+        place += len(piece)
+    return place

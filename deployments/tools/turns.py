@@ -1,0 +1,57 @@
+"""Tools for a chat template that knows nothing of them: the functions become part of the system turn, calls and their
+results plain turns. The model is told to answer with JSON, and the grammar sees to it that it can.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_TEACHING = (
+    "You can call these functions:\n{tools}\n"
+    'To call one, answer with nothing but a JSON object: {{"name": <its name>, "arguments": <an object>}}. '
+    "To call several, write one object after the other."
+)
+
+Turn = Mapping[str, Any]
+
+
+def plain_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return turns with nothing but roles, names and contents.
+
+    Args:
+        turns, tools: as chat templates take them.
+    """
+    plain: list[dict[str, Any]] = []
+    for turn in turns:
+        if turn["role"] == "tool":
+            result = f"Result of {turn.get('name', 'the function')}: {turn['content']}"
+            # Templates want the turns of user and assistant to alternate.
+            if plain and plain[-1].get("is_result"):
+                plain[-1]["content"] += f"\n{result}"
+            else:
+                plain.append({"role": "user", "content": result, "is_result": True})
+        elif turn.get("tool_calls"):
+            calls = [
+                json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]})
+                for call in turn["tool_calls"]
+            ]
+            content = "\n".join([turn["content"], *calls] if turn["content"] else calls)
+            plain.append({"role": turn["role"], "content": content})
+        else:
+            plain.append(dict(turn))
+    for turn in plain:
+        turn.pop("is_result", None)
+    if tools:
+        _teach(plain, tools)
+    return plain
+
+
+def _teach(turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
+    listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    teaching = _TEACHING.format(tools=listed)
+    if turns and turns[0]["role"] == "system":
+        turns[0]["content"] += f"\n\n{teaching}"
+    else:
+        turns.insert(0, {"role": "system", "content": teaching})

@@ -1,0 +1,116 @@
+"""Calls and thoughts on the wire: whole answers and streams carry the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from app.schemas.chat import ChatCompletion, ChatCompletionChunk
+from deployments.generation import CallDelta, ChatMessage, ChatPrompt, EndReason, TextDelta, ToolCall, ToolSpec
+from tests.app.routes.test_chat import GOOD, PATH, events
+from tests.app.scripted_gateway import ScriptedGateway
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "D", "parameters": SCHEMA, "strict": True}}]
+
+
+@pytest.fixture
+def calling(gateway: ScriptedGateway) -> ScriptedGateway:
+    gateway.deltas = [
+        TextDelta(reasoning="Hm"),
+        TextDelta(reasoning=".", text="I look."),
+        TextDelta(calls=(CallDelta(index=0, call_id="call_a", name="f"), CallDelta(index=0, arguments='{"city"'))),
+        TextDelta(calls=(CallDelta(index=0, arguments=': "é"}'), CallDelta(index=1, call_id="call_b", name="g"))),
+        TextDelta(calls=(CallDelta(index=1, arguments="{}"),)),
+    ]
+    gateway.pieces = []
+    gateway.end = EndReason.TOOL_CALLS
+    gateway.num_reasoning_tokens = 2
+    return gateway
+
+
+async def test_a_whole_answer_has_its_calls_and_thoughts(client: httpx.AsyncClient, calling: ScriptedGateway) -> None:
+    answer = (await client.post(PATH, json=GOOD | {"tools": TOOLS})).json()
+    ChatCompletion.model_validate(answer)
+    (choice,) = answer["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "I look.",
+        "refusal": None,
+        "annotations": [],
+        "tool_calls": [
+            {"id": "call_a", "type": "function", "function": {"name": "f", "arguments": '{"city": "é"}'}},
+            {"id": "call_b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ],
+        "reasoning_content": "Hm.",
+    }
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
+    calling.deltas = calling.deltas[2:]
+    message = (await client.post(PATH, json=GOOD | {"tools": TOOLS})).json()["choices"][0]["message"]
+    assert message["content"] is None
+
+
+async def test_a_stream_brings_thoughts_text_and_calls_in_pieces(
+    client: httpx.AsyncClient, calling: ScriptedGateway
+) -> None:
+    *chunks, _ = events((await client.post(PATH, json=GOOD | {"tools": TOOLS, "stream": True})).text)
+    for chunk in chunks:
+        ChatCompletionChunk.model_validate(chunk)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas == [
+        {"role": "assistant", "content": "", "refusal": None},
+        {"reasoning_content": "Hm"},
+        {"reasoning_content": "."},
+        {"content": "I look."},
+        {"tool_calls": [{"index": 0, "id": "call_a", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"city"'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ': "é"}'}}]},
+        {"tool_calls": [{"index": 1, "id": "call_b", "type": "function", "function": {"name": "g", "arguments": ""}}]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},
+        {},
+    ]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_tools_calls_and_results_reach_the_gateway(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    earlier = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    body: dict[str, Any] = {
+        "messages": [
+            *GOOD["messages"],
+            {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [earlier | {"index": 0}]},
+            {"role": "tool", "content": [{"type": "text", "text": "5"}], "tool_call_id": "1"},
+            {"role": "assistant", "content": "So"},
+        ],
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "chat_template_kwargs": {"enable_thinking": False},
+        "reasoning_effort": "low",
+        "continue_final_message": True,
+    }
+    assert (await client.post(PATH, json=GOOD | body)).status_code == 200
+    (request,) = gateway.requests
+    tool = ToolSpec(name="f", description="D", parameters=SCHEMA, is_strict=True)
+    assert request.prompt == ChatPrompt(
+        messages=(
+            ChatMessage(role="user", content="Hi"),
+            ChatMessage(
+                role="assistant",
+                content="",
+                tool_calls=(ToolCall(call_id="1", name="f", arguments="{}"),),
+                reasoning="Hm.",
+            ),
+            ChatMessage(role="tool", content="5", tool_call_id="1"),
+            ChatMessage(role="assistant", content="So"),
+        ),
+        tools=(tool,),
+        template_options={"enable_thinking": False},
+        continues_final_message=True,
+        reasoning_effort="low",
+    )
+    assert request.tool_use is not None
+    assert request.tool_use.callable_names == {"f"}
+    assert json.loads(json.dumps(request.tool_use.tools[0].parameters)) == SCHEMA

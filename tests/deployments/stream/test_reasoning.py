@@ -1,0 +1,77 @@
+"""However a text is cut into pieces, its thoughts and its content are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.stream.reasoning import (
+    MISTRAL_THINK,
+    THINK,
+    ReasoningCounter,
+    ReasoningSplit,
+    reasoning_of_template,
+)
+
+
+def split(pieces: Sequence[str], *, has_begun: bool = False) -> tuple[str, str]:
+    reader = ReasoningSplit(THINK, has_begun=has_begun)
+    found = [reader.feed(piece) for piece in pieces] + [reader.close()]
+    return "".join(thoughts for thoughts, _ in found), "".join(content for _, content in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "has_begun", "expected"),
+    [
+        ("<think>\nSo.\n</think>\n\nYes.", False, ("So.", "Yes.")),
+        ("\nSo.\n</think>\n\nYes.", True, ("So.", "Yes.")),
+        (" <think></think>Yes. ", False, ("", "Yes. ")),
+        ("Yes. <think>no</think>", False, ("", "Yes. <think>no</think>")),
+        ("<think>So", False, ("So", "")),
+        ("<think>So </thi", False, ("So </thi", "")),
+        ("<thi", False, ("", "<thi")),
+        ("Plain", False, ("", "Plain")),
+        ("  ", False, ("", "  ")),
+        ("\n ", True, ("", "")),
+        ("a</think>b</think>c", True, ("a", "b</think>c")),
+    ],
+)
+def test_thoughts_and_content_come_apart(text: str, has_begun: bool, expected: tuple[str, str]) -> None:
+    assert split([text], has_begun=has_begun) == expected
+    assert split(list(text), has_begun=has_begun) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(st.sampled_from(["<think>", "</think>", "<th", "ink>", "\n", " ", "word", "<", "/", "</"])),
+    has_begun=st.booleans(),
+)
+def test_cuts_change_nothing(pieces: list[str], has_begun: bool) -> None:
+    assert split(pieces, has_begun=has_begun) == split(["".join(pieces)], has_begun=has_begun)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "has_begun", "expected"),
+    [
+        (["<think>", "a", "b", "</think>", "c"], False, 4),
+        (["<th", "ink>", "a", "</", "think>\n", "c"], False, 5),
+        (["a", "</think>", "c", "</think>"], True, 2),
+        (["a", "b"], True, 2),
+        (["a", "<think>", "b", "</think>"], False, 0),
+        ([], True, 0),
+    ],
+)
+def test_the_tokens_of_the_thoughts_are_counted(tokens: list[str], has_begun: bool, expected: int) -> None:
+    counter = ReasoningCounter(THINK, has_begun=has_begun)
+    for token in tokens:
+        counter.feed(token)
+    assert counter.num_tokens == expected
+
+
+def test_the_template_shows_how_a_model_thinks() -> None:
+    assert reasoning_of_template("{% if '</think>' in content %}") is THINK
+    assert reasoning_of_template("[THINK]{{ x }}[/THINK]") is MISTRAL_THINK
+    assert reasoning_of_template("{{ messages }}") is None

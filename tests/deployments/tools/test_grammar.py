@@ -1,0 +1,116 @@
+"""What the grammar of an answer lets through, for every format, by the library that holds answers to it."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from deployments.generation import ToolSpec
+from deployments.grammars import JSON_STYLE
+from deployments.stream.reasoning import THINK
+from deployments.tools.formats import FORMATS, HERMES, MISTRAL, ToolFormat
+from deployments.tools.grammar import AnswerGrammar, CallRules, ThinkingRules
+from tests.deployments.tools.test_parser import written
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = (ToolSpec(name="f", parameters=SCHEMA), ToolSpec(name="get_x", parameters={"type": "object"}))
+NAMES = frozenset({"f", "get_x"})
+NOTE = {"type": "object", "properties": {"note": {"type": "string"}}, "required": ["note"]}
+CONTENT = LLMatcher.grammar_from_json_schema(NOTE, defaults=JSON_STYLE)
+CALL = ("f", '{"city": "Paris"}')
+WRITER = AnswerGrammar({}, json_style=JSON_STYLE)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    return LLTokenizer(Path("models/stdlib-chat/tokenizer.json").read_text())
+
+
+def is_whole(tokenizer: LLTokenizer, grammar: str, text: str) -> bool:
+    """Whether the text may be the whole answer."""
+    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    token_ids = tokenizer.tokenize_str(text)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def rules(tool_format: ToolFormat, **changes: Any) -> CallRules:
+    return CallRules(**{"tool_format": tool_format, "tools": TOOLS, "callable_names": NAMES} | changes)
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=lambda tool_format: tool_format.name)
+@pytest.mark.parametrize("thoughts", ["", "<think>\nhm <tool\n</think>\n\n", "hm\n</think>\n\n"])
+@pytest.mark.parametrize(("is_required", "has_content"), product([False, True], [False, True]))
+def test_only_valid_calls_and_the_content_asked_for_pass(
+    tokenizer: LLTokenizer, tool_format: ToolFormat, thoughts: str, is_required: bool, has_content: bool
+) -> None:
+    thinking = ThinkingRules(reasoning=THINK, has_begun=not thoughts.startswith("<think>")) if thoughts else None
+    grammar = WRITER.write(
+        thinking=thinking,
+        calls=rules(tool_format, is_required=is_required),
+        content=CONTENT if has_content else None,
+    )
+    call = written(tool_format, [CALL])
+    passes = {
+        call: True,
+        written(tool_format, [CALL, ("get_x", "{}")], " "): True,
+        written(tool_format, [("f", '{"town": "Paris"}')]): False,
+        written(tool_format, [("g", "{}")]): not (tool_format.opening or is_required or has_content),
+        call[: call.index("Paris")]: False,
+        "Plain text.": not is_required and not has_content,
+    }
+    if tool_format.opening:
+        passes |= {
+            f"Let me see.\n{call}": not is_required and not has_content,
+            '{"note": "x"}': not is_required,
+        }
+    for text, expected in passes.items():
+        assert is_whole(tokenizer, grammar, thoughts + text) == expected, text
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=lambda tool_format: tool_format.name)
+def test_no_call_passes_where_none_is_allowed(tokenizer: LLTokenizer, tool_format: ToolFormat) -> None:
+    grammar = WRITER.write(calls=rules(tool_format, callable_names=frozenset()))
+    assert is_whole(tokenizer, grammar, 'Say {"name": 1}.')
+    assert not is_whole(tokenizer, grammar, written(tool_format, [CALL]))
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values(), ids=lambda tool_format: tool_format.name)
+def test_one_call_alone_passes_where_they_are_not_parallel(tokenizer: LLTokenizer, tool_format: ToolFormat) -> None:
+    grammar = WRITER.write(calls=rules(tool_format, is_parallel=False, callable_names=frozenset({"f"})))
+    assert is_whole(tokenizer, grammar, written(tool_format, [CALL]))
+    assert not is_whole(tokenizer, grammar, written(tool_format, [CALL, CALL]))
+    assert not is_whole(tokenizer, grammar, written(tool_format, [CALL])[:-3])
+
+
+def test_marks_that_are_special_tokens_are_asked_for_by_id() -> None:
+    tokenizer_json = json.loads(Path("models/stdlib-chat/tokenizer.json").read_text())
+    special = {token["content"]: token["id"] for token in tokenizer_json["added_tokens"] if token["special"]}
+    mark, token_id = "<|user|>", special["<|user|>"]
+    tokenizer = LLTokenizer(json.dumps(tokenizer_json))
+    tool_format = ToolFormat(name="test", opening=(mark,), after_arguments=("}",))
+    grammar = AnswerGrammar(special, json_style=JSON_STYLE).write(calls=rules(tool_format))
+    call = tokenizer.tokenize_str('{"name": "f", "arguments": {"city": "x"}}')
+    for lead, spelling, passes in (("", [token_id], True), ("Hm. ", [token_id], True), ("", [], True)):
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        token_ids = tokenizer.tokenize_str(lead) + spelling + call
+        assert (matcher.try_consume_tokens(token_ids) == len(token_ids)) == passes
+
+
+def test_the_library_takes_a_grammar_for_every_tool_there_may_be() -> None:
+    tools = tuple(ToolSpec(name=f"tool_{index}", parameters=SCHEMA) for index in range(128))
+    for tool_format in (HERMES, MISTRAL):
+        grammar = WRITER.write(
+            calls=CallRules(tool_format=tool_format, tools=tools, callable_names=frozenset(t.name for t in tools))
+        )
+        assert not LLMatcher.validate_grammar(grammar)

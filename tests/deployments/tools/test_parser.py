@@ -1,0 +1,127 @@
+"""However the text of an answer is cut into pieces, its content and its calls are the same."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.streaming import joined_calls
+from deployments.generation import CallDelta, ToolCall
+from deployments.tools.formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat
+from deployments.tools.parser import CallParser
+
+TOOLS = ["get", "get_weather", "x-y"]
+OBJECTS = st.dictionaries(
+    st.text(max_size=4),
+    st.recursive(
+        st.one_of(st.none(), st.integers(), st.text(max_size=6), st.sampled_from(['}"', "</tool_call>", "\\", ']"}'])),
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+        max_leaves=4,
+    ),
+    max_size=3,
+)
+
+
+def written(tool_format: ToolFormat, calls: Sequence[tuple[str, str]], space: str = "\n") -> str:
+    """Calls as a model writes them, with white space wherever it may stand."""
+    bodies = [
+        space.join([*tool_format.head(name), arguments, *tool_format.after_arguments]) for name, arguments in calls
+    ]
+    return space.join([*tool_format.opening, space.join([*tool_format.between, ""]).join(bodies), *tool_format.closing])
+
+
+def parsed(tool_format: ToolFormat, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]], bool]:
+    ids = iter(range(1000))
+    parser = CallParser(tool_format, TOOLS, new_call_id=lambda: f"id{next(ids)}")
+    content, deltas = "", list[CallDelta]()
+    for piece in pieces:
+        text, calls = parser.feed(piece)
+        content += text
+        deltas += calls
+    content += parser.close()
+    found = joined_calls(deltas)
+    assert [call.call_id for call in found] == [f"id{index}" for index in range(len(found))]
+    return content, [(call.name, call.arguments) for call in found], parser.has_calls
+
+
+def cuts(text: str, places: Sequence[int]) -> list[str]:
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(edges)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tool_format=st.sampled_from(list(FORMATS.values())),
+    calls=st.lists(st.tuples(st.sampled_from(TOOLS), OBJECTS.map(json.dumps)), min_size=1, max_size=3),
+    space=st.sampled_from(["", " ", "\n"]),
+    lead=st.sampled_from(["", "Let me see. <tool", "I'll [TOOL_ it.\n"]),
+    places=st.lists(st.integers(0, 10_000), max_size=12),
+)
+def test_calls_are_found_whatever_the_cuts(
+    tool_format: ToolFormat, calls: list[tuple[str, str]], space: str, lead: str, places: list[int]
+) -> None:
+    lead = lead if tool_format.opening else ""
+    text = lead + written(tool_format, calls, space)
+    assert parsed(tool_format, cuts(text, places)) == (lead.rstrip(), calls, True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tool_format=st.sampled_from(list(FORMATS.values())),
+    text=st.lists(
+        st.sampled_from(
+            ['{"name"', ": ", '"get"', ', "arguments"', ', "parameters"', "{", "}", "<tool_call>", "[ARGS]"]
+        )
+        | st.sampled_from(["</tool_call>", "[TOOL_CALLS]", "[", "]", "get", " ", "\n", '"', "word"])
+    ).map("".join),
+    places=st.lists(st.integers(0, 10_000), max_size=8),
+)
+def test_any_text_is_read_alike_whole_and_in_pieces(tool_format: ToolFormat, text: str, places: list[int]) -> None:
+    assert parsed(tool_format, cuts(text, places)) == parsed(tool_format, [text])
+
+
+@settings(max_examples=200, deadline=None)
+@given(tool_format=st.sampled_from(list(FORMATS.values())), place=st.integers(0, 200))
+def test_a_truncated_call_is_never_complete(tool_format: ToolFormat, place: int) -> None:
+    text = written(tool_format, [("get", '{"a": "}"}')])
+    end = text.index('"}"}') + len('"}"}')
+    content, calls, has_calls = parsed(tool_format, [text[:place]])
+    assert has_calls == (place >= end)
+    assert not calls or '{"a": "}"}'.startswith(calls[0][1])
+    assert calls or text.startswith(content)
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        (HERMES, "no calls here, <tool_cal or so"),
+        (HERMES, '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>'),
+        (LLAMA3, '{"name": "Bob", "age": 5}'),
+        (JSON, '{"name": "get", "arguments": "none"}'),
+        (MISTRAL, '[TOOL_CALLS] "get"'),
+        (MISTRAL_ARGS, "[TOOL_CALLS]getter[ARGS]{}"),
+        (JSON, 'I would write {"name": "get", "arguments": {}}'),
+    ],
+)
+def test_what_is_no_call_is_content(tool_format: ToolFormat, text: str) -> None:
+    assert parsed(tool_format, list(text)) == (text, [], False)
+
+
+def test_the_name_leaves_before_the_arguments_and_these_as_they_come() -> None:
+    parser = CallParser(HERMES, TOOLS, new_call_id=lambda: "id")
+    assert parser.feed('<tool_call>{"name": "get", "arguments": ') == ("", ())
+    assert parser.feed('{"a"') == (
+        "",
+        (CallDelta(index=0, call_id="id", name="get"), CallDelta(index=0, arguments='{"a"')),
+    )
+    assert parser.feed(": 1}}") == ("", (CallDelta(index=0, arguments=": 1}"),))
+    assert parser.has_calls
+    assert parser.feed("\n</tool_call>") == ("", ())
+    assert joined_calls([CallDelta(index=0, call_id="id", name="get")]) == (
+        ToolCall(call_id="id", name="get", arguments=""),
+    )
