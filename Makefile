@@ -7,7 +7,7 @@ URL ?= http://127.0.0.1:8000
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check fast format e2e gpu loadtest models bench
+.PHONY: help install clients serve test check fast format e2e gpu loadtest models bench
 
 help:  ## this list
 	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -21,6 +21,13 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $(STAMP)
+
+clients: .venv-clients/.installed  ## the packages that tests/e2e/clients calls the server with, in .venv-clients
+
+.venv-clients/.installed: clients.lock
+	test -x .venv-clients/bin/python || $(PY) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r clients.lock
+	@touch $@
 
 serve: $(STAMP)  ## start the server (CONFIG=serve_config.yaml)
 	@$(BIN)/python -m app.cli serve $(CONFIG)

@@ -14,7 +14,7 @@ from app.gateway_port import GatewayPort
 from app.json_route import error_response
 from app.middleware import Border, RequestBody
 from app.openapi import document
-from app.routes import chat, completions, health, models, moderations, tokens
+from app.routes import chat, completions, health, messages, models, moderations, responses, tokens
 from app.settings import LimitSettings
 
 __all__ = ["GatewayPort", "create_app"]
@@ -42,7 +42,7 @@ def create_app(
     app.state.gateway = gateway
     app.state.limits = limits or LimitSettings()
     app.state.moderation_model = moderation_model
-    for resource in (chat, completions, models, moderations, tokens, health):
+    for resource in (chat, completions, responses, messages, models, moderations, tokens, health):
         app.include_router(resource.router)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)

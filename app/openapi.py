@@ -14,6 +14,11 @@ from app.schemas.completions import Completion
 _REFERENCE = "#/components/schemas/{model}"
 _CHUNK_BY_PATH = {"/v1/chat/completions": ChatCompletionChunk, "/v1/completions": Completion}
 
+_EVENTS_BY_PATH = {
+    "/v1/responses": "Events of OpenAI's types `response.*`, each with its `sequence_number`.",
+    "/v1/messages": "Events of Anthropic's types `message_*` and `content_block_*`.",
+}
+
 
 def document(app: FastAPI) -> dict[str, Any]:
     """Return the document of `app`; made once, at the first call."""
@@ -26,5 +31,8 @@ def document(app: FastAPI) -> dict[str, Any]:
         for path, model in _CHUNK_BY_PATH.items():
             content = schema["paths"][path]["post"]["responses"]["200"]["content"]
             content["text/event-stream"] = {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}
+        for path in _EVENTS_BY_PATH:
+            content = schema["paths"][path]["post"]["responses"]["200"]["content"]
+            content["text/event-stream"] = {"schema": {"type": "string", "description": _EVENTS_BY_PATH[path]}}
         app.openapi_schema = schema
     return app.openapi_schema

@@ -39,6 +39,10 @@ class StreamFrames(Protocol):
         """Return what follows the last event."""
         ...
 
+    def failure(self, error: ApiError) -> bytes:
+        """Return what ends a stream that has failed."""
+        ...
+
 
 class _Frames:
     """What the two kinds of streams share: the head of a chunk, and the chunk of counts."""
@@ -59,6 +63,10 @@ class _Frames:
         if not self._include_usage:
             return DONE
         return _frame(self._head | {"choices": [], "usage": self._counts().model_dump(mode="json")}) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the one event of a failure."""
+        return _frame(error.body())
 
     def _counts(self) -> Usage:
         return usage([self._finished[index] for index in sorted(self._finished)], self._answers_per_prompt)
@@ -169,7 +177,7 @@ class CompletionFrames(_Frames):
 class EventStream(Response):
     """Streams opened `EventBatches`, one write for each batch, and closes them however it ends.
 
-    An error in mid-stream becomes one event with a top-level `error`, after which the stream ends without `[DONE]`.
+    An error in mid-stream becomes the event that the format has for it, and the stream ends without its end mark.
     """
 
     def __init__(self, events: EventBatches, frames: StreamFrames, *, request_id: str) -> None:
@@ -205,12 +213,7 @@ class EventStream(Response):
         except Exception as error:  # noqa: BLE001 - the status is sent: the stream is the only place to say it
             if is_our_fault(error):
                 _log.exception("stream of request %s failed", self._request_id)
-            yield error_frame(to_api_error(error))
-
-
-def error_frame(error: ApiError) -> bytes:
-    """Return the event that ends a failed stream."""
-    return _frame(error.body())
+            yield self._frames.failure(to_api_error(error))
 
 
 def _frame(value: object) -> bytes:

@@ -52,7 +52,7 @@ def chat_generations(
     body: ChatCompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
 ) -> tuple[GenerationRequest, ...]:
     """Return one request for each choice of a chat completion. `developer` turns go to the template as `system`."""
-    prompt = _whole_chat_prompt(body, limits)
+    prompt = whole_chat_prompt(body, limits)
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise RequestError(
             "'max_tokens' is the older name of 'max_completion_tokens'; set one of them.", field="max_tokens"
@@ -128,7 +128,8 @@ def detokenized_ids(body: DetokenizeRequest, limits: LimitSettings) -> tuple[int
     return tuple(body.tokens)
 
 
-def _whole_chat_prompt(body: ChatCompletionRequest, limits: LimitSettings) -> ChatPrompt:
+def whole_chat_prompt(body: ChatCompletionRequest, limits: LimitSettings) -> ChatPrompt:
+    """Return the prompt of a chat, with its tools and the options of its template."""
     prompt = _chat_prompt(body.messages, limits)
     if body.continue_final_message and (prompt.messages[-1].role != "assistant" or not prompt.messages[-1].content):
         raise RequestError(

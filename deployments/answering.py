@@ -181,6 +181,8 @@ class Answer:
     def _call(self, deadline_s: float | None, grammar: str | None) -> GenerationCall:
         limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
         asked = self._request.max_tokens
+        if asked is not None and self._request.clips_max_tokens:
+            asked = max(1, min(asked, limit - num_prompt))
         field = "messages" if isinstance(self._request.prompt, ChatPrompt) else "prompt"
         if not num_prompt:
             raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
@@ -358,6 +360,7 @@ class Answer:
             num_completion_tokens=text.num_tokens,
             num_cached_tokens=last.num_cached_tokens,
             num_reasoning_tokens=text.num_reasoning_tokens,
+            stop=text.stop if reason is EndReason.STOP else None,
         )
 
     def _count_end(self, reason: EndReason, num_tokens: int) -> None:

@@ -133,6 +133,7 @@ class GenerationRequest:
         model: public name of a base model or an adapter.
         params: sampling; its `max_tokens` is overwritten by the gateway.
         max_tokens: asked bound, None for the rest of the context.
+        clips_max_tokens: where the context has less room it is that; else such a request is refused.
         stop: stop strings; the text ends before the first of them.
         bad_words: strings that the answer never has, neither at its front nor after a space.
         grammar: what the answer follows, apart from its thoughts and calls; None for anything.
@@ -148,6 +149,7 @@ class GenerationRequest:
     prompt: Prompt
     params: SamplingParams
     max_tokens: int | None = None
+    clips_max_tokens: bool = False
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     grammar: Grammar | None = None
@@ -236,6 +238,7 @@ class Finished:
 
     Attributes:
         num_reasoning_tokens: of `num_completion_tokens`, those of the thoughts.
+        stop: the stop string that ended the text, where one has.
         refusal: the sentence shown where `reason` is CONTENT_FILTER and the input was refused.
     """
 
@@ -244,6 +247,7 @@ class Finished:
     num_completion_tokens: int
     num_cached_tokens: int
     num_reasoning_tokens: int = 0
+    stop: str | None = None
     refusal: str | None = None
 
 

@@ -42,7 +42,7 @@ class StreamHandler:
         self._screen = screen
         self._judge = judge
         self._reasoning = reasoning
-        self._is_cut = False
+        self.stop: str | None = None
         self._is_closed = False
         self._scores = HeldScores()
         self._num_chars_read = 0
@@ -52,7 +52,7 @@ class StreamHandler:
     @property
     def is_cut(self) -> bool:
         """Whether a stop string has ended the text."""
-        return self._is_cut
+        return self.stop is not None
 
     @property
     def is_flagged(self) -> bool:
@@ -76,7 +76,7 @@ class StreamHandler:
         pieces = []
         # One by one: how tokens were batched on their way must not change where the answer ends.
         for place, token_id in enumerate(token_ids):
-            if self._is_cut:
+            if self.is_cut:
                 break
             self.num_tokens += 1
             text = self._detokenizer.feed((token_id,))
@@ -92,7 +92,7 @@ class StreamHandler:
         """Return the scores of the tokens whose text has left since the last call."""
         if self._is_closed:
             # Of a text that was cut, or ended by the classifier, nothing is told that it does not show.
-            return self._scores.close(self._num_chars_left if self._is_cut or self.is_flagged else None)
+            return self._scores.close(self._num_chars_left if self.is_cut or self.is_flagged else None)
         return self._scores.release(self._num_chars_left)
 
     async def close(self) -> str:
@@ -102,9 +102,9 @@ class StreamHandler:
             OverloadError: as `feed`.
         """
         text = ""
-        if not self._is_cut:
+        if not self.is_cut:
             text = self._cut(self._detokenizer.close())
-        if not self._is_cut:
+        if not self.is_cut:
             text += self._stops.close()
         self._is_closed = True
         return await self._screened(text, is_last=True)
@@ -114,8 +114,7 @@ class StreamHandler:
         self.num_tokens += num_tokens
 
     def _cut(self, text: str) -> str:
-        text, stop = self._stops.feed(text)
-        self._is_cut = stop is not None
+        text, self.stop = self._stops.feed(text)
         return text
 
     async def _screened(self, text: str, *, is_last: bool = False) -> str:

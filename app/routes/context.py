@@ -40,13 +40,13 @@ class RouteContext:
     moderation_model: str | None
     request_id: str
 
-    def head(self, prefix: str, model: str) -> ResponseHead:
+    def head(self, prefix: str, model: str, *, joint: str = "-") -> ResponseHead:
         """Return a new response id, the time, and the model's name."""
-        return ResponseHead(response_id=f"{prefix}-{uuid.uuid4().hex}", created_s=int(time.time()), model=model)
+        return ResponseHead(response_id=f"{prefix}{joint}{uuid.uuid4().hex}", created_s=int(time.time()), model=model)
 
     def generation_id(self, head: ResponseHead) -> str:
         """Return a unique id that can be found by the client's: a client may send the same one twice."""
-        return f"{self.request_id}.{head.response_id.rpartition('-')[2][:12]}"
+        return f"{self.request_id}.{head.response_id[-32:][:12]}"
 
 
 async def _context(request: Request) -> RouteContext:  # a dependency that is no coroutine costs a thread hop

@@ -111,9 +111,9 @@ async def test_the_openapi_document_describes_every_answer(client: httpx.AsyncCl
     document = (await client.get("/openapi.json")).json()
     assert set(document["paths"]) == {
         "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/v1/moderations", "/tokenize",
-        "/detokenize", "/health", "/metrics",
+        "/detokenize", "/health", "/metrics", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
     }  # fmt: skip
-    for path in ("/v1/chat/completions", "/v1/completions"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
         responses = document["paths"][path]["post"]["responses"]
         assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
     for path, operations in document["paths"].items():

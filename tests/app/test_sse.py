@@ -4,7 +4,7 @@ from typing import Any
 
 from app.errors import ApiError
 from app.render import CompletionShape, ResponseHead
-from app.sse import ChatFrames, CompletionFrames, EventStream, error_frame
+from app.sse import ChatFrames, CompletionFrames, EventStream
 from app.streaming import ChoiceEvent, EventBatches
 from deployments.generation import EndReason, Finished, Started, TextDelta
 from tests.app.test_streaming import END, STARTED, Source
@@ -47,7 +47,7 @@ def test_a_completion_stream_opens_with_text() -> None:
 
 
 def test_an_error_is_one_frame_whatever_text_it_holds() -> None:
-    assert error_frame(ApiError(500, "a\nb\ud800")).count(b"\n") == 2
+    assert ChatFrames(HEAD, include_usage=False).failure(ApiError(500, "a\nb\ud800")).count(b"\n") == 2
 
 
 async def test_events_that_are_ready_together_are_one_write() -> None:

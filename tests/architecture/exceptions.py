@@ -14,6 +14,12 @@ FILES_THAT_READ_THE_ENVIRONMENT: dict[str, str] = {
 
 MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/json_route.py": "tests/app/test_api_properties.py sends it random and hostile JSON",
+    "app/blocks.py": "tests/app/responses_api and messages_api compare what whole answers and streams make of blocks",
+    "app/field_names.py": "tests/app/responses_api/test_asked.py reads the names that its errors tell",
+    "app/messages_api/schemas.py": "tests/app/messages_api/test_asked.py sends every field and every wrong one",
+    "app/responses_api/schemas.py": "tests/app/responses_api/test_asked.py sends every field and every wrong one",
+    "app/routes/messages.py": "every test of tests/app/messages_api goes through it",
+    "app/routes/responses.py": "every test of tests/app/responses_api goes through it",
     "app/openapi.py": "tests/app/test_api.py reads the document that it makes",
     "app/render.py": "tests/app/routes compares whole answers with the contract",
     "app/routes/context.py": "every test of tests/app/routes goes through it",

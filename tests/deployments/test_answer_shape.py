@@ -105,7 +105,11 @@ async def test_calls_that_are_required_come_valid_in_every_format(
     opened = await gateway(model=replace(serving.model, tool_format=name))
     use = replace(USE, is_required=True, is_parallel=False, callable_names=frozenset({"f"}))
     # Random weights would write white space wherever it may stand.
-    spaces = (token_id for space in (" ", "\n", "\t", "\r") for token_id in TextCodec(serving.model.tokenizer_path).encode_text(space))
+    spaces = (
+        token_id
+        for space in (" ", "\n", "\t", "\r")
+        for token_id in TextCodec(serving.model.tokenizer_path).encode_text(space)
+    )
     params = {"ignore_eos": False, "logit_bias": tuple((token_id, -100.0) for token_id in spaces)}
     events = await events_of(opened, ask(tool_use=use, max_tokens=160, params=params))
     deltas = [event for event in events if isinstance(event, TextDelta)]

@@ -1,0 +1,149 @@
+"""The answer to a chat -> a message of Anthropic's shape, at once or as the events of a stream; and errors in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from app.blocks import Block, BlockKind, BlockReader, Step, blocks_of
+from app.errors import ApiError
+from app.messages_api.schemas import (
+    MessageObject,
+    MessagesError,
+    MessagesErrorDetail,
+    MessagesTokensDetails,
+    MessagesUsage,
+    StopReason,
+)
+from app.render import ResponseHead
+from app.streaming import Answer, ChoiceEvent
+from deployments.generation import EndReason, Finished, Started, TextDelta
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def message(head: ResponseHead, answer: Answer, *, max_tokens: int) -> MessageObject:
+    """Return a whole answer; a call that was cut is left out, since its input is no object."""
+    blocks = [block for block in blocks_of(answer) if block.kind is not BlockKind.CALL or _input(block) is not None]
+    return MessageObject(
+        id=head.response_id,
+        model=head.model,
+        content=[_content(block) for block in blocks],
+        stop_reason=stop_reason(answer.finished, max_tokens),
+        stop_sequence=answer.finished.stop,
+        usage=_whole_usage(answer.finished),
+    )
+
+
+def stop_reason(finished: Finished, max_tokens: int) -> StopReason:
+    """Return why an answer ended, in Anthropic's words."""
+    match finished.reason:
+        case EndReason.LENGTH:
+            return "max_tokens" if finished.num_completion_tokens >= max_tokens else "model_context_window_exceeded"
+        case EndReason.TOOL_CALLS:
+            return "tool_use"
+        case EndReason.CONTENT_FILTER:
+            return "refusal"
+    return "end_turn" if finished.stop is None else "stop_sequence"
+
+
+def error_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
+    """Return an error in Anthropic's shape; the field is named in its sentence."""
+    detail = error.body()["error"]
+    kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    told = MessagesErrorDetail(type=kind, message=detail["message"] or "")
+    return MessagesError(error=told, request_id=request_id).model_dump(mode="json")
+
+
+class MessageFrames:
+    """The events of a streamed message."""
+
+    def __init__(self, head: ResponseHead, *, max_tokens: int) -> None:
+        self._head = head
+        self._max_tokens = max_tokens
+        self._reader = BlockReader()
+
+    def event(self, item: ChoiceEvent) -> bytes:
+        """Return the frames of one event of the answer."""
+        match item.event:
+            case Started() as started:
+                opened = MessageObject(
+                    id=self._head.response_id, model=self._head.model, content=[], usage=_usage(started, 0, 0)
+                )
+                return _frame("message_start", message=opened.model_dump(mode="json"))
+            case TextDelta() as delta:
+                return b"".join(map(_step, self._reader.feed(delta)))
+            case Finished() as finished:
+                closed = b"".join(map(_step, self._reader.close()))
+                ending = {"stop_reason": stop_reason(finished, self._max_tokens), "stop_sequence": finished.stop}
+                return closed + _frame(
+                    "message_delta", delta=ending, usage=_whole_usage(finished).model_dump(mode="json")
+                )
+
+    def closing(self) -> bytes:
+        """Return the end mark."""
+        return _frame("message_stop")
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the event of a failure."""
+        return _frame(**error_body(error))
+
+
+def _step(step: Step) -> bytes:
+    block = step.block
+    if step.opens:
+        return _frame("content_block_start", index=block.index, content_block=_content(block, is_open=True))
+    if step.closes:
+        return _frame("content_block_stop", index=block.index)
+    kind, field = {
+        BlockKind.THOUGHTS: ("thinking_delta", "thinking"),
+        BlockKind.TEXT: ("text_delta", "text"),
+        BlockKind.CALL: ("input_json_delta", "partial_json"),
+    }[block.kind]
+    return _frame("content_block_delta", index=block.index, delta={"type": kind, field: step.piece})
+
+
+def _content(block: Block, *, is_open: bool = False) -> dict[str, Any]:
+    match block.kind:
+        case BlockKind.THOUGHTS:
+            return {"type": "thinking", "thinking": "" if is_open else block.text, "signature": ""}
+        case BlockKind.TEXT:
+            return {"type": "text", "text": "" if is_open else block.text}
+        case BlockKind.CALL:
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": _input(block) or {}}
+
+
+def _input(block: Block) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = orjson.loads(block.text)
+    except ValueError:
+        return None
+    return found
+
+
+def _whole_usage(finished: Finished) -> MessagesUsage:
+    return _usage(finished, finished.num_completion_tokens, finished.num_reasoning_tokens)
+
+
+def _usage(counted: Started | Finished, num_output: int, num_thinking: int) -> MessagesUsage:
+    return MessagesUsage(
+        input_tokens=counted.num_prompt_tokens - counted.num_cached_tokens,
+        output_tokens=num_output,
+        output_tokens_details=MessagesTokensDetails(thinking_tokens=num_thinking),
+        cache_read_input_tokens=counted.num_cached_tokens,
+    )
+
+
+def _frame(type: str, **fields: Any) -> bytes:
+    return b"event: " + type.encode() + b"\ndata: " + orjson.dumps({"type": type} | fields) + b"\n\n"

@@ -1,0 +1,143 @@
+"""A request of the Messages API -> the chat that it asks for. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from app.messages_api.schemas import ContentBlock, CountRequest, MessagesRequest, MessagesToolChoice
+from app.schemas.chat import ChatCompletionRequest, Message
+from app.schemas.structured import JsonSchemaFormat, ResponseFormat
+from app.schemas.tools import CalledFunction, ChosenFunction, EarlierCall, FunctionDefinition, Tool, ToolChoice
+from engine.errors import RequestError
+
+FIELD_NAMES = {
+    "stop": "stop_sequences",
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    r"(tools\[\d+\])\.function\.parameters": r"\1.input_schema",
+    r"(tools\[\d+\])\.function": r"\1",
+    r"tool_choice\.function": "tool_choice",
+    "max_completion_tokens": "max_tokens",
+}
+"""What a chat's fields are called here."""
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_of(body: CountRequest) -> ChatCompletionRequest:
+    """Return the chat.
+
+    Raises:
+        RequestError: a block stands where it has no meaning.
+    """
+    messages = list(_system(body))
+    for index, turn in enumerate(body.messages):
+        blocks = turn.content
+        if isinstance(blocks, str):
+            messages.append(Message(role=turn.role, content=blocks))
+        elif turn.role == "user":
+            messages += _of_user(blocks, f"messages[{index}].content")
+        else:
+            messages.append(_of_assistant(blocks, f"messages[{index}].content"))
+    choice = body.tool_choice
+    continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
+    return ChatCompletionRequest(
+        model=body.model,
+        messages=messages,
+        tools=[
+            Tool(
+                type="function",
+                function=FunctionDefinition(
+                    name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
+                ),
+            )
+            for tool in body.tools or ()
+        ],
+        tool_choice=None if choice is None else _choice(choice),
+        parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
+        reasoning_effort=_effort(body),
+        response_format=_format(body),
+        continue_final_message=continues or None,
+        **(_sampling(body) if isinstance(body, MessagesRequest) else {}),
+    )
+
+
+def _sampling(body: MessagesRequest) -> dict[str, Any]:
+    return {
+        "max_completion_tokens": body.max_tokens,
+        "temperature": body.temperature,
+        "top_k": body.top_k,
+        "top_p": body.top_p,
+        "stop": body.stop_sequences,
+        "user": None if body.metadata is None else body.metadata.user_id,
+    }
+
+
+def _effort(body: CountRequest) -> Any:
+    # Without a word about it the model does not think, where it has the choice.
+    if body.thinking is None or body.thinking.type == "disabled":
+        return "none"
+    return None if body.output_config is None else body.output_config.effort
+
+
+def _format(body: CountRequest) -> ResponseFormat | None:
+    wanted = None if body.output_config is None else body.output_config.format
+    if wanted is None:
+        return None
+    schema = JsonSchemaFormat.model_validate({"name": "answer", "schema": wanted.schema_})
+    return ResponseFormat(type="json_schema", json_schema=schema)
+
+
+def _system(body: CountRequest) -> Iterator[Message]:
+    if isinstance(body.system, str):
+        yield Message(role="system", content=body.system)
+    elif body.system:
+        yield Message(role="system", content="\n\n".join(block.text for block in body.system))
+
+
+def _of_user(blocks: Sequence[ContentBlock], field: str) -> Iterator[Message]:
+    """Yield the results of calls as turns of their own, and then what the user says."""
+    _check(blocks, ("text", "tool_result"), field)
+    for block in blocks:
+        if block.type == "tool_result":
+            content = block.content or ""
+            if not isinstance(content, str):
+                _check(content, ("text",), f"{field}[].content")
+                content = "".join(part.text or "" for part in content)
+            yield Message(role="tool", tool_call_id=block.tool_use_id, content=content)
+    text = "".join(block.text or "" for block in blocks if block.type == "text")
+    if text or all(block.type == "text" for block in blocks):
+        yield Message(role="user", content=text)
+
+
+def _of_assistant(blocks: Sequence[ContentBlock], field: str) -> Message:
+    _check(blocks, ("text", "tool_use", "thinking", "redacted_thinking"), field)
+    calls = [
+        EarlierCall(
+            id=block.id or "",
+            function=CalledFunction(name=block.name or "", arguments=json.dumps(block.input, ensure_ascii=False)),
+        )
+        for block in blocks
+        if block.type == "tool_use"
+    ]
+    return Message(
+        role="assistant",
+        content="".join(block.text or "" for block in blocks),
+        tool_calls=calls or None,
+        reasoning_content="".join(block.thinking or "" for block in blocks) or None,
+    )
+
+
+def _check(blocks: Sequence[ContentBlock], allowed: Sequence[str], field: str) -> None:
+    for index, block in enumerate(blocks):
+        if block.type not in allowed:
+            place = field.replace("[]", "") if field.endswith("[].content") else f"{field}[{index}].type"
+            raise RequestError(f"'{place}': a block of type '{block.type}' has no meaning here.", field=place)
+
+
+def _choice(choice: MessagesToolChoice) -> Any:
+    if choice.type == "tool":
+        return ToolChoice(type="function", function=ChosenFunction(name=choice.name or ""))
+    return _CHOICES[choice.type]

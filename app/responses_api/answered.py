@@ -1,0 +1,252 @@
+"""The answer to a chat -> a response, at once or as the events of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import orjson
+
+from app.blocks import Block, BlockKind, BlockReader, Step, blocks_of
+from app.errors import ApiError
+from app.render import ResponseHead, chat_logprobs
+from app.responses_api.schemas import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+)
+from app.streaming import Answer, ChoiceEvent
+from deployments.generation import EndReason, Finished, Started, TextDelta, TokenScore
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+_ID_PREFIXES = {BlockKind.THOUGHTS: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
+_WHY_INCOMPLETE = {EndReason.LENGTH: "max_output_tokens", EndReason.CONTENT_FILTER: "content_filter"}
+
+
+class ResponseWriter:
+    """Writes the response to one request.
+
+    Args:
+        head: its id, time and model.
+        tells_scores: whether log-probabilities are told.
+    """
+
+    def __init__(self, body: ResponsesRequest, head: ResponseHead, *, tells_scores: bool) -> None:
+        self._body = body
+        self._head = head
+        self._tells_scores = tells_scores
+
+    def whole(self, answer: Answer) -> ResponseObject:
+        """Return the response that a whole answer makes."""
+        return self.response(blocks_of(answer), answer.finished)
+
+    def response(
+        self, blocks: Iterable[Block], finished: Finished | None, error: dict[str, Any] | None = None
+    ) -> ResponseObject:
+        """Return the response as it stands: with `finished` and `error` None it is in progress."""
+        body = self._body
+        why = None if finished is None else _WHY_INCOMPLETE.get(finished.reason)
+        items = [self.item(block, is_whole=why is None) for block in blocks]
+        if finished is not None and finished.refusal is not None:
+            items.append(self.refusal(finished.refusal))
+        status: Status = "completed"
+        if why or finished is None:
+            status = "failed" if error else "incomplete" if why else "in_progress"
+        return ResponseObject(
+            id=self._head.response_id,
+            created_at=self._head.created_s,
+            status=status,
+            error=error,
+            incomplete_details={"reason": why} if why else None,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            model=self._head.model,
+            output=items,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            prompt_cache_key=body.prompt_cache_key,
+            reasoning={"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+            safety_identifier=body.safety_identifier,
+            service_tier=body.service_tier if body.service_tier not in (None, "auto") else "default",
+            temperature=1.0 if body.temperature is None else body.temperature,
+            text={"format": _plain(None if body.text is None else body.text.format) or {"type": "text"}},
+            tool_choice=_plain(body.tool_choice) or "auto",
+            tools=[_tool(_plain(tool)) for tool in body.tools or ()],
+            top_logprobs=body.top_logprobs or 0,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            usage=None if finished is None else _usage(finished),
+            user=body.user,
+            metadata=body.metadata or {},
+        )
+
+    def item(self, block: Block, *, is_whole: bool = True, is_open: bool = False) -> dict[str, Any]:
+        """Return a block as an item of the output; one that is open is empty as yet."""
+        status = "in_progress" if is_open else "completed" if is_whole else "incomplete"
+        item: dict[str, Any] = {"id": self.item_id(block), "status": status}
+        match block.kind:
+            case BlockKind.THOUGHTS:
+                content = [] if is_open else [{"type": "reasoning_text", "text": block.text}]
+                return item | {"type": "reasoning", "summary": [], "content": content}
+            case BlockKind.TEXT:
+                content = [] if is_open else [self.part(block.text, block.scores)]
+                return item | {"type": "message", "role": "assistant", "content": content}
+        return item | {
+            "type": "function_call",
+            "call_id": block.call_id,
+            "name": block.name,
+            "arguments": "" if is_open else block.text,
+        }
+
+    def part(self, text: str, scores: Iterable[TokenScore]) -> dict[str, Any]:
+        """Return the one part of a message."""
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs(scores)}
+
+    def refusal(self, text: str, *, is_open: bool = False) -> dict[str, Any]:
+        """Return the message that says that the input was refused."""
+        return {
+            "id": f"msg_{self._head.response_id.partition('_')[2]}r",
+            "type": "message",
+            "role": "assistant",
+            "status": "in_progress" if is_open else "completed",
+            "content": [] if is_open else [{"type": "refusal", "refusal": text}],
+        }
+
+    def item_id(self, block: Block) -> str:
+        """Return the id of a block's item."""
+        return f"{_ID_PREFIXES[block.kind]}_{self._head.response_id.partition('_')[2]}{block.index}"
+
+    def logprobs(self, scores: Iterable[TokenScore]) -> list[Any]:
+        """Return scores as they are told, none where nobody asked."""
+        if not self._tells_scores:
+            return []
+        content: list[Any] = chat_logprobs(scores).model_dump(mode="json")["content"]
+        return content
+
+
+class ResponseFrames:
+    """The events of a streamed response, numbered from 0."""
+
+    def __init__(self, writer: ResponseWriter) -> None:
+        self._writer = writer
+        self._reader = BlockReader()
+        self._finished: Finished | None = None
+        self._number = 0
+
+    def event(self, item: ChoiceEvent) -> bytes:
+        """Return the frames of one event of the answer."""
+        match item.event:
+            case Started():
+                response = self._response(None)
+                return self._frame("response.created", response=response) + self._frame(
+                    "response.in_progress", response=response
+                )
+            case TextDelta() as delta:
+                return b"".join(map(self._step, self._reader.feed(delta)))
+            case Finished() as finished:
+                self._finished = finished
+                frames = b"".join(map(self._step, self._reader.close()))
+                return frames + (self._refused(finished.refusal) if finished.refusal is not None else b"")
+
+    def closing(self) -> bytes:
+        """Return the last event: the whole response."""
+        assert self._finished is not None
+        kind = "incomplete" if self._finished.reason in _WHY_INCOMPLETE else "completed"
+        return self._frame(f"response.{kind}", response=self._response(self._finished))
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the events of a response that has failed."""
+        detail = error.body()["error"]
+        code, message = detail["code"] or "server_error", detail["message"]
+        failed = self._writer.response(self._reader.blocks, None, {"code": code, "message": message})
+        return self._frame("error", code=code, message=message, param=detail["param"]) + self._frame(
+            "response.failed", response=failed.model_dump(mode="json")
+        )
+
+    def _response(self, finished: Finished | None) -> dict[str, Any]:
+        return self._writer.response(self._reader.blocks, finished).model_dump(mode="json")
+
+    def _step(self, step: Step) -> bytes:
+        block = step.block
+        place: dict[str, Any] = {"output_index": block.index}
+        if step.opens:
+            added = self._frame("response.output_item.added", **place, item=self._writer.item(block, is_open=True))
+            return added + self._part(block, "added", "")
+        place["item_id"] = self._writer.item_id(block)
+        text_place = place | {"content_index": 0}
+        if step.closes:
+            done = {
+                BlockKind.THOUGHTS: lambda: self._frame("response.reasoning_text.done", **text_place, text=block.text),
+                BlockKind.TEXT: lambda: self._frame(
+                    "response.output_text.done",
+                    **text_place,
+                    text=block.text,
+                    logprobs=self._writer.logprobs(block.scores),
+                ),
+                BlockKind.CALL: lambda: self._frame(
+                    "response.function_call_arguments.done", **place, name=block.name, arguments=block.text
+                ),
+            }[block.kind]()
+            done += self._part(block, "done", block.text)
+            return done + self._frame(
+                "response.output_item.done", output_index=block.index, item=self._writer.item(block)
+            )
+        if block.kind is BlockKind.CALL:
+            return self._frame("response.function_call_arguments.delta", **place, delta=step.piece)
+        if block.kind is BlockKind.THOUGHTS:
+            return self._frame("response.reasoning_text.delta", **text_place, delta=step.piece)
+        logprobs = self._writer.logprobs(step.scores)
+        return self._frame("response.output_text.delta", **text_place, delta=step.piece, logprobs=logprobs)
+
+    def _part(self, block: Block, what: str, text: str) -> bytes:
+        if block.kind is BlockKind.CALL:
+            return b""
+        part = {"type": "reasoning_text", "text": text}
+        if block.kind is BlockKind.TEXT:
+            part = self._writer.part(text, block.scores if text else ())
+        return self._frame(
+            f"response.content_part.{what}",
+            item_id=self._writer.item_id(block),
+            output_index=block.index,
+            content_index=0,
+            part=part,
+        )
+
+    def _refused(self, refusal: str) -> bytes:
+        index = len(self._reader.blocks)
+        item = self._writer.refusal(refusal)
+        place = {"output_index": index, "item_id": item["id"], "content_index": 0}
+        opened = self._writer.refusal(refusal, is_open=True)
+        return (
+            self._frame("response.output_item.added", output_index=index, item=opened)
+            + self._frame("response.content_part.added", **place, part={"type": "refusal", "refusal": ""})
+            + self._frame("response.refusal.delta", **place, delta=refusal)
+            + self._frame("response.refusal.done", **place, refusal=refusal)
+            + self._frame("response.content_part.done", **place, part=item["content"][0])
+            + self._frame("response.output_item.done", output_index=index, item=item)
+        )
+
+    def _frame(self, kind: str, **fields: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        event = {"type": kind, "sequence_number": number} | fields
+        return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n"
+
+
+def _usage(finished: Finished) -> ResponseUsage:
+    return ResponseUsage(
+        input_tokens=finished.num_prompt_tokens,
+        input_tokens_details=InputTokensDetails(cached_tokens=finished.num_cached_tokens),
+        output_tokens=finished.num_completion_tokens,
+        output_tokens_details=OutputTokensDetails(reasoning_tokens=finished.num_reasoning_tokens),
+        total_tokens=finished.num_prompt_tokens + finished.num_completion_tokens,
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return what a client has written, as it wrote it."""
+    return value.model_dump(mode="json", by_alias=True, exclude_none=True) if hasattr(value, "model_dump") else value
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {"parameters": None, "strict": False, "description": None} | dict(tool)

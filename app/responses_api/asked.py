@@ -1,0 +1,140 @@
+"""A request of the Responses API -> the chat that it asks for. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.responses_api.schemas import InputItem, InputPart, ResponsesRequest, ResponseToolChoice
+from app.schemas.chat import ChatCompletionRequest, Message
+from app.schemas.structured import JsonSchemaFormat, ResponseFormat
+from app.schemas.tools import (
+    AllowedTools,
+    CalledFunction,
+    ChosenFunction,
+    EarlierCall,
+    FunctionDefinition,
+    NamedTool,
+    Tool,
+    ToolChoice,
+)
+from engine.errors import RequestError
+
+FIELD_NAMES = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    r"(tools\[\d+\])\.function": r"\1",
+    r"tool_choice\.allowed_tools\.(tools\[\d+\])\.function": r"tool_choice.\1",
+    r"tool_choice\.function": "tool_choice",
+}
+"""What a chat's fields are called here."""
+
+
+def chat_of(body: ResponsesRequest) -> ChatCompletionRequest:
+    """Return the chat.
+
+    Raises:
+        RequestError: the input is empty, or stands on an earlier response.
+    """
+    if body.previous_response_id is not None:
+        raise RequestError(
+            "'previous_response_id' cannot be used: this server keeps no responses. Send the conversation as 'input'.",
+            field="previous_response_id",
+            code="unsupported_parameter",
+        )
+    messages = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
+    if isinstance(body.input, str):
+        messages.append(Message(role="user", content=body.input))
+    else:
+        messages += _messages(body.input)
+    if len(messages) == (body.instructions is not None):
+        raise RequestError("'input' must not be empty.", field="input")
+    tells_scores = "message.output_text.logprobs" in (body.include or ())
+    if body.top_logprobs and not tells_scores:
+        raise RequestError("'top_logprobs' needs 'message.output_text.logprobs' in 'include'.", field="top_logprobs")
+    return ChatCompletionRequest(
+        model=body.model,
+        messages=messages,
+        max_completion_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        logprobs=tells_scores or None,
+        top_logprobs=body.top_logprobs if tells_scores else None,
+        response_format=_format(body),
+        service_tier=body.service_tier,
+        tools=[
+            Tool(
+                type="function",
+                function=FunctionDefinition(
+                    name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
+                ),
+            )
+            for tool in body.tools or ()
+        ],
+        tool_choice=_choice(body.tool_choice) if isinstance(body.tool_choice, ResponseToolChoice) else body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        user=body.user,
+    )
+
+
+def _messages(items: Sequence[InputItem]) -> list[Message]:
+    """Join the thoughts, text and calls of one answer into one turn of the assistant."""
+    turns: list[Message] = []
+    thoughts = ""
+    for item in items:
+        match item.type:
+            case "reasoning":
+                parts = item.content if isinstance(item.content, list) and item.content else item.summary or []
+                thoughts += "".join(part.text or "" for part in parts)
+            case "function_call":
+                call = EarlierCall(
+                    id=item.call_id or "", function=CalledFunction(name=item.name or "", arguments=item.arguments or "")
+                )
+                before = turns[-1] if turns and turns[-1].role == "assistant" and not thoughts else None
+                calls = [*((before.tool_calls or []) if before is not None else []), call]
+                if before is not None:
+                    turns[-1] = before.model_copy(update={"tool_calls": calls})
+                else:
+                    turns.append(Message(role="assistant", tool_calls=calls, reasoning_content=thoughts or None))
+                    thoughts = ""
+            case "function_call_output":
+                turns.append(Message(role="tool", tool_call_id=item.call_id, content=_text(item.output)))
+            case "message":
+                is_answer = item.role == "assistant"
+                turns.append(
+                    Message(
+                        role=item.role or "user",
+                        content=_text(item.content),
+                        reasoning_content=(thoughts or None) if is_answer else None,
+                    )
+                )
+                thoughts = "" if is_answer else thoughts
+    return turns
+
+
+def _text(content: object) -> str:
+    if isinstance(content, list):
+        return "".join(part.to_text() if isinstance(part, InputPart) else part.text for part in content)
+    return str(content or "")
+
+
+def _format(body: ResponsesRequest) -> ResponseFormat | None:
+    wanted = None if body.text is None else body.text.format
+    if wanted is None:
+        return None
+    if wanted.type != "json_schema":
+        return ResponseFormat(type=wanted.type)
+    schema = JsonSchemaFormat.model_validate(
+        {"name": wanted.name or "response", "schema": wanted.schema_, "strict": wanted.strict}
+    )
+    return ResponseFormat(type="json_schema", json_schema=schema)
+
+
+def _choice(choice: ResponseToolChoice) -> ToolChoice:
+    if choice.type == "function":
+        return ToolChoice(type="function", function=ChosenFunction(name=choice.name or ""))
+    tools = [NamedTool(type="function", function=ChosenFunction(name=tool.name)) for tool in choice.tools or ()]
+    return ToolChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=choice.mode or "auto", tools=tools))

@@ -1,0 +1,282 @@
+"""`POST /v1/responses`: OpenAI's Responses, without a memory of earlier ones."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.schemas.structured import JsonSchema
+from app.schemas.tools import FunctionName
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
+
+_FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
+
+
+class InputPart(WireRequest):
+    """A piece of a message; only text is."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "annotations": (None, []),
+        "logprobs": (None, []),
+        "prompt_cache_breakpoint": ASKS_NOTHING,
+    }
+
+    type: Literal["input_text", "output_text", "text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_text(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if kind in _FOREIGN_PARTS:
+            raise PydanticCustomError(
+                "unsupported_value",
+                "parts of type '{kind}' are not supported by this server; only text is",
+                {"field": "type", "kind": kind},
+            )
+        field = "refusal" if kind == "refusal" else "text"
+        if isinstance(kind, str) and data.get(field) is None:
+            raise PydanticCustomError("missing", "", {"field": field})
+        return data
+
+    def to_text(self) -> str:
+        """Return what the part says."""
+        return (self.refusal if self.type == "refusal" else self.text) or ""
+
+
+class ThoughtsPart(WireRequest):
+    """A piece of the thoughts of an earlier answer."""
+
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class InputItem(WireRequest):
+    """A message, a call of an earlier answer, its result, or the thoughts before it."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "id": (None,),
+        "status": (None, "completed", "incomplete", "in_progress"),
+        "encrypted_content": ASKS_NOTHING,
+        "phase": (None, "commentary", "final_answer"),
+        "namespace": ASKS_NOTHING,
+        "caller": ASKS_NOTHING,
+    }
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[InputPart | ThoughtsPart] | None = None
+    call_id: str | None = Field(default=None, min_length=1, max_length=128)
+    name: str | None = Field(default=None, min_length=1, max_length=64)
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[ThoughtsPart] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_what_its_type_needs(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        kind = data.get("type") or "message"
+        needed = {
+            "message": ("role", "content"),
+            "function_call": ("call_id", "name", "arguments"),
+            "function_call_output": ("call_id", "output"),
+        }
+        for field in needed.get(kind, ()) if isinstance(kind, str) else ():
+            if data.get(field) is None:
+                raise PydanticCustomError("missing", "", {"field": field})
+        # Items come back as they were sent: with ids that mean nothing here.
+        return {name: value for name, value in data.items() if name != "id"} | {"type": kind}
+
+
+class FunctionTool(WireRequest):
+    """A function that the model may call."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"defer_loading": (None, False), "output_schema": ASKS_NOTHING}
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonSchema | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_functions(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise PydanticCustomError(
+                "unsupported_value",
+                "tools of type '{kind}' are not supported by this server; functions are",
+                {"field": "type", "kind": kind[:64]},
+            )
+        return data
+
+
+class NamedFunction(WireRequest):
+    """A function by its name."""
+
+    type: Literal["function"]
+    name: FunctionName
+
+
+class ResponseToolChoice(WireRequest):
+    """One function that has to be called, or those that may be."""
+
+    type: Literal["function", "allowed_tools"]
+    name: FunctionName | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedFunction] | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _has_what_its_type_says(self) -> ResponseToolChoice:
+        for field in ("name",) if self.type == "function" else ("mode", "tools"):
+            if getattr(self, field) is None:
+                raise PydanticCustomError("missing", "", {"field": field})
+        return self
+
+
+class TextFormat(WireRequest):
+    """What the text of the answer looks like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: JsonSchema | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_a_schema_where_it_needs_one(self) -> TextFormat:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise PydanticCustomError("missing", "", {"field": "schema"})
+        return self
+
+
+class TextOptions(WireRequest):
+    """Of the text of the answer."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"verbosity": (None, "medium")}
+
+    format: TextFormat | None = None
+
+
+class ReasoningOptions(WireRequest):
+    """How much the model thinks."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "summary": (None, "auto"),
+        "generate_summary": ASKS_NOTHING,
+        "context": ASKS_NOTHING,
+    }
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+
+class ResponseStreamOptions(WireRequest):
+    """Of a stream."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"include_obfuscation": (None, False)}
+
+
+class ResponsesRequest(WireRequest):
+    """Ask for one response. Nothing of it is kept: the whole conversation comes with every request."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "access_programs": ASKS_NOTHING,
+        "background": (None, False),
+        "context_management": (None, []),
+        "conversation": ASKS_NOTHING,
+        "max_tool_calls": ASKS_NOTHING,
+        "moderation": ASKS_NOTHING,
+        "prompt": ASKS_NOTHING,
+        "prompt_cache_options": ASKS_NOTHING,
+        "prompt_cache_retention": (None, "in_memory"),
+        "store": (None, False),
+        "truncation": (None, "disabled"),
+    }
+
+    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+    input: str | list[InputItem] = Field(description="A text, or the conversation as items.")
+    instructions: str | None = Field(default=None, description="A system message before the input.")
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        default=None, description="`message.output_text.logprobs` tells scores; thoughts are told anyway, in the open."
+    )
+    max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
+    metadata: dict[str, str] | None = Field(default=None, max_length=16, description="Repeated in the response.")
+    parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = Field(default=None, description="Refused: no response is kept.")
+    prompt_cache_key: str | None = Field(default=None, max_length=256)
+    reasoning: ReasoningOptions | None = None
+    safety_identifier: str | None = Field(default=None, max_length=128)
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    text: TextOptions | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    tools: list[FunctionTool] | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_p: float | None = Field(default=None, ge=0, le=1)
+    user: str | None = Field(default=None, max_length=512)
+
+
+class InputTokensDetails(WireResponse):
+    """Where the tokens of the input came from."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(WireResponse):
+    """Where the tokens of the output went."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(WireResponse):
+    """Token counts."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(WireResponse):
+    """The response. Its items are of OpenAI's types `reasoning`, `message` and `function_call`."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int = Field(description="Unix time in seconds.")
+    completed_at: int | None = None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: bool = False
+    error: dict[str, Any] | None = None
+    incomplete_details: dict[str, str] | None = Field(default=None, description="Why an incomplete response ended.")
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    model: str
+    output: list[dict[str, Any]]
+    parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    prompt_cache_key: str | None = None
+    reasoning: dict[str, Any]
+    safety_identifier: str | None = None
+    service_tier: str = "default"
+    store: bool = False
+    temperature: float = 1.0
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any] = "auto"
+    tools: list[dict[str, Any]]
+    top_logprobs: int = 0
+    top_p: float = 1.0
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+    metadata: dict[str, str]

@@ -1,0 +1,33 @@
+"""`POST /v1/responses`."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Response
+
+from app.field_names import renamed_fields
+from app.json_route import JsonResponse, JsonRoute
+from app.responses_api.answered import ResponseFrames, ResponseWriter
+from app.responses_api.asked import FIELD_NAMES, chat_of
+from app.responses_api.schemas import ResponseObject, ResponsesRequest
+from app.routes.context import ERRORS, Context
+from app.sse import EventStream
+from app.streaming import EventBatches, collect
+from app.translate import chat_generations
+
+router = APIRouter(route_class=JsonRoute, tags=["responses"])
+
+
+@router.post("/v1/responses", response_model=ResponseObject, responses=ERRORS)
+async def create_response(body: ResponsesRequest, context: Context) -> Response:
+    """Answer a conversation, at once or as a stream of typed events; nothing is kept."""
+    head = context.head("resp", body.model, joint="_")
+    with renamed_fields(FIELD_NAMES):
+        chat = chat_of(body)
+        generations = chat_generations(chat, context.limits, request_id=context.generation_id(head))
+        answers = [context.gateway.generate(generation) for generation in generations]
+        writer = ResponseWriter(body, head, tells_scores=bool(chat.logprobs))
+        if body.stream:
+            events = await EventBatches(answers).open()
+            return EventStream(events, ResponseFrames(writer), request_id=context.request_id)
+        (answer,) = await collect(answers)
+    return JsonResponse(writer.whole(answer))

@@ -1,0 +1,132 @@
+"""A message and the events that stream it, and errors, in Anthropic's shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from app.messages_api.schemas import MessageObject, MessagesError
+from deployments.generation import CallDelta, EndReason, TextDelta
+from engine.errors import EngineError, OverloadError
+from tests.app.scripted_gateway import ScriptedGateway
+
+PATH = "/v1/messages"
+GOOD: dict[str, Any] = {"model": "base", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def streamed(client: httpx.AsyncClient) -> list[dict[str, Any]]:
+    text = (await client.post(PATH, json=GOOD | {"stream": True})).text
+    events = []
+    for frame in text.strip().split("\n\n"):
+        name, data = frame.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+@pytest.fixture
+def calling(gateway: ScriptedGateway) -> ScriptedGateway:
+    gateway.deltas = [
+        TextDelta(reasoning="Hm.", text="I "),
+        TextDelta(text="look."),
+        TextDelta(calls=(CallDelta(index=0, call_id="call_a", name="f"), CallDelta(index=0, arguments='{"a"'))),
+        TextDelta(calls=(CallDelta(index=0, arguments=":1}"),)),
+    ]
+    gateway.pieces = []
+    gateway.end = EndReason.TOOL_CALLS
+    return gateway
+
+
+async def test_a_whole_message_has_every_field_and_block(client: httpx.AsyncClient, calling: ScriptedGateway) -> None:
+    answer = (await client.post(PATH, json=GOOD)).json()
+    MessageObject.model_validate(answer)
+    assert answer.pop("id").startswith("msg_")
+    assert answer == {
+        "type": "message",
+        "role": "assistant",
+        "model": "base",
+        "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": ""},
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "call_a", "name": "f", "input": {"a": 1}},
+        ],
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 3,
+            "output_tokens": 0,
+            "output_tokens_details": {"thinking_tokens": 0},
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 4,
+        },
+    }
+
+
+async def test_a_stream_opens_fills_and_closes_its_blocks(client: httpx.AsyncClient, calling: ScriptedGateway) -> None:
+    events = await streamed(client)
+    assert [event["type"] for event in events] == [
+        "message_start",
+        *["content_block_start", "content_block_delta", "content_block_stop"],
+        *["content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"],
+        *["content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"],
+        "message_delta",
+        "message_stop",
+    ]
+    assert events[0]["message"]["usage"]["input_tokens"] == 3
+    assert events[1]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert events[2]["delta"] == {"type": "thinking_delta", "thinking": "Hm."}
+    assert events[5]["delta"] == {"type": "text_delta", "text": "I "}
+    assert events[8]["content_block"] == {"type": "tool_use", "id": "call_a", "name": "f", "input": {}}
+    assert [event["delta"]["partial_json"] for event in events[9:11]] == ['{"a"', ":1}"]
+    assert [event["index"] for event in events[1:-2]] == [0] * 3 + [1] * 4 + [2] * 4
+    assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+
+
+async def test_a_call_that_was_cut_is_left_out_of_a_whole_message(
+    client: httpx.AsyncClient, calling: ScriptedGateway
+) -> None:
+    calling.deltas, calling.end = calling.deltas[:-1], EndReason.LENGTH
+    answer = (await client.post(PATH, json=GOOD | {"max_tokens": 1})).json()
+    assert [block["type"] for block in answer["content"]] == ["thinking", "text"]
+
+
+@pytest.mark.parametrize(
+    ("end", "max_tokens", "reason"),
+    [
+        (EndReason.STOP, 9, "end_turn"),
+        (EndReason.LENGTH, 3, "max_tokens"),
+        (EndReason.LENGTH, 9, "model_context_window_exceeded"),
+        (EndReason.CONTENT_FILTER, 9, "refusal"),
+    ],
+)
+async def test_why_an_answer_ended_is_told_in_anthropic_s_words(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, end: EndReason, max_tokens: int, reason: str
+) -> None:
+    gateway.end = end
+    answer = (await client.post(PATH, json=GOOD | {"max_tokens": max_tokens})).json()
+    assert answer["stop_reason"] == reason
+    assert gateway.requests[0].clips_max_tokens
+
+
+async def test_errors_have_anthropic_s_shape(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    async def answer(**change: Any) -> tuple[int, str]:
+        response = await client.post(PATH, json=GOOD | change)
+        MessagesError.model_validate(response.json())
+        return response.status_code, response.json()["error"]["type"]
+
+    assert await answer(model="none") == (404, "not_found_error")
+    assert await answer(max_tokens=0) == (400, "invalid_request_error")
+    assert (await client.post(PATH, content=b"{}")).status_code == 415
+    gateway.error_before = OverloadError("full", retry_after_s=3)
+    response = await client.post(PATH, json=GOOD)
+    assert (response.status_code, response.json()["error"]["type"]) == (503, "overloaded_error")
+    assert response.headers["retry-after"] == "3"
+    gateway.error_before = ValueError("secret")
+    response = await client.post(PATH, json=GOOD)
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "api_error")
+    assert "secret" not in response.text
+    gateway.error_before, gateway.error_after = None, EngineError("secret")
+    assert (await streamed(client))[-1]["error"]["type"] == "api_error"

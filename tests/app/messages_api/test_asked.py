@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from app.messages_api.asked import chat_of
+from app.messages_api.schemas import MessagesRequest
+from tests.app.scripted_gateway import ScriptedGateway
+from tests.app.test_field_errors import DEEP
+
+GOOD: dict[str, Any] = {"model": "base", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
+
+
+def chat(**body: Any) -> dict[str, Any]:
+    found = chat_of(MessagesRequest.model_validate(GOOD | body)).model_dump(by_alias=True, exclude_none=True)
+    return {name: value for name, value in found.items() if name != "model"}
+
+
+def test_blocks_become_the_turns_of_a_chat() -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": ""},
+                {"type": "text", "text": "I look.", "citations": None},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": "é"}, "caller": None},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "5"}]},
+                {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+    ]
+    found = chat(messages=messages, system=[{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}])
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
+    assert found["messages"] == [
+        {"role": "system", "content": "Be\n\nbrief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "I look.", "tool_calls": [call], "reasoning_content": "Hm."},
+        {"role": "tool", "content": "5", "tool_call_id": "1"},
+        {"role": "user", "content": "Go on."},
+    ]
+    assert "continue_final_message" not in found
+    begun = [*messages[:1], {"role": "assistant", "content": "So"}]
+    assert chat(messages=begun)["continue_final_message"] is True
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        (
+            {"type": "any", "disable_parallel_tool_use": True},
+            {"tool_choice": "required", "parallel_tool_calls": False},
+        ),
+        ({"type": "tool", "name": "f"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+    ],
+)
+def test_every_option_reaches_the_chat(choice: dict[str, Any], expected: dict[str, Any]) -> None:
+    schema = {"type": "object"}
+    found = chat(
+        temperature=0.5,
+        top_k=5,
+        top_p=0.5,
+        stop_sequences=["x"],
+        metadata={"user_id": "u"},
+        tools=[TOOL | {"description": "D", "strict": True}],
+        tool_choice=choice,
+        thinking={"type": "adaptive"},
+        output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}},
+    )
+    function = {"name": "f", "description": "D", "parameters": schema, "strict": True}
+    assert (
+        found
+        == {
+            "messages": [{"role": "user", "content": "Hi"}],
+            "max_completion_tokens": 9,
+            "temperature": 0.5,
+            "top_k": 5,
+            "top_p": 0.5,
+            "stop": ["x"],
+            "user": "u",
+            "tools": [{"type": "function", "function": function}],
+            "reasoning_effort": "low",
+            "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+        }
+        | expected
+    )
+
+
+def test_a_model_thinks_only_where_it_is_asked_to() -> None:
+    assert chat()["reasoning_effort"] == "none"
+    assert chat(thinking={"type": "disabled"})["reasoning_effort"] == "none"
+    assert "reasoning_effort" not in chat(thinking={"type": "enabled", "budget_tokens": 2000})
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"messages": [{"role": "user", "content": "a" * 6000}]}, "messages"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [TOOL | {"input_schema": DEEP}]}, "tools[0].input_schema"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"stop_sequences": ["x"] * 17}, "stop_sequences"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking.budget_tokens"),
+        ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"temprature": 1}, "temprature"),
+    ],
+)
+async def test_a_wrong_request_is_a_400_that_names_the_field_as_it_was_written(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, change: dict[str, Any], field: str
+) -> None:
+    response = await client.post("/v1/messages", json=GOOD | change)
+    assert response.status_code == 400
+    assert f"'{field}'" in response.json()["error"]["message"]
+    assert gateway.requests == []
+
+
+async def test_tokens_are_counted_as_they_would_be_read(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    body = {name: value for name, value in GOOD.items() if name != "max_tokens"}
+    answer = await client.post("/v1/messages/count_tokens", json=body | {"tools": [TOOL], "system": "Be brief."})
+    assert answer.json()["input_tokens"] > 0
+    (prompt,) = gateway.tokenized
+    assert [message.role for message in prompt.messages] == ["system", "user"]  # type: ignore[union-attr]
+    assert [tool.name for tool in prompt.tools] == ["f"]  # type: ignore[union-attr]

@@ -1,0 +1,141 @@
+"""A response and the events that stream it: the events put together are the response."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from app.responses_api.schemas import ResponseObject
+from deployments.generation import CallDelta, EndReason, TextDelta
+from engine.errors import EngineError
+from tests.app.scripted_gateway import ScriptedGateway
+
+PATH = "/v1/responses"
+GOOD: dict[str, Any] = {"model": "base", "input": "Hi"}
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+async def streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
+    text = (await client.post(PATH, json=body | {"stream": True})).text
+    events = []
+    for index, frame in enumerate(text.strip().split("\n\n")):
+        name, data = frame.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        assert event["sequence_number"] == index
+        EVENT.validate_python(event)
+        events.append(event)
+    return events
+
+
+@pytest.fixture
+def calling(gateway: ScriptedGateway) -> ScriptedGateway:
+    gateway.deltas = [
+        TextDelta(reasoning="Hm"),
+        TextDelta(reasoning=".", text="I "),
+        TextDelta(text="look."),
+        TextDelta(calls=(CallDelta(index=0, call_id="call_a", name="f"), CallDelta(index=0, arguments='{"a"'))),
+        TextDelta(calls=(CallDelta(index=0, arguments=":1}"), CallDelta(index=1, call_id="call_b", name="g"))),
+        TextDelta(calls=(CallDelta(index=1, arguments="{}"),)),
+    ]
+    gateway.pieces = []
+    gateway.end = EndReason.TOOL_CALLS
+    return gateway
+
+
+async def test_a_whole_response_has_every_field_and_item(client: httpx.AsyncClient, calling: ScriptedGateway) -> None:
+    answer = (await client.post(PATH, json=GOOD | {"metadata": {"a": "b"}, "instructions": "Be brief."})).json()
+    ResponseObject.model_validate(answer)
+    Response.model_validate(answer, strict=False)
+    assert answer["status"] == "completed"
+    assert answer["instructions"] == "Be brief."
+    assert answer["metadata"] == {"a": "b"}
+    assert answer["usage"] == {
+        "input_tokens": 7,
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 7,
+    }
+    thoughts, text, first, second = answer["output"]
+    assert (thoughts["type"], thoughts["content"]) == ("reasoning", [{"type": "reasoning_text", "text": "Hm."}])
+    assert text["content"] == [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}]
+    assert (first["type"], first["call_id"], first["name"], first["arguments"]) == (
+        "function_call",
+        "call_a",
+        "f",
+        '{"a":1}',
+    )
+    assert (second["call_id"], second["arguments"]) == ("call_b", "{}")
+    assert len({item["id"] for item in answer["output"]}) == 4
+
+
+async def test_a_stream_ends_with_what_its_events_have_built(
+    client: httpx.AsyncClient, calling: ScriptedGateway
+) -> None:
+    events = await streamed(client, GOOD)
+    assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
+    assert events[0]["response"]["status"] == "in_progress"
+    final = events[-1]["response"]
+    assert events[-1]["type"] == "response.completed"
+    assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == final["output"]
+    built = {
+        kind: "".join(event["delta"] for event in events if event["type"] == f"response.{kind}.delta")
+        for kind in ("reasoning_text", "output_text", "function_call_arguments")
+    }
+    assert built == {
+        "reasoning_text": "Hm.",
+        "output_text": "I look.",
+        "function_call_arguments": '{"a":1}{}',
+    }
+    opened = [event["output_index"] for event in events if event["type"] == "response.output_item.added"]
+    assert opened == [0, 1, 2, 3]
+    whole = (await client.post(PATH, json=GOOD)).json()
+    assert [strip(item) for item in whole["output"]] == [strip(item) for item in final["output"]]
+
+
+def strip(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name != "id"}
+
+
+@pytest.mark.parametrize(("end", "reason"), [("length", "max_output_tokens"), ("content_filter", "content_filter")])
+async def test_a_response_that_was_cut_is_incomplete(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, end: str, reason: str
+) -> None:
+    gateway.end = EndReason(end)
+    answer = (await client.post(PATH, json=GOOD)).json()
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": reason})
+    assert (await streamed(client, GOOD))[-1]["type"] == "response.incomplete"
+
+
+async def test_a_refused_input_is_a_refusal(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    gateway.pieces, gateway.end, gateway.refusal = [], EndReason.CONTENT_FILTER, "No."
+    answer = (await client.post(PATH, json=GOOD)).json()
+    assert answer["output"][0]["content"] == [{"type": "refusal", "refusal": "No."}]
+    kinds = [event["type"] for event in await streamed(client, GOOD)]
+    assert "response.refusal.delta" in kinds
+    assert "response.refusal.done" in kinds
+
+
+async def test_a_failure_in_mid_stream_is_an_error_and_a_failed_response(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    gateway.error_after = EngineError("secret")
+    *_, error, failed = await streamed(client, GOOD)
+    assert error["type"] == "error"
+    assert "secret" not in json.dumps([error, failed])
+    assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
+
+
+async def test_scores_are_told_where_they_are_included(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    body = GOOD | {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    (item,) = (await client.post(PATH, json=body)).json()["output"]
+    assert [score["token"] for score in item["content"][0]["logprobs"]] == gateway.pieces
+    events = await streamed(client, body)
+    told = [score["token"] for event in events if "delta" in event for score in event["logprobs"]]
+    assert told == gateway.pieces

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from app.responses_api.asked import chat_of
+from app.responses_api.schemas import ResponsesRequest
+from tests.app.scripted_gateway import ScriptedGateway
+from tests.app.test_field_errors import DEEP
+
+
+def chat(**body: Any) -> dict[str, Any]:
+    found = chat_of(ResponsesRequest.model_validate({"model": "m"} | body)).model_dump(by_alias=True, exclude_none=True)
+    return {name: value for name, value in found.items() if name != "model"}
+
+
+def test_items_become_the_turns_of_a_chat() -> None:
+    items = [
+        {"role": "developer", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "role": "assistant",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}],
+        },
+        {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": "{}", "status": "completed"},
+        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "5"},
+        {"type": "function_call_output", "call_id": "2", "output": [{"type": "input_text", "text": "6"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]},
+        {"type": "function_call", "call_id": "3", "name": "f", "arguments": "{}"},
+    ]
+
+    def call(call_id: str, name: str) -> dict[str, Any]:
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+
+    assert chat(input=items)["messages"] == [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [call("1", "f"), call("2", "g")],
+            "reasoning_content": "Hm.",
+        },
+        {"role": "tool", "content": "5", "tool_call_id": "1"},
+        {"role": "tool", "content": "6", "tool_call_id": "2"},
+        {"role": "assistant", "tool_calls": [call("3", "f")], "reasoning_content": "So."},
+    ]
+
+
+def test_every_option_reaches_the_chat() -> None:
+    schema = {"type": "object"}
+    found = chat(
+        input="Hi",
+        instructions="Be brief.",
+        max_output_tokens=9,
+        temperature=0.5,
+        top_p=0.5,
+        text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}},
+        reasoning={"effort": "low"},
+        tools=[{"type": "function", "name": "f", "parameters": schema, "strict": True}],
+        tool_choice={"type": "function", "name": "f"},
+        parallel_tool_calls=False,
+        service_tier="flex",
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    assert found == {
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+        "max_completion_tokens": 9,
+        "temperature": 0.5,
+        "top_p": 0.5,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": schema, "strict": True},
+        },
+        "reasoning_effort": "low",
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "parallel_tool_calls": False,
+        "service_tier": "flex",
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
+    assert chat(input="Hi", tool_choice=allowed)["tool_choice"] == {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+    }
+
+
+TOOL = {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": "a" * 6000}, "input"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+        ),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"type": "function_call", "name": "f", "arguments": ""}]}, "input[0].call_id"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"store": True}, "store"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"conversation": "x"}, "conversation"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"tools": [TOOL | {"parameters": DEEP}]}, "tools[0].parameters"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": DEEP}}}, "text.format"),
+        ({"reasoning": {"effort": "all"}}, "reasoning.effort"),
+        ({"messages": []}, "messages"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ],
+)
+async def test_a_wrong_request_is_a_400_that_names_the_field_as_it_was_written(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, change: dict[str, Any], param: str
+) -> None:
+    response = await client.post("/v1/responses", json={"model": "base", "input": "Hi"} | change)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert f"'{param}'" in error["message"]
+    assert gateway.requests == []

@@ -1,0 +1,69 @@
+"""Anthropic's package: answers, streams, calls, results, counts and errors."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import anthropic
+import pytest
+
+client = anthropic.Anthropic(base_url=sys.argv[1], api_key="unused", max_retries=0)
+QUESTION: list[Any] = [{"role": "user", "content": "What does os.getcwd do?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"module": {"enum": ["os", "json"]}},
+    "required": ["module"],
+    "additionalProperties": False,
+}
+TOOLS: list[Any] = [{"name": "look_up", "description": "Looks a module up.", "input_schema": SCHEMA}]
+OPTIONS: dict[str, Any] = {"model": "stdlib-chat", "max_tokens": 200, "extra_body": {"temperature": 0}}
+FORCED = OPTIONS | {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "look_up"}}
+
+whole = client.messages.create(messages=QUESTION, system="Be brief.", **OPTIONS)
+assert whole.stop_reason == "end_turn"
+assert "working directory" in whole.content[0].text
+with client.messages.stream(messages=QUESTION, system="Be brief.", **OPTIONS) as stream:
+    assert "".join(stream.text_stream) == whole.content[0].text
+    final = stream.get_final_message()
+assert final.usage.output_tokens == whole.usage.output_tokens
+assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) == whole.usage.input_tokens
+counted = client.messages.count_tokens(messages=QUESTION, system="Be brief.", model="stdlib-chat")
+assert counted.input_tokens == whole.usage.input_tokens
+
+called = client.messages.create(messages=QUESTION, **FORCED)
+assert called.stop_reason == "tool_use"
+(use,) = called.content
+assert use.name == "look_up"
+assert use.input["module"] in ("os", "json")
+with client.messages.stream(messages=QUESTION, **FORCED) as stream:
+    assert stream.get_final_message().content[0].input == use.input
+result = {"type": "tool_result", "tool_use_id": use.id, "content": [{"type": "text", "text": "The working directory."}]}
+turns = [
+    *QUESTION,
+    {"role": "assistant", "content": [block.model_dump() for block in called.content]},
+    {"role": "user", "content": [result]},
+]
+answer = client.messages.create(messages=turns, **OPTIONS, tools=TOOLS, tool_choice={"type": "none"})
+assert answer.content[0].type == "text"
+
+stopped = client.messages.create(messages=QUESTION, **OPTIONS | {"stop_sequences": ["unicode"]})
+assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "unicode")
+cut = client.messages.create(messages=QUESTION, **OPTIONS | {"max_tokens": 5})
+assert cut.stop_reason == "max_tokens"
+begun = [*QUESTION, {"role": "assistant", "content": "os.getcwd:"}]
+assert client.messages.create(messages=begun, **OPTIONS).content[0].text.startswith(" Return")
+shaped = {"format": {"type": "json_schema", "schema": SCHEMA}}
+assert '"module"' in client.messages.create(messages=QUESTION, output_config=shaped, **OPTIONS).content[0].text
+
+for change, error, words in (
+    ({"model": "none"}, anthropic.NotFoundError, "does not exist"),
+    ({"top_p": 3}, anthropic.BadRequestError, "top_p"),
+    ({"stop_sequences": [""]}, anthropic.BadRequestError, "stop_sequences[0]"),
+):
+    body = OPTIONS | change
+    extra = {name: body.pop(name) for name in list(body) if name == "top_p"}
+    with pytest.raises(error) as refused:
+        client.messages.create(messages=QUESTION, **body | {"extra_body": extra})
+    assert refused.value.body["type"] == "error"  # type: ignore[index]
+    assert words in refused.value.body["error"]["message"]  # type: ignore[index]

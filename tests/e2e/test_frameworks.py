@@ -1,0 +1,36 @@
+"""What frameworks and other packages do with a running server: each in an environment of its own (`make clients`)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import ROOT, Server
+
+CLIENTS = Path(__file__).parent / "clients"
+BIN = ROOT / ".venv-clients" / "bin"
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(not BIN.exists(), reason="`make clients` installs the packages"),
+]
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in CLIENTS.glob("*.py")))
+def test_a_framework_works_with_nothing_but_the_url(server: Server, script: str) -> None:
+    done = subprocess.run(
+        [BIN / "python", CLIENTS / script, server.url], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_request_that_the_document_allows_or_forbids_is_a_failure_of_ours(server: Server, tmp_path: Path) -> None:
+    command = [
+        BIN / "st", f"--config-file={CLIENTS / 'schemathesis.toml'}", "run", f"{server.url}/openapi.json",
+        "--checks", "not_a_server_error", "--phases", "coverage,fuzzing", "--max-examples", "20", "--seed", "1",
+        "--request-timeout", "60",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
