@@ -96,6 +96,16 @@ class DeviceSlots:
         if slot is not None and not slot.has_landed:
             del self._slot_by_digest[digest]
 
+    def try_free(self, digest: AdapterDigest) -> bool:
+        """Free the slot of an adapter, if it has one; return False where it is pinned or on its way."""
+        slot = self._slot_by_digest.get(digest)
+        if slot is None:
+            return True
+        if slot.pins or not slot.has_landed:
+            return False
+        del self._slot_by_digest[digest]
+        return True
+
     def num_pinned(self) -> int:
         """Count the adapters that running requests hold."""
         return sum(slot.pins > 0 for slot in self._slot_by_digest.values())

@@ -116,6 +116,19 @@ class HostCache:
         with self._lock:
             self._failure_by_digest.pop(digest, None)
 
+    def drop(self, digest: AdapterDigest) -> int:
+        """Let go of an adapter, if it is here; return its bytes."""
+        with self._lock:
+            entry = self._entry_by_digest.pop(digest, None)
+            freed = 0 if entry is None else entry.weights.num_bytes
+            self._num_bytes -= freed
+            return freed
+
+    def places(self) -> dict[AdapterDigest, str]:
+        """Return "host" for each adapter that is here and "loading" for each on its way."""
+        with self._lock:
+            return dict.fromkeys(self._loading, "loading") | dict.fromkeys(self._entry_by_digest, "host")
+
     @property
     def num_bytes(self) -> int:
         """Host memory held, in bytes."""

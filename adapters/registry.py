@@ -79,12 +79,19 @@ def scan(folder: str) -> list[AdapterRef]:
     if not os.path.isdir(root):
         raise AdapterError(os.path.basename(root), f"there is no folder {folder}")
     refs = []
-    for name in sorted(os.listdir(root)):
+    for name in sub_folders(root):
         path = os.path.join(root, name)
-        if name.startswith(".") or not os.path.lexists(os.path.join(path, CONFIG_FILE)):
-            continue
         check_name(name)
         if os.path.commonpath((root, os.path.realpath(path))) != root:
             raise AdapterError(name, "its folder is a link that leads out of the folder of adapters")
         refs.append(reference(name, path))
     return refs
+
+
+def sub_folders(root: str) -> list[str]:
+    """Return the sub-folders with adapter_config.json, sorted; those whose name begins with a dot are passed over."""
+    return [
+        name
+        for name in sorted(os.listdir(root))
+        if not name.startswith(".") and os.path.lexists(os.path.join(root, name, CONFIG_FILE))
+    ]

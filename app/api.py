@@ -14,7 +14,7 @@ from app.gateway_port import GatewayPort
 from app.json_route import error_response
 from app.middleware import Border, RequestBody
 from app.openapi import document
-from app.routes import chat, completions, health, messages, models, moderations, responses, tokens
+from app.routes import adapters, chat, completions, health, messages, models, moderations, responses, tokens
 from app.settings import LimitSettings
 
 __all__ = ["GatewayPort", "create_app"]
@@ -27,6 +27,7 @@ def create_app(
     *,
     limits: LimitSettings | None = None,
     moderation_model: str | None = None,
+    admin_key_sha256: str | None = None,
     sends_request_id: bool = False,
 ) -> FastAPI:
     """Build the application that answers for `gateway`.
@@ -35,6 +36,7 @@ def create_app(
         gateway: what generates, moderates and reports.
         limits: bounds on one request; None takes the defaults.
         moderation_model: public name of the classifier (`settings.safety.name`); None where there is none.
+        admin_key_sha256: of the key that admin routes need; None where nobody may use them.
         sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
             would reach clients as "id, id".
     """
@@ -42,7 +44,8 @@ def create_app(
     app.state.gateway = gateway
     app.state.limits = limits or LimitSettings()
     app.state.moderation_model = moderation_model
-    for resource in (chat, completions, responses, messages, models, moderations, tokens, health):
+    app.state.admin_key_sha256 = admin_key_sha256
+    for resource in (chat, completions, responses, messages, models, moderations, tokens, adapters, health):
         app.include_router(resource.router)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)

@@ -7,6 +7,7 @@ name, and binds the deployments. The only module that knows them all.
 # No postponed annotations here: Serve reads the type of `build`'s argument as it stands.
 
 import logging
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -24,10 +25,12 @@ from adapters.registry import AdapterRegistry, reference, scan
 from adapters.tensor_file import read_tensor_file
 from adapters.validate import validate
 from app import serve_environment
+from app.admin import ADMIN_KEY_VARIABLE, key_digest
 from app.api import create_app
 from app.checkpoint_source import local_folder
-from app.settings import ModelSettings, SafetySettings, Settings
-from deployments.config import ChannelConfig, GatewayConfig, ModelConfig, SafetyConfig
+from app.settings import ModelSettings, RegistrySettings, SafetySettings, Settings
+from deployments.adapter_registry import Registry
+from deployments.config import ChannelConfig, GatewayConfig, ModelConfig, RegistryConfig, SafetyConfig
 from deployments.gateway import Gateway
 from deployments.model_replica import ModelReplica
 from deployments.tokenizer import Tokenizer
@@ -62,7 +65,10 @@ def build(settings: Settings) -> serve.Application:
     if config.tokenizer_placement == "deployment":
         tokenizer = _tokenizer(config.models)
     app = partial(
-        create_app, limits=settings.limits, moderation_model=None if settings.safety is None else settings.safety.name
+        create_app,
+        limits=settings.limits,
+        moderation_model=None if settings.safety is None else settings.safety.name,
+        admin_key_sha256=_admin_key(settings),
     )
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
         name="Gateway",
@@ -71,8 +77,31 @@ def build(settings: Settings) -> serve.Application:
         ray_actor_options={"num_cpus": 0.2},
         **_life_cycle(),
     )
-    bound: serve.Application = gateway.bind(config, app, models, tokenizer, safety)
+    registry = None if settings.registry is None else _registry(settings, settings.registry, config.models)
+    bound: serve.Application = gateway.bind(config, app, models, tokenizer, safety, registry)
     return bound
+
+
+def registry_config(settings: Settings, registry: RegistrySettings) -> RegistryConfig:
+    """Return what the registry of adapters is told; its paths are absolute."""
+    folder = os.path.abspath(registry.folder)
+    allowed = tuple(map(os.path.abspath, registry.allowed_folders))
+    return RegistryConfig(
+        store_path=os.path.join(folder, "adapters.sqlite"),
+        folder=os.path.join(folder, "adapters"),
+        watched_by_model={
+            model.name: os.path.abspath(model.adapter_folder)
+            for model in settings.models
+            if model.adapter_folder is not None
+        },
+        allowed_folders=allowed,
+        watch_period_s=registry.watch_period_s,
+    )
+
+
+def _admin_key(settings: Settings) -> str | None:
+    key = serve_environment.of_this_process().get(ADMIN_KEY_VARIABLE)
+    return settings.admin_key_sha256 or (key_digest(key) if key else None)
 
 
 def gateway_config(settings: Settings) -> GatewayConfig:
@@ -195,6 +224,22 @@ def _safety(config: SafetyConfig) -> serve.Application:
             health_check_period_s=_HEALTH_PERIOD_S,
         )
         .bind(config)
+    )
+    return bound
+
+
+def _registry(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> serve.Application:
+    bound: serve.Application = (
+        serve.deployment(Registry)
+        .options(
+            name="Registry",
+            # One actor decides.
+            num_replicas=1,
+            ray_actor_options={"num_cpus": 0.05},
+            health_check_period_s=_HEALTH_PERIOD_S,
+            graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
+        )
+        .bind(registry_config(settings, registry), models)
     )
     return bound
 

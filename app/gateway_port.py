@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
+from adapters.catalogue import AdapterEntry
+from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.generation import (
     ChatPrompt,
     GenerationEvent,
@@ -18,6 +20,26 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
+
+
+class AdapterPort(Protocol):
+    """The names of adapters. Errors of its methods: `RequestError`, `OverloadError`."""
+
+    async def load(self, wanted: Registration) -> AdapterEntry:
+        """Make a folder's content the newest version of a name."""
+        ...
+
+    async def unload(self, name: str, number: int | None = None) -> Unloaded:
+        """Forget a name or a version, wait for the requests that use it, and free it everywhere."""
+        ...
+
+    async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
+        """Split a name's traffic among its versions, by percentages."""
+        ...
+
+    async def status(self) -> list[AdapterStatus]:
+        """Return all names, and where their contents lie."""
+        ...
 
 
 class GatewayPort(Protocol):
@@ -44,6 +66,11 @@ class GatewayPort(Protocol):
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """Return the text of some token ids of a model."""
+        ...
+
+    @property
+    def adapters(self) -> AdapterPort:
+        """The names of adapters, and how they are changed."""
         ...
 
     async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:

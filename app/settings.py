@@ -185,6 +185,20 @@ class TokenizerSettings(SettingsNode):
     )
 
 
+class RegistrySettings(SettingsNode):
+    """Adapters that come and go while the server runs; their routes need the admin key."""
+
+    folder: FolderPath = Field(
+        default=".antiphon", description="Folder that keeps their names and files; it outlives the server."
+    )
+    allowed_folders: tuple[FolderPath, ...] = Field(
+        default=(), description="Folders that adapters may be loaded from, besides each model's `adapter_folder`."
+    )
+    watch_period_s: float = Field(
+        default=2.0, gt=0, description="Seconds between two looks at each model's `adapter_folder`."
+    )
+
+
 class LimitSettings(SettingsNode):
     """Bounds on one HTTP request; over any of them it is refused with a 4xx that names the field."""
 
@@ -213,6 +227,14 @@ class Settings(SettingsNode):
     safety: SafetySettings | None = Field(default=None, description="The safety classifier; null: nothing is screened.")
     channel: ChannelSettings = Field(default_factory=ChannelSettings, description="The token channel.")
     tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings, description="The tokenizer.")
+    registry: RegistrySettings | None = Field(
+        default_factory=RegistrySettings, description="Adapters that come and go; null: those of the start only."
+    )
+    admin_key_sha256: str | None = Field(
+        default=None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="SHA-256 of the key that admin routes need; null: of ANTIPHON_ADMIN_KEY, where that is set.",
+    )
     limits: LimitSettings = Field(default_factory=LimitSettings, description="Bounds on one HTTP request.")
     default_timeout_s: float | None = Field(
         default=None, gt=0, description="Seconds after which an unfinished request is given up; null: never."

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from adapters.identity import AdapterDigest
+from adapters.identity import AdapterRef
 from deployments.answer_shape import AnswerParts, AnswerShape, tail_of
 from deployments.config import ModelConfig, SafetyConfig
 from deployments.dialect import Dialect
@@ -102,7 +102,7 @@ class Answer:
         self,
         request: GenerationRequest,
         model: ServedModel,
-        adapter: AdapterDigest | None,
+        adapter: AdapterRef | None,
         *,
         safety: SafetyConfig | None,
         judge: Judge,

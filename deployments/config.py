@@ -85,6 +85,25 @@ class SafetyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryConfig:
+    """Where the names of adapters are kept, and where adapters may come from.
+
+    Attributes:
+        store_path: SQLite file.
+        folder: files of registered adapters are copied into it, by digest; None where they stay where they are.
+        watched_by_model: drop-in folder of each model that has one.
+        allowed_folders: folders that adapters may be registered from besides.
+        watch_period_s: how often the drop-in folders are looked at.
+    """
+
+    store_path: str
+    folder: str | None = None
+    watched_by_model: dict[str, str] = field(default_factory=dict)
+    allowed_folders: tuple[str, ...] = ()
+    watch_period_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """What the gateway knows of the rest.
 

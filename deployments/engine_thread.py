@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from engine.metrics import EngineSnapshot
+from engine.ports import AdapterStock
 from engine.request import Emission, Request, RequestId
 
 MAX_STEP_S_BY_DEVICE = {"cuda": 60.0, "cpu": 600.0}
@@ -20,6 +21,11 @@ MAX_STEP_S_BY_DEVICE = {"cuda": 60.0, "cpu": 600.0}
 
 class RunningEngine(Protocol):
     """What the thread asks of an engine; `engine.engine.Engine` is one."""
+
+    @property
+    def adapters(self) -> AdapterStock:
+        """What is known and resident of adapters."""
+        ...
 
     @property
     def is_alive(self) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import ray
 from prometheus_client import Metric
@@ -22,9 +22,11 @@ from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from adapters.identity import AdapterDigest
+from adapters.catalogue import Catalogue
+from adapters.identity import AdapterRef
+from deployments.adapter_directory import AdapterDirectory
 from deployments.answering import Answer, ServedModel, check_vocabulary
-from deployments.config import GatewayConfig, ModelConfig
+from deployments.config import GatewayConfig
 from deployments.dialect import dialect_of
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation import (
@@ -37,7 +39,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
-from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, serve_error
+from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, serve_error
 from deployments.metrics import GatewayMetrics, render
 from deployments.resumption import TokenSource
 from deployments.token_channel import ChannelListener
@@ -61,7 +63,7 @@ class Target:
     """What a public name stands for: a base model, or one of its adapters."""
 
     model: str
-    adapter: AdapterDigest | None = None
+    adapter: AdapterRef | None = None
 
 
 class Gateway:
@@ -71,6 +73,7 @@ class Gateway:
         create_app: makes the ASGI application that answers for this gateway.
         models: handle of each base model's deployment, by its name.
         tokenizer, safety: None for what runs in the gateway's own process.
+        registry: None where adapters cannot be changed while the server runs.
     """
 
     def __init__(
@@ -80,13 +83,14 @@ class Gateway:
         models: dict[str, DeploymentHandle],
         tokenizer: DeploymentHandle | None = None,
         safety: DeploymentHandle | None = None,
+        registry: DeploymentHandle | None = None,
     ) -> None:
         self._config = config
         self._create_app = create_app
         self._handles = models
         self._tokenizer_handle = tokenizer
         self._safety_handle = safety
-        self._targets = targets(config.models)
+        self._adapters = AdapterDirectory(config.models, models, registry, _gateways)
         self._metrics = GatewayMetrics()
         self._name = uuid.uuid4().hex
         self._served: dict[str, ServedModel] = {}
@@ -112,16 +116,31 @@ class Gateway:
             )
             for model in self._config.models
         }
+        await self._adapters.start()
         return self._create_app(self)
+
+    @property
+    def adapters(self) -> AdapterDirectory:
+        """The names of adapters, and how they are changed."""
+        return self._adapters
 
     def models(self) -> Sequence[ModelCard]:
         """Return every servable name, bases before their adapters."""
         cards = []
+        entries = self._adapters.entries()
         for model in self._config.models:
-            names = [(model.name, None), *((adapter.name, model.name) for adapter in model.adapters)]
+            names: list[tuple[str, str | None, int]] = [(model.name, None, 0)]
+            names += [
+                (entry.name, model.name, entry.versions[-1].created_s) for entry in entries if entry.base == model.name
+            ]
             cards += [
-                ModelCard(name=name, parent=parent, created_s=self._config.created_s, max_model_len=model.max_model_len)
-                for name, parent in names
+                ModelCard(
+                    name=name,
+                    parent=parent,
+                    created_s=created_s or self._config.created_s,
+                    max_model_len=model.max_model_len,
+                )
+                for name, parent, created_s in names
             ]
         return cards
 
@@ -204,10 +223,11 @@ class Gateway:
 
     async def metrics(self) -> bytes:
         """Return the numbers of all gateways and engines in Prometheus' text format."""
-        context = serve.get_replica_context()
-        gateways = serve.get_deployment_handle(context.deployment, context.app_name)
         answers = await asyncio.gather(
-            *(_ask_all(handle, "metric_families") for handle in (gateways, *self._handles.values()))
+            *(
+                ask_all(handle, "metric_families", timeout_s=PROBE_TIMEOUT_S)
+                for handle in (_gateways(), *self._handles.values())
+            )
         )
         return render(family for answer in answers for families in answer for family in families)
 
@@ -215,11 +235,18 @@ class Gateway:
         """Return the numbers of this gateway; asked by the one that is scraped."""
         return self._metrics.families(serve.get_replica_context().replica_tag)
 
+    async def adopt(self, catalogue: Catalogue) -> None:
+        """Follow a change of the adapters' names; asked by the gateway that has made it."""
+        self._adapters.adopt(catalogue)
+
     def _target(self, name: str) -> Target:
-        target = self._targets.get(name)
-        if target is None:
+        if name in self._served:
+            return Target(model=name)
+        found = self._adapters.find(name)
+        if found is None:
             raise RequestError(f"The model '{name[:128]}' does not exist.", field="model", code="model_not_found")
-        return target
+        entry, version = found
+        return Target(model=entry.base, adapter=version.ref)
 
     async def _judge(self, texts: Sequence[str]) -> Sequence[Verdict]:
         """Judge for a generation: without a verdict nothing passes, unless the configuration says otherwise."""
@@ -250,20 +277,15 @@ class Gateway:
         return {name: ChannelSource(handle, self._listener, address) for name, handle in self._handles.items()}
 
     async def _state(self, handle: DeploymentHandle) -> str:
-        troubles = await _ask_all(handle, "trouble")
+        troubles = await ask_all(handle, "trouble", timeout_s=PROBE_TIMEOUT_S)
         if not troubles:
             return "No replica answers."
         return READY if None in troubles else str(troubles[0])
 
 
-def targets(models: Iterable[ModelConfig]) -> dict[str, Target]:
-    """Return what each public name stands for."""
-    found = {}
-    for model in models:
-        found[model.name] = Target(model=model.name)
-        for adapter in model.adapters:
-            found[adapter.name] = Target(model=model.name, adapter=adapter.digest)
-    return found
+def _gateways() -> DeploymentHandle:
+    context = serve.get_replica_context()
+    return serve.get_deployment_handle(context.deployment, context.app_name)
 
 
 async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -280,13 +302,3 @@ async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **k
         if isinstance(found, ReplicaLostError | UnavailableError):
             raise UnavailableError(f"The {part} cannot be reached.", retry_after_s=RETRY_AFTER_S) from error
         raise found from error
-
-
-async def _ask_all(handle: DeploymentHandle, method: str) -> list[Any]:
-    """Return what the replicas of a deployment answer, those left out that do not."""
-    try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            answers = await handle.broadcast(method).results_async(return_exceptions=True)
-    except (TimeoutError, RayError, RayServeException):
-        return []
-    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from adapters.identity import AdapterDigest
+from adapters.identity import AdapterRef
 from deployments.errors import ReplicaLostError
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams, TokenLogprobs
@@ -76,6 +76,7 @@ class GenerationCall:
     Attributes:
         request_id: unique among attempts too: a lost one may still run where it was.
         prompt_ids, prior_output_ids: token ids, packed by `pack_ids`.
+        adapter: what it is and where it lies: a replica need not have heard of it before.
         timeout_s: seconds from its arrival; the clocks of two machines have nothing in common.
         reply_to: where the tokens go; None where they come back by the handle.
     """
@@ -84,7 +85,7 @@ class GenerationCall:
     prompt_ids: bytes
     params: SamplingParams
     prior_output_ids: bytes = b""
-    adapter: AdapterDigest | None = None
+    adapter: AdapterRef | None = None
     salt: str = ""
     priority: int = 0
     timeout_s: float | None = None
@@ -97,7 +98,7 @@ class GenerationCall:
             prompt_ids=unpack_ids(self.prompt_ids),
             params=self.params,
             prior_output_ids=unpack_ids(self.prior_output_ids),
-            adapter=self.adapter,
+            adapter=None if self.adapter is None else self.adapter.digest,
             salt=self.salt,
             priority=self.priority,
             deadline_s=None if self.timeout_s is None else now_s + self.timeout_s,

@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
@@ -137,3 +138,13 @@ def serve_error(error: RayError | RayServeException) -> Exception:
             # Also a cancellation that was not ours: a replica that is shut down cancels what it still works on.
             return ReplicaLostError(str(error) or type(error).__name__)
     return ReplicaLostError(f"{type(error).__name__}: {error}")
+
+
+async def ask_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:
+    """Return what the replicas of a deployment answer, those left out that do not."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            answers = await handle.broadcast(method, *args).results_async(return_exceptions=True)
+    except (TimeoutError, RayError, RayServeException):
+        return []
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

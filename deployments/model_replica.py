@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from prometheus_client import Metric
 from ray import serve
 
+from adapters.identity import AdapterDigest
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.engine_thread import MAX_STEP_S_BY_DEVICE, EngineThread, RunningEngine
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from engine.engine import Engine
 
 _logger = logging.getLogger(__name__)
+
+RELEASE_POLL_S = 0.01
 
 
 class TokenOutlet(Protocol):
@@ -59,6 +62,7 @@ class _Generation:
     ended: asyncio.Future[GenerationResult]
     batches: asyncio.Queue[TokenBatch] = field(default_factory=asyncio.Queue)
     num_tokens: int = 0
+    adapter: AdapterDigest | None = None
 
 
 class ReplicaServer:
@@ -138,6 +142,23 @@ class ReplicaServer:
         """Return the engine's numbers."""
         return self._engine.snapshot(drain_timings=drain_timings)
 
+    def adapter_places(self) -> dict[AdapterDigest, str]:
+        """Return where adapters lie: "device", "host" or "loading"."""
+        return dict(self._engine.adapters.places())
+
+    async def release_adapter(self, digest: AdapterDigest) -> int:
+        """Wait for the generations that use an adapter, forget it, and return the bytes that this freed."""
+        while True:
+            using = [g.ended for g in self._generations.values() if g.adapter == digest and not g.ended.done()]
+            if using:
+                await asyncio.wait(using)
+                continue
+            freed = self._engine.adapters.release(digest)
+            if freed is not None:
+                return freed
+            # Its last request has been answered, and the engine lets go of it with its next step.
+            await asyncio.sleep(RELEASE_POLL_S)
+
     async def stop(self) -> None:
         """End the engine, and every open call with it."""
         await self._thread.stop()
@@ -155,9 +176,15 @@ class ReplicaServer:
         return None
 
     def _open(self, call: GenerationCall) -> _Generation:
-        generation = _Generation(call.reply_to, asyncio.get_running_loop().create_future())
+        generation = _Generation(
+            call.reply_to,
+            asyncio.get_running_loop().create_future(),
+            adapter=None if call.adapter is None else call.adapter.digest,
+        )
         self._generations[call.request_id] = generation
         try:
+            if call.adapter is not None:
+                self._engine.adapters.learn(call.adapter)
             self._engine.add(call.to_request(time.monotonic()))
         except (RequestError, OverloadError, EngineError) as error:
             self._end(generation, TokenBatch(fault=Fault.of(error)))
@@ -250,6 +277,15 @@ class ModelReplica:
     async def trouble(self) -> str | None:
         """Say in one sentence why this replica cannot be relied on, or None."""
         return self._server.trouble()
+
+    async def adapter_places(self) -> tuple[str, dict[AdapterDigest, str]]:
+        """Return the replica's id, and where adapters lie on it."""
+        return serve.get_replica_context().replica_tag, self._server.adapter_places()
+
+    async def release_adapter(self, digest: AdapterDigest) -> int:
+        """Wait for the generations that use an adapter, forget it, and return the bytes that this freed."""
+        freed: int = await self._server.release_adapter(digest)
+        return freed
 
     async def metric_families(self) -> list[Metric]:
         """Return the engine's numbers as Prometheus families."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from adapters.device_slots import DeviceSlots
+from adapters.errors import AdapterError
 from adapters.host_cache import HostCache
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.loading import load_adapter
@@ -51,7 +52,7 @@ class Residency:
 
 
 class AdapterPool:
-    """The adapters of one engine; `engine.ports.AdapterGate`, `ResidencyReport` and `engine.lora.ResidentAdapters`.
+    """The adapters of one engine; `engine.ports.AdapterGate`, `AdapterStock` and `engine.lora.ResidentAdapters`.
 
     Thread-safe. No method blocks or touches a disk, save `close`.
 
@@ -103,6 +104,31 @@ class AdapterPool:
         with self._lock:
             self._ref_by_digest[ref.digest] = ref
         self._host.forget_failure(ref.digest)
+
+    def learn(self, ref: AdapterRef) -> None:
+        """Make an adapter known that is not yet; one whose files lie elsewhere by now is taken from there."""
+        with self._lock:
+            known = self._ref_by_digest.get(ref.digest)
+        # The same files would fail again.
+        if known is None or known.path != ref.path:
+            self.declare(ref)
+
+    def release(self, digest: AdapterDigest) -> int | None:
+        """Forget an adapter; return the bytes that this freed, or None where running requests hold it still."""
+        with self._lock:
+            self._ref_by_digest.pop(digest, None)
+            if not self._slots.try_free(digest):
+                return None
+            on_device = self._weights_by_digest.pop(digest, None)
+            freed = self._host.drop(digest)
+            if on_device is not None and self._device.type == "cuda":
+                freed += on_device.num_bytes
+            return freed
+
+    def places(self) -> dict[AdapterDigest, str]:
+        """Return where adapters lie: "device", "host" or "loading"; those that lie nowhere are left out."""
+        with self._lock:
+            return self._host.places() | dict.fromkeys(self._weights_by_digest, "device")
 
     def prepare(self, digest: AdapterDigest) -> None:
         """Start moving the adapter towards the device: into host memory."""
@@ -175,7 +201,9 @@ class AdapterPool:
     def _load(self, digest: AdapterDigest) -> AdapterWeights:
         """Read an adapter on a loader thread."""
         with self._lock:
-            ref = self._ref_by_digest[digest]
+            ref = self._ref_by_digest.get(digest)
+        if ref is None:
+            raise AdapterError(digest[:12], "it was unloaded before it was read")
         weights = self._lay_out(load_adapter(ref, self._linear_shapes, self._max_rank, self._dtype))
         return weights.pinned() if self._device.type == "cuda" else weights
 

@@ -68,7 +68,7 @@ def build_engine(config: EngineConfig, adapters: Sequence[AdapterRef] = ()) -> E
         resolved,
         Scheduler(resolved, pool, spec.eos_ids),
         Runner(buffers, model, cache, sampler, pool),
-        residency=pool,
+        adapters=pool,
         close=pool.close,
         arrival=arrival,
         compile_grammar=grammars.compile,

@@ -16,7 +16,7 @@ from engine.config import ResolvedConfig
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.metrics import EngineSnapshot, StepTimes
 from engine.pacing import PrefillPace
-from engine.ports import ResidencyReport, StepRunner
+from engine.ports import AdapterStock, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduler import Scheduler
 
@@ -35,7 +35,7 @@ class Engine:
     """A scheduler and a runner, joined by a loop.
 
     Args:
-        residency: counts resident adapters, for the snapshot.
+        adapters: what is known and resident of them.
         close: called once as `run` returns, to end background threads and free memory.
         arrival: set from any thread where a waiting request may now be able to run: an adapter has arrived.
     """
@@ -46,7 +46,7 @@ class Engine:
         scheduler: Scheduler,
         runner: StepRunner,
         *,
-        residency: ResidencyReport,
+        adapters: AdapterStock,
         close: Callable[[], None] = lambda: None,
         arrival: threading.Event | None = None,
         compile_grammar: Callable[[str], None] = lambda _: None,
@@ -55,7 +55,7 @@ class Engine:
         self.config = config
         self._scheduler = scheduler
         self._runner = runner
-        self._residency = residency
+        self.adapters = adapters
         self._close = close
         self.compile_grammar = compile_grammar
         """Make a grammar ready before a request that follows it is added: it may take a while. Any thread.
@@ -197,7 +197,7 @@ class Engine:
                 forward_s=runner_times.forward_s,
                 sample_s=runner_times.sample_s,
             ),
-            num_resident_adapters=self._residency.num_resident(),
+            num_resident_adapters=self.adapters.num_resident(),
             timings=tuple(timings),
         )
 

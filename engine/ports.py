@@ -6,9 +6,10 @@ Both are structural. Tests drive the core through scripted stand-ins; the produc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from adapters.identity import AdapterDigest
+from adapters.identity import AdapterDigest, AdapterRef
 from engine.metrics import StepTimes
 from engine.step import StepPlan, StepResult
 
@@ -37,11 +38,23 @@ class AdapterGate(Protocol):
         ...
 
 
-class ResidencyReport(Protocol):
-    """What a snapshot tells of adapters."""
+class AdapterStock(Protocol):
+    """The adapters of an engine as others see them; every method is for any thread and blocks on nothing."""
 
     def num_resident(self) -> int:
-        """Return how many adapters are usable on the device now; any thread."""
+        """Return how many adapters are usable on the device now."""
+        ...
+
+    def learn(self, ref: AdapterRef) -> None:
+        """Make an adapter known, so that requests can name its digest."""
+        ...
+
+    def release(self, digest: AdapterDigest) -> int | None:
+        """Forget an adapter; return the bytes that this freed, or None where running requests hold it still."""
+        ...
+
+    def places(self) -> Mapping[AdapterDigest, str]:
+        """Return where adapters lie: "device", "host" or "loading"; those that lie nowhere are left out."""
         ...
 
 

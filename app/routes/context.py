@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
+from app.admin import check_admin
 from app.gateway_port import GatewayPort
 from app.render import ResponseHead
 from app.schemas.errors import ErrorResponse
@@ -16,6 +17,8 @@ from app.settings import LimitSettings
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request is wrong; `param` names the field."},
+    401: {"model": ErrorResponse, "description": "The route needs a key that the request does not bring."},
+    403: {"model": ErrorResponse, "description": "The route is not open on this server."},
     404: {"model": ErrorResponse, "description": "No such model or route."},
     413: {"model": ErrorResponse, "description": "The body is over the limit."},
     415: {"model": ErrorResponse, "description": "The body is not JSON."},
@@ -47,6 +50,11 @@ class RouteContext:
     def generation_id(self, head: ResponseHead) -> str:
         """Return a unique id that can be found by the client's: a client may send the same one twice."""
         return f"{self.request_id}.{head.response_id[-32:][:12]}"
+
+
+async def only_admin(request: Request) -> None:
+    """Let nobody through but whoever brings the admin key."""
+    check_admin(request.headers, request.app.state.admin_key_sha256)
 
 
 async def _context(request: Request) -> RouteContext:  # a dependency that is no coroutine costs a thread hop

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
+from adapters.catalogue import AdapterEntry, AdapterVersion
+from adapters.identity import AdapterDigest, AdapterRef
+from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.generation import (
     ChatPrompt,
     EndReason,
@@ -23,10 +26,46 @@ from engine.errors import RequestError
 NAMES = ("base", "shout")
 
 
+ENTRY = AdapterEntry(
+    name="sql",
+    base="base",
+    versions=(
+        AdapterVersion(number=1, ref=AdapterRef(name="sql", path="/", digest=AdapterDigest("d")), created_s=1700000000),
+    ),
+    split=((1, 100),),
+)
+
+
+class ScriptedAdapters:
+    """The names of adapters: one, whatever is asked."""
+
+    def __init__(self) -> None:
+        self.loaded: list[Registration] = []
+        self.routed: list[tuple[str, dict[int, int]]] = []
+        self.error: Exception | None = None
+
+    async def load(self, wanted: Registration) -> AdapterEntry:
+        if self.error is not None:
+            raise self.error
+        self.loaded.append(wanted)
+        return ENTRY
+
+    async def unload(self, name: str, number: int | None = None) -> Unloaded:
+        return Unloaded(bytes_by_replica=(5,))
+
+    async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
+        self.routed.append((name, dict(split)))
+        return ENTRY
+
+    async def status(self) -> list[AdapterStatus]:
+        return [AdapterStatus(entry=ENTRY, places_by_replica={1: {"r1": "device"}})]
+
+
 class ScriptedGateway:
     """Answers by a script, and remembers what it was asked and how many answers are open."""
 
     def __init__(self) -> None:
+        self.adapters = ScriptedAdapters()
         self.requests: list[GenerationRequest] = []
         self.tokenized: list[ChatPrompt | TextPrompt] = []
         self.num_open = 0

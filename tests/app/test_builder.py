@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from app.builder import build, gateway_config
+from app.admin import ADMIN_KEY_VARIABLE, key_digest
+from app.builder import build, gateway_config, registry_config
 from app.settings import Settings
 from engine.errors import ConfigError
 from tests.deployments.tiny_models import CONTEXT, write_chat_model, write_guard
@@ -53,8 +55,8 @@ def test_no_two_servers_share_the_secret_of_their_channels(folder: Path) -> None
 @pytest.mark.parametrize(
     ("placement", "names"),
     [
-        ("deployment", {"Gateway", "Tokenizer", "Safety", "Model-chat"}),
-        ("inline", {"Gateway", "Model-chat"}),
+        ("deployment", {"Gateway", "Tokenizer", "Safety", "Registry", "Model-chat"}),
+        ("inline", {"Gateway", "Registry", "Model-chat"}),
     ],
 )
 def test_each_part_is_a_deployment_unless_it_is_placed_inline(placement: str, names: set[str], folder: Path) -> None:
@@ -109,3 +111,31 @@ def test_it_says_what_is_lost_without_the_environment(
         build(settings(folder))
     assert "RAY_SERVE_ENABLE_HA_PROXY is not set" in caplog.text
     assert "RAY_SERVE_THROUGHPUT_OPTIMIZED" not in caplog.text
+
+
+def test_the_registry_has_absolute_places_and_can_be_left_out(folder: Path) -> None:
+    chosen = settings(folder, registry={"folder": str(folder / "kept"), "allowed_folders": [str(folder / "more")]})
+    assert chosen.registry is not None
+    config = registry_config(chosen, chosen.registry)
+    assert config.store_path == str(folder / "kept" / "adapters.sqlite")
+    assert config.watched_by_model == {"chat": str(folder / "adapters")}
+    assert config.allowed_folders == (str(folder / "more"),)
+    app = build(settings(folder, registry=None))
+    names = [
+        part._bound_deployment.name for part in app._bound_deployment.init_args if hasattr(part, "_bound_deployment")
+    ]
+    assert "Registry" not in names
+
+
+def test_the_admin_key_comes_from_the_environment_or_as_its_digest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def known(**args: object) -> str | None:
+        app: partial[object] = build(settings(folder, **args))._bound_deployment.init_args[1]
+        return app.keywords["admin_key_sha256"]
+
+    monkeypatch.delenv(ADMIN_KEY_VARIABLE, raising=False)
+    assert known() is None
+    monkeypatch.setenv(ADMIN_KEY_VARIABLE, "secret")
+    assert known() == key_digest("secret")
+    assert known(admin_key_sha256="a" * 64) == "a" * 64

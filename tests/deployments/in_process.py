@@ -104,6 +104,7 @@ class HeldEngine:
         self.hold_after_steps: int | None = None
         self.config = engine.config
         self.add, self.snapshot, self.compile_grammar = engine.add, engine.snapshot, engine.compile_grammar
+        self.adapters = engine.adapters
 
     @property
     def is_alive(self) -> bool:

@@ -19,9 +19,11 @@ import yaml
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.admin import key_digest
 from app.preflight import free_port
 from app.server_process import kill_session
 
+ADMIN_KEY = "a key for tests"
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 150.0
 """Starting takes 15 to 25 seconds on two quiet cores; a test must not fail because the machine is busy."""
@@ -103,6 +105,10 @@ def config_on_a_free_port(source: Path, folder: Path) -> Path:
     """A copy of a config file of ours, on a port of its own."""
     tree = yaml.safe_load(source.read_text())
     tree["http_options"] = {"host": "127.0.0.1", "port": free_port()}
+    for application in tree["applications"]:
+        # What one test loads is nothing to the next.
+        application["args"]["registry"] = {"folder": str(folder / "registry"), "watch_period_s": 0.2}
+        application["args"]["admin_key_sha256"] = key_digest(ADMIN_KEY)
     target = folder / source.name
     target.write_text(yaml.safe_dump(tree))
     return target

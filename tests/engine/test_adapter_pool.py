@@ -204,3 +204,34 @@ def test_changed_files_do_not_pass_for_the_declared_content_and_running_requests
     pool.prepare(one.digest)
     bench.wait_until(lambda: pool.error(one.digest))
     assert "changed since it was declared" in (pool.error(one.digest) or "")
+
+
+def test_a_released_adapter_is_free_once_nobody_holds_it(bench: Bench) -> None:
+    (ref,) = bench.refs(1)
+    pool = bench.pool([ref])
+    bench.pin(pool, ref.digest)
+    assert pool.places() == {ref.digest: "device"}
+    assert pool.release(ref.digest) is None
+    assert pool.weights(ref.digest) is not None
+    pool.unpin(ref.digest)
+    freed = pool.release(ref.digest)
+    assert freed is not None
+    assert freed > 0
+    assert pool.places() == {}
+    assert pool.residency().host_bytes == 0
+    assert pool.error(ref.digest) is not None
+    assert pool.release(ref.digest) == 0
+    pool.learn(ref)
+    bench.pin(pool, ref.digest)
+
+
+def test_what_is_known_is_not_tried_again_by_every_request_that_names_it(bench: Bench) -> None:
+    (ref,) = bench.refs(1)
+    pool = bench.pool([ref])
+    (bench.folder / "a0" / "adapter_model.safetensors").unlink()
+    pool.prepare(ref.digest)
+    bench.wait_until(lambda: pool.error(ref.digest))
+    pool.learn(ref)
+    assert pool.error(ref.digest) is not None
+    pool.declare(ref)
+    assert pool.error(ref.digest) is None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from adapters.identity import AdapterDigest, AdapterRef
 from engine.config import ResolvedConfig
 from engine.engine import Engine
 from engine.errors import EngineError, OverloadError, RequestError
@@ -69,6 +70,15 @@ class NoAdapters:
     def num_resident(self) -> int:
         return 0
 
+    def learn(self, ref: AdapterRef) -> None:
+        raise AssertionError("no test here has adapters of its own")
+
+    def release(self, digest: AdapterDigest) -> int | None:
+        return 0
+
+    def places(self) -> dict[AdapterDigest, str]:
+        return {}
+
 
 def a_host(
     config: ResolvedConfig | None = None,
@@ -84,7 +94,7 @@ def a_host(
     def close() -> None:
         host.num_closed += 1
 
-    engine = Engine(config, scheduler, runner, residency=NoAdapters(), close=close, arrival=arrival, clock=clock)
+    engine = Engine(config, scheduler, runner, adapters=NoAdapters(), close=close, arrival=arrival, clock=clock)
     host = Host(engine, scheduler, runner, gate)
     return host
 

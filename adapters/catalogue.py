@@ -1,0 +1,81 @@
+"""What names of adapters stand for: versions of each name, and how its traffic is split among them. Pure.
+
+sql            the versions that the split names, by their percentages
+sql@3          version 3
+sql@latest     the newest version
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from adapters.identity import AdapterRef
+
+LATEST = "latest"
+MAX_VERSIONS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterVersion:
+    """One content that a name stands or stood for; `created_s` is Unix time."""
+
+    number: int
+    ref: AdapterRef
+    created_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterEntry:
+    """A name.
+
+    Attributes:
+        base: name of the base model.
+        versions: oldest first, at least one.
+        split: version and percentage of the name's traffic; the percentages make 100.
+    """
+
+    name: str
+    base: str
+    versions: tuple[AdapterVersion, ...]
+    split: tuple[tuple[int, int], ...]
+
+    def version(self, number: int) -> AdapterVersion | None:
+        """Return a version by its number."""
+        return next((version for version in self.versions if version.number == number), None)
+
+    def pick(self, draw: float) -> AdapterVersion:
+        """Return the version that a request gets; `draw` is uniform in [0, 1)."""
+        reached = 0
+        for number, percent in self.split:
+            reached += percent
+            found = self.version(number)
+            if found is not None and draw * 100 < reached:
+                return found
+        return self.versions[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Catalogue:
+    """All names at one moment; `revision` grows with every change."""
+
+    revision: int = 0
+    entries: Mapping[str, AdapterEntry] = field(default_factory=dict)
+
+    def find(self, name: str, draw: float) -> tuple[AdapterEntry, AdapterVersion] | None:
+        """Return what a public name stands for, None where it is not that of an adapter."""
+        alias, mark, wanted = name.partition("@")
+        entry = self.entries.get(alias)
+        if entry is None:
+            return None
+        if not mark:
+            return entry, entry.pick(draw)
+        if wanted == LATEST:
+            return entry, entry.versions[-1]
+        number = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10 else 0
+        version = entry.version(number)
+        return None if version is None else (entry, version)
+
+    def digests(self) -> frozenset[str]:
+        """Return every content that some name stands for."""
+        return frozenset(version.ref.digest for entry in self.entries.values() for version in entry.versions)

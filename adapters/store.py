@@ -1,0 +1,190 @@
+"""The names of adapters on disk, in one SQLite file: they outlive every process. Standard library only.
+
+One process writes (`deployments.adapter_registry`); its methods are for one thread at a time. A change is whole or it
+is none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+
+from adapters.catalogue import MAX_VERSIONS, AdapterEntry, AdapterVersion, Catalogue
+from adapters.errors import AdapterError
+from adapters.identity import AdapterDigest, AdapterRef
+from adapters.registry import check_name
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS version (
+    name TEXT NOT NULL, number INTEGER NOT NULL, base TEXT NOT NULL, digest TEXT NOT NULL, path TEXT NOT NULL,
+    created_s INTEGER NOT NULL, PRIMARY KEY (name, number)
+);
+CREATE TABLE IF NOT EXISTS split (
+    name TEXT NOT NULL, number INTEGER NOT NULL, percent INTEGER NOT NULL, PRIMARY KEY (name, number)
+);
+CREATE TABLE IF NOT EXISTS revision (only INTEGER PRIMARY KEY CHECK (only = 0), value INTEGER NOT NULL);
+INSERT OR IGNORE INTO revision VALUES (0, 0);
+"""
+
+
+class StoreTakenError(Exception):
+    """Another process has the store."""
+
+
+class AdapterStore:
+    """The catalogue in a file, which this object has for itself.
+
+    Args:
+        path: of the file, which is made with its folder; ":memory:" for one that ends with this object.
+
+    Raises:
+        StoreTakenError: another process has it.
+        OSError, sqlite3.Error: the file cannot be made or is not one of these.
+    """
+
+    def __init__(self, path: str, *, clock: Callable[[], float] = time.time) -> None:
+        self._lock_file = None
+        if path != ":memory:":
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._lock_file = open(f"{path}.lock", "w")  # noqa: SIM115 - held open as long as the store is
+            try:
+                # The kernel lets go of it however the process ends.
+                fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                self._lock_file.close()
+                raise StoreTakenError(path) from error
+        self._clock = clock
+        # A registry calls from threads, one at a time.
+        self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._database.execute("PRAGMA journal_mode=WAL")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.executescript(_SCHEMA)
+
+    def add(self, ref: AdapterRef, base: str) -> int:
+        """Make a content the newest version of its name and give it all of the name's traffic; return its number.
+
+        The content that the newest version has already stays that version.
+
+        Raises:
+            AdapterError: the name breaks the rule, belongs to another base, or has too many versions.
+        """
+        check_name(ref.name)
+        with self._change() as database:
+            rows = database.execute(
+                "SELECT number, base, digest FROM version WHERE name = ? ORDER BY number", (ref.name,)
+            ).fetchall()
+            if rows and rows[-1][1] != base:
+                raise AdapterError(ref.name, f"the name stands for an adapter of the base model {rows[-1][1]}")
+            if rows and rows[-1][2] == ref.digest:
+                number = int(rows[-1][0])
+                database.execute(
+                    "UPDATE version SET path = ? WHERE name = ? AND number = ?", (ref.path, ref.name, number)
+                )
+            elif len(rows) >= MAX_VERSIONS:
+                raise AdapterError(ref.name, f"it has {MAX_VERSIONS} versions; unload some of them first")
+            else:
+                number = int(rows[-1][0]) + 1 if rows else 1
+                created_s = int(self._clock())
+                row = (ref.name, number, base, ref.digest, ref.path, created_s)
+                database.execute("INSERT INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
+            self._split(database, ref.name, {number: 100})
+        return number
+
+    def route(self, name: str, split: Mapping[int, int]) -> None:
+        """Split a name's traffic among versions, by percentages that make 100.
+
+        Raises:
+            AdapterError: there is no such name or version, or they do not make 100.
+        """
+        with self._change() as database:
+            rows = database.execute("SELECT number FROM version WHERE name = ?", (name,)).fetchall()
+            known = {int(row[0]) for row in rows}
+            if not known:
+                raise AdapterError(name[:128], "there is no adapter of this name")
+            for number in split:
+                if number not in known:
+                    raise AdapterError(name, f"it has no version {number}")
+            if sum(split.values()) != 100 or any(percent < 1 for percent in split.values()):
+                raise AdapterError(name, "the percentages must be at least 1 each and make 100 together")
+            self._split(database, name, split)
+
+    def remove(self, name: str, number: int | None = None) -> None:
+        """Forget a name, or one version of it, whose share the newest that is left takes over.
+
+        Raises:
+            AdapterError: there is no such name or version.
+        """
+        with self._change() as database:
+            entry = self.catalogue().entries.get(name)
+            if entry is None:
+                raise AdapterError(name[:128], "there is no adapter of this name")
+            if number is not None and entry.version(number) is None:
+                raise AdapterError(name, f"it has no version {number}")
+            left = [version.number for version in entry.versions if number is not None and version.number != number]
+            if number is None or not left:
+                database.execute("DELETE FROM version WHERE name = ?", (name,))
+                database.execute("DELETE FROM split WHERE name = ?", (name,))
+                return
+            database.execute("DELETE FROM version WHERE name = ? AND number = ?", (name, number))
+            shares = dict(entry.split)
+            freed = shares.pop(number, 0)
+            if freed:
+                shares[max(left)] = shares.get(max(left), 0) + freed
+            self._split(database, name, shares)
+
+    def catalogue(self) -> Catalogue:
+        """Return all names as they stand."""
+        (revision,) = self._database.execute("SELECT value FROM revision").fetchone()
+        versions: dict[str, list[AdapterVersion]] = {}
+        base_by_name: dict[str, str] = {}
+        rows = self._database.execute("SELECT name, number, base, digest, path, created_s FROM version ORDER BY 1, 2")
+        for name, number, base, digest, path, created_s in rows:
+            ref = AdapterRef(name=name, path=path, digest=AdapterDigest(digest))
+            versions.setdefault(name, []).append(AdapterVersion(number=number, ref=ref, created_s=created_s))
+            base_by_name[name] = base
+        split: dict[str, list[tuple[int, int]]] = {}
+        for name, number, percent in self._database.execute("SELECT name, number, percent FROM split ORDER BY 1, 2"):
+            split.setdefault(name, []).append((number, percent))
+        entries = {
+            name: AdapterEntry(
+                name=name, base=base_by_name[name], versions=tuple(found), split=tuple(split.get(name, ()))
+            )
+            for name, found in versions.items()
+        }
+        return Catalogue(revision=revision, entries=entries)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+        if self._lock_file is not None:
+            self._lock_file.close()
+
+    def _change(self) -> _Change:
+        return _Change(self._database)
+
+    def _split(self, database: sqlite3.Connection, name: str, split: Mapping[int, int]) -> None:
+        database.execute("DELETE FROM split WHERE name = ?", (name,))
+        database.executemany("INSERT INTO split VALUES (?, ?, ?)", [(name, *share) for share in split.items()])
+
+
+class _Change:
+    """One transaction, which grows the revision by one."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._database.execute("BEGIN IMMEDIATE")
+        return self._database
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        with closing(self._database.cursor()) as cursor:
+            if error is not None:
+                cursor.execute("ROLLBACK")
+                return
+            cursor.execute("UPDATE revision SET value = value + 1")
+            cursor.execute("COMMIT")

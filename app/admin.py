@@ -1,0 +1,42 @@
+"""Who may change what is served: whoever knows the admin key. Only its digest is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from starlette.datastructures import Headers
+
+from app.errors import ApiError
+
+ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
+
+
+def key_digest(key: str) -> str:
+    """Return what is kept of a key: its SHA-256, in lower-case hex."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
+    """Do nothing where a request brings the admin key, as `Authorization: Bearer ...`.
+
+    Raises:
+        ApiError: 403 where this server has none, 401 where the request brings none, or another one.
+    """
+    if admin_key_sha256 is None:
+        raise ApiError(
+            403,
+            f"This server has no admin key: set {ADMIN_KEY_VARIABLE} where it is started, or 'admin_key_sha256'.",
+            error_type="permission_error",
+            code="admin_disabled",
+        )
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    given = key_digest(key.strip()) if scheme.lower() == "bearer" else ""
+    if not hmac.compare_digest(given, admin_key_sha256):
+        raise ApiError(
+            401,
+            "This route needs the admin key, as 'Authorization: Bearer ...'.",
+            error_type="authentication_error",
+            code="invalid_api_key",
+            headers={"www-authenticate": "Bearer"},
+        )

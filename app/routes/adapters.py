@@ -1,0 +1,71 @@
+"""The routes that load, unload, list and route adapters; all of them need the admin key."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Depends, Response
+
+from app.json_route import JsonResponse, JsonRoute
+from app.routes.context import ERRORS, Context, only_admin
+from app.schemas.adapters import (
+    AdapterInfo,
+    AdapterList,
+    AdapterVersionInfo,
+    LoadAdapterRequest,
+    RouteAdapterRequest,
+    UnloadAdapterRequest,
+    UnloadedAdapter,
+)
+from deployments.adapter_changes import AdapterStatus, Registration
+
+router = APIRouter(route_class=JsonRoute, tags=["adapters"], dependencies=[Depends(only_admin)])
+
+
+@router.post("/v1/load_lora_adapter", response_model=AdapterInfo, responses=ERRORS)
+async def load_adapter(body: LoadAdapterRequest, context: Context) -> Response:
+    """Serve an adapter under a name, on every replica, from the moment of the answer on."""
+    wanted = Registration(
+        name=body.lora_name, folder=body.lora_path, base=body.base_model_name, replaces=bool(body.load_inplace)
+    )
+    entry = await context.gateway.adapters.load(wanted)
+    return JsonResponse(_info(AdapterStatus(entry=entry, places_by_replica={})))
+
+
+@router.post("/v1/unload_lora_adapter", response_model=UnloadedAdapter, responses=ERRORS)
+async def unload_adapter(body: UnloadAdapterRequest, context: Context) -> Response:
+    """Forget an adapter, wait for the requests that use it, and free it on every replica."""
+    freed = await context.gateway.adapters.unload(body.lora_name, body.version)
+    return JsonResponse(
+        UnloadedAdapter(id=body.lora_name, version=body.version, freed_bytes=list(freed.bytes_by_replica))
+    )
+
+
+@router.get("/v1/adapters", response_model=AdapterList, responses=ERRORS)
+async def list_adapters(context: Context) -> Response:
+    """List adapters, their versions, and where these lie."""
+    return JsonResponse(AdapterList(data=[_info(status) for status in await context.gateway.adapters.status()]))
+
+
+@router.post("/v1/adapters/{name}/route", response_model=AdapterInfo, responses=ERRORS)
+async def route_adapter(name: str, body: RouteAdapterRequest, context: Context) -> Response:
+    """Promote a version, roll back to one, or split a name's traffic among several."""
+    entry = await context.gateway.adapters.route(name, {int(number): percent for number, percent in body.split.items()})
+    return JsonResponse(_info(AdapterStatus(entry=entry, places_by_replica={})))
+
+
+def _info(status: AdapterStatus) -> AdapterInfo:
+    entry = status.entry
+    shares = dict(entry.split)
+    return AdapterInfo(
+        id=entry.name,
+        parent=entry.base,
+        versions=[
+            AdapterVersionInfo(
+                version=version.number,
+                digest=version.ref.digest,
+                created=version.created_s,
+                percent=shares.get(version.number, 0),
+                replicas=dict(status.places_by_replica.get(version.number, {})),
+            )
+            for version in entry.versions
+        ],
+    )

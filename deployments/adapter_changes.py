@@ -1,0 +1,46 @@
+"""What passes between the routes, gateways and the registry where adapters are changed. Pure values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from adapters.catalogue import AdapterEntry
+
+Place = Literal["device", "host", "loading"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """A name, and the folder whose content it shall stand for.
+
+    Attributes:
+        folder: relative to a folder that adapters may be registered from, or absolute and inside of one.
+        base: None where there is only one base model.
+        replaces: whether a name that stands for something already gets a new version; else that is refused.
+    """
+
+    name: str
+    folder: str
+    base: str | None = None
+    replaces: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterStatus:
+    """A name, and where its contents lie now.
+
+    Attributes:
+        places_by_replica: of each version, by its number: where it lies on each replica that has it.
+    """
+
+    entry: AdapterEntry
+    places_by_replica: Mapping[int, Mapping[str, Place]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unloaded:
+    """What unloading has freed: bytes on each replica, all contents together."""
+
+    bytes_by_replica: tuple[int, ...]

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
+from adapters.identity import AdapterDigest, AdapterRef
+
+
+def version(number: int) -> AdapterVersion:
+    ref = AdapterRef(name="sql", path=f"/{number}", digest=AdapterDigest(f"d{number}"))
+    return AdapterVersion(number=number, ref=ref, created_s=0)
+
+
+CATALOGUE = Catalogue(
+    entries={
+        "sql": AdapterEntry(
+            name="sql", base="m", versions=(version(1), version(2), version(4)), split=((1, 30), (2, 70))
+        )
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "draw", "number"),
+    [
+        ("sql", 0.0, 1),
+        ("sql", 0.299, 1),
+        ("sql", 0.3, 2),
+        ("sql", 0.999, 2),
+        ("sql@4", 0.0, 4),
+        ("sql@1", 0.9, 1),
+        ("sql@latest", 0.0, 4),
+    ],
+)
+def test_a_name_stands_for_its_split_and_a_version_for_itself(name: str, draw: float, number: int) -> None:
+    found = CATALOGUE.find(name, draw)
+    assert found is not None
+    assert found[1].number == number
+
+
+@pytest.mark.parametrize(
+    "name", ["other", "sql@3", "sql@", "sql@x", "sql@-1", "sql@1@1", "sql@²", "sql@" + "9" * 400, "@1"]
+)
+def test_what_does_not_exist_stands_for_nothing(name: str) -> None:
+    assert CATALOGUE.find(name, 0.0) is None
+
+
+def test_all_contents_are_known() -> None:
+    assert CATALOGUE.digests() == {"d1", "d2", "d4"}

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from adapters.catalogue import MAX_VERSIONS
+from adapters.errors import AdapterError
+from adapters.identity import AdapterDigest, AdapterRef
+from adapters.store import AdapterStore, StoreTakenError
+
+
+def ref(name: str, digest: str) -> AdapterRef:
+    return AdapterRef(name=name, path=f"/somewhere/{digest}", digest=AdapterDigest(digest))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[AdapterStore]:
+    store = AdapterStore(str(tmp_path / "deep" / "adapters.sqlite"), clock=lambda: 7.0)
+    yield store
+    store.close()
+
+
+def test_another_content_is_another_version_that_takes_over(store: AdapterStore) -> None:
+    assert [store.add(ref("sql", digest), "m") for digest in ("a", "b", "b", "a")] == [1, 2, 2, 3]
+    entry = store.catalogue().entries["sql"]
+    assert [(version.number, version.ref.digest) for version in entry.versions] == [(1, "a"), (2, "b"), (3, "a")]
+    assert entry.split == ((3, 100),)
+    assert entry.versions[0].created_s == 7
+
+
+def test_names_outlive_the_process(tmp_path: Path) -> None:
+    path = str(tmp_path / "adapters.sqlite")
+    first = AdapterStore(path)
+    first.add(ref("sql", "a"), "m")
+    first.add(ref("sql", "b"), "m")
+    first.route("sql", {1: 90, 2: 10})
+    before = first.catalogue()
+    first.close()
+    second = AdapterStore(path)
+    assert second.catalogue() == before
+    second.close()
+
+
+def test_a_store_has_one_owner_and_none_after_its_death(tmp_path: Path) -> None:
+    path = str(tmp_path / "adapters.sqlite")
+    script = f"from adapters.store import AdapterStore; import os; AdapterStore({path!r}); os._exit(9)"
+    owner = AdapterStore(path)
+    with pytest.raises(StoreTakenError):
+        AdapterStore(path)
+    owner.close()
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    AdapterStore(path).close()
+
+
+def test_removing_a_version_gives_its_share_to_the_newest(store: AdapterStore) -> None:
+    for digest in "abc":
+        store.add(ref("sql", digest), "m")
+    store.route("sql", {1: 50, 2: 50})
+    store.remove("sql", 1)
+    assert store.catalogue().entries["sql"].split == ((2, 50), (3, 50))
+    store.remove("sql", 2)
+    store.remove("sql", 3)
+    assert store.catalogue().entries == {}
+
+
+def test_what_is_wrong_is_refused_and_changes_nothing(store: AdapterStore) -> None:
+    store.add(ref("sql", "a"), "m")
+    before = store.catalogue()
+    for change in (
+        lambda: store.add(ref("sql", "b"), "other"),
+        lambda: store.add(ref("no/name", "b"), "m"),
+        lambda: store.route("other", {1: 100}),
+        lambda: store.route("sql", {2: 100}),
+        lambda: store.route("sql", {1: 99}),
+        lambda: store.route("sql", {}),
+        lambda: store.remove("other"),
+        lambda: store.remove("sql", 5),
+    ):
+        with pytest.raises(AdapterError):
+            change()
+        assert store.catalogue() == before
+
+
+def test_versions_are_bounded(store: AdapterStore) -> None:
+    for index in range(MAX_VERSIONS):
+        store.add(ref("sql", f"d{index}"), "m")
+    with pytest.raises(AdapterError, match="unload some"):
+        store.add(ref("sql", "more"), "m")
+
+
+class Stored(RuleBasedStateMachine):
+    """Whatever happens, every name has versions, and its traffic makes 100."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = AdapterStore(":memory:")
+        self.revision = self.store.catalogue().revision
+
+    def teardown(self) -> None:
+        self.store.close()
+
+    @rule(name=st.sampled_from("ab"), digest=st.sampled_from("xyz"))
+    def add(self, name: str, digest: str) -> None:
+        number = self.store.add(ref(name, digest), "m")
+        assert self.store.catalogue().entries[name].version(number).ref.digest == digest  # type: ignore[union-attr]
+
+    @rule(name=st.sampled_from("ab"), split=st.dictionaries(st.integers(1, 4), st.integers(1, 100), max_size=3))
+    def route(self, name: str, split: dict[int, int]) -> None:
+        try:
+            self.store.route(name, split)
+        except AdapterError:
+            return
+        assert dict(self.store.catalogue().entries[name].split) == split
+
+    @rule(name=st.sampled_from("ab"), number=st.none() | st.integers(1, 4))
+    def remove(self, name: str, number: int | None) -> None:
+        try:
+            self.store.remove(name, number)
+        except AdapterError:
+            return
+        entry = self.store.catalogue().entries.get(name)
+        assert entry is None or (number is not None and entry.version(number) is None)
+
+    @invariant()
+    def every_name_is_whole(self) -> None:
+        catalogue = self.store.catalogue()
+        assert catalogue.revision >= self.revision
+        self.revision = catalogue.revision
+        for entry in catalogue.entries.values():
+            assert entry.versions
+            assert sum(percent for _, percent in entry.split) == 100
+            assert all(entry.version(number) is not None for number, _ in entry.split)
+
+
+TestStored = Stored.TestCase
+TestStored.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from app.admin import key_digest
+from app.api import create_app
+from app.schemas.adapters import AdapterInfo, AdapterList, UnloadedAdapter
+from deployments.adapter_changes import Registration
+from engine.errors import RequestError
+from tests.app.scripted_gateway import ScriptedGateway
+
+KEY = {"authorization": "Bearer secret"}
+
+
+@pytest.fixture
+def admin(gateway: ScriptedGateway) -> httpx.AsyncClient:
+    app = create_app(gateway, admin_key_sha256=key_digest("secret"), sends_request_id=True)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test", headers=KEY)
+
+
+async def test_an_adapter_is_loaded_listed_routed_and_unloaded(
+    admin: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    body = {"lora_name": "sql", "lora_path": "folder", "base_model_name": "base", "load_inplace": True}
+    loaded = (await admin.post("/v1/load_lora_adapter", json=body)).json()
+    AdapterInfo.model_validate(loaded)
+    assert loaded["versions"][0] | {"created": 0} == {
+        "version": 1, "digest": "d", "created": 0, "percent": 100, "replicas": {},
+    }  # fmt: skip
+    assert gateway.adapters.loaded == [Registration(name="sql", folder="folder", base="base", replaces=True)]
+    listed = (await admin.get("/v1/adapters")).json()
+    AdapterList.model_validate(listed)
+    assert listed["data"][0]["versions"][0]["replicas"] == {"r1": "device"}
+    assert (await admin.post("/v1/adapters/sql/route", json={"split": {"1": 100}})).status_code == 200
+    assert gateway.adapters.routed == [("sql", {1: 100})]
+    unloaded = (await admin.post("/v1/unload_lora_adapter", json={"lora_name": "sql", "version": 1})).json()
+    UnloadedAdapter.model_validate(unloaded)
+    assert unloaded == {"id": "sql", "object": "adapter.unloaded", "version": 1, "freed_bytes": [5]}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b"}),
+        ("POST", "/v1/unload_lora_adapter", {"lora_name": "a"}),
+        ("GET", "/v1/adapters", None),
+        ("POST", "/v1/adapters/a/route", {"split": {"1": 100}}),
+    ],
+)
+async def test_nobody_but_an_admin_gets_through(
+    admin: httpx.AsyncClient, client: httpx.AsyncClient, gateway: ScriptedGateway, method: str, path: str, body: Any
+) -> None:
+    refused = await admin.request(method, path, json=body, headers={"authorization": "Bearer wrong"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    refused = await client.request(method, path, json=body, headers=KEY)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "admin_disabled")
+    assert gateway.adapters.loaded == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/load_lora_adapter", {"lora_name": "a"}, "lora_path"),
+        ("/v1/load_lora_adapter", {"lora_name": "", "lora_path": "b"}, "lora_name"),
+        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b" * 5000}, "lora_path"),
+        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b", "lora_pth": "c"}, "lora_pth"),
+        ("/v1/unload_lora_adapter", {"lora_name": "a", "version": 0}, "version"),
+        ("/v1/unload_lora_adapter", {"lora_name": "a", "lora_int_id": 3}, "lora_int_id"),
+        ("/v1/adapters/a/route", {"split": {}}, "split"),
+        ("/v1/adapters/a/route", {"split": {"1": 0}}, "split.1"),
+        ("/v1/adapters/a/route", {"split": {"one": 100}}, "split.one"),
+    ],
+)
+async def test_a_wrong_request_is_a_400_that_names_the_field(
+    admin: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    refused = await admin.post(path, json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+async def test_what_the_registry_refuses_is_told(admin: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    gateway.adapters.error = RequestError("adapter 'a': no.", field="lora_name")
+    refused = await admin.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "b"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")

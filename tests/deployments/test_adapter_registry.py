@@ -1,0 +1,198 @@
+"""The registry: what it takes, what it refuses, and what it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from adapters.folder import CONFIG_FILE, TENSOR_FILE
+from adapters.registry import reference
+from adapters.store import AdapterStore
+from deployments.adapter_changes import Registration
+from deployments.adapter_registry import AdapterBase, RegistryServer
+from engine.errors import RequestError
+from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
+
+
+class Place:
+    """A drop-in folder, a store, and registries that come and go over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dropin, self.store_path = folder / "dropin", str(folder / "store" / "adapters.sqlite")
+        self.copies = folder / "store" / "adapters"
+        self.dropin.mkdir()
+        self.store: AdapterStore | None = None
+
+    def open(self) -> RegistryServer:
+        if self.store is not None:
+            self.store.close()
+        self.store = AdapterStore(self.store_path)
+        bases = [
+            AdapterBase(name="m", linear_shapes=SHAPES, max_rank=16, watched=str(self.dropin)),
+            AdapterBase(name="other", linear_shapes={}, max_rank=16),
+        ]
+        return RegistryServer(self.store, bases, folder=str(self.copies))
+
+    def put(self, name: str, seed: int = 0) -> None:
+        write(self.dropin / name, tensors=make_tensors(seed=seed))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def wanted(name: str, folder: str | None = None, *, replaces: bool = False) -> Registration:
+    return Registration(name=name, folder=folder or name, base="m", replaces=replaces)
+
+
+async def test_what_is_registered_is_copied_and_outlives_its_source_and_the_registry(place: Place) -> None:
+    place.put("a")
+    catalogue = await place.open().register(wanted("sql", "a"))
+    (version,) = catalogue.entries["sql"].versions
+    assert version.ref.path == os.path.realpath(place.copies / version.ref.digest)
+    shutil.rmtree(place.dropin / "a")
+    after = place.open().catalogue
+    assert after.entries["sql"].versions == (version,)
+    assert reference("sql", version.ref.path).digest == version.ref.digest
+
+
+async def test_a_name_that_is_loaded_gets_a_new_version_only_where_that_is_said(place: Place) -> None:
+    registry = place.open()
+    place.put("a", seed=1)
+    await registry.register(wanted("a"))
+    place.put("a", seed=2)
+    with pytest.raises(RequestError, match="load_inplace") as refused:
+        await registry.register(wanted("a"))
+    assert refused.value.field == "lora_name"
+    entry = (await registry.register(wanted("a", replaces=True))).entries["a"]
+    assert [version.number for version in entry.versions] == [1, 2]
+    assert entry.split == ((2, 100),)
+    assert (await registry.route("a", {1: 100})).entries["a"].split == ((1, 100),)
+    with pytest.raises(RequestError) as refused:
+        await registry.route("a", {1: 50})
+    assert refused.value.field == "split"
+
+
+async def test_unregistering_tells_which_contents_nobody_uses_any_more(place: Place) -> None:
+    registry = place.open()
+    place.put("a", seed=1)
+    await registry.register(wanted("one", "a"))
+    await registry.register(wanted("two", "a"))
+    _, gone = await registry.unregister("one")
+    assert gone == ()
+    catalogue, gone = await registry.unregister("two")
+    assert catalogue.entries == {}
+    (ref,) = gone
+    registry.discard(gone)
+    assert not os.path.exists(ref.path)
+    with pytest.raises(RequestError) as refused:
+        await registry.unregister("two")
+    assert refused.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    "folder", ["../outside", "/etc", ".", "", "missing", "a/../../outside", "link", "a\x00b", "a" * 5000]
+)
+async def test_no_folder_outside_the_permitted_ones_is_read(place: Place, tmp_path: Path, folder: str) -> None:
+    write(tmp_path / "outside", tensors=make_tensors(seed=0))
+    (place.dropin / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(RequestError):
+        await place.open().register(Registration(name="x", folder=folder, base="m"))
+
+
+def damage(folder: Path, kind: str) -> None:
+    tensors = make_tensors(seed=0)
+    match kind:
+        case "truncated":
+            file = folder / TENSOR_FILE
+            file.write_bytes(file.read_bytes()[:-8])
+        case "pickle":
+            (folder / TENSOR_FILE).rename(folder / "adapter_model.bin")
+        case "config":
+            (folder / CONFIG_FILE).write_text("{")
+        case "nan":
+            tensors[min(tensors)][0, 0] = float("nan")
+            save_file(tensors, folder / TENSOR_FILE)
+        case "rank":
+            write(folder, config=make_config(r=64), tensors=make_tensors(rank=64))
+        case "base":
+            save_file({f"{name}x": tensor for name, tensor in tensors.items()}, folder / TENSOR_FILE)
+        case "shape":
+            save_file({name: torch.zeros(3, 3) for name in tensors}, folder / TENSOR_FILE)
+        case "link":
+            (folder / TENSOR_FILE).unlink()
+            (folder / TENSOR_FILE).symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize("kind", ["truncated", "pickle", "config", "nan", "rank", "base", "shape", "link"])
+async def test_an_adapter_at_fault_is_refused_and_leaves_nothing_behind(place: Place, kind: str) -> None:
+    place.put("a")
+    damage(place.dropin / "a", kind)
+    registry = place.open()
+    with pytest.raises(RequestError) as refused:
+        await registry.register(wanted("a"))
+    assert str(place.dropin) not in refused.value.message
+    assert registry.catalogue.entries == {}
+    assert not place.copies.exists() or not list(place.copies.iterdir())
+
+
+@pytest.mark.parametrize("name", ["m", "other", "a/b", "..", "", "a@1", "a" * 200, "ä"])
+async def test_a_name_that_cannot_be_is_refused(place: Place, name: str) -> None:
+    place.put("a")
+    with pytest.raises(RequestError):
+        await place.open().register(wanted(name, "a"))
+
+
+async def test_an_adapter_names_its_base(place: Place) -> None:
+    place.put("a")
+    for base, words in ((None, "must be one of"), ("none", "does not exist"), ("other", "no folder")):
+        with pytest.raises(RequestError, match=words):
+            await place.open().register(Registration(name="a", folder="a", base=base))
+
+
+async def test_a_crowd_of_registrations_is_taken_one_by_one(place: Place) -> None:
+    registry = place.open()
+    place.put("a")
+    await asyncio.gather(*(registry.register(wanted(f"n{index}", "a")) for index in range(100)))
+    assert len(registry.catalogue.entries) == 100
+    assert len(list(place.copies.iterdir())) == 1
+
+
+async def test_the_drop_in_folder_is_watched(place: Place) -> None:
+    registry = place.open()
+    place.put("a", seed=1)
+    assert await registry.look()
+    assert not await registry.look()
+    place.put("a", seed=2)
+    place.put("b", seed=3)
+    (place.dropin / ".hidden").mkdir()
+    assert await registry.look()
+    entries = registry.catalogue.entries
+    assert {name: len(entry.versions) for name, entry in entries.items()} == {"a": 2, "b": 1}
+    damage(place.dropin / "b", "truncated")
+    assert not await registry.look()
+    place.put("b", seed=4)
+    assert await registry.look()
+    assert len(registry.catalogue.entries["b"].versions) == 2
+
+
+async def test_the_configuration_is_taken_over_and_what_it_names_no_more_is_forgotten(place: Place) -> None:
+    place.put("a", seed=1)
+    place.put("b", seed=2)
+    refs = [reference(name, str(place.dropin / name)) for name in ("a", "b")]
+    registry = place.open()
+    await registry.declare({"m": refs})
+    await registry.register(wanted("copied", "a"))
+    revision = registry.catalogue.revision
+    registry = place.open()
+    await registry.declare({"m": refs})
+    assert registry.catalogue.revision == revision
+    await registry.declare({"m": refs[:1]})
+    assert set(registry.catalogue.entries) == {"a", "copied"}

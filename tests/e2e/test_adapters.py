@@ -1,0 +1,205 @@
+"""Adapters that come, change and go while a server of two gateways answers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import yaml
+from openai import OpenAI
+
+from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, running, until
+
+pytestmark = pytest.mark.e2e
+
+LIBRARY = ROOT / "adapters" / "library"
+QUESTION: list[Any] = [{"role": "user", "content": "What does os.getcwd do?"}]
+BEGINNINGS = {"markdown": "**os.getcwd**: ", "json-answers": "{"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters")
+    (folder / "dropin").mkdir()
+    for name in BEGINNINGS:
+        shutil.copytree(LIBRARY / name, folder / "allowed" / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> Path:
+    path = config_on_a_free_port(ROOT / "serve_config.yaml", folder)
+    tree = yaml.safe_load(path.read_text())
+    (application,) = tree["applications"]
+    application["args"]["models"][0]["adapter_folder"] = str(folder / "dropin")
+    application["args"]["registry"]["allowed_folders"] = [str(folder / "allowed")]
+    del application["args"]["safety"]
+    application["deployments"] = [part for part in application["deployments"] if part["name"] != "Safety"]
+    next(part for part in application["deployments"] if part["name"] == "Gateway")["num_replicas"] = 2
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(config: Path) -> Iterator[Server]:
+    with running(config) as server:
+        yield server
+
+
+def post(server: Server, path: str, **body: Any) -> dict[str, Any]:
+    with server.http() as http:
+        answer = http.post(path, json=body, headers={"authorization": f"Bearer {ADMIN_KEY}"})
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+
+def load(server: Server, name: str, folder: str, **options: Any) -> dict[str, Any]:
+    return post(server, "/v1/load_lora_adapter", lora_name=name, lora_path=folder, **options)
+
+
+def ask(client: OpenAI, model: str) -> str:
+    answer = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=60)
+    return answer.choices[0].message.content or ""
+
+
+def test_an_adapter_is_served_from_the_answer_on_and_gone_from_the_answer_on(server: Server, client: OpenAI) -> None:
+    for _ in range(5):
+        load(server, "passing", "markdown")
+        # Whichever gateway it meets.
+        for _ in range(6):
+            assert ask(client, "passing").startswith(BEGINNINGS["markdown"])
+        freed = post(server, "/v1/unload_lora_adapter", lora_name="passing")
+        assert freed["freed_bytes"][0] > 100_000
+        for _ in range(6):
+            with pytest.raises(openai.NotFoundError):
+                ask(client, "passing")
+
+
+def test_a_reload_under_traffic_fails_nothing_and_leaves_nothing_old(server: Server, client: OpenAI) -> None:
+    """Every request that begins after the switch is answered by the new content, its prefix blocks included."""
+    styles = list(BEGINNINGS)
+    load(server, "style", styles[0])
+    switched_s = [time.monotonic()]
+    wrong: list[str] = []
+    num_answers = [0]
+    is_over = threading.Event()
+
+    def keep_asking() -> None:
+        while not is_over.is_set():
+            before = len(switched_s)
+            try:
+                text = ask(client, "style")
+            except openai.OpenAIError as error:
+                wrong.append(repr(error))
+                return
+            num_answers[0] += 1
+            # While it was asked the style may have changed, and then again.
+            possible = {BEGINNINGS[styles[(index - 1) % 2]] for index in range(before, len(switched_s) + 2)}
+            if before == len(switched_s) and not is_switching.is_set():
+                possible = {BEGINNINGS[styles[(before - 1) % 2]]}
+            if not text.startswith(tuple(possible)):
+                wrong.append(f"{before} {len(switched_s)} {text}")
+
+    is_switching = threading.Event()
+    askers = [threading.Thread(target=keep_asking) for _ in range(4)]
+    for asker in askers:
+        asker.start()
+    for index in range(1, 12):
+        target = num_answers[0] + 8
+        until(lambda target=target: num_answers[0] >= target or bool(wrong), "answers")  # type: ignore[misc]
+        is_switching.set()
+        load(server, "style", styles[index % 2], load_inplace=True)
+        switched_s.append(time.monotonic())
+        is_switching.clear()
+        for _ in range(2):
+            assert ask(client, "style").startswith(BEGINNINGS[styles[index % 2]])
+    is_over.set()
+    for asker in askers:
+        asker.join()
+    assert wrong == []
+
+
+def test_versions_are_asked_promoted_and_split(server: Server, client: OpenAI) -> None:
+    load(server, "versions", "markdown")
+    entry = load(server, "versions", "json-answers", load_inplace=True)
+    assert [(version["version"], version["percent"]) for version in entry["versions"]] == [(1, 0), (2, 100)]
+    assert ask(client, "versions@1").startswith(BEGINNINGS["markdown"])
+    assert ask(client, "versions@latest") == ask(client, "versions") == ask(client, "versions@2")
+    post(server, "/v1/adapters/versions/route", split={"1": 100})
+    assert ask(client, "versions").startswith(BEGINNINGS["markdown"])
+    post(server, "/v1/adapters/versions/route", split={"1": 50, "2": 50})
+    seen = {ask(client, "versions")[:1] for _ in range(40)}
+    assert seen == {"*", "{"}
+
+
+def test_the_drop_in_folder_is_watched(server: Server, client: OpenAI, folder: Path) -> None:
+    shutil.copytree(LIBRARY / "usage-line", folder / "dropin" / "dropped")
+
+    def is_listed() -> bool:
+        return any(model.id == "dropped" for model in client.models.list())
+
+    until(is_listed, "the adapter that was dropped in")
+    assert ask(client, "dropped")
+
+
+def test_a_killed_registry_comes_back_with_what_it_knew(server: Server, client: OpenAI) -> None:
+    load(server, "lasting", "markdown")
+    (registry,) = server.processes("ServeReplica:antiphon:Registry")
+    registry.kill()
+    # Answers need no registry.
+    assert ask(client, "lasting").startswith(BEGINNINGS["markdown"])
+
+    def is_back() -> bool:
+        try:
+            return bool(load(server, "lasting", "json-answers", load_inplace=True))
+        except (AssertionError, httpx.HTTPError):
+            return False
+
+    until(is_back, "the registry to be back")
+    assert ask(client, "lasting").startswith(BEGINNINGS["json-answers"])
+    assert ask(client, "lasting@1").startswith(BEGINNINGS["markdown"])
+
+
+def test_what_cannot_be_loaded_is_refused_and_disturbs_nobody(server: Server, client: OpenAI, folder: Path) -> None:
+    for name, path, words in (
+        ("bad", "../../outside", "no such folder"),
+        ("bad", "/etc", "no such folder"),
+        ("stdlib-chat", "markdown", "a base model has this name"),
+        ("a b", "markdown", "letters"),
+        ("style", "markdown", "load_inplace"),
+    ):
+        with server.http() as http:
+            body = {"lora_name": name, "lora_path": path}
+            headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+            refused = http.post("/v1/load_lora_adapter", json=body, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
+            assert words in refused.json()["error"]["message"]
+            assert str(folder) not in refused.text
+            assert http.get("/v1/adapters").status_code == 401
+    assert ask(client, "style")
+
+
+def test_names_outlive_the_server(config: Path, folder: Path, server: Server) -> None:
+    """The last of this file: it ends the server that the others use."""
+    with server.http() as http:
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        before = http.get("/v1/adapters", headers=headers).json()["data"]
+    assert server.stop() == 0
+    shutil.rmtree(folder / "allowed")
+    with running(config) as again, again.client() as client, again.http() as http:
+        after = http.get("/v1/adapters", headers=headers).json()["data"]
+        assert json.dumps([strip(entry) for entry in after]) == json.dumps([strip(entry) for entry in before])
+        assert ask(client, "versions@1").startswith(BEGINNINGS["markdown"])
+
+
+def strip(entry: dict[str, Any]) -> dict[str, Any]:
+    return entry | {"versions": [version | {"replicas": {}} for version in entry["versions"]]}
