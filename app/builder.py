@@ -28,6 +28,7 @@ from app import serve_environment
 from app.admin import ADMIN_KEY_VARIABLE, key_digest
 from app.api import create_app
 from app.checkpoint_source import local_folder
+from app.fingerprint import model_fingerprint
 from app.settings import ModelSettings, RegistrySettings, SafetySettings, Settings
 from deployments.adapter_registry import Registry
 from deployments.config import ChannelConfig, GatewayConfig, ModelConfig, RegistryConfig, SafetyConfig
@@ -134,8 +135,11 @@ def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -
         raise ConfigError(
             f"args.{place}.engine.max_model_len: {max_model_len} is over the checkpoint's {spec.max_position} tokens"
         )
+    engine = model.engine
+    computation = f"{engine.device} {engine.dtype} {engine.quantization}"
     return ModelConfig(
         name=model.name,
+        fingerprint=model_fingerprint(path, computation),
         engine=EngineConfig(model_path=path, tokenizer_path=tokenizer_path, **model.engine.model_dump()),
         tokenizer_path=tokenizer_path,
         max_model_len=max_model_len,

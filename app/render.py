@@ -80,6 +80,7 @@ def chat_completion(
         model=head.model,
         choices=choices,
         usage=usage([answer.finished for answer in answers], len(answers)),
+        system_fingerprint=answers[0].started.fingerprint or None,
         service_tier=service_tier,
     )
 
@@ -106,7 +107,14 @@ def completion(
     counts = usage([answer.finished for answer in answers], answers_per_prompt)
     if shape.hides_answer:
         counts = counts.model_copy(update={"completion_tokens": 0, "total_tokens": counts.prompt_tokens})
-    return Completion(id=head.response_id, created=head.created_s, model=head.model, choices=choices, usage=counts)
+    return Completion(
+        id=head.response_id,
+        created=head.created_s,
+        model=head.model,
+        choices=choices,
+        usage=counts,
+        system_fingerprint=answers[0].started.fingerprint or None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ One frame of a chat stream, with the usage asked for (one line, then an empty on
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import orjson
@@ -24,6 +25,8 @@ from app.streaming import ChoiceEvent, EventBatches
 from deployments.generation import EndReason, Finished, Started, TextDelta, TokenScore
 
 DONE = b"data: [DONE]\n\n"
+OBFUSCATION_STEP = 32
+"""Padded chunks differ in size by multiples of this many characters."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,23 +47,38 @@ class StreamFrames(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamExtras:
+    """What a stream carries besides the answer.
+
+    Attributes:
+        include_usage: one more chunk has the token counts.
+        continuous_usage: every chunk has the counts so far.
+        obfuscates: chunks are padded, so that their sizes do not tell the lengths of tokens.
+    """
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+    obfuscates: bool = False
+
+
 class _Frames:
     """What the two kinds of streams share: the head of a chunk, and the chunk of counts."""
 
-    def __init__(self, head: ResponseHead, *, kind: str, include_usage: bool, answers_per_prompt: int) -> None:
+    def __init__(self, head: ResponseHead, *, kind: str, extras: StreamExtras, answers_per_prompt: int) -> None:
         self._head: dict[str, Any] = {
             "id": head.response_id,
             "object": kind,
             "created": head.created_s,
             "model": head.model,
         }
-        self._include_usage = include_usage
+        self._extras = extras
         self._answers_per_prompt = answers_per_prompt
-        self._finished: dict[int, Finished] = {}
+        self._counted: dict[int, Finished] = {}
 
     def closing(self) -> bytes:
         """Return the chunk of counts, where it is asked for, and the end mark."""
-        if not self._include_usage:
+        if not self._extras.include_usage:
             return DONE
         return _frame(self._head | {"choices": [], "usage": self._counts().model_dump(mode="json")}) + DONE
 
@@ -68,13 +86,34 @@ class _Frames:
         """Return the one event of a failure."""
         return _frame(error.body())
 
+    def _count(self, item: ChoiceEvent) -> None:
+        """Take note of the tokens that an event tells of."""
+        match item.event:
+            case Started(num_prompt_tokens=num_prompt, num_cached_tokens=num_cached, fingerprint=fingerprint):
+                if fingerprint:
+                    self._head["system_fingerprint"] = fingerprint
+                self._counted[item.index] = Finished(
+                    reason=EndReason.STOP,
+                    num_prompt_tokens=num_prompt,
+                    num_cached_tokens=num_cached,
+                    num_completion_tokens=0,
+                )
+            case TextDelta(num_tokens=num_tokens):
+                if self._extras.continuous_usage:
+                    self._counted[item.index] = replace(self._counted[item.index], num_completion_tokens=num_tokens)
+            case Finished() as finished:
+                self._counted[item.index] = finished
+
     def _counts(self) -> Usage:
-        return usage([self._finished[index] for index in sorted(self._finished)], self._answers_per_prompt)
+        return usage([self._counted[index] for index in sorted(self._counted)], self._answers_per_prompt)
 
     def _chunk(self, choice: dict[str, Any]) -> bytes:
         chunk = self._head | {"choices": [choice]}
-        if self._include_usage:
-            chunk["usage"] = None
+        if self._extras.include_usage:
+            chunk["usage"] = self._counts().model_dump(mode="json") if self._extras.continuous_usage else None
+        if self._extras.obfuscates:
+            size = len(orjson.dumps(choice))
+            chunk["obfuscation"] = secrets.token_urlsafe(OBFUSCATION_STEP)[: 1 + -size % OBFUSCATION_STEP]
         return _frame(chunk)
 
 
@@ -85,14 +124,12 @@ class ChatFrames(_Frames):
         self,
         head: ResponseHead,
         *,
-        include_usage: bool,
+        extras: StreamExtras,
         num_choices: int = 1,
         tells_scores: bool = False,
         service_tier: str | None = None,
     ) -> None:
-        super().__init__(
-            head, kind="chat.completion.chunk", include_usage=include_usage, answers_per_prompt=num_choices
-        )
+        super().__init__(head, kind="chat.completion.chunk", extras=extras, answers_per_prompt=num_choices)
         if service_tier is not None:
             self._head["service_tier"] = service_tier
         self._tells_scores = tells_scores
@@ -100,6 +137,7 @@ class ChatFrames(_Frames):
 
     def event(self, item: ChoiceEvent) -> bytes:
         """Return the frames of one event; the first of a choice brings its role."""
+        self._count(item)
         frames = b""
         if item.index not in self._opened:
             self._opened.add(item.index)
@@ -112,7 +150,6 @@ class ChatFrames(_Frames):
                 frames += self._delta(item.index, delta, logprobs=logprobs)
                 logprobs = None
         elif isinstance(item.event, Finished):
-            self._finished[item.index] = item.event
             if item.event.refusal is not None:
                 frames += self._delta(item.index, {"refusal": item.event.refusal})
             frames += self._delta(item.index, {}, item.event.reason.value)
@@ -145,10 +182,8 @@ def _deltas(event: TextDelta) -> Iterator[dict[str, Any]]:
 class CompletionFrames(_Frames):
     """Chunks of text completions: the echo, pieces of text, then an empty one with the finish reason."""
 
-    def __init__(self, head: ResponseHead, *, include_usage: bool, shape: CompletionShape) -> None:
-        super().__init__(
-            head, kind="text_completion", include_usage=include_usage, answers_per_prompt=shape.num_choices
-        )
+    def __init__(self, head: ResponseHead, *, extras: StreamExtras, shape: CompletionShape) -> None:
+        super().__init__(head, kind="text_completion", extras=extras, answers_per_prompt=shape.num_choices)
         self._shape = shape
         self._scores_by_choice: dict[int, TextScores] = {}
 
@@ -158,12 +193,14 @@ class CompletionFrames(_Frames):
             case Finished() as finished:
                 if self._shape.hides_answer:
                     finished = replace(finished, reason=EndReason.LENGTH, num_completion_tokens=0)
-                self._finished[item.index] = finished
+                self._count(replace(item, event=finished))
                 return self._text(item.index, "", (), finished.reason.value)
             case TextDelta(text=text, scores=scores) if not self._shape.hides_answer:
+                self._count(item)
                 return self._text(item.index, text, scores)
-            case Started(prompt_text=text, prompt_scores=scores) if text is not None:
-                return self._text(item.index, text, scores)
+            case Started(prompt_text=text, prompt_scores=scores):
+                self._count(item)
+                return b"" if text is None else self._text(item.index, text, scores)
         return b""
 
     def _text(self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None) -> bytes:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from app.bounds import check_count, check_depth
+from app.sse import StreamExtras
 from app.structure import chat_grammar, text_grammar
 from app.tool_use import tool_specs, tool_use
 from deployments.generation import (
@@ -178,9 +179,16 @@ def served_tier(body: ChatCompletionRequest) -> str | None:
     return "default" if body.service_tier == "auto" else body.service_tier
 
 
-def wants_usage(body: SamplingFields) -> bool:
-    """Tell whether a stream ends with a chunk of token counts."""
-    return body.stream_options is not None and bool(body.stream_options.include_usage)
+def stream_extras(body: SamplingFields) -> StreamExtras:
+    """Return what a stream carries besides the answer."""
+    options = body.stream_options
+    if options is None:
+        return StreamExtras()
+    return StreamExtras(
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
+        obfuscates=bool(options.include_obfuscation),
+    )
 
 
 def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Prompt, ...]:
@@ -251,6 +259,10 @@ def _generation(
 ) -> GenerationRequest:
     if body.stream_options is not None and not body.stream:
         raise RequestError("'stream_options' needs 'stream' to be true.", field="stream_options")
+    extras = stream_extras(body)
+    if extras.continuous_usage and not extras.include_usage:
+        field = "stream_options.continuous_usage_stats"
+        raise RequestError(f"'{field}' needs 'include_usage' to be true.", field=field)
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
         raise RequestError(
             f"'min_tokens' ({body.min_tokens}) must be at most the tokens of the answer ({max_tokens}).",

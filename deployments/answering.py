@@ -7,6 +7,7 @@ at once, and nothing is shown until the verdict is there).
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -259,13 +260,13 @@ class Answer:
                         return
                     yield self._started(batch)
                 last_s = self._measure(len(batch.token_ids), last_s)
-                delta = _delta(parts.feed(await self._fed(text, batch)), text.take_scores())
+                delta = _delta(parts.feed(await self._fed(text, batch)), text)
                 if delta is not None:
                     yield delta
                 if text.is_cut or text.is_flagged or batch.is_last:
                     break
         for found in (parts.feed(await text.close()), parts.close()):
-            delta = _delta(found, text.take_scores())
+            delta = _delta(found, text)
             if delta is not None:
                 yield delta
         yield self._finished(text, parts, batch)
@@ -294,9 +295,14 @@ class Answer:
         return Started(
             num_prompt_tokens=len(self._prompt_ids),
             num_cached_tokens=batch.num_cached_tokens,
+            fingerprint=self._fingerprint(),
             prompt_text=prompt_text,
             prompt_scores=prompt_scores,
         )
+
+    def _fingerprint(self) -> str:
+        adapter = "" if self._adapter is None else self._adapter.digest
+        return "fp_" + hashlib.sha256(f"{self._model.config.fingerprint} {adapter}".encode()).hexdigest()[:16]
 
     def _scored(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenScore, ...]:
         return tuple(
@@ -332,7 +338,7 @@ class Answer:
         num_prompt = len(self._prompt_ids)
         self._count_end(EndReason.CONTENT_FILTER, 0)
         return (
-            Started(num_prompt_tokens=num_prompt, num_cached_tokens=0),
+            Started(num_prompt_tokens=num_prompt, num_cached_tokens=0, fingerprint=self._fingerprint()),
             Finished(
                 reason=EndReason.CONTENT_FILTER,
                 num_prompt_tokens=num_prompt,
@@ -373,11 +379,12 @@ class Answer:
         )
 
 
-def _delta(found: tuple[str, str, tuple[CallDelta, ...]], scores: tuple[TokenScore, ...]) -> TextDelta | None:
+def _delta(found: tuple[str, str, tuple[CallDelta, ...]], handler: StreamHandler) -> TextDelta | None:
     reasoning, text, calls = found
+    scores = handler.take_scores()
     if not (reasoning or text or calls or scores):
         return None
-    return TextDelta(text=text, reasoning=reasoning, calls=calls, scores=scores)
+    return TextDelta(text=text, reasoning=reasoning, calls=calls, scores=scores, num_tokens=handler.num_tokens)
 
 
 def _seen(verdict: asyncio.Future[bool]) -> None:

@@ -19,6 +19,7 @@ class ModelConfig:
         name: public name; also names its Serve deployment (`Model-<name>`).
         tokenizer_path: folder with tokenizer.json and the chat template; usually the model's own.
         max_model_len: resolved context length in tokens, known before any replica is up.
+        fingerprint: digest of the weights and of how they are computed with.
         tool_format, reasoning_format: name of a format, "none", or None for what the chat template shows.
     """
 
@@ -27,6 +28,7 @@ class ModelConfig:
     tokenizer_path: str
     max_model_len: int
     vocab_size: int
+    fingerprint: str = ""
     tool_format: str | None = None
     reasoning_format: str | None = None
     adapters: tuple[AdapterRef, ...] = ()

@@ -191,12 +191,14 @@ class Started:
     """The first event: the request is admitted and its first token is there. Errors before it have an HTTP status.
 
     Attributes:
+        fingerprint: of the weights, the adapter and the engine's configuration; equal ones draw equal answers.
         prompt_text: the prompt, where it is to be repeated.
         prompt_scores: its tokens, where they are asked for.
     """
 
     num_prompt_tokens: int
     num_cached_tokens: int
+    fingerprint: str = ""
     prompt_text: str | None = None
     prompt_scores: tuple[TokenScore, ...] = ()
 
@@ -224,12 +226,14 @@ class TextDelta:
         reasoning: of the thoughts before it.
         calls: of the calls behind it.
         scores: of the tokens that end in this piece, where they are asked for; all pieces' together are the answer's.
+        num_tokens: of the answer so far.
     """
 
     text: str = ""
     reasoning: str = ""
     calls: tuple[CallDelta, ...] = ()
     scores: tuple[TokenScore, ...] = ()
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from app.routes.context import ERRORS, Context
 from app.schemas.chat import ChatCompletion, ChatCompletionRequest
 from app.sse import ChatFrames, EventStream
 from app.streaming import EventBatches, collect
-from app.translate import chat_generations, served_tier, wants_usage
+from app.translate import chat_generations, served_tier, stream_extras
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
@@ -25,7 +25,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
     if body.stream:
         frames = ChatFrames(
             head,
-            include_usage=wants_usage(body),
+            extras=stream_extras(body),
             num_choices=len(answers),
             tells_scores=tells_scores,
             service_tier=tier,

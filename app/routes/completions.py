@@ -10,7 +10,7 @@ from app.routes.context import ERRORS, Context
 from app.schemas.completions import Completion, CompletionRequest
 from app.sse import CompletionFrames, EventStream
 from app.streaming import EventBatches, collect
-from app.translate import answers_per_prompt, text_generations, wants_usage
+from app.translate import answers_per_prompt, stream_extras, text_generations
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
@@ -25,7 +25,7 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
         num_choices=body.n or 1, tells_scores=body.logprobs is not None, hides_answer=body.max_tokens == 0
     )
     if body.stream:
-        frames = CompletionFrames(head, include_usage=wants_usage(body), shape=shape)
+        frames = CompletionFrames(head, extras=stream_extras(body), shape=shape)
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
     whole = await collect(answers)
     return JsonResponse(completion(head, whole, answers_per_prompt=answers_per_prompt(body), shape=shape))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import ChatFinishReason, ChatLogprobs, SamplingFields, Usage
+from app.schemas.common import FINGERPRINT, ChatFinishReason, ChatLogprobs, SamplingFields, Usage
 from app.schemas.structured import ResponseFormat
 from app.schemas.tools import EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
@@ -196,6 +196,7 @@ class ChatCompletion(WireResponse):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    system_fingerprint: str | None = Field(default=None, description=FINGERPRINT)
     service_tier: str | None = Field(default=None, description="The tier that served, where one was asked for.")
 
 
@@ -227,4 +228,6 @@ class ChatCompletionChunk(WireResponse):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    system_fingerprint: str | None = None
     service_tier: str | None = None
+    obfuscation: str | None = Field(default=None, description="Random characters, where they are asked for.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -10,15 +10,20 @@ from app.schemas.structured import StructuredOutputs
 from app.schemas.wire import WireRequest, WireResponse
 
 INT64_MAX = 2**63 - 1
+FINGERPRINT = "Of the weights, the adapter and the engine's configuration: equal ones draw equal answers."
 
 
 class StreamOptions(WireRequest):
     """What a stream carries besides the answer."""
 
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"include_obfuscation": (None, False)}
-
     include_usage: bool | None = Field(
         default=None, description="Send one more chunk with the token counts; the others carry `usage: null`."
+    )
+    continuous_usage_stats: bool | None = Field(
+        default=None, description="Extension: with `include_usage`, every chunk carries the counts so far."
+    )
+    include_obfuscation: bool | None = Field(
+        default=None, description="Pad chunks with random characters, so that their sizes tell nothing; default false."
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import SamplingFields, Usage, WireFinishReason
+from app.schemas.common import FINGERPRINT, SamplingFields, Usage, WireFinishReason
 from app.schemas.wire import WireResponse
 
 _MAX_TOKEN_ID = 2**31 - 1
@@ -92,3 +92,5 @@ class Completion(WireResponse):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    system_fingerprint: str | None = Field(default=None, description=FINGERPRINT)
+    obfuscation: str | None = Field(default=None, description="In a stream, where it is asked for.")

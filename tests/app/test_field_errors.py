@@ -89,7 +89,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"stream": 1}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
     ({"stream": True, "stream_options": []}, "stream_options"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ({"stream": True, "stream_options": {"include_usge": True}}, "stream_options.include_usge"),
     ({"priority": 2**31}, "priority"),
     ({"user": 5}, "user"),

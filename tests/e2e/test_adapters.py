@@ -133,6 +133,12 @@ def test_versions_are_asked_promoted_and_split(server: Server, client: OpenAI) -
     entry = load(server, "versions", "json-answers", load_inplace=True)
     assert [(version["version"], version["percent"]) for version in entry["versions"]] == [(1, 0), (2, 100)]
     assert ask(client, "versions@1").startswith(BEGINNINGS["markdown"])
+    fingerprints = {
+        name: client.chat.completions.create(model=name, messages=QUESTION, max_tokens=1).system_fingerprint
+        for name in ("stdlib-chat", "versions", "versions@1", "versions@2")
+    }
+    assert fingerprints["versions"] == fingerprints["versions@2"]
+    assert len(set(fingerprints.values())) == 3
     assert ask(client, "versions@latest") == ask(client, "versions") == ask(client, "versions@2")
     post(server, "/v1/adapters/versions/route", split={"1": 100})
     assert ask(client, "versions").startswith(BEGINNINGS["markdown"])
