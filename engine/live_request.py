@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from adapters.identity import AdapterDigest
 from engine.blocks import BlockId
 from engine.prefix_index import BlockName, child_name, root_name
 from engine.request import FinishReason, Request, TokenLogprobs
@@ -21,12 +22,13 @@ HALF_HEAD_START_PRIORITY = 8
 class Rank(NamedTuple):
     """A request's place in every order that the scheduler keeps; lower is served first. It never changes.
 
-    A priority is a head start in the queue, not a class of its own: a request counts as if it had come
+    A request's turn is its start tag: the step that it came in, or a later one where its flow has claimed more than its
+    share. A priority is a head start in the queue, not a class of its own: the turn counts as if it were
 
         MAX_HEAD_START_STEPS * priority / (|priority| + HALF_HEAD_START_PRIORITY)
 
-    steps later than it did. The head start grows with the priority and stays below its bound, so that nothing that
-    comes 2 * MAX_HEAD_START_STEPS steps after a request is ever served before it, whatever the priorities.
+    steps later than it is. The head start grows with the priority and stays below its bound, so that nothing that comes
+    2 * MAX_HEAD_START_STEPS steps after a request's turn is ever served before it, whatever the priorities.
     """
 
     virtual_step: float
@@ -34,10 +36,15 @@ class Rank(NamedTuple):
     arrival: int
 
 
-def rank_of(priority: int, *, step: int, arrival: int) -> Rank:
-    """Return the rank of the `arrival`-th request, queued after `step` steps."""
+def rank_of(priority: int, *, tag: float, arrival: int) -> Rank:
+    """Return the rank of the `arrival`-th request, whose flow's turn is at step `tag` (`engine.fair_queue`)."""
     head_start = MAX_HEAD_START_STEPS * priority / (abs(priority) + HALF_HEAD_START_PRIORITY)
-    return Rank(step + head_start, priority, arrival)
+    return Rank(tag + head_start, priority, arrival)
+
+
+def flow_of(request: Request) -> tuple[str, AdapterDigest | None]:
+    """Return whose share of the engine a request takes: a salt's and an adapter's."""
+    return request.salt, request.adapter
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

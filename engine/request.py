@@ -106,7 +106,7 @@ class Request:
             for penalties, `min_tokens`, `max_tokens` and the positions of seeded draws, and are not emitted again.
         adapter: digest of the LoRA adapter to apply, None for the base model.
         salt: isolation of the prefix cache: two requests share blocks only if their salts are equal.
-        priority: lower is served first; equal priorities are first come, first served.
+        priority: lower is served first; of equal priorities each salt and adapter gets its fair share.
         deadline_s: monotonic time (`time.monotonic`) after which nobody waits for the answer; None for never.
     """
 

@@ -10,7 +10,8 @@ ends. The last rests on three bounds:
 - every decode runs in every step: a request enters the batch, and reaches its last token, only in a step that had a
   token of the budget for it beside all decodes, so that there are never more decodes than budget;
 - every other order (who is admitted, who prefills first, who is pre-empted last) is the rank that a request got when
-  it came, in which priorities are bounded head starts (`Rank`): only finitely many can ever come before it;
+  it came: its flow's turn (`engine.fair_queue`), which the steps reach, and in which priorities are bounded head starts
+  (`Rank`). Only finitely many can ever come before it;
 - once a request has been skipped `MAX_SKIPS` times for want of a slot for its adapter, no request of an adapter that
   ranks behind it is admitted until it is: the pins that hold the slots run out.
 
@@ -27,7 +28,8 @@ from adapters.identity import AdapterDigest
 from engine.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.errors import RequestError
-from engine.live_request import LiveRequest, rank_of
+from engine.fair_queue import FairQueue
+from engine.live_request import LiveRequest, flow_of, rank_of
 from engine.metrics import SchedulerCounters
 from engine.ports import AdapterGate
 from engine.request import Emission, FinishReason, Request, RequestId, TokenLogprobs
@@ -66,6 +68,7 @@ class Scheduler:
         self._outbox: list[Emission] = []
         self._num_plans = 0
         self._num_arrivals = 0
+        self._fair_queue = FairQueue(num_rows=config.max_num_seqs, step_tokens=config.max_batched_tokens)
         self.counters = SchedulerCounters()
 
     @property
@@ -127,9 +130,15 @@ class Scheduler:
         self.validate(request)
         if request.request_id in self._live:
             raise RequestError(f"A request with the id {request.request_id!r} is alive already.", field="request_id")
+        tag = self._fair_queue.tag(
+            flow_of(request),
+            step=self._num_plans,
+            num_prompt=len(request.prompt_ids),
+            max_output=request.params.max_tokens,
+        )
         live = LiveRequest(
             request=request,
-            rank=rank_of(request.priority, step=self._num_plans, arrival=self._num_arrivals),
+            rank=rank_of(request.priority, tag=tag, arrival=self._num_arrivals),
             queued_at_s=self._clock(),
             output_ids=list(request.prior_output_ids),
         )
@@ -297,6 +306,7 @@ class Scheduler:
         else:
             self._release(live)
         del self._live[live.request.request_id]
+        self._fair_queue.end(flow_of(live.request), num_output=len(live.output_ids))
         self.counters.count_end(live, reason, self._clock())
         self._emit(live, drawn, reason=reason, error=error)
 

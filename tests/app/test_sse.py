@@ -90,13 +90,13 @@ def test_every_chunk_counts_so_far_where_that_is_asked_for() -> None:
     extras = StreamExtras(include_usage=True, continuous_usage=True)
     found = chunks(
         ChatFrames(HEAD, extras=extras),
-        STARTED,
+        replace(STARTED, num_prompt_tokens=3),
         TextDelta(text="a", num_tokens=2),
         TextDelta(text="b", num_tokens=5),
         FINISHED,
     )
     assert [chunk["usage"]["completion_tokens"] for chunk in found] == [0, 2, 5, *[FINISHED.num_completion_tokens] * 2]
-    assert {chunk["usage"]["prompt_tokens"] for chunk in found} == {STARTED.num_prompt_tokens}
+    assert {chunk["usage"]["prompt_tokens"] for chunk in found} == {3}
 
 
 def test_padded_chunks_do_not_tell_how_long_their_text_is() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -275,6 +276,21 @@ def test_among_waiting_requests_the_lower_priority_number_goes_first_then_the_ea
         plan = harness.step()
         order += [row.request.request_id for row in plan.rows if row.is_admission] if plan else []
     assert order == ["d", "b", "c", "a"]
+
+
+def test_a_flood_of_one_adapter_or_salt_keeps_nobody_else_waiting() -> None:
+    flows: list[tuple[dict[str, Any], dict[str, Any]]] = [({"adapter": "a"}, {}), ({"salt": "a"}, {"salt": "b"})]
+    for flood, other in flows:
+        harness = Harness(a_config(max_num_seqs=1))
+        harness.add(*(a_request(f"flood{index}", max_tokens=2, **flood) for index in range(20)))
+        harness.step()
+        harness.add(a_request("other", max_tokens=2, **other))
+        order: list[str] = []
+        while "other" not in order:
+            plan = harness.step()
+            order += [row.request.request_id for row in plan.rows if row.is_admission] if plan else []
+        assert len(order) <= 2
+        harness.finish()
 
 
 def test_an_urgent_request_prefills_before_a_long_prompt_that_is_under_way() -> None:

@@ -1,0 +1,74 @@
+"""Fair shares of the engine: who has had much comes later. Pure: standard library only.
+
+Every adapter of every tenant (salt) is a flow. A request gets a start tag as it comes: the step it comes in or, where
+its flow's earlier requests have claimed more than the flow's time so far, the step by which they would be done if the
+flow had the engine for itself. Requests are served by tag, so that
+
+- a flow that is alone, or asks for less than there is, is served as it comes;
+- a request of any other flow comes before the backlog of one that floods;
+- of flows that all have a backlog, each gets the same service, to within one request each.
+
+**Source:** Goyal, Vin, Cheng, "Start-time Fair Queueing" (SIGCOMM 1996), the step number as virtual time; the costs
+are those of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): tokens of prompt and answer, of
+which the answer's are expected to be as many as the flow's earlier answers had.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+MAX_KNOWN_FLOWS = 4096
+FIRST_GUESS_TOKENS = 64.0
+NEW_SHARE = 0.2
+"""Weight of the newest answer in a flow's mean length."""
+
+
+@dataclass(slots=True)
+class _Flow:
+    next_tag: float = 0.0
+    num_live: int = 0
+    mean_output: float = FIRST_GUESS_TOKENS
+
+
+class FairQueue:
+    """Start tags for requests.
+
+    Args:
+        num_rows: requests that decode at once.
+        step_tokens: prompt tokens that one step computes.
+    """
+
+    def __init__(self, *, num_rows: int, step_tokens: int) -> None:
+        self._num_rows = num_rows
+        self._step_tokens = step_tokens
+        # Least recently used first; flows with live requests are never forgotten.
+        self._flows: OrderedDict[Hashable, _Flow] = OrderedDict()
+
+    def tag(self, flow: Hashable, *, step: int, num_prompt: int, max_output: int) -> float:
+        """Return the start tag of a new request, in steps; `end` must follow once it has ended."""
+        known = self._flows.setdefault(flow, _Flow())
+        self._flows.move_to_end(flow)
+        # Nobody pays for time that nobody else wanted: a flow without requests starts anew.
+        start = max(float(step), known.next_tag) if known.num_live else float(step)
+        known.next_tag = start + self.cost(flow, num_prompt=num_prompt, max_output=max_output)
+        known.num_live += 1
+        return start
+
+    def end(self, flow: Hashable, *, num_output: int) -> None:
+        """Take note of the end of a request and of how many tokens it was answered with."""
+        known = self._flows[flow]
+        known.num_live -= 1
+        known.mean_output += NEW_SHARE * (num_output - known.mean_output)
+        while len(self._flows) > MAX_KNOWN_FLOWS:
+            idle = next((name for name, other in self._flows.items() if not other.num_live), None)
+            if idle is None:
+                return
+            del self._flows[idle]
+
+    def cost(self, flow: Hashable, *, num_prompt: int, max_output: int) -> float:
+        """Return the time that a request is expected to take of the whole engine, in steps."""
+        known = self._flows.get(flow)
+        mean_output = FIRST_GUESS_TOKENS if known is None else known.mean_output
+        return num_prompt / self._step_tokens + min(max_output, mean_output) / self._num_rows
