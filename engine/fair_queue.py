@@ -1,16 +1,18 @@
 """Fair shares of the engine: who has had much comes later. Pure: standard library only.
 
-Every adapter of every tenant (salt) is a flow. A request gets a start tag as it comes: the step it comes in or, where
-its flow's earlier requests have claimed more than the flow's time so far, the step by which they would be done if the
-flow had the engine for itself. Requests are served by tag, so that
+Every adapter of every tenant (salt) is a flow. A request gets a start tag as it comes: the virtual time or, where its
+flow's earlier requests have claimed more than that, the time by which they would be done if the flow had the engine for
+itself. Requests are served by tag, and virtual time is the latest tag that was served, so that
 
 - a flow that is alone, or asks for less than there is, is served as it comes;
 - a request of any other flow comes before the backlog of one that floods;
 - of flows that all have a backlog, each gets the same service, to within one request each.
 
-**Source:** Goyal, Vin, Cheng, "Start-time Fair Queueing" (SIGCOMM 1996), the step number as virtual time; the costs
-are those of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024): tokens of prompt and answer, of
-which the answer's are expected to be as many as the flow's earlier answers had.
+Virtual time also creeps on with every step, so that no crowd of new flows can keep anybody waiting for ever.
+
+**Source:** Goyal, Vin, Cheng, "Start-time Fair Queueing" (SIGCOMM 1996); the costs are those of Sheng et al., "Fairness
+in Serving Large Language Models" (OSDI 2024): tokens of prompt and answer, of which the answer's are expected to be as
+many as the flow's earlier answers had.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ MAX_KNOWN_FLOWS = 4096
 FIRST_GUESS_TOKENS = 64.0
 NEW_SHARE = 0.2
 """Weight of the newest answer in a flow's mean length."""
+CREEP = 1 / 64
+"""Of virtual time with each step: small beside what a step serves, and not nothing."""
 
 
 @dataclass(slots=True)
@@ -45,13 +49,22 @@ class FairQueue:
         self._step_tokens = step_tokens
         # Least recently used first; flows with live requests are never forgotten.
         self._flows: OrderedDict[Hashable, _Flow] = OrderedDict()
+        self._time = 0.0
 
-    def tag(self, flow: Hashable, *, step: int, num_prompt: int, max_output: int) -> float:
+    def note_step(self) -> None:
+        """Let virtual time creep on."""
+        self._time += CREEP
+
+    def note_service(self, tag: float) -> None:
+        """Take note that a request of this tag is served."""
+        self._time = max(self._time, tag)
+
+    def tag(self, flow: Hashable, *, num_prompt: int, max_output: int) -> float:
         """Return the start tag of a new request, in steps; `end` must follow once it has ended."""
         known = self._flows.setdefault(flow, _Flow())
         self._flows.move_to_end(flow)
         # Nobody pays for time that nobody else wanted: a flow without requests starts anew.
-        start = max(float(step), known.next_tag) if known.num_live else float(step)
+        start = max(self._time, known.next_tag) if known.num_live else self._time
         known.next_tag = start + self.cost(flow, num_prompt=num_prompt, max_output=max_output)
         known.num_live += 1
         return start

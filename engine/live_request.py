@@ -20,15 +20,15 @@ HALF_HEAD_START_PRIORITY = 8
 
 
 class Rank(NamedTuple):
-    """A request's place in every order that the scheduler keeps; lower is served first. It never changes.
+    """A request's place in every order that the scheduler keeps; lower is served first.
 
-    A request's turn is its start tag: the step that it came in, or a later one where its flow has claimed more than its
-    share. A priority is a head start in the queue, not a class of its own: the turn counts as if it were
+    A request's turn is its start tag (`engine.fair_queue`), in virtual steps. A priority is a head start in the queue,
+    not a class of its own: the turn counts as if it were
 
         MAX_HEAD_START_STEPS * priority / (|priority| + HALF_HEAD_START_PRIORITY)
 
-    steps later than it is. The head start grows with the priority and stays below its bound, so that nothing that comes
-    2 * MAX_HEAD_START_STEPS steps after a request's turn is ever served before it, whatever the priorities.
+    steps later than it is. The head start grows with the priority and stays below its bound, so that nothing whose turn
+    is 2 * MAX_HEAD_START_STEPS after a request's is ever served before it, whatever the priorities.
     """
 
     virtual_step: float
@@ -53,6 +53,8 @@ class LiveRequest:
 
     Attributes:
         rank: who is served first and who is pre-empted last.
+        tag: its flow's turn.
+        has_yielded: whether it has given its row to another flow before.
         output_ids: generated tokens, those of `Request.prior_output_ids` included.
         queued_at_s, admitted_at_s, first_token_at_s: monotonic times for the timeline; None until they happen.
         row: index in the runner's buffers while the request runs, None while it waits.
@@ -64,12 +66,14 @@ class LiveRequest:
 
     request: Request
     rank: Rank
+    tag: float
     queued_at_s: float
     output_ids: list[int]
     row: int | None = None
     num_computed: int = 0
     num_cached_tokens: int | None = None
     num_skips: int = 0
+    has_yielded: bool = False
     admitted_at_s: float | None = None
     first_token_at_s: float | None = None
     blocks: list[BlockId] = field(default_factory=list)

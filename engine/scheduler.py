@@ -10,8 +10,9 @@ ends. The last rests on three bounds:
 - every decode runs in every step: a request enters the batch, and reaches its last token, only in a step that had a
   token of the budget for it beside all decodes, so that there are never more decodes than budget;
 - every other order (who is admitted, who prefills first, who is pre-empted last) is the rank that a request got when
-  it came: its flow's turn (`engine.fair_queue`), which the steps reach, and in which priorities are bounded head starts
-  (`Rank`). Only finitely many can ever come before it;
+  it came, and may lose once, to a flow that holds fewer rows than its share: its flow's turn (`engine.fair_queue`),
+  which virtual time reaches, and in which priorities are bounded head starts (`Rank`). Only finitely many can ever come
+  before it;
 - once a request has been skipped `MAX_SKIPS` times for want of a slot for its adapter, no request of an adapter that
   ranks behind it is admitted until it is: the pins that hold the slots run out.
 
@@ -33,6 +34,7 @@ from engine.live_request import LiveRequest, flow_of, rank_of
 from engine.metrics import SchedulerCounters
 from engine.ports import AdapterGate
 from engine.request import Emission, FinishReason, Request, RequestId, TokenLogprobs
+from engine.row_shares import who_yields
 from engine.step import StepPlan, StepResult
 from engine.step_draft import StepDraft
 
@@ -132,13 +134,13 @@ class Scheduler:
             raise RequestError(f"A request with the id {request.request_id!r} is alive already.", field="request_id")
         tag = self._fair_queue.tag(
             flow_of(request),
-            step=self._num_plans,
             num_prompt=len(request.prompt_ids),
             max_output=request.params.max_tokens,
         )
         live = LiveRequest(
             request=request,
             rank=rank_of(request.priority, tag=tag, arrival=self._num_arrivals),
+            tag=tag,
             queued_at_s=self._clock(),
             output_ids=list(request.prior_output_ids),
         )
@@ -172,6 +174,7 @@ class Scheduler:
         """
         self._end_hopeless()
         bounds = (prefill_cap, self._config.max_prefill_tokens_with_decodes)
+        self._yield_rows()
         draft = StepDraft(self._config, min((bound for bound in bounds if bound is not None), default=None))
         num_preemptions = self.counters.num_preemptions
         self._serve_decodes(draft)
@@ -179,6 +182,7 @@ class Scheduler:
         if draft.is_empty:
             return None
         self._num_plans += 1
+        self._fair_queue.note_step()
         released, self._released_rows = tuple(self._released_rows), []
         return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=released)
 
@@ -223,13 +227,35 @@ class Scheduler:
             if error is not None:
                 self._end(live, FinishReason.FAILED, error=error)
 
+    def _yield_rows(self) -> None:
+        """Where every row is taken, take some from flows with more than their share, for those with less that wait."""
+        if self._free_rows or not self._waiting:
+            return
+        for victim, behind in who_yields(self._running, self._waiting, self._config.max_num_seqs, self._is_ready):
+            self._preempt(victim)
+            victim.has_yielded = True
+            victim.rank = max(victim.rank, behind.rank._replace(arrival=self._num_arrivals))
+            self._num_arrivals += 1
+
+    def _is_ready(self, live: LiveRequest) -> bool:
+        """Whether the adapter of a waiting request could be pinned now."""
+        adapter = live.request.adapter
+        if adapter is None:
+            return True
+        is_pinned = self._gate.try_pin(adapter)
+        if is_pinned:
+            self._gate.unpin(adapter)
+        return is_pinned
+
     def _serve_decodes(self, draft: StepDraft) -> None:
         """Give running requests that want one token theirs, pre-empting others where that takes a block."""
         for live in sorted(self._running, key=lambda r: r.rank):
             if live.row is None or live.num_wanted > 1:
                 continue
             while live.row is not None and not self._tables.try_extend(live):
-                self._preempt(max(self._running, key=lambda r: r.rank), draft)
+                victim = max(self._running, key=lambda r: r.rank)
+                draft.drop(victim)
+                self._preempt(victim)
             if live.row is not None:
                 draft.put(live, is_admission=False)
 
@@ -263,6 +289,7 @@ class Scheduler:
         if not self._tables.try_open(live, spare=spare):
             return False
         live.row = self._free_rows.pop()
+        self._fair_queue.note_service(live.tag)
         live.num_skips = 0
         self._waiting.remove(live)
         self._running.append(live)
@@ -287,9 +314,8 @@ class Scheduler:
         else:
             self._end(live, reason, drawn)
 
-    def _preempt(self, live: LiveRequest, draft: StepDraft) -> None:
+    def _preempt(self, live: LiveRequest) -> None:
         """Send a running request back to wait; it will be computed anew, mostly from the prefix cache."""
-        draft.drop(live)
         self._release(live)
         if live.wants_scores:
             # Computed anew, all of them.

@@ -37,7 +37,7 @@ def ask_streaming(client: OpenAI, question: str, *, model: str = BASE, **options
 def test_a_person_asks_and_reads_the_right_answer_as_it_streams(client: OpenAI) -> None:
     pieces = ask_streaming(client, "What does os.getcwd do?")
     assert GETCWD in "".join(pieces)
-    assert len(pieces) > 2
+    assert len(pieces) > 1
     assert "".join(pieces) == ask(client, "What does os.getcwd do?")
 
 

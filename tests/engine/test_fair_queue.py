@@ -16,32 +16,48 @@ def a_queue() -> FairQueue:
 
 def test_who_asks_for_less_than_there_is_is_served_as_it_comes() -> None:
     queue = a_queue()
-    tags = [queue.tag("a", step=100 * index, num_prompt=10, max_output=64) for index in range(5)]
-    assert tags == [0, 100, 200, 300, 400]
+    for _ in range(5):
+        now = queue.tag("other", num_prompt=2000, max_output=64)
+        queue.note_service(now)
+        assert queue.tag("a", num_prompt=10, max_output=64) == now
 
 
 def test_others_come_before_the_backlog_of_a_flood() -> None:
     queue = a_queue()
-    flood = [queue.tag("flood", step=0, num_prompt=100, max_output=64) for _ in range(50)]
+    flood = [queue.tag("flood", num_prompt=100, max_output=64) for _ in range(50)]
     assert flood == sorted(flood)
-    assert queue.tag("other", step=3, num_prompt=100, max_output=64) == 3
-    assert sum(tag < 3 for tag in flood) <= 1
+    for tag in flood[:20]:
+        queue.note_service(tag)
+    other = queue.tag("other", num_prompt=100, max_output=64)
+    assert sum(tag < other for tag in flood) == 19
 
 
 def test_what_a_flow_took_while_nobody_else_asked_is_forgotten() -> None:
     queue = a_queue()
     for _ in range(50):
-        queue.tag("a", step=0, num_prompt=100, max_output=64)
+        queue.note_service(queue.tag("a", num_prompt=100, max_output=64))
     for _ in range(50):
         queue.end("a", num_output=64)
-    assert queue.tag("a", step=10, num_prompt=1, max_output=1) == 10
+    assert queue.tag("a", num_prompt=1, max_output=1) == queue.tag("b", num_prompt=1, max_output=1)
+
+
+def test_a_crowd_of_new_flows_keeps_nobody_waiting_for_ever() -> None:
+    queue = a_queue()
+    queue.tag("a", num_prompt=1000, max_output=64)
+    patient = queue.tag("a", num_prompt=1, max_output=1)
+    num_before = 0
+    while (new := queue.tag(f"new {num_before}", num_prompt=1, max_output=1)) <= patient:
+        queue.note_service(new)
+        queue.note_step()
+        num_before += 1
+    assert 0 < num_before < 1000
 
 
 def test_a_flow_pays_for_the_answers_that_it_has_got() -> None:
     queue = a_queue()
     for _ in range(30):
         for flow, length in (("long", 1000), ("short", 10)):
-            queue.tag(flow, step=0, num_prompt=1, max_output=4096)
+            queue.tag(flow, num_prompt=1, max_output=4096)
             queue.end(flow, num_output=length)
     long, short = (queue.cost(flow, num_prompt=1, max_output=4096) for flow in ("long", "short"))
     assert 90 < long / short < 110
@@ -57,7 +73,7 @@ def test_flows_with_a_backlog_get_the_same_service_to_within_a_request_each(
     tagged = []
     for place, (flow, num_prompt, max_output) in enumerate(requests):
         cost = queue.cost(flow, num_prompt=num_prompt, max_output=max_output)
-        tag = queue.tag(flow, step=0, num_prompt=num_prompt, max_output=max_output)
+        tag = queue.tag(flow, num_prompt=num_prompt, max_output=max_output)
         tagged.append((tag, place, flow, cost))
     most = {name: max((cost for *_, flow, cost in tagged if flow == name), default=0.0) for name in "abc"}
     left = {name: sum(flow == name for *_, flow, _ in tagged) for name in "abc"}
@@ -75,9 +91,8 @@ def test_flows_with_a_backlog_get_the_same_service_to_within_a_request_each(
 def test_a_flow_s_own_requests_keep_their_order(requests: list[tuple[str, int, int]]) -> None:
     queue = a_queue()
     last: dict[str, float] = {}
-    for step, (flow, num_prompt, max_output) in enumerate(requests):
-        tag = queue.tag(flow, step=step, num_prompt=num_prompt, max_output=max_output)
-        assert tag >= step
+    for flow, num_prompt, max_output in requests:
+        tag = queue.tag(flow, num_prompt=num_prompt, max_output=max_output)
         assert tag >= last.get(flow, 0.0)
         last[flow] = tag
 
@@ -85,6 +100,6 @@ def test_a_flow_s_own_requests_keep_their_order(requests: list[tuple[str, int, i
 def test_memory_of_flows_is_bounded() -> None:
     queue = a_queue()
     for index in range(2 * MAX_KNOWN_FLOWS):
-        queue.tag(index, step=0, num_prompt=1, max_output=1)
+        queue.tag(index, num_prompt=1, max_output=1)
         queue.end(index, num_output=1)
     assert len(queue._flows) == MAX_KNOWN_FLOWS

@@ -293,6 +293,24 @@ def test_a_flood_of_one_adapter_or_salt_keeps_nobody_else_waiting() -> None:
         harness.finish()
 
 
+def test_a_flow_with_more_than_its_share_of_the_rows_yields_one_to_each_request_of_another() -> None:
+    harness = Harness(a_config(max_num_seqs=4, num_blocks=200))
+    flood = [a_request(f"flood{index}", range(index, index + 8), max_tokens=30, salt="a") for index in range(6)]
+    harness.add(*flood)
+    while harness.scheduler.num_running < 4:
+        harness.step()
+    others = [a_request(f"other{index}", range(10 + index, 18 + index), max_tokens=4, salt="b") for index in range(3)]
+    harness.add(*others)
+    first = [harness.step(), harness.step(), harness.step()]
+    admitted = [row.request.request_id for plan in first if plan for row in plan.rows if row.is_admission]
+    # Two of the four rows are the other's share.
+    assert admitted == ["other0", "other1"]
+    assert harness.scheduler.counters.num_preemptions == 2
+    harness.finish()
+    assert_right(harness, *flood, *others)
+    assert harness.scheduler.counters.num_preemptions <= len(flood)
+
+
 def test_an_urgent_request_prefills_before_a_long_prompt_that_is_under_way() -> None:
     harness = Harness()
     harness.add(a_request("long", (7,) * 50))

@@ -4,6 +4,8 @@ it is only driven, and what came out is compared with each request computed alon
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -165,6 +167,8 @@ def test_with_room_for_all_every_request_runs_in_every_step_after_its_first_toke
     batch: tuple[ResolvedConfig, list[Request]], gate: ScriptedGate
 ) -> None:
     config, all_requests = batch
+    # Of one flow: another's may take a row.
+    all_requests = [replace(request, adapter=None, salt="") for request in all_requests]
     config = a_config(
         block_tokens=config.block_tokens,
         max_model_len=24,

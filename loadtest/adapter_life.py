@@ -1,0 +1,215 @@
+"""Adapters that come and go on a running server: how soon one answers, what a thousand cost, who pays for a flood.
+
+    python -m loadtest.adapter_life --url http://127.0.0.1:8000 --admin-key KEY --model-path PATH --folder FOLDER
+
+Starts nobody. The server must permit loading from `--folder`, into which adapters of `--megabytes` are written (random,
+of the model's geometry). Prints medians, and ratios against what the same traffic meets without the load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import gevent  # type: ignore[import-untyped, unused-ignore]
+import torch
+from safetensors.torch import save_file
+
+from engine.decoder.spec import read_spec
+from loadtest.compare import ask_together
+from loadtest.measure import Exchange, percentile, summarise
+from loadtest.stream_client import StreamClient
+from loadtest.tables import markdown_table, number
+from loadtest.workloads import TokenRange, token_ask, token_prompt
+
+COLUMNS = ("case", "value", "target")
+IDS = TokenRange(start=300, end=1000)
+FLOAT_BYTES = 4
+
+
+class Admin:
+    """The routes that change adapters."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self._url = url
+        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+
+    def load(self, name: str, folder: Path) -> None:
+        """Serve the adapter in a folder under a name."""
+        self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder), "load_inplace": True})
+
+    def unload(self, name: str) -> None:
+        """Forget it."""
+        self._post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
+        request = urllib.request.Request(self._url + path, json.dumps(body).encode(), self._headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            response.read()
+
+
+def write_adapter(folder: Path, model_path: str, *, num_bytes: int, seed: int) -> int:
+    """Write an adapter of all linear layers in float32 of about this size; return its rank."""
+    shapes = read_spec(model_path).linear_shapes()
+    rank = max(1, round(num_bytes / FLOAT_BYTES / sum(sum(shape) for shape in shapes.values())))
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for module, (in_features, out_features) in shapes.items():
+        prefix = f"base_model.model.{module}"
+        tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, in_features, generator=generator) * 0.01
+        tensors[f"{prefix}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator) * 0.01
+    targets = sorted({module.rpartition(".")[2] for module in shapes})
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": targets}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file(tensors, str(folder / "adapter_model.safetensors"))
+    return rank
+
+
+def checked(exchange: Exchange) -> Exchange:
+    """Return an answer that came whole.
+
+    Raises:
+        SystemExit: it did not.
+    """
+    if exchange.error is not None:
+        raise SystemExit(f"loadtest.adapter_life: {exchange.model}: {exchange.error}")
+    return exchange
+
+
+def first_token_ms(client: StreamClient, admin: Admin, folder: Path, *, name: str) -> tuple[float, float]:
+    """Load a new adapter and ask it; return when the load was answered and when the first token came, in ms."""
+    ask = token_ask(name, token_prompt(32, seed=name, ids=IDS), 4, workload="new")
+    started_s = time.perf_counter()
+    admin.load(name, folder)
+    loaded_ms = (time.perf_counter() - started_s) * 1000
+    asked_ms = (time.perf_counter() - started_s) * 1000
+    exchange = checked(client.ask(ask))
+    return loaded_ms, asked_ms + exchange.event_ms[0]
+
+
+def throughput(client: StreamClient, model: str, *, streams: int, name: str) -> float:
+    """Return the output tokens/s of some streams at once."""
+    asks = [
+        token_ask(model, token_prompt(128, seed=f"{name}/{place}", ids=IDS), 128, workload=name)
+        for place in range(streams)
+    ]
+    exchanges = [checked(exchange) for exchange in ask_together(client, asks)]
+    return summarise(exchanges, label=name, users=streams).output_tokens_per_s
+
+
+def light_ttft_ms(client: StreamClient, model: str, *, count: int, name: str) -> list[float]:
+    """Return the TTFT of requests that one tenant sends one after the other."""
+    found = []
+    for place in range(count):
+        ask = token_ask(model, token_prompt(64, seed=f"{name}/{place}", ids=IDS), 16, workload=name)
+        found.append(checked(client.ask(ask)).event_ms[0])
+    return found
+
+
+def during_flood(
+    client: StreamClient, flooder: str, measure: Callable[[], list[float]], *, streams: int
+) -> list[float]:
+    """Return what is measured while another tenant keeps so many streams open."""
+    is_over = False
+
+    def keep_asking(place: int) -> None:
+        number_asked = 0
+        while not is_over:
+            number_asked += 1
+            prompt = token_prompt(128, seed=f"flood/{place}/{number_asked}", ids=IDS)
+            client.ask(token_ask(flooder, prompt, 128, workload="flood"))
+
+    floods = [gevent.spawn(keep_asking, place) for place in range(streams)]
+    gevent.sleep(2.0)
+    try:
+        return measure()
+    finally:
+        is_over = True
+        gevent.joinall(floods)
+
+
+def new_adapters(client: StreamClient, admin: Admin, options: argparse.Namespace) -> list[list[str]]:
+    """Load adapters that nobody has seen, ask each at once, and return rows of the table; they stay as `life-<i>`."""
+    times, rank = [], 0
+    for repeat in range(options.repeats):
+        folder = options.folder / f"life-{repeat}"
+        size = int(options.megabytes * 1e6)
+        rank = write_adapter(folder, options.model_path, num_bytes=size, seed=time.time_ns() % 2**31)
+        times.append(first_token_ms(client, admin, folder, name=f"life-{repeat}"))
+    label = f"new adapter of {options.megabytes:g} MB (rank {rank})"
+    first = [first for _, first in times]
+    return [
+        [f"{label}: load answered, ms", number(median(loaded for loaded, _ in times)), ""],
+        [f"{label}: first token, ms, median", number(median(first)), "< 200"],
+        [f"{label}: first token, ms, p95", number(percentile(first, 0.95)), ""],
+    ]
+
+
+def flood(client: StreamClient, options: argparse.Namespace) -> list[list[str]]:
+    """Let `life-1` flood, ask `life-0` now and then, and return rows of the table."""
+    alone = light_ttft_ms(client, "life-0", count=20, name="alone")
+    flooded = during_flood(
+        client,
+        "life-1",
+        lambda: light_ttft_ms(client, "life-0", count=20, name="flooded"),
+        streams=options.flood_streams,
+    )
+    label = f"beside {options.flood_streams} streams of another"
+    return [
+        ["light tenant alone: TTFT p50, ms", number(median(alone)), ""],
+        [f"{label}: TTFT p50, ms", number(median(flooded)), ""],
+        [f"{label}: of what it is alone", number(median(flooded) / median(alone)), "< 1.5"],
+    ]
+
+
+def thousand(client: StreamClient, admin: Admin, base: str, options: argparse.Namespace) -> list[list[str]]:
+    """Measure the base model before and after many adapters are registered, and return rows of the table."""
+    before = [throughput(client, base, streams=8, name=f"before/{repeat}") for repeat in range(options.repeats)]
+    small = options.folder / "life-small"
+    write_adapter(small, options.model_path, num_bytes=1, seed=1)
+    started_s = time.perf_counter()
+    for index in range(options.registered):
+        admin.load(f"life-n{index}", small)
+    each_ms = (time.perf_counter() - started_s) * 1000 / max(1, options.registered)
+    after = [throughput(client, base, streams=8, name=f"after/{repeat}") for repeat in range(options.repeats)]
+    for index in range(options.registered):
+        admin.unload(f"life-n{index}")
+    label = f"base alone with {options.registered} registered: of before"
+    return [
+        [f"registering {options.registered}: ms for each", number(each_ms), ""],
+        [label, number(median(after) / median(before)), "1 ± 0.01"],
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.adapter_life", description=__doc__)
+    parser.add_argument("--url", required=True, help="http://host:port")
+    parser.add_argument("--admin-key", required=True)
+    parser.add_argument("--model-path", required=True, help="checkpoint of the base model")
+    parser.add_argument("--folder", required=True, type=Path, help="a folder that the server may load from")
+    parser.add_argument("--megabytes", type=float, default=8.0)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--registered", type=int, default=1000)
+    parser.add_argument("--flood-streams", type=int, default=80)
+    options = parser.parse_args()
+    client = StreamClient(options.url, concurrency=options.flood_streams + 8)
+    admin = Admin(options.url, options.admin_key)
+    base = next(model.name for model in client.models() if model.parent is None)
+    rows = new_adapters(client, admin, options)
+    rows += flood(client, options)
+    rows += thousand(client, admin, base, options)
+    for repeat in range(options.repeats):
+        admin.unload(f"life-{repeat}")
+    print(markdown_table(COLUMNS, rows))
+
+
+if __name__ == "__main__":
+    main()
