@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 
 from starlette.datastructures import Headers
 
 from app.errors import ApiError
+from app.tenants import given_key, key_digest
 
 ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
-
-
-def key_digest(key: str) -> str:
-    """Return what is kept of a key: its SHA-256, in lower-case hex."""
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
@@ -30,9 +25,8 @@ def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
             error_type="permission_error",
             code="admin_disabled",
         )
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    given = key_digest(key.strip()) if scheme.lower() == "bearer" else ""
-    if not hmac.compare_digest(given, admin_key_sha256):
+    key = given_key(headers)
+    if not hmac.compare_digest(key_digest(key or ""), admin_key_sha256) or not key:
         raise ApiError(
             401,
             "This route needs the admin key, as 'Authorization: Bearer ...'.",

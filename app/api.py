@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -16,6 +17,7 @@ from app.middleware import Border, RequestBody
 from app.openapi import document
 from app.routes import adapters, chat, completions, health, messages, models, moderations, responses, tokens
 from app.settings import LimitSettings
+from app.tenants import Tenant
 
 __all__ = ["GatewayPort", "create_app"]
 
@@ -28,6 +30,7 @@ def create_app(
     limits: LimitSettings | None = None,
     moderation_model: str | None = None,
     admin_key_sha256: str | None = None,
+    tenant_by_digest: Mapping[str, Tenant] | None = None,
     sends_request_id: bool = False,
 ) -> FastAPI:
     """Build the application that answers for `gateway`.
@@ -37,6 +40,7 @@ def create_app(
         limits: bounds on one request; None takes the defaults.
         moderation_model: public name of the classifier (`settings.safety.name`); None where there is none.
         admin_key_sha256: of the key that admin routes need; None where nobody may use them.
+        tenant_by_digest: whose each API key is, by its SHA-256; without any no key is needed.
         sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
             would reach clients as "id, id".
     """
@@ -45,6 +49,7 @@ def create_app(
     app.state.limits = limits or LimitSettings()
     app.state.moderation_model = moderation_model
     app.state.admin_key_sha256 = admin_key_sha256
+    app.state.tenant_by_digest = tenant_by_digest or {}
     for resource in (chat, completions, responses, messages, models, moderations, tokens, adapters, health):
         app.include_router(resource.router)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)

@@ -25,12 +25,13 @@ from adapters.registry import AdapterRegistry, reference, scan
 from adapters.tensor_file import read_tensor_file
 from adapters.validate import validate
 from app import serve_environment
-from app.admin import ADMIN_KEY_VARIABLE, key_digest
+from app.admin import ADMIN_KEY_VARIABLE
 from app.api import create_app
 from app.checkpoint_source import local_folder
 from app.fingerprint import model_fingerprint
 from app.settings import ModelSettings, RegistrySettings, SafetySettings, Settings
-from deployments.adapter_registry import Registry
+from app.tenants import Tenant, key_digest
+from deployments.adapter_registry import GATEWAY, Registry
 from deployments.config import ChannelConfig, GatewayConfig, ModelConfig, RegistryConfig, SafetyConfig
 from deployments.gateway import Gateway
 from deployments.model_replica import ModelReplica
@@ -70,9 +71,10 @@ def build(settings: Settings) -> serve.Application:
         limits=settings.limits,
         moderation_model=None if settings.safety is None else settings.safety.name,
         admin_key_sha256=_admin_key(settings),
+        tenant_by_digest=tenants(settings),
     )
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
-        name="Gateway",
+        name=GATEWAY,
         max_ongoing_requests=_GATEWAY_REQUESTS,
         max_queued_requests=_GATEWAY_REQUESTS,
         ray_actor_options={"num_cpus": 0.2},
@@ -98,6 +100,19 @@ def registry_config(settings: Settings, registry: RegistrySettings) -> RegistryC
         allowed_folders=allowed,
         watch_period_s=registry.watch_period_s,
     )
+
+
+def tenants(settings: Settings) -> dict[str, Tenant]:
+    """Return whose each key is, by the key's digest."""
+    return {
+        digest: Tenant(
+            name=tenant.name,
+            models=None if tenant.models is None else frozenset(tenant.models),
+            priority=tenant.priority,
+        )
+        for tenant in settings.tenants
+        for digest in tenant.keys_sha256
+    }
 
 
 def _admin_key(settings: Settings) -> str | None:

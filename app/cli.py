@@ -7,6 +7,7 @@ says when the server answers, and ends all that it has started.
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import json
 import os
 import shlex
@@ -74,6 +75,11 @@ def _serve(config: Path, *, address: str, timeout_s: float) -> int:
     tree = read_config(config)
     host, port = _listen_address(tree)
     own = serve_environment.of_this_process()
+    if not _is_loopback(host) and any(_is_open(application["args"]) for application in _our_applications(tree)):
+        return _refuse(
+            f"everybody who reaches {host} could ask: give `tenants` with API keys in args, listen on 127.0.0.1 "
+            "(http_options.host), or set `allow_anonymous: true`"
+        )
     if not preflight.is_port_free(host, port):
         return _refuse(
             f"port {port} on {host} is in use: stop what listens there, or set http_options.port in {config}"
@@ -169,6 +175,17 @@ def _prefix(application: Mapping[str, Any]) -> str:
 def _listen_address(tree: Mapping[str, Any]) -> tuple[str, int]:
     options = tree.get("http_options") or {}
     return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_open(args: Mapping[str, Any]) -> bool:
+    return not args.get("tenants") and not args.get("allow_anonymous")
 
 
 def _reachable(host: str) -> str:

@@ -199,6 +199,23 @@ class RegistrySettings(SettingsNode):
     )
 
 
+KeyDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""SHA-256 of a key, in lower-case hex: `printf %s KEY | sha256sum`."""
+
+
+class TenantSettings(SettingsNode):
+    """One tenant: its keys, and what it may do with them."""
+
+    name: PublicName = Field(description="Name of the tenant.")
+    keys_sha256: tuple[KeyDigest, ...] = Field(min_length=1, description="SHA-256 of each of its API keys, in hex.")
+    models: tuple[PublicName, ...] | None = Field(
+        default=None, description="Base models and adapters that it may use; null: all."
+    )
+    priority: int = Field(
+        default=0, ge=-(2**20), le=2**20, description="Added to that of its requests; lower is served first."
+    )
+
+
 class LimitSettings(SettingsNode):
     """Bounds on one HTTP request; over any of them it is refused with a 4xx that names the field."""
 
@@ -230,9 +247,14 @@ class Settings(SettingsNode):
     registry: RegistrySettings | None = Field(
         default_factory=RegistrySettings, description="Adapters that come and go; null: those of the start only."
     )
-    admin_key_sha256: str | None = Field(
+    tenants: tuple[TenantSettings, ...] = Field(
+        default=(), description="Whose API keys are known; with any, a request needs one. None: everybody may ask."
+    )
+    allow_anonymous: bool = Field(
+        default=False, description="Whether `antiphon serve` listens beyond this machine though no tenant is known."
+    )
+    admin_key_sha256: KeyDigest | None = Field(
         default=None,
-        pattern=r"^[0-9a-f]{64}$",
         description="SHA-256 of the key that admin routes need; null: of ANTIPHON_ADMIN_KEY, where that is set.",
     )
     limits: LimitSettings = Field(default_factory=LimitSettings, description="Bounds on one HTTP request.")
@@ -251,4 +273,8 @@ class Settings(SettingsNode):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"model and adapter names must be unique; declared more than once: {', '.join(twice)}")
+        keys = [key for tenant in self.tenants for key in tenant.keys_sha256]
+        tenants = [tenant.name for tenant in self.tenants]
+        if len(set(keys)) < len(keys) or len(set(tenants)) < len(tenants):
+            raise ValueError("tenants must have names and keys of their own")
         return self

@@ -18,6 +18,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ray import serve
+
 from adapters.catalogue import Catalogue
 from adapters.errors import AdapterError
 from adapters.finite import find_not_finite
@@ -30,11 +32,14 @@ from adapters.tensor_file import read_tensor_file
 from adapters.validate import LinearShapes, validate
 from deployments.adapter_changes import Registration
 from deployments.config import ModelConfig, RegistryConfig
+from deployments.handles import ask_all
 from engine.decoder.spec import read_spec
 from engine.errors import RequestError
 
 _logger = logging.getLogger(__name__)
 
+GATEWAY = "Gateway"
+TELL_TIMEOUT_S = 5.0
 LOCK_POLL_S = 0.2
 NUM_LOCK_TRIES = 25
 
@@ -294,10 +299,16 @@ class Registry:
         """Delete the copies of contents that nobody uses any more."""
         await asyncio.to_thread(self._server.discard, refs)
 
+    async def _tell(self) -> None:
+        """Tell the gateways at once; one that is not reached asks by itself."""
+        gateways = serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name)
+        await ask_all(gateways, "adopt", self._server.catalogue, timeout_s=TELL_TIMEOUT_S)
+
     async def _look_for_ever(self, period_s: float) -> None:
         while True:
             try:
-                await self._server.look()
+                if await self._server.look():
+                    await self._tell()
             except Exception:
                 # The task's border: a folder that cannot be read today may be tomorrow.
                 _logger.exception("looking at the drop-in folders failed")

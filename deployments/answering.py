@@ -206,6 +206,7 @@ class Answer:
                 bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
             ),
             adapter=self._adapter,
+            tenant=self._request.tenant or self._request.salt,
             salt=self._request.salt,
             priority=self._request.priority,
             timeout_s=None if deadline_s is None else max(0.0, deadline_s - self._clock()) + DEADLINE_SLACK_S,

@@ -139,6 +139,7 @@ class GenerationRequest:
         grammar: what the answer follows, apart from its thoughts and calls; None for anything.
         tool_use: how it may call tools, None where there are none.
         echoes: whether the prompt's text is told too.
+        tenant: whose share of the engine it takes; empty for that of the salt.
         salt: prefix-cache isolation.
         priority: lower is served first.
         timeout_s: seconds from now after which nobody waits for the answer; None for never.
@@ -155,6 +156,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     tool_use: ToolUse | None = None
     echoes: bool = False
+    tenant: str = ""
     salt: str = ""
     priority: int = 0
     timeout_s: float | None = None

@@ -86,6 +86,7 @@ class GenerationCall:
     params: SamplingParams
     prior_output_ids: bytes = b""
     adapter: AdapterRef | None = None
+    tenant: str = ""
     salt: str = ""
     priority: int = 0
     timeout_s: float | None = None
@@ -99,6 +100,7 @@ class GenerationCall:
             params=self.params,
             prior_output_ids=unpack_ids(self.prior_output_ids),
             adapter=None if self.adapter is None else self.adapter.digest,
+            tenant=self.tenant,
             salt=self.salt,
             priority=self.priority,
             deadline_s=None if self.timeout_s is None else now_s + self.timeout_s,

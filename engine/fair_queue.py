@@ -1,6 +1,6 @@
 """Fair shares of the engine: who has had much comes later. Pure: standard library only.
 
-Every adapter of every tenant (salt) is a flow. A request gets a start tag as it comes: the virtual time or, where its
+Every adapter of every tenant is a flow. A request gets a start tag as it comes: the virtual time or, where its
 flow's earlier requests have claimed more than that, the time by which they would be done if the flow had the engine for
 itself. Requests are served by tag, and virtual time is the latest tag that was served, so that
 

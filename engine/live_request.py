@@ -43,8 +43,8 @@ def rank_of(priority: int, *, tag: float, arrival: int) -> Rank:
 
 
 def flow_of(request: Request) -> tuple[str, AdapterDigest | None]:
-    """Return whose share of the engine a request takes: a salt's and an adapter's."""
-    return request.salt, request.adapter
+    """Return whose share of the engine a request takes: a tenant's with an adapter."""
+    return request.tenant, request.adapter
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -105,8 +105,9 @@ class Request:
         prior_output_ids: tokens of this same generation that another replica already produced; they count as output
             for penalties, `min_tokens`, `max_tokens` and the positions of seeded draws, and are not emitted again.
         adapter: digest of the LoRA adapter to apply, None for the base model.
+        tenant: whose share of the engine it takes.
         salt: isolation of the prefix cache: two requests share blocks only if their salts are equal.
-        priority: lower is served first; of equal priorities each salt and adapter gets its fair share.
+        priority: lower is served first; of equal priorities each tenant and adapter gets its fair share.
         deadline_s: monotonic time (`time.monotonic`) after which nobody waits for the answer; None for never.
     """
 
@@ -115,6 +116,7 @@ class Request:
     params: SamplingParams
     prior_output_ids: tuple[int, ...] = ()
     adapter: AdapterDigest | None = None
+    tenant: str = ""
     salt: str = ""
     priority: int = 0
     deadline_s: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Response
 
 from app.json_route import JsonResponse, JsonRoute
-from app.routes.context import ERRORS, Context, only_admin
+from app.routes.context import ERRORS, OpenContext, only_admin
 from app.schemas.adapters import (
     AdapterInfo,
     AdapterList,
@@ -21,7 +21,7 @@ router = APIRouter(route_class=JsonRoute, tags=["adapters"], dependencies=[Depen
 
 
 @router.post("/v1/load_lora_adapter", response_model=AdapterInfo, responses=ERRORS)
-async def load_adapter(body: LoadAdapterRequest, context: Context) -> Response:
+async def load_adapter(body: LoadAdapterRequest, context: OpenContext) -> Response:
     """Serve an adapter under a name, on every replica, from the moment of the answer on."""
     wanted = Registration(
         name=body.lora_name, folder=body.lora_path, base=body.base_model_name, replaces=bool(body.load_inplace)
@@ -31,7 +31,7 @@ async def load_adapter(body: LoadAdapterRequest, context: Context) -> Response:
 
 
 @router.post("/v1/unload_lora_adapter", response_model=UnloadedAdapter, responses=ERRORS)
-async def unload_adapter(body: UnloadAdapterRequest, context: Context) -> Response:
+async def unload_adapter(body: UnloadAdapterRequest, context: OpenContext) -> Response:
     """Forget an adapter, wait for the requests that use it, and free it on every replica."""
     freed = await context.gateway.adapters.unload(body.lora_name, body.version)
     return JsonResponse(
@@ -40,13 +40,13 @@ async def unload_adapter(body: UnloadAdapterRequest, context: Context) -> Respon
 
 
 @router.get("/v1/adapters", response_model=AdapterList, responses=ERRORS)
-async def list_adapters(context: Context) -> Response:
+async def list_adapters(context: OpenContext) -> Response:
     """List adapters, their versions, and where these lie."""
     return JsonResponse(AdapterList(data=[_info(status) for status in await context.gateway.adapters.status()]))
 
 
 @router.post("/v1/adapters/{name}/route", response_model=AdapterInfo, responses=ERRORS)
-async def route_adapter(name: str, body: RouteAdapterRequest, context: Context) -> Response:
+async def route_adapter(name: str, body: RouteAdapterRequest, context: OpenContext) -> Response:
     """Promote a version, roll back to one, or split a name's traffic among several."""
     entry = await context.gateway.adapters.route(name, {int(number): percent for number, percent in body.split.items()})
     return JsonResponse(_info(AdapterStatus(entry=entry, places_by_replica={})))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
@@ -14,6 +15,7 @@ from app.gateway_port import GatewayPort
 from app.render import ResponseHead
 from app.schemas.errors import ErrorResponse
 from app.settings import LimitSettings
+from app.tenants import Tenant, TenantGateway, identify
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request is wrong; `param` names the field."},
@@ -58,6 +60,14 @@ async def only_admin(request: Request) -> None:
 
 
 async def _context(request: Request) -> RouteContext:  # a dependency that is no coroutine costs a thread hop
+    context = await _open_context(request)
+    tenant_by_digest: Mapping[str, Tenant] = request.app.state.tenant_by_digest
+    if not tenant_by_digest:
+        return context
+    return replace(context, gateway=TenantGateway(context.gateway, identify(request.headers, tenant_by_digest)))
+
+
+async def _open_context(request: Request) -> RouteContext:
     state = request.app.state
     return RouteContext(
         gateway=state.gateway,
@@ -68,3 +78,6 @@ async def _context(request: Request) -> RouteContext:  # a dependency that is no
 
 
 Context = Annotated[RouteContext, Depends(_context)]
+"""Of a tenant, where keys are known."""
+OpenContext = Annotated[RouteContext, Depends(_open_context)]
+"""Of whoever asks: routes for operators, and those that guard themselves."""

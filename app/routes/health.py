@@ -6,7 +6,7 @@ from fastapi import APIRouter, Response
 
 from app.errors import without_internals
 from app.json_route import JsonResponse, JsonRoute
-from app.routes.context import ERRORS, Context
+from app.routes.context import ERRORS, OpenContext
 from app.schemas.health import Health
 
 router = APIRouter(route_class=JsonRoute, tags=["operations"])
@@ -17,7 +17,7 @@ router = APIRouter(route_class=JsonRoute, tags=["operations"])
     response_model=Health,
     responses={503: {"model": Health, "description": "Some base model has no working replica."}},
 )
-async def health(context: Context) -> Response:
+async def health(context: OpenContext) -> Response:
     """Say whether every base model has a replica that makes progress."""
     report = await context.gateway.health()
     states = {name: without_internals(state) for name, state in report.state_by_model.items()}
@@ -30,7 +30,7 @@ async def health(context: Context) -> Response:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, 500: ERRORS[500]},
 )
-async def metrics(context: Context) -> Response:
+async def metrics(context: OpenContext) -> Response:
     """Return the metrics in Prometheus' text format."""
     return Response(
         await context.gateway.metrics(), headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 from starlette.datastructures import Headers
 
-from app.admin import check_admin, key_digest
+from app.admin import check_admin
 from app.errors import ApiError
+from app.tenants import key_digest
 
 DIGEST = key_digest("secret")
 

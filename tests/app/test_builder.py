@@ -11,9 +11,10 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from app.admin import ADMIN_KEY_VARIABLE, key_digest
+from app.admin import ADMIN_KEY_VARIABLE
 from app.builder import build, gateway_config, registry_config
 from app.settings import Settings
+from app.tenants import key_digest
 from engine.errors import ConfigError
 from tests.deployments.tiny_models import CONTEXT, write_chat_model, write_guard
 

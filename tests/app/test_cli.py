@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import yaml
 
 from app import cli
 from tests.app.test_config_lint import GOOD
@@ -130,6 +131,36 @@ def test_a_port_in_use_is_one_line(
     assert cli.main(["serve", str(config)]) == 2
     assert "port 8000 on 127.0.0.1 is in use" in capsys.readouterr().err
     assert server.started == []
+
+
+@pytest.mark.parametrize(
+    ("host", "args", "starts"),
+    [
+        ("0.0.0.0", {}, False),
+        ("10.0.0.5", {"tenants": []}, False),
+        ("0.0.0.0", {"allow_anonymous": True}, True),
+        ("0.0.0.0", {"tenants": [{"name": "a", "keys_sha256": ["a" * 64]}]}, True),
+        ("localhost", {}, True),
+        ("::1", {}, True),
+    ],
+)
+def test_nobody_listens_to_strangers_by_accident(
+    config: Path,
+    server: type[FakeServer],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    args: dict[str, object],
+    starts: bool,
+) -> None:
+    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    tree = yaml.safe_load(config.read_text())
+    tree["http_options"]["host"] = host
+    tree["applications"][0]["args"] |= args
+    config.write_text(yaml.safe_dump(tree))
+    assert cli.main(["serve", str(config)]) == (0 if starts else 2)
+    assert bool(server.started) == starts
+    assert starts or "tenants" in capsys.readouterr().err
 
 
 def test_a_stale_note_of_a_cluster_is_named(

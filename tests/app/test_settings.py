@@ -67,3 +67,19 @@ def test_mistakes_are_refused_with_a_hint(args: dict[str, Any], text: str) -> No
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError):
         Settings.model_validate({"models": [MODEL]}).max_resumes = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "tenants",
+    [
+        [{"name": "a", "keys_sha256": ["a" * 64]}, {"name": "a", "keys_sha256": ["b" * 64]}],
+        [{"name": "a", "keys_sha256": ["a" * 64]}, {"name": "b", "keys_sha256": ["a" * 64]}],
+        [{"name": "a", "keys_sha256": ["a" * 64, "a" * 64]}],
+        [{"name": "a", "keys_sha256": []}],
+        [{"name": "a", "keys_sha256": ["secret"]}],
+        [{"name": "a b", "keys_sha256": ["a" * 64]}],
+    ],
+)
+def test_tenants_have_names_and_keys_of_their_own(tenants: list[dict[str, object]]) -> None:
+    with pytest.raises(ValidationError):
+        Settings.model_validate({"models": [{"name": "m", "path": "m"}], "tenants": tenants})

@@ -19,9 +19,9 @@ import yaml
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.admin import key_digest
 from app.preflight import free_port
 from app.server_process import kill_session
+from app.tenants import key_digest
 
 ADMIN_KEY = "a key for tests"
 ROOT = Path(__file__).parents[2]

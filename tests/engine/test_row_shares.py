@@ -12,7 +12,7 @@ from tests.engine.scripted import a_request
 
 def live(name: str, flow: str, place: int, *, has_yielded: bool = False) -> LiveRequest:
     return LiveRequest(
-        request=a_request(name, salt=flow),
+        request=a_request(name, tenant=flow),
         rank=rank_of(0, tag=0.0, arrival=place),
         tag=0.0,
         queued_at_s=0.0,

@@ -278,8 +278,8 @@ def test_among_waiting_requests_the_lower_priority_number_goes_first_then_the_ea
     assert order == ["d", "b", "c", "a"]
 
 
-def test_a_flood_of_one_adapter_or_salt_keeps_nobody_else_waiting() -> None:
-    flows: list[tuple[dict[str, Any], dict[str, Any]]] = [({"adapter": "a"}, {}), ({"salt": "a"}, {"salt": "b"})]
+def test_a_flood_of_one_adapter_or_tenant_keeps_nobody_else_waiting() -> None:
+    flows: list[tuple[dict[str, Any], dict[str, Any]]] = [({"adapter": "a"}, {}), ({"tenant": "a"}, {"tenant": "b"})]
     for flood, other in flows:
         harness = Harness(a_config(max_num_seqs=1))
         harness.add(*(a_request(f"flood{index}", max_tokens=2, **flood) for index in range(20)))
@@ -295,11 +295,11 @@ def test_a_flood_of_one_adapter_or_salt_keeps_nobody_else_waiting() -> None:
 
 def test_a_flow_with_more_than_its_share_of_the_rows_yields_one_to_each_request_of_another() -> None:
     harness = Harness(a_config(max_num_seqs=4, num_blocks=200))
-    flood = [a_request(f"flood{index}", range(index, index + 8), max_tokens=30, salt="a") for index in range(6)]
+    flood = [a_request(f"flood{index}", range(index, index + 8), max_tokens=30, tenant="a") for index in range(6)]
     harness.add(*flood)
     while harness.scheduler.num_running < 4:
         harness.step()
-    others = [a_request(f"other{index}", range(10 + index, 18 + index), max_tokens=4, salt="b") for index in range(3)]
+    others = [a_request(f"other{index}", range(10 + index, 18 + index), max_tokens=4, tenant="b") for index in range(3)]
     harness.add(*others)
     first = [harness.step(), harness.step(), harness.step()]
     admitted = [row.request.request_id for plan in first if plan for row in plan.rows if row.is_admission]

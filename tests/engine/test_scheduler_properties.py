@@ -61,6 +61,7 @@ def requests(draw: st.DrawFn, name: str, max_model_len: int) -> Request:
         seed=draw(st.integers(0, 3)),
         adapter=draw(st.sampled_from(ADAPTERS)),
         salt=draw(st.sampled_from(["", "", "x"])),
+        tenant=draw(st.sampled_from(["", "", "t"])),
         priority=draw(st.sampled_from([0, 0, 0, -1, 1, -(2**31), 2**31 - 1])),
         deadline_s=draw(st.sampled_from([None, None, None, 30.0])),
     )
@@ -168,7 +169,7 @@ def test_with_room_for_all_every_request_runs_in_every_step_after_its_first_toke
 ) -> None:
     config, all_requests = batch
     # Of one flow: another's may take a row.
-    all_requests = [replace(request, adapter=None, salt="") for request in all_requests]
+    all_requests = [replace(request, adapter=None, tenant="") for request in all_requests]
     config = a_config(
         block_tokens=config.block_tokens,
         max_model_len=24,

@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.admin import key_digest
 from app.api import create_app
 from app.schemas.adapters import AdapterInfo, AdapterList, UnloadedAdapter
+from app.tenants import key_digest
 from deployments.adapter_changes import Registration
 from engine.errors import RequestError
 from tests.app.scripted_gateway import ScriptedGateway
