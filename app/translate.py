@@ -117,7 +117,7 @@ def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[st
 def tokenized_prompt(body: TokenizeRequest, limits: LimitSettings) -> ChatPrompt | TextPrompt:
     """Return what is to be tokenised."""
     if body.messages is not None:
-        return _chat_prompt(body.messages, limits)
+        return whole_chat_prompt(body, limits)
     text = body.prompt or ""
     _check_chars(len(text), limits, field="prompt")
     return TextPrompt(text=text, has_special_tokens=body.add_special_tokens is not False)
@@ -129,9 +129,9 @@ def detokenized_ids(body: DetokenizeRequest, limits: LimitSettings) -> tuple[int
     return tuple(body.tokens)
 
 
-def whole_chat_prompt(body: ChatCompletionRequest, limits: LimitSettings) -> ChatPrompt:
+def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: LimitSettings) -> ChatPrompt:
     """Return the prompt of a chat, with its tools and the options of its template."""
-    prompt = _chat_prompt(body.messages, limits)
+    prompt = _chat_prompt(body.messages or (), limits)
     if body.continue_final_message and (prompt.messages[-1].role != "assistant" or not prompt.messages[-1].content):
         raise RequestError(
             "'continue_final_message' needs a last message of the assistant, with content.",

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from app.schemas.chat import ReasoningEffort
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
@@ -173,7 +174,7 @@ class ReasoningOptions(WireRequest):
         "context": ASKS_NOTHING,
     }
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
 
 
 class ResponseStreamOptions(WireRequest):

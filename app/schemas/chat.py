@@ -12,6 +12,8 @@ from app.schemas.structured import ResponseFormat
 from app.schemas.tools import EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
 _PARTS = ("text", "refusal")
 _FOREIGN_PARTS = ("image_url", "input_audio", "file", "image", "video_url", "audio_url")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -137,7 +139,7 @@ class ChatCompletionRequest(SamplingFields):
         default=None, description="Whether it may, must or must not call them, or which; default `auto`."
     )
     parallel_tool_calls: bool | None = Field(default=None, description="Whether one answer may have several calls.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
+    reasoning_effort: ReasoningEffort | None = Field(
         default=None, description="How much the model thinks, where its chat template has a choice."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.chat import Message
+from app.schemas.chat import Message, ReasoningEffort
+from app.schemas.tools import Tool
 from app.schemas.wire import WireRequest, WireResponse
 
 
@@ -20,6 +21,14 @@ class TokenizeRequest(WireRequest):
     add_special_tokens: bool | None = Field(
         default=None, description="Of a raw text: with the tokenizer's own special tokens around it; default true."
     )
+    tools: list[Tool] | None = Field(default=None, description="Of a chat: functions that the template tells of.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, max_length=32, description="Of a chat: options of the model's chat template, by name."
+    )
+    reasoning_effort: ReasoningEffort | None = Field(default=None, description="Of a chat, as in chats.")
+    continue_final_message: bool | None = Field(
+        default=None, description="Of a chat: the last message, an assistant's, stays open."
+    )
     return_token_strs: bool | None = Field(default=None, description="Tell the tokens as text too.")
 
     @model_validator(mode="after")
@@ -28,6 +37,9 @@ class TokenizeRequest(WireRequest):
             raise PydanticCustomError("invalid", "must have exactly one of prompt and messages", {"field": "prompt"})
         if self.messages is not None and self.add_special_tokens is not None:
             raise PydanticCustomError("invalid", "is for a raw text only", {"field": "add_special_tokens"})
+        for field in ("tools", "chat_template_kwargs", "reasoning_effort", "continue_final_message"):
+            if self.messages is None and getattr(self, field) is not None:
+                raise PydanticCustomError("invalid", "is for a chat only", {"field": field})
         return self
 
 

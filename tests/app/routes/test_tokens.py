@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.generation import ChatMessage, ChatPrompt, TextPrompt
+from deployments.generation import ChatMessage, ChatPrompt, TextPrompt, ToolSpec
 from tests.app.scripted_gateway import ScriptedGateway
 
 USER = {"role": "user", "content": "Hi"}
@@ -25,6 +25,24 @@ async def test_a_text_and_a_chat_become_token_ids(client: httpx.AsyncClient, gat
     ]
 
 
+async def test_a_chat_is_tokenised_with_all_that_its_prompt_depends_on(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    body: dict[str, Any] = {
+        "model": "base",
+        "messages": [USER, {"role": "assistant", "content": "So"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "chat_template_kwargs": {"enable_thinking": False},
+        "reasoning_effort": "low",
+        "continue_final_message": True,
+    }
+    assert (await client.post("/tokenize", json=body)).status_code == 200
+    (prompt,) = gateway.tokenized
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.tools, prompt.template_options) == ((ToolSpec(name="f"),), {"enable_thinking": False})
+    assert (prompt.reasoning_effort, prompt.continues_final_message) == ("low", True)
+
+
 async def test_token_ids_become_text(client: httpx.AsyncClient) -> None:
     answer = await client.post("/detokenize", json={"model": "base", "tokens": [72, 105]})
     assert answer.json() == {"prompt": "Hi"}
@@ -37,6 +55,8 @@ async def test_token_ids_become_text(client: httpx.AsyncClient) -> None:
         ("/tokenize", {"model": "base", "prompt": "a", "messages": [USER]}, "prompt"),
         ("/tokenize", {"model": "base", "messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
         ("/tokenize", {"model": "base", "prompt": "a" * 6000}, "prompt"),
+        ("/tokenize", {"model": "base", "prompt": "a", "tools": []}, "tools"),
+        ("/tokenize", {"model": "base", "messages": [USER], "continue_final_message": True}, "continue_final_message"),
         ("/tokenize", {"model": "base", "messages": [USER] * 9}, "messages"),
         ("/tokenize", {"model": "base", "prompt": 5}, "prompt"),
         ("/detokenize", {"model": "base", "tokens": [-1]}, "tokens[0]"),
