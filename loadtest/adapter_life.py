@@ -12,7 +12,7 @@ import argparse
 import json
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,7 +21,6 @@ import gevent  # type: ignore[import-untyped, unused-ignore]
 import torch
 from safetensors.torch import save_file
 
-from engine.decoder.spec import read_spec
 from loadtest.compare import ask_together
 from loadtest.measure import Exchange, percentile, summarise
 from loadtest.stream_client import StreamClient
@@ -54,9 +53,30 @@ class Admin:
             response.read()
 
 
+def linear_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return (in, out) features of every linear layer of a model with gated MLPs, by its full name."""
+    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
+    head = config.get("head_dim") or hidden // heads
+    queries, keys = heads * head, config.get("num_key_value_heads", heads) * head
+    modules = {
+        "self_attn.q_proj": (hidden, queries),
+        "self_attn.k_proj": (hidden, keys),
+        "self_attn.v_proj": (hidden, keys),
+        "self_attn.o_proj": (queries, hidden),
+        "mlp.gate_proj": (hidden, inner),
+        "mlp.up_proj": (hidden, inner),
+        "mlp.down_proj": (inner, hidden),
+    }
+    return {
+        f"model.layers.{layer}.{module}": shape
+        for layer in range(config["num_hidden_layers"])
+        for module, shape in modules.items()
+    }
+
+
 def write_adapter(folder: Path, model_path: str, *, num_bytes: int, seed: int) -> int:
     """Write an adapter of all linear layers in float32 of about this size; return its rank."""
-    shapes = read_spec(model_path).linear_shapes()
+    shapes = linear_shapes(json.loads((Path(model_path) / "config.json").read_text()))
     rank = max(1, round(num_bytes / FLOAT_BYTES / sum(sum(shape) for shape in shapes.values())))
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
