@@ -57,8 +57,14 @@ class AdapterEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """All names at one moment; `revision` grows with every change."""
+    """All names at one moment.
 
+    Attributes:
+        store: identity of the store that tells of them.
+        revision: of this store; grows with every change.
+    """
+
+    store: str = ""
     revision: int = 0
     entries: Mapping[str, AdapterEntry] = field(default_factory=dict)
 
@@ -75,6 +81,10 @@ class Catalogue:
         number = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10 else 0
         version = entry.version(number)
         return None if version is None else (entry, version)
+
+    def replaces(self, other: Catalogue) -> bool:
+        """Whether this is to be believed rather than another: it is of another store, or not older."""
+        return self.store != other.store or self.revision >= other.revision
 
     def digests(self) -> frozenset[str]:
         """Return every content that some name stands for."""

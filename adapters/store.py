@@ -26,8 +26,10 @@ CREATE TABLE IF NOT EXISTS version (
 CREATE TABLE IF NOT EXISTS split (
     name TEXT NOT NULL, number INTEGER NOT NULL, percent INTEGER NOT NULL, PRIMARY KEY (name, number)
 );
-CREATE TABLE IF NOT EXISTS revision (only INTEGER PRIMARY KEY CHECK (only = 0), value INTEGER NOT NULL);
-INSERT OR IGNORE INTO revision VALUES (0, 0);
+CREATE TABLE IF NOT EXISTS revision (
+    only INTEGER PRIMARY KEY CHECK (only = 0), value INTEGER NOT NULL, store TEXT NOT NULL
+);
+INSERT OR IGNORE INTO revision VALUES (0, 0, lower(hex(randomblob(16))));
 """
 
 
@@ -138,7 +140,7 @@ class AdapterStore:
 
     def catalogue(self) -> Catalogue:
         """Return all names as they stand."""
-        (revision,) = self._database.execute("SELECT value FROM revision").fetchone()
+        revision, store = self._database.execute("SELECT value, store FROM revision").fetchone()
         versions: dict[str, list[AdapterVersion]] = {}
         base_by_name: dict[str, str] = {}
         rows = self._database.execute("SELECT name, number, base, digest, path, created_s FROM version ORDER BY 1, 2")
@@ -155,7 +157,7 @@ class AdapterStore:
             )
             for name, found in versions.items()
         }
-        return Catalogue(revision=revision, entries=entries)
+        return Catalogue(store=store, revision=revision, entries=entries)
 
     def close(self) -> None:
         """Close the file."""

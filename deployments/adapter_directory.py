@@ -80,7 +80,7 @@ class AdapterDirectory:
 
     def adopt(self, catalogue: Catalogue) -> None:
         """Follow a change, unless a later one is known already."""
-        if catalogue.revision >= self._catalogue.revision:
+        if catalogue.replaces(self._catalogue):
             self._catalogue = catalogue
 
     async def load(self, wanted: Registration) -> AdapterEntry:
@@ -156,7 +156,8 @@ class AdapterDirectory:
 
     async def _ask(self, registry: DeploymentHandle) -> None:
         async with asyncio.timeout(TELL_TIMEOUT_S):
-            found: Catalogue | None = await registry.catalogue.remote(self._catalogue.revision)
+            known = self._catalogue.store, self._catalogue.revision
+            found: Catalogue | None = await registry.catalogue.remote(*known)
         if found is not None:
             self.adopt(found)
 

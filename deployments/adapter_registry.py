@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ray import serve
 
@@ -65,13 +65,6 @@ class AdapterBase:
         return self.allowed if self.watched is None else (self.watched, *self.allowed)
 
 
-@dataclass(slots=True)
-class _Watched:
-    """What a drop-in folder held at the last look: signature of each sub-folder's files."""
-
-    signatures: dict[str, tuple[int, ...]] = field(default_factory=dict)
-
-
 class RegistryServer:
     """The registry; a plain class, the actor is its shell. Changes run one at a time, in a thread.
 
@@ -84,7 +77,8 @@ class RegistryServer:
         self._bases = {base.name: base for base in bases}
         self._folder = None if folder is None else os.path.realpath(folder)
         self._lock = asyncio.Lock()
-        self._watched = {base.name: _Watched() for base in bases}
+        self._seen_by_base: dict[str, dict[str, tuple[int, ...]]] = {}
+        """Signature of each sub-folder's files at the last look at a drop-in folder."""
         self._catalogue = store.catalogue()
 
     @property
@@ -174,11 +168,11 @@ class RegistryServer:
         return self._catalogue.revision != revision
 
     async def _look_into(self, root: str, base: AdapterBase) -> None:
-        watched = self._watched[base.name]
         found = await asyncio.to_thread(_signatures, root)
-        changed = [name for name, signature in found.items() if watched.signatures.get(name) != signature]
-        is_first = not watched.signatures
-        watched.signatures = found
+        is_first = base.name not in self._seen_by_base
+        seen = self._seen_by_base.get(base.name, {})
+        changed = [name for name, signature in found.items() if seen.get(name) != signature]
+        self._seen_by_base[base.name] = found
         for name in changed:
             entry = self._catalogue.entries.get(name)
             if is_first and entry is not None:
@@ -278,10 +272,10 @@ class Registry:
         await self._server.declare({model.name: model.adapters for model in models})
         self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
 
-    async def catalogue(self, known_revision: int | None = None) -> Catalogue | None:
+    async def catalogue(self, store: str, revision: int) -> Catalogue | None:
         """Return all names, or None where the caller knows them as they stand."""
         found = self._server.catalogue
-        return None if found.revision == known_revision else found
+        return None if (found.store, found.revision) == (store, revision) else found
 
     async def register(self, wanted: Registration) -> Catalogue:
         """Make a folder's content the newest version of a name."""

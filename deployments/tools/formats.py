@@ -101,4 +101,5 @@ def format_of_template(template: str) -> ToolFormat | None:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
     if "<|python_tag|>" in template or "Environment: ipython" in template:
         return LLAMA3
-    return JSON
+    # One that tells of tools, and not in JSON's words, teaches something else.
+    return None if "tools" in template and "arguments" not in template else JSON

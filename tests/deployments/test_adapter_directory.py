@@ -56,10 +56,10 @@ class RegistryHandle:
         if self.dies:
             raise ActorDiedError
 
-    def _catalogue(self, known: int) -> Catalogue | None:
+    def _catalogue(self, store: str, revision: int) -> Catalogue | None:
         self._alive()
         found = self.store.catalogue()
-        return None if found.revision == known else found
+        return None if (found.store, found.revision) == (store, revision) else found
 
     def _register(self, wanted: Registration) -> Catalogue:
         self._alive()
@@ -151,6 +151,19 @@ async def test_a_gateway_that_was_not_told_finds_out(monkeypatch: pytest.MonkeyP
     async with asyncio.timeout(20):
         while digest(directory, "sql") != "d5":
             await asyncio.sleep(0.001)
+
+
+async def test_a_registry_with_another_store_is_believed_from_its_start() -> None:
+    registry = RegistryHandle()
+    directory = a_directory(registry, Broadcast(), Broadcast())
+    await directory.start()
+    for index in range(5):
+        await directory.load(Registration(name="sql", folder=f"d{index + 1}", replaces=True))
+    old = registry.store.catalogue()
+    registry.store = AdapterStore(":memory:")
+    directory.adopt(registry.store.catalogue())
+    assert digest(directory, "sql") is None
+    assert old.revision > registry.store.catalogue().revision
 
 
 async def test_errors_are_the_registry_s_and_its_absence_is_overload() -> None:

@@ -16,6 +16,8 @@ from deployments.tools.formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, MI
         ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS),
         ("Environment: ipython", LLAMA3),
         ("<tool_call><function={{ name }}>", None),
+        ("{% for tool in tools %}<|action|>", None),
+        ('{% for tool in tools %}{"name": "x", "arguments": {}}', JSON),
     ],
 )
 def test_the_template_shows_the_format(template: str, expected: object) -> None:
