@@ -25,10 +25,13 @@ def who_yields(
         is_ready: whether a waiting request could run if it had a row.
     """
     held = Counter(flow_of(live.request) for live in running)
+    asking = {flow_of(live.request) for live in waiting}
+    share = max(1, num_rows // len(held.keys() | asking))
+    if all(held[flow] >= share for flow in asking):
+        return  # as nearly always: and who waits may be many
     queues: dict[object, list[LiveRequest]] = {}
     for live in sorted(waiting, key=lambda r: r.rank):
         queues.setdefault(flow_of(live.request), []).append(live)
-    share = max(1, num_rows // len(held.keys() | queues.keys()))
     candidates = sorted((live for live in running if not live.has_yielded), key=lambda r: r.rank)
     for queue in queues.values():
         entitled = queue[: max(0, share - held[flow_of(queue[0].request)])]
