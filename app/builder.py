@@ -32,7 +32,7 @@ from app.fingerprint import model_fingerprint
 from app.settings import ModelSettings, RegistrySettings, SafetySettings, Settings
 from app.tenants import Tenant, key_digest
 from deployments.adapter_registry import GATEWAY, Registry
-from deployments.config import ChannelConfig, GatewayConfig, ModelConfig, RegistryConfig, SafetyConfig
+from deployments.config import AdapterBase, ChannelConfig, GatewayConfig, ModelConfig, RegistryConfig, SafetyConfig
 from deployments.gateway import Gateway
 from deployments.model_replica import ModelReplica
 from deployments.tokenizer import Tokenizer
@@ -85,19 +85,24 @@ def build(settings: Settings) -> serve.Application:
     return bound
 
 
-def registry_config(settings: Settings, registry: RegistrySettings) -> RegistryConfig:
+def registry_config(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> RegistryConfig:
     """Return what the registry of adapters is told; its paths are absolute."""
     folder = os.path.abspath(registry.folder)
     allowed = tuple(map(os.path.abspath, registry.allowed_folders))
     return RegistryConfig(
         store_path=os.path.join(folder, "adapters.sqlite"),
         folder=os.path.join(folder, "adapters"),
-        watched_by_model={
-            model.name: os.path.abspath(model.adapter_folder)
-            for model in settings.models
-            if model.adapter_folder is not None
-        },
-        allowed_folders=allowed,
+        bases=tuple(
+            AdapterBase(
+                name=model.name,
+                linear_shapes=read_spec(model.engine.model_path).linear_shapes(),
+                max_rank=model.engine.max_adapter_rank,
+                watched=None if asked.adapter_folder is None else os.path.abspath(asked.adapter_folder),
+                allowed=allowed,
+            )
+            for asked, model in zip(settings.models, models, strict=True)
+        ),
+        declared_by_base={model.name: model.adapters for model in models},
         watch_period_s=registry.watch_period_s,
     )
 
@@ -258,7 +263,7 @@ def _registry(settings: Settings, registry: RegistrySettings, models: tuple[Mode
             health_check_period_s=_HEALTH_PERIOD_S,
             graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
         )
-        .bind(registry_config(settings, registry), models)
+        .bind(registry_config(settings, registry, models))
     )
     return bound
 

@@ -16,7 +16,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ray import serve
 
@@ -29,11 +28,10 @@ from adapters.peft_format import parse_config
 from adapters.registry import check_name, sub_folders
 from adapters.store import AdapterStore, StoreTakenError
 from adapters.tensor_file import read_tensor_file
-from adapters.validate import LinearShapes, validate
+from adapters.validate import validate
 from deployments.adapter_changes import Registration
-from deployments.config import ModelConfig, RegistryConfig
+from deployments.config import AdapterBase, RegistryConfig
 from deployments.handles import ask_all
-from engine.decoder.spec import read_spec
 from engine.errors import RequestError
 
 _logger = logging.getLogger(__name__)
@@ -42,27 +40,6 @@ GATEWAY = "Gateway"
 TELL_TIMEOUT_S = 5.0
 LOCK_POLL_S = 0.2
 NUM_LOCK_TRIES = 25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterBase:
-    """What an adapter must fit: a base model.
-
-    Attributes:
-        watched: the drop-in folder, where there is one.
-        allowed: further folders that adapters may be registered from.
-    """
-
-    name: str
-    linear_shapes: LinearShapes
-    max_rank: int
-    watched: str | None = None
-    allowed: tuple[str, ...] = ()
-
-    @property
-    def roots(self) -> tuple[str, ...]:
-        """All folders that adapters may be registered from."""
-        return self.allowed if self.watched is None else (self.watched, *self.allowed)
 
 
 class RegistryServer:
@@ -113,7 +90,7 @@ class RegistryServer:
         async with self._lock:
             try:
                 self._check_name(wanted, base)
-                path = _inside(wanted.folder, base.roots, wanted.name)
+                path = _inside(wanted.folder, _roots(base), wanted.name)
                 ref = await asyncio.to_thread(self._take, wanted.name, path, base)
                 await self._changed(self._store.add, ref, base.name)
             except AdapterError as error:
@@ -255,21 +232,11 @@ class RegistryServer:
 class Registry:
     """The actor: a shell around `RegistryServer` that also looks at the drop-in folders."""
 
-    async def __init__(self, config: RegistryConfig, models: tuple[ModelConfig, ...]) -> None:  # type: ignore[misc]
+    async def __init__(self, config: RegistryConfig) -> None:  # type: ignore[misc]
         """Open the store, take over what the configuration names, and begin to look; Serve awaits it."""
         store = await asyncio.to_thread(_open_store, config.store_path)
-        bases = [
-            AdapterBase(
-                name=model.name,
-                linear_shapes=read_spec(model.engine.model_path).linear_shapes(),
-                max_rank=model.engine.max_adapter_rank,
-                watched=config.watched_by_model.get(model.name),
-                allowed=config.allowed_folders,
-            )
-            for model in models
-        ]
-        self._server = RegistryServer(store, bases, folder=config.folder)
-        await self._server.declare({model.name: model.adapters for model in models})
+        self._server = RegistryServer(store, config.bases, folder=config.folder)
+        await self._server.declare(config.declared_by_base)
         self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
 
     async def catalogue(self, store: str, revision: int) -> Catalogue | None:
@@ -318,6 +285,11 @@ def _open_store(path: str) -> AdapterStore:
             time.sleep(LOCK_POLL_S)
     _logger.warning("%s is another server's: adapters loaded here are forgotten as this one ends", path)
     return AdapterStore(":memory:")
+
+
+def _roots(base: AdapterBase) -> tuple[str, ...]:
+    """Return all folders that adapters may be registered from."""
+    return base.allowed if base.watched is None else (base.watched, *base.allowed)
 
 
 def _inside(folder: str, roots: Sequence[str], name: str) -> str:

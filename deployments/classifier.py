@@ -32,6 +32,7 @@ class Classifier:
     """
 
     def __init__(self, config: SafetyConfig) -> None:
+        torch.set_num_threads(config.num_threads)
         self._config = config
         self._model = _load_model(config.model_path)
         self._tokenizer = AutoTokenizer.from_pretrained(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from adapters.identity import AdapterRef
+from adapters.validate import LinearShapes
 from engine.config import EngineConfig
 
 
@@ -87,21 +88,37 @@ class SafetyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterBase:
+    """What an adapter must fit: a base model.
+
+    Attributes:
+        watched: the drop-in folder, where there is one.
+        allowed: further folders that adapters may be registered from.
+    """
+
+    name: str
+    linear_shapes: LinearShapes
+    max_rank: int
+    watched: str | None = None
+    allowed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryConfig:
     """Where the names of adapters are kept, and where adapters may come from.
 
     Attributes:
         store_path: SQLite file.
         folder: files of registered adapters are copied into it, by digest; None where they stay where they are.
-        watched_by_model: drop-in folder of each model that has one.
-        allowed_folders: folders that adapters may be registered from besides.
+        bases: the models that adapters are for.
+        declared_by_base: adapters that the configuration names.
         watch_period_s: how often the drop-in folders are looked at.
     """
 
     store_path: str
     folder: str | None = None
-    watched_by_model: dict[str, str] = field(default_factory=dict)
-    allowed_folders: tuple[str, ...] = ()
+    bases: tuple[AdapterBase, ...] = ()
+    declared_by_base: dict[str, tuple[AdapterRef, ...]] = field(default_factory=dict)
     watch_period_s: float = 2.0
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import ray
 from prometheus_client import Metric
@@ -42,12 +42,10 @@ from deployments.generation import (
 from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, serve_error
 from deployments.metrics import GatewayMetrics, render
 from deployments.resumption import TokenSource
+from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
 from deployments.token_channel import ChannelListener
 from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
 from engine.errors import EngineError, OverloadError, RequestError
-
-if TYPE_CHECKING:
-    from deployments.safety import SafetyPort
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -262,9 +260,6 @@ class Gateway:
     async def _safety_port(self) -> SafetyPort | None:
         if self._config.safety is None:
             return None
-        # The classifier brings torch along, which a gateway without safety can do without.
-        from deployments.safety import LocalSafety, RemoteSafety
-
         if self._safety_handle is not None:
             return RemoteSafety(self._safety_handle)
         return await asyncio.to_thread(LocalSafety, self._config.safety)

@@ -9,17 +9,18 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.classifier import Classifier
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
 from deployments.handle_errors import unwrap
 from engine.errors import EngineError, RequestError
+
+if TYPE_CHECKING:
+    from deployments.classifier import Classifier
 
 MAX_FORWARD_S = 60.0
 """A forward pass that takes longer has hung."""
@@ -50,8 +51,12 @@ class LocalSafety:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        torch.set_num_threads(config.num_threads)
-        self._classifier = Classifier(config) if classifier is None else classifier
+        if classifier is None:
+            # It brings torch along, which a gateway that only asks for verdicts can do without.
+            from deployments.classifier import Classifier
+
+            classifier = Classifier(config)
+        self._classifier = classifier
         self._clock = clock
         self._began_s: float | None = None
         # One thread: a second forward pass at the same time would fight for the same cores.

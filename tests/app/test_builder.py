@@ -117,10 +117,11 @@ def test_it_says_what_is_lost_without_the_environment(
 def test_the_registry_has_absolute_places_and_can_be_left_out(folder: Path) -> None:
     chosen = settings(folder, registry={"folder": str(folder / "kept"), "allowed_folders": [str(folder / "more")]})
     assert chosen.registry is not None
-    config = registry_config(chosen, chosen.registry)
+    config = registry_config(chosen, chosen.registry, gateway_config(chosen).models)
     assert config.store_path == str(folder / "kept" / "adapters.sqlite")
-    assert config.watched_by_model == {"chat": str(folder / "adapters")}
-    assert config.allowed_folders == (str(folder / "more"),)
+    (base,) = config.bases
+    assert (base.name, base.watched, base.allowed) == ("chat", str(folder / "adapters"), (str(folder / "more"),))
+    assert [ref.name for ref in config.declared_by_base["chat"]] == ["large", "small"]
     app = build(settings(folder, registry=None))
     names = [
         part._bound_deployment.name for part in app._bound_deployment.init_args if hasattr(part, "_bound_deployment")

@@ -15,7 +15,8 @@ from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.registry import reference
 from adapters.store import AdapterStore
 from deployments.adapter_changes import Registration
-from deployments.adapter_registry import AdapterBase, RegistryServer
+from deployments.adapter_registry import RegistryServer
+from deployments.config import AdapterBase
 from engine.errors import RequestError
 from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
 
