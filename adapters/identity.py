@@ -41,9 +41,17 @@ def adapter_digest(folder: str, name: str | None = None) -> AdapterDigest:
         AdapterError: a file is missing, leads out of the folder, or is not what it claims to be.
     """
     name = name if name is not None else os.path.basename(os.path.normpath(folder))
+    return content_digest(*read_adapter(name, folder))
+
+
+def read_adapter(name: str, folder: str) -> tuple[LoraConfig, TensorFile]:
+    """Return the configuration and the tensors, mapped, of the adapter in a folder; `name` is what errors call it.
+
+    Raises:
+        AdapterError: a file is missing, leads out of the folder, or is not what it claims to be.
+    """
     refuse_pickle(name, folder)
-    config = parse_config(name, read_config_bytes(name, folder))
-    return content_digest(config, read_tensor_file(name, folder))
+    return parse_config(name, read_config_bytes(name, folder)), read_tensor_file(name, folder)
 
 
 def content_digest(config: LoraConfig, tensors: TensorFile) -> AdapterDigest:

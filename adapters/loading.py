@@ -7,10 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from adapters.errors import AdapterError
-from adapters.folder import read_config_bytes
-from adapters.identity import AdapterRef, content_digest
-from adapters.peft_format import parse_config
-from adapters.tensor_file import TensorEntry, TensorFile, read_tensor_file
+from adapters.identity import AdapterRef, content_digest, read_adapter
+from adapters.tensor_file import TensorEntry, TensorFile
 from adapters.validate import LinearShapes, ModuleLayout, validate
 from adapters.weights import AdapterWeights, RawProjection, build_weights
 
@@ -24,8 +22,7 @@ def load_adapter(ref: AdapterRef, linear_shapes: LinearShapes, max_rank: int, dt
         AdapterError: the files are missing or malformed, are not those that were declared, do not fit the base model,
             or hold numbers that are not finite in `dtype`.
     """
-    config = parse_config(ref.name, read_config_bytes(ref.name, ref.path))
-    tensors = read_tensor_file(ref.name, ref.path)
+    config, tensors = read_adapter(ref.name, ref.path)
     layouts = validate(ref.name, config, tensors.entry_by_name, linear_shapes, max_rank)
     if content_digest(config, tensors) != ref.digest:
         # Serving other content under this digest would make every cache that is keyed by it lie.

@@ -18,11 +18,8 @@ from typing import Any
 from ray import serve
 
 from adapters.errors import AdapterError
-from adapters.folder import read_config_bytes
-from adapters.identity import AdapterRef
-from adapters.peft_format import parse_config
+from adapters.identity import AdapterRef, read_adapter
 from adapters.registry import AdapterRegistry, reference, scan
-from adapters.tensor_file import read_tensor_file
 from adapters.validate import validate
 from app import serve_environment
 from app.admin import ADMIN_KEY_VARIABLE
@@ -182,8 +179,8 @@ def _adapters(model: ModelSettings, place: str, spec: DecoderSpec, registry: Ada
 
 
 def _checked(ref: AdapterRef, spec: DecoderSpec, max_rank: int, registry: AdapterRegistry) -> AdapterRef:
-    config = parse_config(ref.name, read_config_bytes(ref.name, ref.path))
-    validate(ref.name, config, read_tensor_file(ref.name, ref.path).entry_by_name, spec.linear_shapes(), max_rank)
+    config, tensors = read_adapter(ref.name, ref.path)
+    validate(ref.name, config, tensors.entry_by_name, spec.linear_shapes(), max_rank)
     registry.declare(ref)
     return ref
 

@@ -22,14 +22,13 @@ from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.handle_errors import unwrap
-from deployments.handles import ask_all
+from deployments.handles import TELL_TIMEOUT_S, ask_all, tell_gateways
 from engine.errors import RequestError
 
 _logger = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 RETRY_AFTER_S = 2.0
-TELL_TIMEOUT_S = 5.0
 RELEASE_TIMEOUT_S = 600.0
 
 
@@ -152,7 +151,7 @@ class AdapterDirectory:
 
     async def _tell(self, catalogue: Catalogue) -> None:
         self.adopt(catalogue)
-        await ask_all(self._gateways(), "adopt", catalogue, timeout_s=TELL_TIMEOUT_S)
+        await tell_gateways(self._gateways(), catalogue)
 
     async def _ask(self, registry: DeploymentHandle) -> None:
         async with asyncio.timeout(TELL_TIMEOUT_S):

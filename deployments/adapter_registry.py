@@ -15,29 +15,29 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import ParamSpec
 
 from ray import serve
 
 from adapters.catalogue import Catalogue
 from adapters.errors import AdapterError
 from adapters.finite import find_not_finite
-from adapters.folder import CONFIG_FILE, TENSOR_FILE, open_under, read_config_bytes
-from adapters.identity import AdapterRef, content_digest
-from adapters.peft_format import parse_config
+from adapters.folder import CONFIG_FILE, TENSOR_FILE, open_under, refuse_pickle
+from adapters.identity import AdapterRef, content_digest, read_adapter
 from adapters.registry import check_name, sub_folders
 from adapters.store import AdapterStore, StoreTakenError
-from adapters.tensor_file import read_tensor_file
 from adapters.validate import validate
 from deployments.adapter_changes import Registration
 from deployments.config import AdapterBase, RegistryConfig
-from deployments.handles import ask_all
+from deployments.handles import tell_gateways
 from engine.errors import RequestError
 
 _logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+
 GATEWAY = "Gateway"
-TELL_TIMEOUT_S = 5.0
 LOCK_POLL_S = 0.2
 NUM_LOCK_TRIES = 25
 
@@ -130,11 +130,13 @@ class RegistryServer:
             )
         return self._catalogue, gone
 
-    def discard(self, refs: Sequence[AdapterRef]) -> None:
-        """Delete the copies of contents that nobody uses any more."""
-        for ref in refs:
-            if self._is_ours(ref):
-                shutil.rmtree(ref.path, ignore_errors=True)
+    async def discard(self, refs: Sequence[AdapterRef]) -> None:
+        """Delete the copies of contents that nobody uses any more, those left out that were registered again."""
+        async with self._lock:
+            used = self._catalogue.digests()
+            for ref in refs:
+                if self._is_ours(ref) and ref.digest not in used:
+                    await asyncio.to_thread(shutil.rmtree, ref.path, ignore_errors=True)
 
     async def look(self) -> bool:
         """Look at the drop-in folders; register what is new or changed, and say whether anything was."""
@@ -164,8 +166,7 @@ class RegistryServer:
         """Validate an adapter, and copy its files where nobody changes them."""
         source = path if self._folder is None else self._copied(name, path)
         try:
-            config = parse_config(name, read_config_bytes(name, source))
-            tensors = read_tensor_file(name, source)
+            config, tensors = read_adapter(name, source)
             validate(name, config, tensors.entry_by_name, base.linear_shapes, base.max_rank)
             bad = find_not_finite(tensors)
             if bad is not None:
@@ -187,6 +188,7 @@ class RegistryServer:
 
     def _copied(self, name: str, path: str) -> str:
         assert self._folder is not None
+        refuse_pickle(name, path)
         os.makedirs(self._folder, exist_ok=True)
         target = tempfile.mkdtemp(prefix=".incoming-", dir=self._folder)
         try:
@@ -210,7 +212,7 @@ class RegistryServer:
 
     def _is_ours(self, ref: AdapterRef) -> bool:
         """Whether its files are a copy that nobody else changes."""
-        return self._folder is not None and ref.path.startswith(os.path.join(os.path.realpath(self._folder), ""))
+        return self._folder is not None and ref.path.startswith(os.path.join(self._folder, ""))
 
     def _base(self, name: str | None) -> AdapterBase:
         if name is None and len(self._bases) == 1:
@@ -224,8 +226,8 @@ class RegistryServer:
             )
         return self._bases[name]
 
-    async def _changed(self, change: object, *args: object) -> None:
-        await asyncio.to_thread(change, *args)  # type: ignore[arg-type]
+    async def _changed(self, change: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        await asyncio.to_thread(change, *args, **kwargs)
         self._catalogue = await asyncio.to_thread(self._store.catalogue)
 
 
@@ -258,12 +260,12 @@ class Registry:
 
     async def discard(self, refs: tuple[AdapterRef, ...]) -> None:
         """Delete the copies of contents that nobody uses any more."""
-        await asyncio.to_thread(self._server.discard, refs)
+        await self._server.discard(refs)
 
     async def _tell(self) -> None:
         """Tell the gateways at once; one that is not reached asks by itself."""
         gateways = serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name)
-        await ask_all(gateways, "adopt", self._server.catalogue, timeout_s=TELL_TIMEOUT_S)
+        await tell_gateways(gateways, self._server.catalogue)
 
     async def _look_for_ever(self, period_s: float) -> None:
         while True:

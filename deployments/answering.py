@@ -135,7 +135,9 @@ class Answer:
         try:
             async with asyncio.timeout(self._left_s(deadline_s)):
                 self._prompt_ids = await self._encode()
-                shape = AnswerShape(self._request, self._model.dialect, self._prompt_tail())
+                # Only where a model thinks does it matter how the prompt ends.
+                tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
+                shape = AnswerShape(self._request, self._model.dialect, tail)
                 call = self._call(deadline_s, await shape.grammar())
                 is_refused = self._is_judged_first and await verdict
             if is_refused:

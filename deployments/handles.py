@@ -17,6 +17,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
+from adapters.catalogue import Catalogue
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
 from deployments.token_channel import ChannelListener, Subscription
@@ -27,6 +28,7 @@ _logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5.0
 """About what it takes to notice that a replica has died and to start another one."""
+TELL_TIMEOUT_S = 5.0
 LAST_FRAME_TIMEOUT_S = 10.0
 """A replica's last frame left before its call returned; if it is not here by then, the channel has lost it."""
 
@@ -148,3 +150,8 @@ async def ask_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: 
     except (TimeoutError, RayError, RayServeException):
         return []
     return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+async def tell_gateways(gateways: DeploymentHandle, catalogue: Catalogue) -> None:
+    """Let every gateway follow a change of the adapters' names; one that is not reached asks by itself."""
+    await ask_all(gateways, "adopt", catalogue, timeout_s=TELL_TIMEOUT_S)

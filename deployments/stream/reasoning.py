@@ -47,9 +47,15 @@ class ReasoningSplit:
         self._format = reasoning
         self._is_thinking = has_begun
         self._may_begin = not has_begun
-        self._has_thought = False
+        self.has_thought = has_begun
+        """Whether thoughts have begun, ended or not."""
         self._is_front = has_begun
         self._held = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that follows is content."""
+        return not self._is_thinking and not self._may_begin
 
     def feed(self, text: str) -> tuple[str, str]:
         """Return the thoughts and the content that this text has made certain; white space around both is left out."""
@@ -74,7 +80,7 @@ class ReasoningSplit:
         self._may_begin = False
         if front.startswith(self._format.begin):
             self._held = front[len(self._format.begin) :]
-            self._is_thinking = self._is_front = True
+            self._is_thinking = self._is_front = self.has_thought = True
         return True
 
     def _think(self) -> str:
@@ -111,28 +117,15 @@ class ReasoningCounter:
     """Counts the tokens of the thoughts, the marks around them included."""
 
     def __init__(self, reasoning: ReasoningFormat, *, has_begun: bool) -> None:
-        self._format = reasoning
-        self._is_thinking = has_begun
-        self._may_begin = not has_begun
-        self._tail = ""
+        self._split = ReasoningSplit(reasoning, has_begun=has_begun)
         self._num_seen = 0
         self.num_tokens = 0
 
     def feed(self, text: str) -> None:
         """Take note of one token and the text that it has made certain."""
-        if not self._is_thinking and not self._may_begin:
+        if self._split.is_over:
             return
         self._num_seen += 1
-        self._tail += text
-        if self._may_begin:
-            front = self._tail.lstrip(WHITE_SPACE)
-            if front.startswith(self._format.begin):
-                self._is_thinking, self._may_begin = True, False
-            elif not self._format.begin.startswith(front):
-                self._may_begin = False
-        if not self._is_thinking:
-            return
-        self.num_tokens = self._num_seen
-        if self._format.end in self._tail:
-            self._is_thinking = False
-        self._tail = self._tail[-len(self._format.end) :]
+        self._split.feed(text)
+        if self._split.has_thought:
+            self.num_tokens = self._num_seen

@@ -91,11 +91,29 @@ async def test_unregistering_tells_which_contents_nobody_uses_any_more(place: Pl
     catalogue, gone = await registry.unregister("two")
     assert catalogue.entries == {}
     (ref,) = gone
-    registry.discard(gone)
+    await registry.discard(gone)
     assert not os.path.exists(ref.path)
     with pytest.raises(RequestError) as refused:
         await registry.unregister("two")
     assert refused.value.code == "model_not_found"
+
+
+async def test_a_content_that_was_registered_again_is_not_discarded(place: Place) -> None:
+    registry = place.open()
+    place.put("a")
+    await registry.register(wanted("a"))
+    _, gone = await registry.unregister("a")
+    await registry.register(wanted("again", "a"))
+    await registry.discard(gone)
+    (ref,) = gone
+    assert reference("again", ref.path).digest == ref.digest
+
+
+async def test_a_pickle_is_refused_by_its_name(place: Place) -> None:
+    place.put("a")
+    damage(place.dropin / "a", "pickle")
+    with pytest.raises(RequestError, match="pickle"):
+        await place.open().register(wanted("a"))
 
 
 @pytest.mark.parametrize(
