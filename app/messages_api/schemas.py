@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
 
 _CACHE_HINT: tuple[object, ...] = (
     None,
@@ -59,16 +58,11 @@ class ContentBlock(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _has_what_its_type_needs(cls, data: Any) -> Any:
+        refuse_types(data, _FOREIGN_BLOCKS.__contains__, "blocks of type '{kind}' are not supported by this server")
         kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind in _FOREIGN_BLOCKS:
-            raise PydanticCustomError(
-                "unsupported_value",
-                "blocks of type '{kind}' are not supported by this server",
-                {"field": "type", "kind": kind},
-            )
         for field in _NEEDED.get(kind, ()) if isinstance(kind, str) else ():
             if data.get(field) is None:
-                raise PydanticCustomError("missing", "", {"field": field})
+                raise missing(field)
         return data
 
 
@@ -108,13 +102,8 @@ class MessagesTool(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _only_the_client_s(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind != "custom":
-            raise PydanticCustomError(
-                "unsupported_value",
-                "tools of type '{kind}' are not supported by this server; those of the client are",
-                {"field": "type", "kind": kind[:64]},
-            )
+        words = "tools of type '{kind}' are not supported by this server; those of the client are"
+        refuse_types(data, lambda kind: kind != "custom", words)
         return data
 
 
@@ -128,7 +117,7 @@ class MessagesToolChoice(WireRequest):
     @model_validator(mode="after")
     def _names_a_tool_where_it_is_one(self) -> MessagesToolChoice:
         if self.type == "tool" and self.name is None:
-            raise PydanticCustomError("missing", "", {"field": "name"})
+            raise missing("name")
         return self
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from app.schemas.chat import ReasoningEffort
+from app.schemas.chat import ONLY_TEXT, ReasoningEffort
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
 
 _FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
 
@@ -31,16 +30,11 @@ class InputPart(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, data: Any) -> Any:
+        refuse_types(data, _FOREIGN_PARTS.__contains__, ONLY_TEXT)
         kind = data.get("type") if isinstance(data, dict) else None
-        if kind in _FOREIGN_PARTS:
-            raise PydanticCustomError(
-                "unsupported_value",
-                "parts of type '{kind}' are not supported by this server; only text is",
-                {"field": "type", "kind": kind},
-            )
         field = "refusal" if kind == "refusal" else "text"
         if isinstance(kind, str) and data.get(field) is None:
-            raise PydanticCustomError("missing", "", {"field": field})
+            raise missing(field)
         return data
 
     def to_text(self) -> str:
@@ -89,7 +83,7 @@ class InputItem(WireRequest):
         }
         for field in needed.get(kind, ()) if isinstance(kind, str) else ():
             if data.get(field) is None:
-                raise PydanticCustomError("missing", "", {"field": field})
+                raise missing(field)
         # Items come back as they were sent: with ids that mean nothing here.
         return {name: value for name, value in data.items() if name != "id"} | {"type": kind}
 
@@ -108,13 +102,8 @@ class FunctionTool(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _only_functions(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise PydanticCustomError(
-                "unsupported_value",
-                "tools of type '{kind}' are not supported by this server; functions are",
-                {"field": "type", "kind": kind[:64]},
-            )
+        words = "tools of type '{kind}' are not supported by this server; functions are"
+        refuse_types(data, lambda kind: kind != "function", words)
         return data
 
 
@@ -137,7 +126,7 @@ class ResponseToolChoice(WireRequest):
     def _has_what_its_type_says(self) -> ResponseToolChoice:
         for field in ("name",) if self.type == "function" else ("mode", "tools"):
             if getattr(self, field) is None:
-                raise PydanticCustomError("missing", "", {"field": field})
+                raise missing(field)
         return self
 
 
@@ -153,7 +142,7 @@ class TextFormat(WireRequest):
     @model_validator(mode="after")
     def _has_a_schema_where_it_needs_one(self) -> TextFormat:
         if self.type == "json_schema" and self.schema_ is None:
-            raise PydanticCustomError("missing", "", {"field": "schema"})
+            raise missing("schema")
         return self
 
 

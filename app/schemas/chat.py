@@ -10,11 +10,12 @@ from pydantic_core import PydanticCustomError
 from app.schemas.common import FINGERPRINT, ChatFinishReason, ChatLogprobs, SamplingFields, Usage
 from app.schemas.structured import ResponseFormat
 from app.schemas.tools import EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _PARTS = ("text", "refusal")
+ONLY_TEXT = "parts of type '{kind}' are not supported by this server; only text is"
 _FOREIGN_PARTS = ("image_url", "input_audio", "file", "image", "video_url", "audio_url")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -31,15 +32,10 @@ class ContentPart(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, data: Any) -> Any:
+        refuse_types(data, _FOREIGN_PARTS.__contains__, ONLY_TEXT)
         kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind in _FOREIGN_PARTS:
-            raise PydanticCustomError(
-                "unsupported_value",
-                "parts of type '{kind}' are not supported by this server; only text is",
-                {"field": "type", "kind": kind},
-            )
         if isinstance(kind, str) and kind in _PARTS and data.get(kind) is None:
-            raise PydanticCustomError("missing", "", {"field": kind})
+            raise missing(kind)
         return data
 
     def to_text(self) -> str:
@@ -82,9 +78,9 @@ class Message(WireRequest):
             )
         says_something_else = role == "assistant" and (data.get("refusal") is not None or data.get("tool_calls"))
         if role in _ROLES and data.get("content") is None and not says_something_else:
-            raise PydanticCustomError("missing", "", {"field": "content"})
+            raise missing("content")
         if role == "tool" and data.get("tool_call_id") is None:
-            raise PydanticCustomError("missing", "", {"field": "tool_call_id"})
+            raise missing("tool_call_id")
         for field in ("refusal", "tool_calls", "reasoning_content"):
             if role != "assistant" and data.get(field):
                 raise PydanticCustomError("invalid", "is for an assistant's turn only", {"field": field})

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.wire import WireRequest
+from app.schemas.wire import WireRequest, missing
 
 JsonSchema = dict[str, Any]
 
@@ -31,7 +31,7 @@ class ResponseFormat(WireRequest):
     def _has_a_schema_where_it_needs_one(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
             if self.json_schema is None:
-                raise PydanticCustomError("missing", "", {"field": "json_schema"})
+                raise missing("json_schema")
             raise PydanticCustomError("invalid", "is for the type 'json_schema' only", {"field": "json_schema"})
         return self
 

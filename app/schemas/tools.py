@@ -8,17 +8,14 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from app.schemas.structured import JsonSchema
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 def _only_functions(data: Any) -> Any:
-    kind = data.get("type") if isinstance(data, dict) else None
-    if kind == "custom":
-        raise PydanticCustomError(
-            "unsupported_value", "custom tools are not supported by this server; functions are", {"field": "type"}
-        )
+    words = "custom tools are not supported by this server; functions are"
+    refuse_types(data, lambda kind: kind == "custom", words)
     return data
 
 
@@ -81,7 +78,7 @@ class ToolChoice(WireRequest):
     def _has_what_its_type_says(self) -> ToolChoice:
         for kind in ("function", "allowed_tools"):
             if self.type == kind and getattr(self, kind) is None:
-                raise PydanticCustomError("missing", "", {"field": kind})
+                raise missing(kind)
             if self.type != kind and getattr(self, kind) is not None:
                 raise PydanticCustomError("invalid", "is for the type '{kind}' only", {"field": kind, "kind": kind})
         return self

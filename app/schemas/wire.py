@@ -6,6 +6,7 @@ Nothing is ignored: a field is either done, or asks for nothing (`NEUTRAL`), or 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -47,6 +48,22 @@ class WireRequest(BaseModel):
             elif not any(value == neutral and type(value) is type(neutral) for neutral in cls.NEUTRAL[name]):
                 raise PydanticCustomError("unsupported_parameter", "this server does not do it yet", {"field": name})
         return kept
+
+
+def missing(field: str) -> PydanticCustomError:
+    """Return the error for a field that has to be there."""
+    return PydanticCustomError("missing", "", {"field": field})
+
+
+def refuse_types(data: Any, is_foreign: Callable[[str], bool], words: str) -> None:
+    """Do nothing where the `type` of an object is none that we know and do not do; `words` may name it as `{kind}`.
+
+    Raises:
+        PydanticCustomError: it is one.
+    """
+    kind = data.get("type") if isinstance(data, dict) else None
+    if isinstance(kind, str) and is_foreign(kind):
+        raise PydanticCustomError("unsupported_value", words, {"field": "type", "kind": kind[:64]})
 
 
 def _unknown_field(name: str, known: list[str]) -> PydanticCustomError:
