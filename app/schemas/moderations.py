@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
-from app.schemas.wire import WireRequest, WireResponse
+from app.schemas.wire import WireRequest, WireResponse, refuse_types
 
 
 class ModerationPart(WireRequest):
@@ -19,10 +18,8 @@ class ModerationPart(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("type") == "image_url":
-            raise PydanticCustomError(
-                "unsupported_value", "images are not supported by this server; only text is", {"field": "type"}
-            )
+        words = "images are not supported by this server; only text is"
+        refuse_types(data, lambda kind: kind == "image_url", words)
         return data
 
 
