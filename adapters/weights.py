@@ -100,6 +100,10 @@ class AdapterWeights:
         """Copy to a device in one transfer on the current stream; shares memory where `flat` is there already."""
         return AdapterWeights(self.flat.to(device, non_blocking=True), self._places)
 
+    def keep_for(self, stream: torch.cuda.Stream) -> None:
+        """Let memory that was taken on another stream be given out again only after what `stream` has begun by then."""
+        self.flat.record_stream(stream)
+
     def pinned(self) -> AdapterWeights:
         """Copy to page-locked host memory, from which a transfer to a GPU is asynchronous."""
         return AdapterWeights(self.flat.pin_memory(), self._places)

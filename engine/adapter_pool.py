@@ -236,9 +236,8 @@ class AdapterPool:
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
                 weights = host.to(self._device)
-                # The memory belongs to this stream, but the engine's reads it: it may be given out again only after
-                # what the engine has enqueued by then.
-                weights.flat.record_stream(torch.cuda.default_stream(self._device))
+                # The memory belongs to this stream, but the engine's reads it.
+                weights.keep_for(torch.cuda.default_stream(self._device))
                 self._stream.synchronize()
         except Exception:
             # The thread's border: unseen, it would leave the slot on its way and its requests waiting for ever.

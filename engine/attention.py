@@ -25,6 +25,7 @@ class AttentionBatch:
             of their tokens.
         tables: [any, blocks] int64, the blocks of each request; what lies past its last position means nothing.
         null_block: a block that is always zero.
+        num_decodes: so many rows at the front have one token each.
     """
 
     slots: torch.Tensor
@@ -32,6 +33,7 @@ class AttentionBatch:
     tables: torch.Tensor
     block_tokens: int
     null_block: int
+    num_decodes: int = 0
 
     @cached_property
     def gathered(self) -> GatheredAttention:

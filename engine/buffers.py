@@ -5,6 +5,8 @@ They never move, so that a recorded step can be run again over what is in them n
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -14,21 +16,30 @@ from engine.decoder.decoder import DecoderBatch
 from engine.lora import AdapterSegment
 from engine.step import StepPlan, StepRow
 
+Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+def _zeros(count: int) -> Integers:
+    return np.zeros(count, dtype=np.int64)
+
 
 class InputBuffers:
     """Token ids, positions, slots and block tables of one step, on the host.
 
     A request's table is kept between steps and only grows, so that a decode step writes one number for each new block.
+
+    Args:
+        new: makes room for so many numbers.
     """
 
-    def __init__(self, config: ResolvedConfig, null_block: int) -> None:
+    def __init__(self, config: ResolvedConfig, null_block: int, new: Callable[[int], Integers] = _zeros) -> None:
         self._block_tokens = config.block_tokens
         self._null_block = null_block
-        self._token_ids = np.zeros(config.max_batched_tokens, dtype=np.int64)
-        self._positions = np.zeros(config.max_batched_tokens, dtype=np.int64)
-        self._slots = np.zeros(config.max_batched_tokens, dtype=np.int64)
-        self._rows = np.zeros((config.max_num_seqs, 4), dtype=np.int64)
-        self._sampled = np.zeros(config.max_num_seqs, dtype=np.int64)
+        self._token_ids = new(config.max_batched_tokens)
+        self._positions = new(config.max_batched_tokens)
+        self._slots = new(config.max_batched_tokens)
+        self._rows = new(4 * config.max_num_seqs).reshape(-1, 4)
+        self._sampled = new(config.max_num_seqs)
         self._tables = np.full((config.max_num_seqs, config.max_blocks_per_request), null_block, dtype=np.int64)
         self._num_blocks = np.zeros(config.max_num_seqs, dtype=np.int64)
 
@@ -56,11 +67,12 @@ class InputBuffers:
             self._sampled[num_sampled : num_sampled + count] = range(stop - count, stop)
             num_sampled += count
             at = stop
-        return self._batch(at, len(plan.rows), num_sampled, adapters)
+        num_decodes = sum(row.num_tokens == 1 for row in plan.rows)
+        return self._batch(at, len(plan.rows), num_sampled, num_decodes, adapters)
 
     def whole(self) -> DecoderBatch:
         """Return the buffers from end to end, whatever is in them."""
-        return self._batch(len(self._token_ids), len(self._rows), len(self._sampled))
+        return self._batch(len(self._token_ids), len(self._rows), len(self._sampled), 0)
 
     def fresh_blocks(self, plan: StepPlan) -> list[int]:
         """Return the blocks that this step begins but does not fill."""
@@ -72,21 +84,31 @@ class InputBuffers:
         return fresh
 
     def _batch(
-        self, num_tokens: int, num_rows: int, num_sampled: int, adapters: tuple[AdapterSegment, ...] = ()
+        self,
+        num_tokens: int,
+        num_rows: int,
+        num_sampled: int,
+        num_decodes: int,
+        adapters: tuple[AdapterSegment, ...] = (),
     ) -> DecoderBatch:
         return DecoderBatch(
-            token_ids=torch.from_numpy(self._token_ids[:num_tokens]),
-            positions=torch.from_numpy(self._positions[:num_tokens]),
-            sampled=torch.from_numpy(self._sampled[:num_sampled]),
+            token_ids=self._seen(self._token_ids)[:num_tokens],
+            positions=self._seen(self._positions)[:num_tokens],
+            sampled=self._seen(self._sampled)[:num_sampled],
             attention=AttentionBatch(
-                slots=torch.from_numpy(self._slots[:num_tokens]),
-                rows=torch.from_numpy(self._rows[:num_rows]),
-                tables=torch.from_numpy(self._tables),
+                slots=self._seen(self._slots)[:num_tokens],
+                rows=self._seen(self._rows)[:num_rows],
+                tables=self._seen(self._tables),
                 block_tokens=self._block_tokens,
                 null_block=self._null_block,
+                num_decodes=num_decodes,
             ),
             adapters=adapters,
         )
+
+    def _seen(self, array: Integers) -> torch.Tensor:
+        """Return an array as the decoder sees it."""
+        return torch.from_numpy(array)
 
     def _update_table(self, row: StepRow) -> None:
         known = 0 if row.is_admission else int(self._num_blocks[row.row])

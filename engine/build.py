@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from adapters.identity import AdapterRef
+from adapters.weights import AdapterWeights
 from engine.adapter_pool import AdapterPool
 from engine.backend import KvCache, TorchBackend
 from engine.buffers import InputBuffers
@@ -17,14 +19,15 @@ from engine.decoder.decoder import Decoder
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.errors import ConfigError
+from engine.gpu.runtime import GpuRuntime
 from engine.grammar import GrammarStore
 from engine.loading.checkpoint import load_parameters
 from engine.native_backend import NativeBackend, can_run
 from engine.native_lora import PanelAdapter
 from engine.recorded import RecordedModel
-from engine.resolve import DTYPE_BY_NAME, probe, resolve
+from engine.resolve import DTYPE_BY_NAME, Hardware, probe, resolve
 from engine.runner import Runner, StepModel
-from engine.sampling.sampler import Sampler
+from engine.sampling.sampler import Chooser, Sampler
 from engine.scheduler import Scheduler
 from kernels import native
 from kernels.arena import give_back_memory
@@ -44,34 +47,87 @@ def build_engine(config: EngineConfig, adapters: Sequence[AdapterRef] = ()) -> E
         ConfigError: options are out of range or exclude each other.
     """
     spec = read_spec(config.model_path)
-    resolved = resolve(config, spec, probe(config.device))
+    hardware = probe(config)
+    parts = (_cpu_parts if hardware.device == "cpu" else _cuda_parts)(config, spec, hardware)
+    resolved = parts.config
     _logger.info("engine: %s", resolved)
-    dtype, device = DTYPE_BY_NAME[resolved.dtype], torch.device(resolved.device)
-    kernels = kernels_for(spec, resolved)
-    # Our kernels have threads of their own; two pools that wait for each other by spinning are slower than none.
-    torch.set_num_threads(resolved.num_threads if kernels is None else 1)
+    device = torch.device(resolved.device)
     arrival = threading.Event()
     pool = AdapterPool(
         adapters,
         spec.linear_shapes(),
         resolved,
-        dtype,
+        DTYPE_BY_NAME[resolved.dtype],
         device,
-        lay_out=lambda weights: weights if kernels is None else PanelAdapter(weights, spec.num_layers),
+        lay_out=parts.lay_out,
         on_change=arrival.set,
     )
-    buffers, model, cache = build_model(spec, resolved, kernels)
     give_back_memory()
     grammars = GrammarStore(config.tokenizer_path or config.model_path, spec.vocab_size, spec.eos_ids)
-    sampler = Sampler(resolved.max_num_seqs, spec.vocab_size, device, spec.eos_ids, grammars)
+    sampler = Sampler(resolved.max_num_seqs, spec.vocab_size, device, spec.eos_ids, grammars, choose=parts.choose)
     return Engine(
         resolved,
         Scheduler(resolved, pool, spec.eos_ids),
-        Runner(buffers, model, cache, sampler, pool),
+        Runner(parts.buffers, parts.model, parts.cache, sampler, pool),
         adapters=pool,
         close=pool.close,
         arrival=arrival,
         compile_grammar=grammars.compile,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What differs between devices.
+
+    Attributes:
+        lay_out: turns an adapter that was read into what the device's products take.
+        choose: see `engine.sampling.sampler.Sampler`.
+    """
+
+    config: ResolvedConfig
+    buffers: InputBuffers
+    model: StepModel
+    cache: KvCache
+    lay_out: Callable[[AdapterWeights], AdapterWeights]
+    choose: Chooser | None = None
+
+
+def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Parts:
+    resolved = resolve(config, spec, hardware)
+    kernels = kernels_for(spec, resolved)
+    # Our kernels have threads of their own; two pools that wait for each other by spinning are slower than none.
+    torch.set_num_threads(resolved.num_threads if kernels is None else 1)
+    buffers, model, cache = build_model(spec, resolved, kernels)
+    return Parts(
+        config=resolved,
+        buffers=buffers,
+        model=model,
+        cache=cache,
+        lay_out=lambda weights: weights if kernels is None else PanelAdapter(weights, spec.num_layers),
+    )
+
+
+def _cuda_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Parts:
+    from engine.gpu.runtime import CudaRuntime
+
+    return gpu_parts(config, spec, hardware, CudaRuntime(torch.device("cuda")))
+
+
+def gpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, runtime: GpuRuntime) -> Parts:
+    """Return the parts of an engine whose kernels are Triton's; errors as `build_engine`."""
+    # Triton is imported where a GPU is, and nowhere else.
+    from engine.gpu.adapters import TabledAdapter
+    from engine.gpu.build import build_gpu_parts
+
+    parts = build_gpu_parts(config, spec, hardware, runtime)
+    return Parts(
+        config=parts.config,
+        buffers=parts.inputs,
+        model=parts.model,
+        cache=parts.cache,
+        lay_out=lambda weights: TabledAdapter.of(weights, spec.num_layers),
+        choose=parts.choose,
     )
 
 

@@ -20,6 +20,9 @@ from adapters.weights import AdapterWeights
 from kernels.lora_expand.reference import lora_expand
 from kernels.lora_shrink.reference import lora_shrink
 
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""In tables of an adapter's matrices; modules that share an input are neighbours."""
+
 Segment = tuple[AdapterDigest | None, int, int]
 """(adapter or None for the base model, start, end): a half-open range of the batch's tokens."""
 

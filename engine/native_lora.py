@@ -14,12 +14,9 @@ import torch
 
 from adapters.weights import AdapterWeights
 from engine.errors import EngineError
-from engine.lora import AdapterSegment
+from engine.lora import MODULES, AdapterSegment
 from kernels.packed_linear.reference import panel_numel, to_panels
 from kernels.program import Program
-
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The order of a table; modules that share an input are neighbours."""
 
 
 class PanelAdapter(AdapterWeights):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,8 @@ class Hardware:
 
     Attributes:
         num_cores: cores that this process may run on.
-        free_bytes: memory free for weights and cache on the device.
+        free_bytes: on a CPU memory that is free; on a GPU what this process may take of it, and once a full step has
+            been measured what is left for the cache.
         has_fast_bfloat16: whether the device multiplies bfloat16 by instructions of its own.
     """
 
@@ -36,19 +38,32 @@ class Hardware:
     has_fast_bfloat16: bool
 
 
-def probe(device: str | None) -> Hardware:
+def probe(config: EngineConfig) -> Hardware:
     """Look at the machine.
 
     Raises:
-        ConfigError: the wanted device is not there, or not served yet.
+        ConfigError: the wanted device is not there.
     """
-    if device == "cuda":
-        raise ConfigError("device: 'cuda' is not supported yet; the engine runs on 'cpu'.")
+    if config.device == "cuda":
+        return _probe_gpu(config.gpu_memory_fraction)
     return Hardware(
         device="cpu",
         num_cores=len(os.sched_getaffinity(0)),
         free_bytes=_available_bytes(),
         has_fast_bfloat16=has_fast_bfloat16(),
+    )
+
+
+def _probe_gpu(fraction: float) -> Hardware:
+    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
+        raise ConfigError("device: 'cuda', but this process sees no GPU, or Triton is not installed; take 'cpu'.")
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    # What other processes hold counts: the fraction is of the whole.
+    return Hardware(
+        device="cuda",
+        num_cores=len(os.sched_getaffinity(0)),
+        free_bytes=int(total_bytes * fraction) - (total_bytes - free_bytes),
+        has_fast_bfloat16=torch.cuda.is_bf16_supported(),
     )
 
 
@@ -75,7 +90,8 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         )
     blocks_per_request = -(-max_model_len // config.block_tokens)
     block_bytes = config.block_tokens * spec.kv_bytes_per_token(DTYPE_BY_NAME[dtype].itemsize)
-    cache_bytes = config.kv_cache_bytes or int(hardware.free_bytes * CPU_CACHE_SHARE)
+    share = CPU_CACHE_SHARE if hardware.device == "cpu" else 1.0
+    cache_bytes = config.kv_cache_bytes or int(hardware.free_bytes * share)
     # More than every row at full length can never be held, and is only memory taken from others.
     num_blocks = min(cache_bytes // block_bytes, config.max_num_seqs * blocks_per_request)
     if num_blocks < blocks_per_request:

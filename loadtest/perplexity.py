@@ -77,7 +77,7 @@ class Reader:
             max_batched_tokens=length,
         )
         spec = read_spec(path)
-        resolved = resolve(config, spec, probe(None))
+        resolved = resolve(config, spec, probe(config))
         buffers, model, cache = build_model(spec, resolved, kernels_for(spec, resolved))
         return cls(buffers=buffers, model=model, cache=cache, length=length)
 

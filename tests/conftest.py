@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+import os
 import signal
+
+import torch
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would every server that a test starts and
 # interrupts: whoever ignores a signal hands that down.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where there is no GPU its kernels run in Triton's interpreter; Triton looks at this as it meets a kernel.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -17,7 +17,7 @@ depend on the other rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -32,6 +32,11 @@ from engine.sampling.truncation import exclude_top_choices, keep_epsilon, keep_e
 from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_of_all, race
 
 NOT_FINITE = "The model computed no finite logits for this request."
+
+
+Chooser = Callable[[torch.Tensor, Sequence[SamplingParams], Sequence[int]], torch.Tensor]
+"""From logits, parameters and positions of some rows to a token id for each (int64), -1 where a row is unusable. Where
+a row's parameters want no more than temperature and min-p, it is the token that is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +70,9 @@ class Sampler:
     """Sampling state of the runner's rows.
 
     Penalty tables ([num_rows, vocab], a bool and an int32) are made when the first request asks for penalties.
+
+    Args:
+        choose: what a device chooses at once; None where torch's operators do.
     """
 
     def __init__(
@@ -74,8 +82,10 @@ class Sampler:
         device: torch.device,
         eos_ids: Sequence[int],
         grammars: GrammarStore | None = None,
+        choose: Chooser | None = None,
     ) -> None:
         self._num_rows = num_rows
+        self._choose = choose
         self._grammars = grammars
         self._vocab_size = vocab_size
         self._device = device
@@ -134,14 +144,15 @@ class Sampler:
                 state.follower.mask(logits[line])
         self._penalize(logits, rows, states)
         self._mask_stops(logits, states, positions)
-        # One pass gives both the greedy choice and the row's health: NaN and infinity are what a maximum passes on.
-        highest, chosen = _highest(logits)
-        for key, lines in _draw_groups(states, self._vocab_size).items():
+        params = [state.params for state in states]
+        choose = _likeliest if self._choose is None else self._choose
+        chosen = choose(logits, params, positions)
+        is_usable = chosen >= 0
+        for width, lines in _draw_groups(params, self._vocab_size, has_simple=self._choose is None).items():
             index = torch.tensor(lines, device=self._device)
-            group = [states[line] for line in lines]
-            chosen[index] = _draw(logits[index], group, [positions[line] for line in lines], key)
-        chosen = torch.where(highest.isfinite(), chosen, -1)
-        token_ids: list[int] = chosen.tolist()
+            group = [params[line] for line in lines]
+            chosen[index] = _draw(logits[index], group, [positions[line] for line in lines], width)
+        token_ids: list[int] = torch.where(is_usable, chosen, -1).tolist()
         failed = {
             row: (state.follower and state.follower.error) or NOT_FINITE
             for row, state, token_id in zip(rows, states, token_ids, strict=True)
@@ -210,35 +221,40 @@ class Sampler:
         return _column(values, self._device)
 
 
-def _highest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the maximum of each row, NaN where there is one, and where it is."""
-    if logits.device.type != "cpu":
+def _likeliest(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> torch.Tensor:
+    """Return the likeliest token of each row, -1 where none is: NaN and infinity are what a maximum passes on."""
+    if logits.device.type == "cpu":
+        # numpy looks at many numbers at once, torch at one after the other.
+        chosen = torch.from_numpy(logits.numpy().argmax(axis=-1))
+        highest = logits.gather(1, chosen.unsqueeze(1)).squeeze(1)
+    else:
         highest, chosen = logits.max(dim=-1)
-        return highest, chosen
-    # numpy looks at many numbers at once, torch at one after the other.
-    chosen = torch.from_numpy(logits.numpy().argmax(axis=-1))
-    return logits.gather(1, chosen.unsqueeze(1)).squeeze(1), chosen
+    return torch.where(highest.isfinite(), chosen, -1)
 
 
-def _draw_groups(states: list[_RowState], vocab_size: int) -> dict[int, list[int]]:
+def _draw_groups(params: Sequence[SamplingParams], vocab_size: int, *, has_simple: bool) -> dict[int, list[int]]:
     """Group the lines that draw by how many candidates are sorted: 0 for none, `vocab_size` for top-p alone.
 
-    Equal widths only: a row's sums then have the same terms in the same order whatever the batch.
+    Equal widths only: a row's sums then have the same terms in the same order whatever the batch. Without `has_simple`
+    those are left out that a `Chooser` has drawn for.
     """
     lines_by_width: dict[int, list[int]] = {}
-    for line, state in enumerate(states):
-        params = state.params
-        if params.temperature == 0:
+    for line, p in enumerate(params):
+        if p.temperature == 0:
             continue
-        has_top_k = 0 < params.top_k < vocab_size
-        width = params.top_k if has_top_k else vocab_size if params.top_p < 1 else 0
-        lines_by_width.setdefault(width, []).append(line)
+        has_top_k = 0 < p.top_k < vocab_size
+        width = p.top_k if has_top_k else vocab_size if p.top_p < 1 else 0
+        if width or has_simple or _is_shortened(p):
+            lines_by_width.setdefault(width, []).append(line)
     return lines_by_width
 
 
-def _draw(logits: torch.Tensor, states: list[_RowState], positions: list[int], width: int) -> torch.Tensor:
+def _is_shortened(p: SamplingParams) -> bool:
+    return p.top_n_sigma > 0 or p.typical_p < 1 or p.epsilon_cutoff > 0 or p.eta_cutoff > 0 or p.xtc_probability > 0
+
+
+def _draw(logits: torch.Tensor, params: list[SamplingParams], positions: list[int], width: int) -> torch.Tensor:
     """Draw a token id (int64, [n]) for rows that all sort `width` candidates."""
-    params = [state.params for state in states]
     device = logits.device
     scores = scale(logits, _column([p.temperature for p in params], device))
     if any(p.top_n_sigma > 0 for p in params):

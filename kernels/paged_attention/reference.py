@@ -2,7 +2,9 @@
 
     out[t, h] = softmax_j( q[t, h] . K[j, h'] / sqrt(head_dim) ) V[j, h'],    j = 0 .. position(t),  h' = h / (H / H_kv)
 
-where K[j] is the cache at block_table[row(t)][j / block_tokens], slot j % block_tokens. Slots past a token's own
+With a window the first j is max(0, position(t) - window + 1); with a soft cap c a score s is c tanh(s / c).
+
+Here K[j] is the cache at block_table[row(t)][j / block_tokens], slot j % block_tokens. Slots past a token's own
 position are never read, whatever they hold.
 
 Source: Kwon et al., 2023 (PagedAttention, arXiv 2309.06180, section 4.1).
@@ -23,6 +25,8 @@ def paged_attention(
     block_tables: Sequence[Sequence[int]],
     starts: Sequence[int],
     ends: Sequence[int],
+    window: int = 0,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Attend for rows whose tokens lie one after the other in `q`.
 
@@ -30,6 +34,8 @@ def paged_attention(
         q: [tokens, heads, head_dim]; row r has its positions starts[r] .. ends[r] - 1 here.
         k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim], the rows' own keys and values included.
         block_tables: block ids of each row, at least as many as `ends` needs.
+        window: how many of the last positions a token sees, its own included; 0 for all.
+        softcap: 0 for scores as they are.
 
     Returns:
         [tokens, heads, head_dim] in the dtype of `q`, computed in float64.
@@ -40,11 +46,14 @@ def paged_attention(
     token = 0
     for table, start, end in zip(block_tables, starts, ends, strict=True):
         for position in range(start, end):
-            slots = [(table[j // block_tokens], j % block_tokens) for j in range(position + 1)]
+            first = max(0, position - window + 1) if window else 0
+            slots = [(table[j // block_tokens], j % block_tokens) for j in range(first, position + 1)]
             k = torch.stack([k_cache[block, slot] for block, slot in slots]).double()  # [position + 1, kv_heads, dim]
             v = torch.stack([v_cache[block, slot] for block, slot in slots]).double()
             for head in range(q.shape[1]):
                 scores = k[:, head // group] @ q[token, head].double() / q.shape[2] ** 0.5
+                if softcap:
+                    scores = softcap * (scores / softcap).tanh()
                 out[token, head] = (scores.softmax(0) @ v[:, head // group]).to(q.dtype)
             token += 1
     return out

@@ -3,7 +3,9 @@
 FILES_OVER_THE_SIZE: dict[str, str] = {}
 """Path -> why the file is better whole."""
 
-FUNCTIONS_OVER_THE_SIZE: dict[str, str] = {}
+FUNCTIONS_OVER_THE_SIZE: dict[str, str] = {
+    "kernels/paged_attention/kernel.py::paged_attention_kernel": "one program of a GPU: its state is its registers",
+}
 """`path::function` -> why the function is better whole."""
 
 FILES_THAT_READ_THE_ENVIRONMENT: dict[str, str] = {
@@ -47,6 +49,11 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/build.py": "tests/parity builds every engine by it",
     "engine/decoder/decoder.py": "tests/parity/test_families.py compares its logits with transformers",
     "engine/errors.py": "tests of those who raise them read their fields",
+    "engine/gpu/adapters.py": "tests/parity/test_triton_kernels.py compares its products with the CPU's",
+    "engine/gpu/backend.py": "tests/parity/test_triton_kernels.py runs whole models on it",
+    "engine/gpu/build.py": "tests/parity/test_triton_kernels.py builds every engine by it",
+    "engine/gpu/choosing.py": "tests/kernels/gpu/test_token_choice.py compares it with the reference",
+    "engine/gpu/runtime.py": "it needs a GPU: tests marked gpu and loadtest/gpu.py run it",
     "engine/live_request.py": "tests/engine/test_scheduler_properties.py drives it",
     "engine/metrics.py": "tests/engine/test_engine.py and test_scheduler.py count with it",
     "engine/native_backend.py": "tests/engine/test_backend.py attends by it; tests/parity runs whole models on it",
@@ -54,6 +61,9 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/recorded.py": "tests/parity replays it in every test",
     "engine/step.py": "tests/engine/scripted.py checks every promise of a plan",
     "engine/step_draft.py": "tests/engine/test_scheduler_properties.py holds it to the budget",
+    "kernels/architecture.py": "tests/kernels/test_ahead_of_time.py pretends to be on other GPUs",
+    "kernels/launches.py": "tests/kernels/test_ahead_of_time.py compiles all of them",
+    "kernels/search.py": "tests/kernels/gpu finds rows and segments by it",
     "loadtest/users/chat.py": "Locust patches the standard library: tests/loadtest/test_run.py runs it in a process",
 }
 """Path -> where the module is tested instead."""

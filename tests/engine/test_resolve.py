@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
@@ -62,13 +64,20 @@ def test_what_cannot_be_is_refused_with_its_name_and_numbers(
     assert all(word in str(refused.value) for word in words), str(refused.value)
 
 
-def test_a_device_that_is_not_served_is_refused() -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="device"):
-        probe("cuda")
+        probe(EngineConfig(model_path="", device="cuda"))
+
+
+def test_a_cache_on_a_gpu_takes_all_that_is_left(spec: DecoderSpec) -> None:
+    gpu = replace(PLAIN, device="cuda", free_bytes=1 << 22)
+    blocks = (1 << 22) // (16 * spec.kv_bytes_per_token(4))
+    assert resolve(config(dtype="float32"), spec, gpu).num_blocks == min(blocks, 64 * CONTEXT // 16)
 
 
 def test_the_machine_is_looked_at() -> None:
-    hardware = probe(None)
+    hardware = probe(EngineConfig(model_path=""))
     assert hardware.device == "cpu"
     assert hardware.num_cores >= 1
     assert hardware.free_bytes > 1 << 20

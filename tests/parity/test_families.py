@@ -21,7 +21,7 @@ def our_logits(path: str, prompt: tuple[int, ...], dtype: str) -> torch.Tensor:
     """Logits of every position by our decoder, in one step."""
     spec = read_spec(path)
     options = EngineConfig(model_path=path, dtype=dtype, num_threads=1, max_model_len=MAX_LEN, max_num_seqs=MAX_LEN)
-    config = resolve(options, spec, probe("cpu"))
+    config = resolve(options, spec, probe(options))
     buffers, model, cache = build_model(spec, config, kernels_for(spec, config))
     row = StepRow(
         row=0,

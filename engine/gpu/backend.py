@@ -1,0 +1,81 @@
+"""The GPU's operations: our Triton kernels, and the vendor's library for dense products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from engine.attention import AttentionBatch
+from engine.backend import Product
+from engine.gpu.adapters import TritonLora
+from engine.lora import AdapterSegment, LoraProducts
+from kernels.add_rms_norm.launch import add_rms_norm
+from kernels.embedding.reference import take_rows
+from kernels.gated_activation.launch import silu_and_multiply
+from kernels.paged_attention.launch import paged_attention
+from kernels.rope_kv_write.launch import rope_kv_write
+
+
+class TritonBackend:
+    """A `Backend` on a GPU. Attention reads no slot past a row's own positions: blocks need not be cleared.
+
+    Args:
+        adapters: the products of the step under way; its owner fills it before each step.
+    """
+
+    def __init__(self, adapters: TritonLora) -> None:
+        self.adapters = adapters
+
+    def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        """Keep the weight as it is."""
+        return lambda x: functional.linear(x, weight, bias)
+
+    def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
+        """Keep both as they are."""
+        matrix = embedding if head is None else head
+        return lambda token_ids: take_rows(embedding, token_ids), lambda h: functional.linear(h, matrix).float()
+
+    def lora(self, segments: Sequence[AdapterSegment]) -> LoraProducts | None:
+        """Return the products that have been filled, None where the step has no adapter."""
+        return self.adapters if self.adapters.max_segments else None
+
+    def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Index."""
+        return take_rows(x, indices)
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Add and norm, one pass."""
+        return add_rms_norm(x, delta, weight, eps)
+
+    def rotate_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Norm, rotate and write, one pass."""
+        return rope_kv_write(
+            qkv=qkv, cos_sin=cos_sin, norms=norms, eps=eps, k_cache=cache[0], v_cache=cache[1], slots=slots
+        )
+
+    def attend(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], batch: AttentionBatch) -> torch.Tensor:
+        """Attend to the cache where it lies."""
+        return paged_attention(
+            q=q,
+            k_cache=cache[0],
+            v_cache=cache[1],
+            rows=batch.rows,
+            num_decodes=batch.num_decodes,
+            tables=batch.tables,
+        )
+
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Gate, one pass."""
+        return silu_and_multiply(gate_up)

@@ -1,0 +1,121 @@
+"""Puts the GPU's parts of an engine together: weights, the cache in what memory they leave, recorded steps."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.attention import AttentionBatch
+from engine.backend import KvCache
+from engine.config import EngineConfig, ResolvedConfig
+from engine.decoder.decoder import Decoder, DecoderBatch
+from engine.decoder.spec import DecoderSpec
+from engine.errors import ConfigError
+from engine.gpu.adapters import TritonLora
+from engine.gpu.backend import TritonBackend
+from engine.gpu.choosing import TokenChooser
+from engine.gpu.inputs import DeviceInputs
+from engine.gpu.model import GpuModel, recorded_sizes
+from engine.gpu.runtime import GpuRuntime
+from engine.loading.checkpoint import load_parameters
+from engine.resolve import DTYPE_BY_NAME, Hardware, resolve
+
+_logger = logging.getLogger(__name__)
+
+RESERVED_BYTES = 512 << 20
+"""Left for what is not measured: recorded steps, workspaces of libraries, adapters."""
+LOGIT_COPIES = 3
+"""Of the size of a full batch's logits: what choosing tokens may need beside them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuParts:
+    """What `engine.build` makes an engine of."""
+
+    config: ResolvedConfig
+    inputs: DeviceInputs
+    model: GpuModel
+    cache: KvCache
+    choose: TokenChooser
+
+
+def build_gpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, runtime: GpuRuntime) -> GpuParts:
+    """Load the weights, measure a full step, give the cache what is left, and record decode steps.
+
+    Raises:
+        CheckpointError: weights are missing, broken or left over.
+        ConfigError: options are out of range, or the memory does not do.
+    """
+    checked = resolve(config, spec, hardware)
+    try:
+        return _build(config, checked, spec, hardware, runtime)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the GPU's memory does not do for {config.model_path}: raise gpu_memory_fraction "
+            f"({config.gpu_memory_fraction:g}), or lower max_batched_tokens ({config.max_batched_tokens}), "
+            f"max_num_seqs ({config.max_num_seqs}) or max_model_len ({checked.max_model_len})."
+        ) from error
+
+
+def _build(
+    config: EngineConfig, checked: ResolvedConfig, spec: DecoderSpec, hardware: Hardware, runtime: GpuRuntime
+) -> GpuParts:
+    dtype = DTYPE_BY_NAME[checked.dtype]
+    adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank)
+    backend = TritonBackend(adapters)
+    parameters = load_parameters(config.model_path, spec, dtype, runtime.device)
+    decoder = Decoder(spec, parameters, backend, checked.max_model_len)
+    peak_bytes = runtime.peak_bytes(lambda: _full_step(decoder, spec, checked, runtime.device))
+    left = hardware.free_bytes - peak_bytes - RESERVED_BYTES
+    _logger.info("a full step takes %.2f GiB with the weights; %.2f GiB are left", peak_bytes / 2**30, left / 2**30)
+    resolved = resolve(config, spec, replace(hardware, free_bytes=max(0, left)))
+    cache = KvCache(
+        num_layers=spec.num_layers,
+        num_blocks=resolved.num_blocks,
+        block_tokens=resolved.block_tokens,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=dtype,
+        device=runtime.device,
+    )
+    sizes = recorded_sizes(resolved.max_num_seqs)
+    inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
+    model = GpuModel(decoder, backend, inputs)
+    model.record(cache, sizes, runtime)
+    chooser = TokenChooser(runtime, resolved.max_num_seqs)
+    return GpuParts(config=resolved, inputs=inputs, model=model, cache=cache, choose=chooser)
+
+
+@torch.inference_mode()
+def _full_step(decoder: Decoder, spec: DecoderSpec, config: ResolvedConfig, device: torch.device) -> None:
+    """Compute as many tokens as a step may have, over a cache of one block, and what choosing tokens takes."""
+    cache = KvCache(
+        num_layers=spec.num_layers,
+        num_blocks=1,
+        block_tokens=config.block_tokens,
+        kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        dtype=DTYPE_BY_NAME[config.dtype],
+        device=device,
+    )
+    tokens, longest = config.max_batched_tokens, min(config.max_batched_tokens, config.max_model_len)
+    rows = [(start, 0, min(longest, tokens - start), 0) for start in range(0, tokens, longest)]
+    positions = torch.arange(tokens, device=device) % longest
+    batch = DecoderBatch(
+        token_ids=torch.zeros_like(positions),
+        positions=positions,
+        sampled=torch.arange(config.max_num_seqs, device=device) % tokens,
+        attention=AttentionBatch(
+            slots=torch.full_like(positions, -1),
+            rows=torch.tensor(rows, device=device),
+            # Every position lies in the one block there is.
+            tables=torch.zeros(1, config.max_blocks_per_request, dtype=torch.int64, device=device),
+            block_tokens=config.block_tokens,
+            null_block=cache.null_block,
+        ),
+    )
+    logits = decoder.forward(batch, cache)
+    del logits
+    torch.empty(LOGIT_COPIES, config.max_num_seqs, spec.vocab_size, device=device)

@@ -1,0 +1,69 @@
+"""The decoder on a GPU: steps of one token for each row are recorded once and replayed, all others launched one by one.
+
+A replay costs the host one call where a decode step of a large model is hundreds of launches (CUDA graphs).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.backend import KvCache
+from engine.decoder.decoder import Decoder, DecoderBatch
+from engine.gpu.backend import TritonBackend
+from engine.gpu.inputs import DeviceInputs
+from engine.gpu.runtime import GpuRuntime
+
+_logger = logging.getLogger(__name__)
+
+
+def recorded_sizes(max_rows: int) -> list[int]:
+    """Return the batch sizes to record: 1, 2, 4, then every eighth, every sixteenth from 64 on, and the largest."""
+    sizes = {1, 2, 4, *range(8, min(64, max_rows), 8), *range(64, max_rows, 16), max_rows}
+    return sorted(size for size in sizes if size <= max_rows)
+
+
+class GpuModel:
+    """An `engine.runner.StepModel`.
+
+    Args:
+        decoder: with `backend` as its backend.
+        inputs: where every batch comes from.
+    """
+
+    def __init__(self, decoder: Decoder, backend: TritonBackend, inputs: DeviceInputs) -> None:
+        self._decoder = decoder
+        self._backend = backend
+        self._inputs = inputs
+        self._recorded: dict[tuple[int, bool], tuple[Callable[[], None], torch.Tensor]] = {}
+
+    @torch.inference_mode()
+    def record(self, cache: KvCache, sizes: Sequence[int], runtime: GpuRuntime) -> None:
+        """Record a decode step of each size, with adapters and without; the largest first, whose memory all share."""
+        started_s = time.monotonic()
+        for number, size in enumerate(sorted(sizes, reverse=True), start=1):
+            for has_adapters in (False, True):
+                batch = self._inputs.padding(size)
+                self._backend.adapters.expect(size if has_adapters else 0)
+                self._recorded[size, has_adapters] = runtime.record(
+                    lambda batch=batch: self._decoder.forward(batch, cache)  # type: ignore[misc]
+                )
+            _logger.info("recorded decode steps of %d rows (%d of %d)", size, number, len(sizes))
+        self._backend.adapters.expect(0)
+        _logger.info("recorded %d steps in %.1f s", len(self._recorded), time.monotonic() - started_s)
+
+    def forward(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
+        """Replay or launch; returns logits [samples, vocab] float32, valid until the next call."""
+        self._backend.adapters.fill(batch.adapters)
+        recorded = None
+        num_tokens = len(batch.token_ids)
+        if batch.attention.num_decodes == num_tokens == len(batch.sampled):
+            recorded = self._recorded.get((num_tokens, bool(batch.adapters)))
+        if recorded is None:
+            return self._decoder.forward(batch, cache)[: self._inputs.num_samples]
+        replay, logits = recorded
+        replay()
+        return logits[: self._inputs.num_samples]

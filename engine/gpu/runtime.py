@@ -1,0 +1,78 @@
+"""What the GPU path asks of CUDA besides kernels: pinned memory, fences, recorded steps, memory in numbers.
+
+One object, so that everything else here runs, and is tested, on tensors of any device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+NUM_WARM_UPS = 2
+"""Runs before a recording: libraries set themselves up, kernels are compiled."""
+
+
+class GpuRuntime(Protocol):
+    """One device."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors live."""
+        ...
+
+    def staging(self, count: int) -> torch.Tensor:
+        """Return room for `count` int64 on the host, from which copies to the device are asynchronous."""
+        ...
+
+    def fence(self) -> Callable[[], None]:
+        """Return what waits until all that has been enqueued so far is done."""
+        ...
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        """Record what `run` enqueues; return what enqueues it again, and the tensor that each replay fills."""
+        ...
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        """Return the most memory that this process held while `run` ran."""
+        ...
+
+
+class CudaRuntime:
+    """A GPU by CUDA (or HIP, which torch calls the same)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def staging(self, count: int) -> torch.Tensor:
+        """Return page-locked memory."""
+        return torch.zeros(count, dtype=torch.int64, pin_memory=True)
+
+    def fence(self) -> Callable[[], None]:
+        """Record an event."""
+        event = torch.cuda.Event()
+        event.record()
+        return event.synchronize
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        """Capture a CUDA graph; all graphs share one pool of memory, for no two run at once."""
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for _ in range(NUM_WARM_UPS):
+                run()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = run()
+        return graph.replay, out
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        """Ask torch's allocator."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        run()
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_reserved(self.device)

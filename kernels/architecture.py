@@ -1,0 +1,37 @@
+"""Which GPU kernels are launched on, where the shape of a launch depends on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+
+import torch
+
+_pretended: ContextVar[str | None] = ContextVar("pretended", default=None)
+
+
+def current() -> str:
+    """Return the architecture as compilers name it: "sm_90", "gfx942"; "sm_80" where there is no GPU."""
+    return _pretended.get() or _present()
+
+
+@contextmanager
+def pretending(name: str) -> Iterator[None]:
+    """Shape launches for a GPU that is not here."""
+    token = _pretended.set(name)
+    try:
+        yield
+    finally:
+        _pretended.reset(token)
+
+
+@cache
+def _present() -> str:
+    if not torch.cuda.is_available():
+        return "sm_80"
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(0).gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"

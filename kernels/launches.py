@@ -1,0 +1,114 @@
+"""Every launch of the GPU kernels that serving makes, for the geometries of models that people serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.add_rms_norm.launch import add_rms_norm
+from kernels.ahead_of_time import Launch, recording
+from kernels.architecture import pretending
+from kernels.gated_activation.launch import silu_and_multiply
+from kernels.lora_expand.launch import lora_expand
+from kernels.lora_shrink.launch import lora_shrink
+from kernels.paged_attention.launch import paged_attention
+from kernels.rope_kv_write.launch import rope_kv_write
+from kernels.token_choice.launch import choose_tokens
+
+BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
+MAX_RANK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """What a layer's kernels see of a model."""
+
+    name: str
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    has_norms: bool = False
+
+
+GEOMETRIES = (
+    Geometry(name="Llama-3.1-8B", hidden=4096, inner=14336, heads=32, kv_heads=8, head_dim=128),
+    Geometry(name="Qwen3-0.6B", hidden=1024, inner=3072, heads=16, kv_heads=8, head_dim=128, has_norms=True),
+    Geometry(name="Qwen2.5-0.5B", hidden=896, inner=4864, heads=14, kv_heads=2, head_dim=64),
+    Geometry(name="head size 80", hidden=2560, inner=10240, heads=32, kv_heads=32, head_dim=80),
+    Geometry(name="head size 96", hidden=3072, inner=8192, heads=32, kv_heads=32, head_dim=96),
+    Geometry(name="head size 256", hidden=2048, inner=16384, heads=8, kv_heads=1, head_dim=256),
+)
+
+
+def all_launches(target: str) -> list[Launch]:
+    """Return each specialisation for a GPU once: every geometry in bfloat16, the first in float16 and float32 too."""
+    with pretending(target), recording() as launches:
+        for geometry in GEOMETRIES:
+            layer(geometry, torch.bfloat16)
+        layer(GEOMETRIES[0], torch.float16)
+        layer(GEOMETRIES[0], torch.float32)
+        layer(GEOMETRIES[0], torch.bfloat16, window=4096, softcap=50.0)
+        choose_tokens(_empty(64, VOCAB, dtype=torch.float32), _empty(64, 2, dtype=torch.float64), _whole(64, 2))
+    return launches
+
+
+def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:
+    """Launch what one layer launches, for a few tokens, for a full batch, and for prompts."""
+    hidden, inner, head_dim = geometry.hidden, geometry.inner, geometry.head_dim
+    q_size, kv_size = geometry.heads * head_dim, geometry.kv_heads * head_dim
+    cache = _empty(NUM_BLOCKS, BLOCK_TOKENS, geometry.kv_heads, head_dim, dtype=dtype)
+    norm = _empty(head_dim, dtype=dtype)
+    for tokens, num_decodes in ((1, 1), (64, 64), (2048, 32)):
+        x = _empty(tokens, hidden, dtype=dtype)
+        add_rms_norm(x, x, _empty(hidden, dtype=dtype), 1e-5)
+        add_rms_norm(x, None, _empty(hidden, dtype=dtype), 1e-5)
+        silu_and_multiply(_empty(tokens, 2 * inner, dtype=dtype))
+        q = rope_kv_write(
+            qkv=_empty(tokens, q_size + 2 * kv_size, dtype=dtype),
+            cos_sin=_empty(tokens, 2, head_dim, dtype=dtype),
+            norms=(norm, norm) if geometry.has_norms else None,
+            eps=1e-6,
+            k_cache=cache,
+            v_cache=cache,
+            slots=_whole(tokens),
+        )
+        paged_attention(
+            q=q,
+            k_cache=cache,
+            v_cache=cache,
+            rows=_whole(num_decodes + (tokens > num_decodes), 4),
+            num_decodes=num_decodes,
+            tables=_whole(64, 512),
+            window=window,
+            softcap=softcap,
+        )
+        for width, splits in ((hidden, (q_size, kv_size, kv_size)), (hidden, (inner, inner)), (inner, (hidden,))):
+            shrunk = lora_shrink(
+                _empty(tokens, width, dtype=dtype),
+                _whole(64, 3),
+                _whole(1),
+                entry=7,
+                num_modules=len(splits),
+                max_rank=MAX_RANK,
+                max_segments=min(tokens, 64),
+            )
+            lora_expand(
+                _empty(tokens, sum(splits), dtype=dtype),
+                shrunk,
+                _whole(64, 3),
+                _whole(1),
+                entry=7,
+                splits=splits,
+                max_segments=min(tokens, 64),
+            )
+
+
+def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _whole(*shape: int) -> torch.Tensor:
+    return _empty(*shape, dtype=torch.int64)

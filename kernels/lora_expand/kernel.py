@@ -1,0 +1,66 @@
+"""The GPU's LoRA expand: low-rank activations times B, added to the output where it lies."""
+
+import triton
+import triton.language as tl
+
+from kernels.lora_shrink.kernel import matrix_of
+from kernels.search import run_of
+
+
+@triton.jit(do_not_specialize=["num_tokens", "entry", "num_modules"])
+def lora_expand_kernel(
+    shrunk,
+    segments,
+    count,
+    y,
+    num_tokens,
+    y_width,
+    entry,
+    num_modules,
+    max_rank,
+    out_0,
+    out_1,
+    out_2,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Program (tile, columns, module) adds to [tokens, y_width], where the modules' outputs lie side by side.
+
+    Segments and `shrunk` are those of `kernels.lora_shrink.kernel`; out_i is the width of module i, 0 for none.
+    """
+    tile, part, module = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_segments = tl.load(count)
+    if num_segments == 0:
+        return
+    out = tl.where(module == 0, out_0, tl.where(module == 1, out_1, out_2))
+    column = tl.where(module == 0, 0, tl.where(module == 1, out_0, out_0 + out_1))
+    segment = run_of(segments, 3, num_segments, tile, BLOCK_M)
+    start = tl.load(segments + segment * 3)
+    end = tl.load(segments + segment * 3 + 1)
+    within = tile - ((start - tl.load(segments)) // BLOCK_M + segment)
+    token = start + within * BLOCK_M + tl.arange(0, BLOCK_M)
+    rank = matrix_of(segments, segment, entry + module, 2)
+    if (start + within * BLOCK_M >= end) | (rank == 0) | (part * BLOCK_N >= out):
+        return
+    is_token = token < end
+    address = tl.multiple_of(matrix_of(segments, segment, entry + module, 1), 16)
+    b = address.to(tl.pointer_type(y.dtype.element_ty))
+    n = part * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_column = n < out
+    product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for low in range(0, rank, BLOCK_R):
+        r = low + tl.arange(0, BLOCK_R)
+        is_rank = r < rank
+        is_number = is_token[:, None] & is_rank[None, :]
+        h = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+        for split in tl.static_range(NUM_SPLITS):
+            source = ((split * num_tokens + token) * num_modules + module) * max_rank
+            h += tl.load(shrunk + source[:, None] + r[None, :], mask=is_number, other=0.0)
+        b_tile = tl.load(b + n[None, :] * rank + r[:, None], mask=is_column[None, :] & is_rank[:, None], other=0.0)
+        product += tl.dot(h.to(b_tile.dtype), b_tile, input_precision="ieee")
+    target = y + token[:, None] * y_width + (column + n)[None, :]
+    is_target = is_token[:, None] & is_column[None, :]
+    known = tl.load(target, mask=is_target, other=0.0)
+    tl.store(target, (known.to(tl.float32) + product).to(y.dtype.element_ty), mask=is_target)

@@ -1,0 +1,54 @@
+"""`kernels.lora_expand.reference` on a GPU, for whole batches of adapters that lie where a table on the device says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+
+from kernels.lora_expand.kernel import lora_expand_kernel
+from kernels.search import num_tiles
+
+BLOCK_M, BLOCK_R, BLOCK_N = 16, 16, 128
+
+
+def lora_expand(
+    y: torch.Tensor,
+    shrunk: torch.Tensor,
+    segments: torch.Tensor,
+    count: torch.Tensor,
+    *,
+    entry: int,
+    splits: Sequence[int],
+    max_segments: int,
+) -> None:
+    """Add the products with the B's in place to `y` [tokens, sum of splits], contiguous.
+
+    Args:
+        shrunk, segments, count, entry, max_segments: as in `kernels.lora_shrink.launch`.
+        splits: output widths of the modules, which lie side by side in `y`; at most three.
+    """
+    num_parts, tokens, num_modules, max_rank = shrunk.shape
+    widths = [*splits, 0, 0][:3]
+    block_n = BLOCK_N if y.element_size() == 2 else BLOCK_N // 4
+    grid = (num_tiles(tokens, max_segments, BLOCK_M), triton.cdiv(max(splits), block_n), num_modules)
+    lora_expand_kernel[grid](
+        shrunk,
+        segments,
+        count,
+        y,
+        tokens,
+        y.shape[1],
+        entry,
+        num_modules,
+        max_rank,
+        widths[0],
+        widths[1],
+        widths[2],
+        NUM_SPLITS=num_parts,
+        BLOCK_M=BLOCK_M,
+        BLOCK_R=BLOCK_R,
+        BLOCK_N=block_n,
+        num_warps=4,
+    )

@@ -1,0 +1,67 @@
+"""The GPU's LoRA shrink: tiles of tokens of one adapter, every adapter at its own rank."""
+
+import triton
+import triton.language as tl
+
+from kernels.search import run_of
+
+
+@triton.jit
+def matrix_of(segments, segment, entry, part: tl.constexpr):
+    """Return a number of a segment's adapter for the module `entry`: part 0 is the address of A, 1 of B, 2 the rank."""
+    table = tl.load(segments + segment * 3 + 2).to(tl.pointer_type(tl.int64))
+    return tl.load(table + entry * 3 + part)
+
+
+@triton.jit(do_not_specialize=["num_tokens", "entry", "num_modules"])
+def lora_shrink_kernel(
+    x,
+    segments,
+    count,
+    shrunk,
+    num_tokens,
+    width,
+    entry,
+    num_modules,
+    max_rank,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Program (tile, module, split of the depth) writes float32 [splits, tokens, modules, max_rank].
+
+    Splits are summed by whoever reads them, always in one order: a sum by atomics would depend on who comes first.
+    Segments are [start, end, address of a table], int64, `count` of them, a number on the device.
+    """
+    tile, module, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_segments = tl.load(count)
+    if num_segments == 0:
+        return
+    segment = run_of(segments, 3, num_segments, tile, BLOCK_M)
+    start = tl.load(segments + segment * 3)
+    end = tl.load(segments + segment * 3 + 1)
+    within = tile - ((start - tl.load(segments)) // BLOCK_M + segment)
+    token = start + within * BLOCK_M + tl.arange(0, BLOCK_M)
+    rank = matrix_of(segments, segment, entry + module, 2)
+    if (start + within * BLOCK_M >= end) | (rank == 0):
+        return
+    is_token = token < end
+    address = tl.multiple_of(matrix_of(segments, segment, entry + module, 0), 16)
+    a = address.to(tl.pointer_type(x.dtype.element_ty))
+    share = tl.cdiv(tl.cdiv(width, BLOCK_K), NUM_SPLITS) * BLOCK_K
+    first, last = split * share, tl.minimum(width, (split + 1) * share)
+    for low in range(0, rank, BLOCK_R):
+        r = low + tl.arange(0, BLOCK_R)
+        is_rank = r < rank
+        product = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
+        for at in range(first, last, BLOCK_K):
+            k = at + tl.arange(0, BLOCK_K)
+            is_depth = k < last
+            x_tile = tl.load(
+                x + token[:, None] * width + k[None, :], mask=is_token[:, None] & is_depth[None, :], other=0.0
+            )
+            a_tile = tl.load(a + r[None, :] * width + k[:, None], mask=is_rank[None, :] & is_depth[:, None], other=0.0)
+            product += tl.dot(x_tile, a_tile, input_precision="ieee")
+        target = ((split * num_tokens + token) * num_modules + module) * max_rank
+        tl.store(shrunk + target[:, None] + r[None, :], product, mask=is_token[:, None] & is_rank[None, :])

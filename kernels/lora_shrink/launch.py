@@ -1,0 +1,71 @@
+"""`kernels.lora_shrink.reference` on a GPU, for whole batches of adapters that lie where a table on the device says."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from kernels.lora_shrink.kernel import lora_shrink_kernel
+from kernels.search import num_tiles
+
+BLOCK_M, BLOCK_R, BLOCK_K = 16, 16, 128
+PROGRAMS_WANTED = 264
+MAX_SPLITS = 16
+
+
+def lora_shrink(
+    x: torch.Tensor,
+    segments: torch.Tensor,
+    count: torch.Tensor,
+    *,
+    entry: int,
+    num_modules: int,
+    max_rank: int,
+    max_segments: int,
+) -> torch.Tensor:
+    """Multiply each segment of tokens by the A's of its adapter.
+
+    Args:
+        x: [tokens, in], contiguous.
+        segments: [any, 3] int64: first token, end, address of the adapter's table [entries, 3] int64 on the device:
+            address of A [rank, in], address of B [out, rank], both multiples of 16, and the rank, 0 for no such module.
+            Ascending and disjoint.
+        count: [1] int64 on the device, how many segments there are.
+        entry: the first module's place in the tables.
+        num_modules: so many neighbours share the input.
+        max_rank: of any adapter.
+        max_segments: at least `count`; how many programs are started follows from it.
+
+    Returns:
+        [splits, tokens, num_modules, max_rank] float32, the product being the sum over splits; what belongs to no
+        segment, or lies past an adapter's rank, means nothing.
+    """
+    tokens, width = x.shape
+    splits = num_splits(tokens, width, num_modules)
+    shrunk = torch.empty(splits, tokens, num_modules, max_rank, dtype=torch.float32, device=x.device)
+    grid = (num_tiles(tokens, max_segments, BLOCK_M), num_modules, splits)
+    lora_shrink_kernel[grid](
+        x,
+        segments,
+        count,
+        shrunk,
+        tokens,
+        width,
+        entry,
+        num_modules,
+        max_rank,
+        NUM_SPLITS=splits,
+        BLOCK_M=BLOCK_M,
+        BLOCK_R=BLOCK_R,
+        BLOCK_K=BLOCK_K if x.element_size() == 2 else BLOCK_K // 2,
+        num_warps=4,
+        num_stages=3 if x.element_size() == 2 else 2,
+    )
+    return shrunk
+
+
+def num_splits(tokens: int, width: int, num_modules: int) -> int:
+    """Return among how many programs the depth is cut: more where there are few tokens, a power of two."""
+    programs = max(1, tokens // BLOCK_M) * num_modules
+    depth = triton.next_power_of_2(max(1, width // BLOCK_K))
+    return int(min(MAX_SPLITS, depth, triton.next_power_of_2(max(1, PROGRAMS_WANTED // programs))))

@@ -1,0 +1,50 @@
+"""`kernels.rope_kv_write.reference` on a GPU."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from kernels.rope_kv_write.kernel import rope_kv_write_kernel
+
+BLOCK_HEADS = 16
+
+
+def rope_kv_write(
+    *,
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+) -> torch.Tensor:
+    """Write keys and values and return the queries; arguments as the reference's, contiguous.
+
+    A negative slot is that of a token that only fills up a batch: its key and value are not written.
+    """
+    kv_heads, head_dim = k_cache.shape[-2:]
+    tokens = len(qkv)
+    heads = qkv.shape[1] // head_dim - 2 * kv_heads
+    q = torch.empty(tokens, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    if tokens:
+        rope_kv_write_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, BLOCK_HEADS))](
+            qkv,
+            cos_sin,
+            qkv if norms is None else norms[0],
+            qkv if norms is None else norms[1],
+            k_cache,
+            v_cache,
+            slots,
+            q,
+            eps,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            HAS_NORMS=norms is not None,
+            BLOCK_HEADS=BLOCK_HEADS,
+            BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+            num_warps=4,
+        )
+    return q

@@ -1,0 +1,62 @@
+"""The GPU's choice of tokens: health, maximum, min-p and the race of exponential clocks, without a sort."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _gumbel(word):
+    """Turn 32-bit words into standard Gumbel variables, as `kernels.token_choice.reference` does."""
+    v = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 1.0 - 5.9604644775390625e-08)
+    # log1p(-v): the quotient takes back what 1 - v has rounded away (Kahan).
+    u = 1.0 - v
+    clock = tl.where(u == 1.0, v, tl.log(u) * v / (u - 1.0))
+    return -tl.log(clock)
+
+
+@triton.jit
+def _better(value, token, best, best_token):
+    """Keep the higher of two candidates of each lane; of equal ones the one that came first."""
+    wins = value > best
+    return tl.where(wins, value, best), tl.where(wins, token, best_token)
+
+
+@triton.jit
+def token_choice_kernel(logits, knobs, seeds, chosen, vocab, BLOCK: tl.constexpr):
+    """Program r chooses for row r of `logits` [rows, vocab] float32; -1 where no number is the highest.
+
+    `knobs` [rows, 2] float64 are temperature (0: the likeliest token) and the logarithm of min-p; `seeds` [rows, 2]
+    int64 are seed and position. Each of BLOCK lanes looks at the four tokens whose noise one counter of Philox brings.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    best_token = tl.zeros([BLOCK], tl.int32)
+    poisoned = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, vocab, BLOCK):
+        token = start + lanes
+        value = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+        poisoned |= ((value != value) | (value == float("inf"))).to(tl.int32)
+        best, best_token = _better(value, token, best, best_token)
+    highest = tl.max(best, axis=0)
+    likeliest = tl.min(tl.where(best == highest, best_token, vocab), axis=0)
+    is_healthy = (tl.max(poisoned, axis=0) == 0) & (highest > float("-inf"))
+    temperature = tl.load(knobs + row * 2).to(tl.float32)
+    if temperature > 0.0:
+        least = tl.load(knobs + row * 2 + 1).to(tl.float32)
+        inverse = 1.0 / tl.maximum(temperature, 1e-30)
+        seed, position = tl.load(seeds + row * 2), tl.load(seeds + row * 2 + 1)
+        best = tl.full([BLOCK], float("-inf"), tl.float32)
+        best_token = tl.zeros([BLOCK], tl.int32)
+        for start in range(0, vocab, 4 * BLOCK):
+            counter = start // 4 + lanes
+            zero = counter * 0
+            words = tl.philox(seed, counter, zero + position.to(tl.int32), zero, zero)
+            for lane in tl.static_range(4):
+                token = counter * 4 + lane
+                value = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+                score = (value - highest) * inverse
+                score = tl.where(score < least, float("-inf"), score + _gumbel(words[lane]))
+                best, best_token = _better(score, token, best, best_token)
+        likeliest = tl.min(tl.where(best == tl.max(best, axis=0), best_token, vocab), axis=0)
+    tl.store(chosen + row, tl.where(is_healthy, likeliest, -1).to(tl.int64))

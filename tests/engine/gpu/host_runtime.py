@@ -1,0 +1,38 @@
+"""The GPU path on tensors of the host: kernels in Triton's interpreter, recordings that run again what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+
+class HostRuntime:
+    """An `engine.gpu.runtime.GpuRuntime` without a GPU.
+
+    A recording keeps its one output, as a CUDA graph does, and a fence counts whether somebody waits.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+
+    def staging(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int64)
+
+    def fence(self) -> Callable[[], None]:
+        return lambda: None
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        out = run()
+
+        def replay() -> None:
+            self.num_replays += 1
+            out.copy_(run())
+
+        return replay, out
+
+    def peak_bytes(self, run: Callable[[], object]) -> int:
+        run()
+        return 0

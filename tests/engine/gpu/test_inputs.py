@@ -1,0 +1,103 @@
+"""What the device sees of a step is what the host wrote, padded, whatever came before."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import torch
+
+from engine.buffers import InputBuffers
+from engine.config import ResolvedConfig
+from engine.gpu.inputs import NO_SLOT, DeviceInputs
+from engine.request import Request, RequestId, SamplingParams
+from engine.step import StepPlan, StepRow
+from tests.engine.gpu.host_runtime import HostRuntime
+
+BLOCK_TOKENS, NULL = 4, 99
+CONFIG = ResolvedConfig(
+    model_path="",
+    device="cpu",
+    dtype="float32",
+    num_threads=1,
+    max_model_len=400,
+    max_num_seqs=6,
+    max_batched_tokens=64,
+    block_tokens=BLOCK_TOKENS,
+    num_blocks=NULL,
+    max_blocks_per_request=100,
+    enable_prefix_cache=True,
+    max_queued_requests=1,
+    max_adapter_rank=1,
+    max_device_adapters=1,
+    max_host_adapters=1,
+)
+PROMPT = tuple(range(300))
+
+
+def row(index: int, start: int, end: int, blocks: list[int], *, is_admission: bool) -> StepRow:
+    return StepRow(
+        row=index,
+        is_admission=is_admission,
+        request=Request(request_id=RequestId(str(index)), prompt_ids=PROMPT, params=SamplingParams(max_tokens=1)),
+        output_ids=[],
+        start=start,
+        end=end,
+        block_ids=blocks,
+        samples=True,
+    )
+
+
+def test_random_steps_are_seen_as_on_the_host() -> None:
+    """Requests come, grow by chunks and tokens, go, and give their rows to others."""
+    draw = random.Random(3)
+    host, device = InputBuffers(CONFIG, NULL), DeviceInputs(CONFIG, NULL, HostRuntime(), sizes=[1, 2, 4, 6])
+    live: dict[int, tuple[int, list[int]]] = {}
+    for step in range(300):
+        rows = []
+        for index in draw.sample(range(6), draw.randint(1, 6)):
+            is_admission = index not in live or draw.random() < 0.1
+            start, blocks = (draw.randrange(30), []) if is_admission else live[index]
+            end = min(start + draw.choice([1, 1, 1, 9]), len(PROMPT))
+            if start >= end:
+                del live[index]
+                continue
+            while len(blocks) * BLOCK_TOKENS < end:
+                blocks.append(draw.randrange(NULL))
+            rows.append(row(index, start, end, blocks, is_admission=is_admission))
+            live[index] = end, blocks
+        if not rows:
+            continue
+        plan = StepPlan(step_id=step, rows=tuple(sorted(rows, key=lambda r: r.num_tokens > 1)))
+        expected, found = host.fill(plan), device.fill(plan)
+        tokens, count = len(expected.token_ids), len(plan.rows)
+        assert device.num_samples == len(expected.sampled)
+        assert torch.equal(found.token_ids[:tokens], expected.token_ids)
+        assert torch.equal(found.positions[:tokens], expected.positions)
+        assert torch.equal(found.sampled[: device.num_samples], expected.sampled)
+        assert torch.equal(found.attention.slots[:tokens], expected.attention.slots)
+        assert torch.equal(found.attention.rows[:count], expected.attention.rows)
+        for planned in plan.rows:
+            used = slice(0, len(planned.block_ids))
+            assert found.attention.tables[planned.row, used].tolist() == list(planned.block_ids)
+        assert found.attention.slots[tokens:].eq(NO_SLOT).all()
+        assert found.attention.rows[count:, 2].eq(0).all()
+        if all(planned.num_tokens == 1 for planned in plan.rows):
+            assert len(found.token_ids) == found.attention.num_decodes == device.padded(count)
+        else:
+            assert len(found.token_ids) == tokens
+
+
+def test_a_batch_is_padded_to_the_next_size() -> None:
+    inputs = DeviceInputs(CONFIG, NULL, HostRuntime(), sizes=[1, 4, 900])
+    assert [inputs.padded(count) for count in (1, 2, 4, 5)] == [1, 4, 4, 5]
+    assert inputs.padding(4).attention.rows[:, 2].eq(0).all()
+
+
+def test_padding_lies_where_later_steps_lie() -> None:
+    inputs = DeviceInputs(replace(CONFIG, max_num_seqs=2), NULL, HostRuntime(), sizes=[2])
+    padding = inputs.padding(2)
+    batch = inputs.fill(StepPlan(step_id=1, rows=(row(0, 5, 6, [7, 8], is_admission=True),)))
+    for name in ("token_ids", "positions", "sampled"):
+        assert getattr(padding, name).data_ptr() == getattr(batch, name).data_ptr()
+    assert padding.attention.tables.data_ptr() == batch.attention.tables.data_ptr()

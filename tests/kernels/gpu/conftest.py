@@ -1,0 +1,37 @@
+"""The GPU kernels: on a GPU where there is one, in Triton's interpreter elsewhere.
+
+The interpreter multiplies bfloat16 matrices wrongly, so that bfloat16 is for GPUs only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Relative to the largest number: sums in another order, and in the short types rounded once or twice."""
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    """Fill memory that nobody has written with NaN, so that what a kernel leaves out is seen."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def randn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    """Numbers near 1 on the device."""
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Compare with a result in float64, by the type of what was found."""
+    scale = float(expected.abs().max()) if expected.numel() else 1.0
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found.double(), expected.double(), atol=tolerance * scale, rtol=tolerance)

@@ -1,0 +1,73 @@
+"""Norm, activation and rotation against their references in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.add_rms_norm import launch as norm_launch
+from kernels.add_rms_norm.reference import add_rms_norm
+from kernels.gated_activation import launch as gate_launch
+from kernels.gated_activation.reference import silu_and_multiply
+from kernels.rope_kv_write import launch as rope_launch
+from kernels.rope_kv_write.reference import rope_kv_write
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+
+BLOCKS, BLOCK_TOKENS = 5, 16
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_delta", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 1), (3, 100), (2, 4096)])
+def test_a_norm_is_that_of_the_sum(dtype: torch.dtype, has_delta: bool, rows: int, width: int) -> None:
+    x, delta, weight = randn(rows, width, dtype=dtype), randn(rows, width, dtype=dtype), randn(width, dtype=dtype)
+    total = x + delta if has_delta else x.clone()
+    found = norm_launch.add_rms_norm(x, delta if has_delta else None, weight, 1e-6)
+    assert torch.equal(x, total)
+    assert_near(found, add_rms_norm(total.double(), None, weight.double(), 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 1), (3, 1024), (2, 1500)])
+def test_the_second_half_is_gated_by_the_first(dtype: torch.dtype, rows: int, width: int) -> None:
+    gate_up = randn(rows, 2 * width, dtype=dtype) * 4
+    assert_near(gate_launch.silu_and_multiply(gate_up), silu_and_multiply(gate_up.double()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (14, 2, 80), (1, 1, 96), (3, 3, 128), (16, 1, 256)])
+def test_heads_are_rotated_and_written(
+    dtype: torch.dtype, has_norms: bool, heads: int, kv_heads: int, dim: int
+) -> None:
+    tokens = 7
+    qkv = randn(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    cos_sin = randn(tokens, 2, dim, dtype=dtype)
+    norms = (randn(dim, dtype=dtype), randn(dim, dtype=dtype)) if has_norms else None
+    slots = torch.randperm(BLOCKS * BLOCK_TOKENS, device=DEVICE)[:tokens]
+    written = torch.tensor([True] * 5 + [False] * 2)
+    caches = [torch.full((BLOCKS, BLOCK_TOKENS, kv_heads, dim), 7.0, dtype=dtype, device=DEVICE) for _ in range(2)]
+    expected_caches = [cache.double() for cache in caches]
+    options = {"cos_sin": cos_sin.double(), "eps": 1e-6, "norms": norms and tuple(part.double() for part in norms)}
+    expected = rope_kv_write(
+        qkv=qkv.double(),
+        k_cache=(k := torch.zeros_like(expected_caches[0])),
+        v_cache=(v := torch.zeros_like(expected_caches[1])),
+        slots=slots,
+        **options,
+    )
+    for cache, full in zip(expected_caches, (k, v), strict=True):
+        cache.flatten(0, 1)[slots[:5]] = full.flatten(0, 1)[slots[:5]]
+    # The last two only fill up the batch.
+    found = rope_launch.rope_kv_write(
+        qkv=qkv,
+        cos_sin=cos_sin,
+        norms=norms,
+        eps=1e-6,
+        k_cache=caches[0],
+        v_cache=caches[1],
+        slots=slots.where(written.to(DEVICE), -1),
+    )
+    assert_near(found, expected)
+    assert_near(caches[0], expected_caches[0])
+    assert torch.equal(caches[1].double(), expected_caches[1])

@@ -1,0 +1,131 @@
+"""Attention against its reference: random rows, every head size, windows, soft caps, splits, what must not be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from kernels.paged_attention import launch
+from kernels.paged_attention.reference import paged_attention
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+
+
+@dataclass(frozen=True)
+class Case:
+    """Rows over a cache in which only their own slots hold numbers; everything else is NaN."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    tables: list[list[int]]
+    spans: list[tuple[int, int]]
+
+    def expected(self, **options: float) -> torch.Tensor:
+        return paged_attention(
+            q=self.q.double(),
+            k_cache=self.k_cache.double(),
+            v_cache=self.v_cache.double(),
+            block_tables=self.tables,
+            starts=[start for start, _ in self.spans],
+            ends=[end for _, end in self.spans],
+            **options,
+        )
+
+    def found(self, *, num_fillers: int = 0, **options: float) -> torch.Tensor:
+        """By the kernel, with rows of no tokens behind those of one token."""
+        rows, at = [], 0
+        table = torch.zeros(len(self.spans) + 1, max(map(len, self.tables)) + 1, dtype=torch.int64)
+        for index, ((start, end), blocks) in enumerate(zip(self.spans, self.tables, strict=True)):
+            table[index + 1, : len(blocks)] = torch.tensor(blocks)
+            rows.append([at, start, end - start, index + 1])
+            at += end - start
+        num_decodes = sum(end - start == 1 for start, end in self.spans)
+        q = self.q
+        if num_fillers:
+            assert num_decodes == len(self.spans)
+            rows += [[at + filler, 0, 0, 0] for filler in range(num_fillers)]
+            q = torch.cat((q, torch.zeros_like(q[:1]).expand(num_fillers, -1, -1)))
+            num_decodes += num_fillers
+        out = launch.paged_attention(
+            q=q,
+            k_cache=self.k_cache,
+            v_cache=self.v_cache,
+            rows=torch.tensor(rows, device=DEVICE),
+            num_decodes=num_decodes,
+            tables=table.to(DEVICE),
+            **options,
+        )
+        return out[:at]
+
+
+def make(
+    spans: list[tuple[int, int]], *, heads: int, kv_heads: int, dim: int, block_tokens: int, dtype: torch.dtype
+) -> Case:
+    spans = sorted(spans, key=lambda span: span[1] - span[0] > 1)
+    counts = [-(-end // block_tokens) for _, end in spans]
+    order = torch.randperm(sum(counts) + 2).tolist()
+    k = torch.full((len(order), block_tokens, kv_heads, dim), torch.nan, dtype=dtype, device=DEVICE)
+    v = k.clone()
+    tables = []
+    for (_, end), count in zip(spans, counts, strict=True):
+        tables.append([order.pop() for _ in range(count)])
+        slots = torch.tensor([tables[-1][p // block_tokens] * block_tokens + p % block_tokens for p in range(end)])
+        for cache in (k, v):
+            cache.flatten(0, 1)[slots.to(DEVICE)] = randn(end, kv_heads, dim, dtype=dtype)
+    q = randn(sum(end - start for start, end in spans), heads, dim, dtype=dtype)
+    return Case(q=q, k_cache=k, v_cache=v, tables=tables, spans=spans)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (7, 1, 80), (2, 2, 96), (8, 2, 128), (2, 1, 256)])
+def test_every_head_size(dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    spans = [(0, 1), (37, 38), (0, 20), (15, 18)]
+    case = make(spans, heads=heads, kv_heads=kv_heads, dim=dim, block_tokens=16, dtype=dtype)
+    assert_near(case.found(), case.expected())
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 80), st.integers(1, 40)), min_size=1, max_size=4),
+    group=st.integers(1, 5),
+    block_tokens=st.sampled_from([1, 3, 16]),
+    splits=st.sampled_from([1, 2, 8]),
+)
+def test_any_rows(spans: list[tuple[int, int]], group: int, block_tokens: int, splits: int) -> None:
+    ranges = [(start, start + count) for start, count in spans]
+    case = make(ranges, heads=2 * group, kv_heads=2, dim=16, block_tokens=block_tokens, dtype=torch.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "num_splits", lambda *_: splits)
+        assert_near(case.found(), case.expected())
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("window", "softcap"), [(1, 0.0), (20, 0.0), (0, 3.0), (33, 2.0)])
+def test_windows_and_soft_caps(monkeypatch: pytest.MonkeyPatch, splits: int, window: int, softcap: float) -> None:
+    monkeypatch.setattr(launch, "num_splits", lambda *_: splits)
+    spans = [(0, 1), (70, 71), (40, 75), (0, 5)]
+    case = make(spans, heads=4, kv_heads=2, dim=16, block_tokens=16, dtype=torch.float32)
+    assert_near(case.found(window=window, softcap=softcap), case.expected(window=window, softcap=softcap))
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_rows_of_no_tokens_change_nothing(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
+    monkeypatch.setattr(launch, "num_splits", lambda *_: splits)
+    case = make([(5, 6), (16, 17)], heads=2, kv_heads=1, dim=16, block_tokens=16, dtype=torch.float32)
+    assert_near(case.found(num_fillers=3), case.expected())
+
+
+def test_a_long_context() -> None:
+    case = make([(9_999, 10_000)], heads=2, kv_heads=1, dim=16, block_tokens=16, dtype=torch.float32)
+    assert_near(case.found(), case.expected())
+
+
+def test_few_rows_are_split_and_many_are_not() -> None:
+    assert launch.num_splits(1, 8) == launch.MAX_SPLITS
+    assert launch.num_splits(64, 8) == 1
+    counts = [launch.num_splits(rows, 8) for rows in range(1, 64)]
+    assert counts == sorted(counts, reverse=True)

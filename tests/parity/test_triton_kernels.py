@@ -1,0 +1,82 @@
+"""By the GPU's kernels, in Triton's interpreter where there is no GPU: the tokens are those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from adapters.registry import reference
+from engine import build
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.request import Request, SamplingParams
+from kernels.lora_shrink import launch as shrink_launch
+from kernels.paged_attention import launch as attention_launch
+from tests.engine.gpu.host_runtime import HostRuntime
+from tests.parity.conftest import Checkpoint, greedy, random_prompts, run_engine
+from tests.parity.peft_adapters import save_adapters
+
+NUM_TOKENS = 4
+
+
+def use_gpu_parts(monkeypatch: pytest.MonkeyPatch) -> HostRuntime:
+    """Build engines of the GPU's parts; few splits, because the interpreter runs programs one after the other."""
+    runtime = HostRuntime()
+    monkeypatch.setattr(build, "_cpu_parts", partial(build.gpu_parts, runtime=runtime))
+    monkeypatch.setattr(attention_launch, "PROGRAMS_WANTED", 8)
+    monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
+    return runtime
+
+
+def config_of(path: str) -> EngineConfig:
+    return EngineConfig(
+        model_path=path,
+        dtype="float32",
+        num_threads=1,
+        kv_cache_bytes=1 << 22,
+        max_num_seqs=4,
+        max_batched_tokens=16,
+        max_adapter_rank=16,
+    )
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama-with-biases", "qwen3"])
+def test_a_mixed_batch_gets_the_tokens_of_transformers(
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    family = checkpoint(name)
+    runtime = use_gpu_parts(monkeypatch)
+    prompts = random_prompts(5, longest=40)
+    requests = [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)]
+    found = run_engine(build_engine(config_of(family.path)), requests)
+    assert found == {str(i): family.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
+    assert runtime.num_replays > 0
+
+
+def test_adapters_and_draws_are_those_of_the_cpu(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two adapters of different ranks and modules, the base beside them, greedy and drawn."""
+    family = checkpoint("llama3")
+    path_by_name = save_adapters(family.model, tmp_path)
+    adapters = [reference(name, path_by_name[name]) for name in ("everything", "patterns")]
+    first, second = (adapter.digest for adapter in adapters)
+    prompts = random_prompts(6, longest=20)
+    digests = [first, second, None, first, None, second]
+    drawn = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, seed=11, ignore_eos=True)
+    sorted_too = replace(drawn, top_k=20, top_p=0.9, repetition_penalty=1.2)
+
+    def requests() -> list[Request]:
+        plain = [
+            greedy(str(i), p, NUM_TOKENS, adapter=d) for i, (p, d) in enumerate(zip(prompts, digests, strict=True))
+        ]
+        return [*plain[:3], replace(plain[3], params=drawn), replace(plain[4], params=sorted_too), plain[5]]
+
+    expected = run_engine(build_engine(config_of(family.path), adapters), requests())
+    runtime = use_gpu_parts(monkeypatch)
+    assert run_engine(build_engine(config_of(family.path), adapters), requests()) == expected
+    assert runtime.num_replays > 0
