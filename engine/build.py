@@ -21,7 +21,7 @@ from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.gpu.runtime import GpuRuntime
 from engine.grammar import GrammarStore
-from engine.loading.checkpoint import load_parameters
+from engine.loading.checkpoint import WeightSource, load_parameters
 from engine.native_backend import NativeBackend, can_run
 from engine.native_lora import PanelAdapter
 from engine.recorded import RecordedModel
@@ -37,10 +37,15 @@ from kernels.program import Pool
 _logger = logging.getLogger(__name__)
 
 
-def build_engine(config: EngineConfig, adapters: Sequence[AdapterRef] = ()) -> Engine:
+def build_engine(
+    config: EngineConfig, adapters: Sequence[AdapterRef] = (), weights: WeightSource = load_parameters
+) -> Engine:
     """Load a checkpoint and return an engine ready to step; nothing runs until its `run` or `step` is called.
 
     Sets the number of torch's threads for the whole process.
+
+    Args:
+        weights: where the parameters come from; of the checkpoint only config.json is read otherwise.
 
     Raises:
         CheckpointError: the checkpoint is missing, broken or of an unknown architecture.
@@ -48,7 +53,7 @@ def build_engine(config: EngineConfig, adapters: Sequence[AdapterRef] = ()) -> E
     """
     spec = read_spec(config.model_path)
     hardware = probe(config)
-    parts = (_cpu_parts if hardware.device == "cpu" else _cuda_parts)(config, spec, hardware)
+    parts = (_cpu_parts if hardware.device == "cpu" else _cuda_parts)(config, spec, hardware, weights)
     resolved = parts.config
     _logger.info("engine: %s", resolved)
     device = torch.device(resolved.device)
@@ -93,12 +98,12 @@ class Parts:
     choose: Chooser | None = None
 
 
-def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Parts:
+def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
     resolved = resolve(config, spec, hardware)
     kernels = kernels_for(spec, resolved)
     # Our kernels have threads of their own; two pools that wait for each other by spinning are slower than none.
     torch.set_num_threads(resolved.num_threads if kernels is None else 1)
-    buffers, model, cache = build_model(spec, resolved, kernels)
+    buffers, model, cache = build_model(spec, resolved, kernels, weights)
     return Parts(
         config=resolved,
         buffers=buffers,
@@ -108,19 +113,21 @@ def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> P
     )
 
 
-def _cuda_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Parts:
+def _cuda_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
     from engine.gpu.runtime import CudaRuntime
 
-    return gpu_parts(config, spec, hardware, CudaRuntime(torch.device("cuda")))
+    return gpu_parts(config, spec, hardware, weights, CudaRuntime(torch.device("cuda")))
 
 
-def gpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, runtime: GpuRuntime) -> Parts:
+def gpu_parts(
+    config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource, runtime: GpuRuntime
+) -> Parts:
     """Return the parts of an engine whose kernels are Triton's; errors as `build_engine`."""
     # Triton is imported where a GPU is, and nowhere else.
     from engine.gpu.adapters import TabledAdapter
     from engine.gpu.build import build_gpu_parts
 
-    parts = build_gpu_parts(config, spec, hardware, runtime)
+    parts = build_gpu_parts(config, spec, hardware, runtime, weights)
     return Parts(
         config=parts.config,
         buffers=parts.inputs,
@@ -137,7 +144,7 @@ def kernels_for(spec: DecoderSpec, config: ResolvedConfig) -> NativeKernels | No
 
 
 def build_model(
-    spec: DecoderSpec, config: ResolvedConfig, kernels: NativeKernels | None
+    spec: DecoderSpec, config: ResolvedConfig, kernels: NativeKernels | None, weights: WeightSource = load_parameters
 ) -> tuple[InputBuffers, StepModel, KvCache]:
     """Load the weights and return the model with the buffers and the cache that it works in.
 
@@ -161,7 +168,7 @@ def build_model(
         device=device,
     )
     buffers = InputBuffers(config, cache.null_block)
-    parameters = load_parameters(config.model_path, spec, dtype, device)
+    parameters = weights(config.model_path, spec, dtype, device)
     if kernels is None:
         return buffers, Decoder(spec, parameters, TorchBackend(), config.max_model_len), cache
     backend = NativeBackend(

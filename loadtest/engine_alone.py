@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from adapters.identity import AdapterDigest
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.engine import Engine
 from engine.metrics import EngineSnapshot
 from engine.request import FinishReason, Request, RequestId, SamplingParams
 from loadtest.measure import Exchange
@@ -52,8 +54,8 @@ class EngineAlone:
         CheckpointError, ConfigError: as `engine.build.build_engine`.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._engine = build_engine(config, ())
+    def __init__(self, config: EngineConfig, engine: Engine | None = None) -> None:
+        self._engine = build_engine(config) if engine is None else engine
         self._numbers = count()
 
     @property
@@ -61,8 +63,13 @@ class EngineAlone:
         """The resolved configuration."""
         return self._engine.config
 
-    def generate(self, prompts: Sequence[Sequence[int]], answer_tokens: Sequence[int]) -> Generated:
-        """Run the prompts together, greedily, each to its own number of tokens.
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        answer_tokens: Sequence[int],
+        adapters: Sequence[AdapterDigest | None] | None = None,
+    ) -> Generated:
+        """Run the prompts together, greedily, each to its own number of tokens and with its own adapter.
 
         Raises:
             RequestError: a prompt does not fit.
@@ -71,10 +78,10 @@ class EngineAlone:
         before = self._engine.snapshot()
         started_s, started = time.time(), time.perf_counter()
         event_ms: dict[RequestId, list[float]] = {}
-        for prompt, length in zip(prompts, answer_tokens, strict=True):
+        for prompt, length, adapter in zip(prompts, answer_tokens, adapters or [None] * len(prompts), strict=True):
             params = SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True)
             request_id = RequestId(f"alone-{next(self._numbers)}")
-            self._engine.add(Request(request_id=request_id, prompt_ids=tuple(prompt), params=params))
+            self._engine.add(Request(request_id=request_id, prompt_ids=tuple(prompt), params=params, adapter=adapter))
             event_ms[request_id] = []
         num_open = len(event_ms)
         middle, middle_s, num_before_middle = before, 0.0, 0

@@ -54,6 +54,21 @@ CONFIG_BY_NAME: dict[str, dict[str, Any]] = {
         "rope_theta": 1000000.0,
         "tie_word_embeddings": True,
     },
+    "qwen3-0.6b": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
     "llama-3.1-8b": {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -76,17 +91,20 @@ CONFIG_BY_NAME: dict[str, dict[str, Any]] = {
 def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of every tensor of a checkpoint, in the order of the layers."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    head = hidden // config["num_attention_heads"]
-    kv = config["num_key_value_heads"] * head
+    head = config.get("head_dim", hidden // config["num_attention_heads"])
+    q, kv = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
     has_bias = config["model_type"] == "qwen2"
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        for name, size in (("q", hidden), ("k", kv), ("v", kv)):
+        for name, size in (("q", q), ("k", kv), ("v", kv)):
             yield f"{prefix}self_attn.{name}_proj.weight", (size, hidden)
             if has_bias:
                 yield f"{prefix}self_attn.{name}_proj.bias", (size,)
-        yield f"{prefix}self_attn.o_proj.weight", (hidden, hidden)
+        yield f"{prefix}self_attn.o_proj.weight", (hidden, q)
+        if config["model_type"] == "qwen3":
+            yield f"{prefix}self_attn.q_norm.weight", (head,)
+            yield f"{prefix}self_attn.k_norm.weight", (head,)
         yield f"{prefix}mlp.gate_proj.weight", (inner, hidden)
         yield f"{prefix}mlp.up_proj.weight", (inner, hidden)
         yield f"{prefix}mlp.down_proj.weight", (hidden, inner)

@@ -19,7 +19,7 @@ from engine.gpu.choosing import TokenChooser
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.model import GpuModel, recorded_sizes
 from engine.gpu.runtime import GpuRuntime
-from engine.loading.checkpoint import load_parameters
+from engine.loading.checkpoint import WeightSource, load_parameters
 from engine.resolve import DTYPE_BY_NAME, Hardware, resolve
 
 _logger = logging.getLogger(__name__)
@@ -41,7 +41,13 @@ class GpuParts:
     choose: TokenChooser
 
 
-def build_gpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, runtime: GpuRuntime) -> GpuParts:
+def build_gpu_parts(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    hardware: Hardware,
+    runtime: GpuRuntime,
+    weights: WeightSource = load_parameters,
+) -> GpuParts:
     """Load the weights, measure a full step, give the cache what is left, and record decode steps.
 
     Raises:
@@ -50,7 +56,7 @@ def build_gpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware,
     """
     checked = resolve(config, spec, hardware)
     try:
-        return _build(config, checked, spec, hardware, runtime)
+        return _build(config, checked, spec, hardware, runtime, weights)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"the GPU's memory does not do for {config.model_path}: raise gpu_memory_fraction "
@@ -60,12 +66,17 @@ def build_gpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware,
 
 
 def _build(
-    config: EngineConfig, checked: ResolvedConfig, spec: DecoderSpec, hardware: Hardware, runtime: GpuRuntime
+    config: EngineConfig,
+    checked: ResolvedConfig,
+    spec: DecoderSpec,
+    hardware: Hardware,
+    runtime: GpuRuntime,
+    weights: WeightSource,
 ) -> GpuParts:
     dtype = DTYPE_BY_NAME[checked.dtype]
     adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank)
     backend = TritonBackend(adapters)
-    parameters = load_parameters(config.model_path, spec, dtype, runtime.device)
+    parameters = weights(config.model_path, spec, dtype, runtime.device)
     decoder = Decoder(spec, parameters, backend, checked.max_model_len)
     peak_bytes = runtime.peak_bytes(lambda: _full_step(decoder, spec, checked, runtime.device))
     left = hardware.free_bytes - peak_bytes - RESERVED_BYTES

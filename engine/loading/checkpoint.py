@@ -7,7 +7,7 @@ and shapes are checked against config.json before the first byte of a tensor is 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -20,6 +20,9 @@ from engine.loading.names import IGNORED_SUFFIXES, parameters
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F32", "F16", "BF16"}
+
+WeightSource = Callable[[str, DecoderSpec, torch.dtype, torch.device], Iterable[tuple[str, torch.Tensor]]]
+"""What `load_parameters` is: where the parameters of a decoder come from."""
 
 
 def load_parameters(

@@ -50,10 +50,9 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/decoder/decoder.py": "tests/parity/test_families.py compares its logits with transformers",
     "engine/errors.py": "tests of those who raise them read their fields",
     "engine/gpu/adapters.py": "tests/parity/test_triton_kernels.py compares its products with the CPU's",
-    "engine/gpu/backend.py": "tests/parity/test_triton_kernels.py runs whole models on it",
     "engine/gpu/build.py": "tests/parity/test_triton_kernels.py builds every engine by it",
     "engine/gpu/choosing.py": "tests/kernels/gpu/test_token_choice.py compares it with the reference",
-    "engine/gpu/runtime.py": "it needs a GPU: tests marked gpu and loadtest/gpu.py run it",
+    "engine/gpu/runtime.py": "it needs a GPU: tests marked gpu and loadtest.gpu run it",
     "engine/live_request.py": "tests/engine/test_scheduler_properties.py drives it",
     "engine/metrics.py": "tests/engine/test_engine.py and test_scheduler.py count with it",
     "engine/native_backend.py": "tests/engine/test_backend.py attends by it; tests/parity runs whole models on it",
@@ -64,6 +63,10 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "kernels/architecture.py": "tests/kernels/test_ahead_of_time.py pretends to be on other GPUs",
     "kernels/launches.py": "tests/kernels/test_ahead_of_time.py compiles all of them",
     "kernels/search.py": "tests/kernels/gpu finds rows and segments by it",
+    "loadtest/gpu/__main__.py": "it needs a GPU; its parts are run by tests/loadtest/test_gpu.py",
+    "loadtest/gpu/engine.py": "tests/loadtest/test_gpu.py runs its rows on a tiny model",
+    "loadtest/gpu/kernels.py": "tests/loadtest/test_gpu.py runs every one of its kernels",
+    "loadtest/gpu/timing.py": "it needs a GPU's clock; tests/loadtest/test_gpu.py checks its floors",
     "loadtest/users/chat.py": "Locust patches the standard library: tests/loadtest/test_run.py runs it in a process",
 }
 """Path -> where the module is tested instead."""

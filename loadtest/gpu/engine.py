@@ -1,0 +1,184 @@
+"""Whole steps of the engine on random weights, against the floor of the device: weights and cache read once a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from adapters.identity import AdapterRef
+from adapters.registry import reference
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.decoder.spec import DecoderSpec, read_spec
+from engine.engine import Engine
+from engine.loading.names import parameters
+from loadtest.engine_alone import EngineAlone, Generated
+from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD
+from loadtest.gpu.timing import Ceilings
+from loadtest.workloads import TokenRange, token_prompt
+
+RANK = 16
+ANSWER_TOKENS = 65
+Build = Callable[[EngineConfig, Sequence[AdapterRef], Any], Engine]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One row of the table.
+
+    Attributes:
+        target: what `of_floor` (or, for adapters, 1 minus what they cost) should be at least; None where there is none.
+        num_adapters: the requests are spread over so many; 0 for none.
+    """
+
+    model: str
+    batch: int
+    context: int
+    answer_tokens: int = ANSWER_TOKENS
+    num_adapters: int = 0
+    target: float | None = None
+
+    @property
+    def title(self) -> str:
+        """What the row is called."""
+        kind = "prefill" if self.answer_tokens == 1 else "decode"
+        adapters = f", {self.num_adapters} adapters" if self.num_adapters else ""
+        return f"{self.model} {kind}, batch {self.batch}, context {self.context}{adapters}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What was measured of one row; times of one step in milliseconds (of the whole prompt for a prefill)."""
+
+    title: str
+    step_ms: float
+    floor_ms: float
+    of_floor: float
+    target: float | None
+    tokens_per_s: float
+    ms_by_part: dict[str, float]
+
+
+WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
+    "llama-3.1-8b": (
+        Work(model="llama-3.1-8b", batch=1, context=8192, answer_tokens=1, target=0.70),
+        Work(model="llama-3.1-8b", batch=1, context=1024, target=0.90),
+        Work(model="llama-3.1-8b", batch=64, context=1024, target=0.80),
+        Work(model="llama-3.1-8b", batch=32, context=8192, target=0.80),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=1),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=64),
+    ),
+    "qwen3-0.6b": (
+        Work(model="qwen3-0.6b", batch=1, context=1024, target=0.60),
+        Work(model="qwen3-0.6b", batch=256, context=512),
+    ),
+}
+
+
+def random_weights(
+    path: str, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Draw a decoder's parameters where they will lie: an `engine.loading.checkpoint.WeightSource`."""
+    for parameter in parameters(spec):
+        tensor = torch.empty(parameter.shape, dtype=dtype, device=device)
+        yield parameter.name, tensor.fill_(1.0) if tensor.dim() == 1 else tensor.normal_(0.0, WEIGHT_STD)
+
+
+def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
+    """Return what one decode step must read: all weights but the embedding's other rows, and the cache."""
+    sizes = {parameter.name: torch.Size(parameter.shape).numel() for parameter in parameters(spec)}
+    embedding = 0 if spec.is_tied else sizes["embedding"]
+    context = work.context + work.answer_tokens / 2
+    return float(sum(sizes.values()) - embedding) * element_bytes + work.batch * context * spec.kv_bytes_per_token(
+        element_bytes
+    )
+
+
+def prompt_flop(spec: DecoderSpec, tokens: int) -> float:
+    """Return what one prompt of so many tokens must compute: two for each weight and token, and attention's half."""
+    layers = sum(
+        torch.Size(parameter.shape).numel() for parameter in parameters(spec) if parameter.name.startswith("layers.")
+    )
+    return 2.0 * layers * tokens + 2.0 * spec.num_layers * spec.q_size * tokens**2
+
+
+def measure(model: str, ceilings: Ceilings, build: Build = build_engine, **changes: Any) -> list[Result]:
+    """Run the rows of one model on one engine; `changes` are of the engine's configuration."""
+    works = WORKS_BY_MODEL[model]
+    with TemporaryDirectory() as folder:
+        path = Path(folder)
+        whole = {"hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2} | CONFIG_BY_NAME[model]
+        (path / "config.json").write_text(json.dumps(whole), encoding="utf-8")
+        spec = read_spec(folder)
+        refs = write_adapters(path / "adapters", spec, max(work.num_adapters for work in works))
+        config = EngineConfig(
+            model_path=folder,
+            max_model_len=max(work.context for work in works) + ANSWER_TOKENS,
+            max_num_seqs=max(work.batch for work in works),
+            max_device_adapters=max(1, len(refs)),
+            max_adapter_rank=RANK,
+            max_queued_requests=512,
+            **dict[str, Any](device="cuda", dtype="bfloat16", max_batched_tokens=8192) | changes,
+        )
+        alone = EngineAlone(config, build(config, refs, random_weights))
+        try:
+            return [_run(alone, work, spec, refs, ceilings) for work in works]
+        finally:
+            alone.close()
+
+
+def write_adapters(folder: Path, spec: DecoderSpec, count: int) -> list[AdapterRef]:
+    """Write adapters for all linear modules: one file of tensors under many names, each with a scaling of its own."""
+    modules = sorted({name.rpartition(".")[2] for name in spec.linear_shapes()})
+    tensors = {}
+    for name, (depth, width) in spec.linear_shapes().items():
+        tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(RANK, depth, dtype=torch.bfloat16)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = torch.zeros(width, RANK, dtype=torch.bfloat16)
+    folder.mkdir()
+    save_file(tensors, folder / "tensors")
+    refs = []
+    for number in range(count):
+        path = folder / f"a{number}"
+        path.mkdir()
+        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK + number, "target_modules": modules}
+        (path / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        (path / "adapter_model.safetensors").hardlink_to(folder / "tensors")
+        refs.append(reference(path.name, str(path)))
+    return refs
+
+
+def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[AdapterRef], ceilings: Ceilings) -> Result:
+    is_prefill = work.answer_tokens == 1
+    adapters = [refs[row % work.num_adapters].digest if work.num_adapters else None for row in range(work.batch)]
+    ids = TokenRange(start=min(300, spec.vocab_size // 2), end=spec.vocab_size)
+
+    def once(seed: str) -> Generated:
+        prompts = [token_prompt(work.context, seed=f"{seed}/{row}", ids=ids) for row in range(work.batch)]
+        return alone.generate(prompts, [work.answer_tokens] * work.batch, adapters)
+
+    once("warm-up")
+    found = once("measured")
+    split = found.prefill_split if is_prefill else found.decode_split
+    step_s = found.prefill_s if is_prefill else split.wall_ms / 1000
+    floor_s = (
+        ceilings.floor_s(0, work.batch * prompt_flop(spec, work.context))
+        if is_prefill
+        else ceilings.floor_s(step_bytes(spec, work, 2), 0)
+    )
+    return Result(
+        title=work.title,
+        step_ms=step_s * 1000,
+        floor_ms=floor_s * 1000,
+        of_floor=floor_s / step_s,
+        target=work.target,
+        tokens_per_s=work.batch * (work.context if is_prefill else 1) / step_s,
+        ms_by_part=split.ms_by_part,
+    )

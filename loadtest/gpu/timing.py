@@ -1,0 +1,69 @@
+"""How long work on a GPU takes, and the two ceilings that it is held against: bytes copied and matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+FLUSH_BYTES = 256 << 20
+"""Written before each run: more than any cache holds, so that inputs come from memory."""
+COPY_BYTES = 4 << 30
+MATRIX_SIZE = 8192
+NUM_RUNS, NUM_WARM_UPS = 20, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ceilings:
+    """What the device was measured to do: bytes read plus written a second, and bfloat16 operations a second."""
+
+    bytes_per_s: float
+    flop_per_s: float
+
+    def floor_s(self, num_bytes: float, num_flop: float) -> float:
+        """Return the time below which work that moves and computes this much cannot be."""
+        return max(num_bytes / self.bytes_per_s, num_flop / self.flop_per_s)
+
+
+class GpuTimer:
+    """Times work by the device's own clock.
+
+    Args:
+        flush: whether caches are emptied before each run.
+    """
+
+    def __init__(self, *, flush: bool = True) -> None:
+        self._scratch = torch.empty(FLUSH_BYTES if flush else 0, dtype=torch.uint8, device="cuda")
+
+    def seconds(self, run: Callable[[], object], *, num_runs: int = NUM_RUNS) -> float:
+        """Return the median time of a run."""
+        for _ in range(NUM_WARM_UPS):
+            run()
+        pairs = []
+        for _ in range(num_runs):
+            self._scratch.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            pairs.append((start, end))
+        torch.cuda.synchronize()
+        return float(median(start.elapsed_time(end) for start, end in pairs)) / 1000
+
+
+def measure_ceilings() -> Ceilings:
+    """Copy a large tensor, and multiply two large matrices of random numbers (zeros would go faster)."""
+    timer = GpuTimer(flush=False)
+    copy_s = timer.seconds(_copy())
+    a, b = (torch.randn(MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    product_s = timer.seconds(lambda: a @ b)
+    return Ceilings(bytes_per_s=2 * COPY_BYTES / copy_s, flop_per_s=2 * MATRIX_SIZE**3 / product_s)
+
+
+def _copy() -> Callable[[], object]:
+    """Return a copy whose tensors go with it: they are large."""
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
