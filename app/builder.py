@@ -209,7 +209,8 @@ def _model(model: ModelConfig, channel: ChannelConfig) -> serve.Application:
             name=f"Model-{model.name}",
             max_ongoing_requests=max_requests,
             max_queued_requests=max_requests,
-            ray_actor_options={"num_cpus": 0.5},
+            # Ray hides every GPU from an actor that asks for none.
+            ray_actor_options={"num_cpus": 0.5} | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
             **_life_cycle(),
         )
         .bind(model, channel)

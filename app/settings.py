@@ -51,9 +51,7 @@ class AdapterSettings(SettingsNode):
 class EngineSettings(SettingsNode):
     """The engine of one base model; the fields are those of `engine.config.EngineConfig`."""
 
-    device: Literal["cpu", "cuda"] | None = Field(
-        default=None, description="Where the model runs; null: a GPU where there is one."
-    )
+    device: Literal["cpu", "cuda"] | None = Field(default=None, description="Where the model runs; null: the CPU.")
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         default=None,
         description="Precision of the weights; null: bfloat16 where the device multiplies it fast, else float32.",

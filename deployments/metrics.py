@@ -185,7 +185,7 @@ class EngineMetrics:
         family = CounterMetricFamily(
             "antiphon:engine_step_seconds", "Time spent in each part of a step.", labels=labels
         )
-        for part in ("schedule", "prepare", "forward", "sample", "emit"):
+        for part in ("schedule", "prepare", "forward", "sample", "wait", "emit"):
             family.add_metric((*self._labels.values(), part), getattr(snapshot.step_times, f"{part}_s"))
         return family
 

@@ -61,10 +61,9 @@ class BlockTables:
         live.blocks.extend(taken)
         return True
 
-    def advance(self, live: LiveRequest, end: int) -> None:
-        """Take it as a fact that the cache holds the request's tokens up to `end`: full blocks get their names."""
-        first, last = live.num_computed // self._block_tokens, end // self._block_tokens
-        live.num_computed = end
+    def name(self, live: LiveRequest, start: int, end: int) -> None:
+        """Take it as a fact that the cache holds the request's tokens from `start` to `end`: full blocks get names."""
+        first, last = start // self._block_tokens, end // self._block_tokens
         if self._has_index and last > first:
             names = live.names_of(last, self._block_tokens)
             for i in range(first, last):

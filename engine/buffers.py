@@ -74,6 +74,9 @@ class InputBuffers:
         """Return the buffers from end to end, whatever is in them."""
         return self._batch(len(self._token_ids), len(self._rows), len(self._sampled), 0)
 
+    def keep(self, token_ids: torch.Tensor) -> None:
+        """Take note of the tokens drawn for the last `fill`; on the host they come by the next one."""
+
     def fresh_blocks(self, plan: StepPlan) -> list[int]:
         """Return the blocks that this step begins but does not fill."""
         fresh = []

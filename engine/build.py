@@ -73,7 +73,7 @@ def build_engine(
     return Engine(
         resolved,
         Scheduler(resolved, pool, spec.eos_ids),
-        Runner(parts.buffers, parts.model, parts.cache, sampler, pool),
+        Runner(parts.buffers, parts.model, parts.cache, sampler, pool, parts.steps_ahead),
         adapters=pool,
         close=pool.close,
         arrival=arrival,
@@ -88,6 +88,7 @@ class Parts:
     Attributes:
         lay_out: turns an adapter that was read into what the device's products take.
         choose: see `engine.sampling.sampler.Sampler`.
+        steps_ahead: see `engine.runner.Runner`.
     """
 
     config: ResolvedConfig
@@ -96,6 +97,7 @@ class Parts:
     cache: KvCache
     lay_out: Callable[[AdapterWeights], AdapterWeights]
     choose: Chooser | None = None
+    steps_ahead: int = 0
 
 
 def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
@@ -135,6 +137,7 @@ def gpu_parts(
         cache=parts.cache,
         lay_out=lambda weights: TabledAdapter.of(weights, spec.num_layers),
         choose=parts.choose,
+        steps_ahead=1,
     )
 
 

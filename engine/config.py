@@ -16,7 +16,7 @@ class EngineConfig:
     Attributes:
         model_path: folder in Hugging Face layout (config.json, safetensors, tokenizer).
         tokenizer_path: folder with the tokenizer.json by which grammars are followed; None for the model's own.
-        device: "cpu", "cuda" or None for cuda where there is one.
+        device: "cpu", "cuda", or None for the CPU.
         dtype: "float32", "bfloat16", "float16" or None: bfloat16 where the device multiplies it fast, else float32.
         quantization: "int8" for linear layers of one byte a weight, inputs rounded as they come; None for `dtype`. By
             our own CPU kernels only; embedding, output matrix and adapters stay in `dtype`.

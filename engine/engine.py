@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, OverloadError, RequestError
@@ -19,6 +20,7 @@ from engine.pacing import PrefillPace
 from engine.ports import AdapterStock, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduler import Scheduler
+from engine.step import StepPlan
 
 _logger = logging.getLogger(__name__)
 
@@ -29,6 +31,13 @@ WAITING_POLL_S = 0.02
 """How long it sleeps at most while requests wait for an adapter: how late it may see that a deadline has passed."""
 
 MAX_RETRY_AFTER_S = 120.0
+
+
+class _UnderWay(NamedTuple):
+    """A plan that the device has, and since when."""
+
+    plan: StepPlan
+    submitted_s: float
 
 
 class Engine:
@@ -78,6 +87,8 @@ class Engine:
         self._num_ended = 0
         self._busy_s = 0.0
         self._last_progress_s = clock()
+        self._under_way: deque[_UnderWay] = deque()
+        self._free_at_s = clock()
 
     @property
     def is_alive(self) -> bool:
@@ -121,29 +132,47 @@ class Engine:
             self._wake.set()
 
     def step(self) -> list[Emission]:
-        """Run one step and return what it brought; empty where nothing can run. The engine's thread only.
+        """Hand the next step to the device, take the results of the oldest, and return what those brought.
+
+        With a runner that runs ahead a step is under way while the next is planned. Empty where nothing can run, and
+        where the first of several steps has only begun. The engine's thread only.
 
         Raises:
             EngineError: the device failed; `run` ends every live request.
         """
-        started = self._clock()
         self._wake.clear()
         self._read_inbox()
+        emissions = self._collect() if self._under_way and self._under_way[-1].plan.needs_results else []
+        started_s = self._clock()
         plan = self._scheduler.plan(None if self._pace is None else self._pace.num_tokens)
-        planned = self._clock()
-        self._times.schedule_s += planned - started
+        planned_s = self._clock()
+        self._times.schedule_s += planned_s - started_s
         if plan is None:
-            return self._count(self._scheduler.drain())
+            if self._under_way:
+                emissions += self._collect()
+            return emissions + self._count(self._scheduler.drain())
         self._runner.submit(plan)
+        self._scheduler.advance(plan)
+        self._under_way.append(_UnderWay(plan, planned_s))
+        if len(self._under_way) > self._runner.steps_ahead:
+            emissions += self._collect()
+        self._busy_s += self._clock() - started_s
+        return emissions
+
+    def _collect(self) -> list[Emission]:
+        """Wait for the oldest step under way and return what it brought."""
+        started_s = self._clock()
+        plan, submitted_s = self._under_way.popleft()
         result = self._runner.collect()
-        ran = self._clock()
+        ran_s = self._clock()
         if self._pace is not None:
-            self._pace.observe(plan.num_prefill_tokens, ran - planned)
+            self._pace.observe(plan.num_prefill_tokens, ran_s - max(submitted_s, self._free_at_s))
+        self._free_at_s = ran_s
         emissions = self._scheduler.commit(plan, result)
         self._num_steps += 1
         self._last_progress_s = self._clock()
-        self._times.emit_s += self._last_progress_s - ran
-        self._busy_s += self._last_progress_s - started
+        self._times.wait_s += ran_s - started_s
+        self._times.emit_s += self._last_progress_s - ran_s
         return self._count(emissions)
 
     def run(self, on_emissions: Callable[[list[Emission]], None]) -> None:

@@ -2,7 +2,8 @@
 
     0 <= num_computed <= num_tokens = len(prompt) + len(output)
 
-Tokens before `num_computed` are in the cache. Pre-emption sets it to 0 and keeps everything else.
+Tokens before `num_computed` are in the cache, or will be when the steps under way are done. Pre-emption sets it to 0
+and keeps everything else.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from adapters.identity import AdapterDigest
 from engine.blocks import BlockId
 from engine.prefix_index import BlockName, child_name, root_name
 from engine.request import FinishReason, Request, TokenLogprobs
+
+PENDING = -1
+"""Stands for a token that a step under way draws."""
 
 MAX_HEAD_START_STEPS = 4096
 HALF_HEAD_START_PRIORITY = 8
@@ -55,7 +59,7 @@ class LiveRequest:
         rank: who is served first and who is pre-empted last.
         tag: its flow's turn.
         has_yielded: whether it has given its row to another flow before.
-        output_ids: generated tokens, those of `Request.prior_output_ids` included.
+        output_ids: generated tokens, those of `Request.prior_output_ids` included; the last ones may be `PENDING`.
         queued_at_s, admitted_at_s, first_token_at_s: monotonic times for the timeline; None until they happen.
         row: index in the runner's buffers while the request runs, None while it waits.
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
@@ -108,13 +112,21 @@ class LiveRequest:
             self.names.append(parent)
         return self.names[:num_blocks]
 
-    def finish_after(self, token_id: int, eos_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
-        """Return why the request ends with its newest output token, or None."""
-        params = self.request.params
-        num_output = len(self.output_ids)
+    def is_full(self, max_model_len: int) -> bool:
+        """Return whether the request ends with its newest token, whatever that is."""
+        return len(self.output_ids) >= self.request.params.max_tokens or self.num_tokens >= max_model_len
+
+    def drop_pending(self) -> None:
+        """Forget the tokens that are still to be drawn."""
+        while self.output_ids and self.output_ids[-1] == PENDING:
+            self.output_ids.pop()
+
+    def finish_after(self, index: int, eos_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
+        """Return why the request ends with the output token at `index`, or None."""
+        params, token_id, num_output = self.request.params, self.output_ids[index], index + 1
         is_stop = token_id in params.stop_token_ids or (token_id in eos_ids and not params.ignore_eos)
         if is_stop and num_output >= params.min_tokens:
             return FinishReason.STOP
-        if num_output >= params.max_tokens or self.num_tokens >= max_model_len:
+        if num_output >= params.max_tokens or len(self.request.prompt_ids) + num_output >= max_model_len:
             return FinishReason.LENGTH
         return None

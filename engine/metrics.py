@@ -66,12 +66,17 @@ class SchedulerCounters:
 
 @dataclass(slots=True, kw_only=True)
 class StepTimes:
-    """Seconds spent in each part of all steps so far."""
+    """Seconds that the host has spent in each part of all steps so far.
+
+    Attributes:
+        wait_s: for results of the device; next to nothing where `forward_s` and `sample_s` are the work itself.
+    """
 
     schedule_s: float = 0.0
     prepare_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
+    wait_s: float = 0.0
     emit_s: float = 0.0
 
 

@@ -66,6 +66,11 @@ class StepRunner(Protocol):
         """Return the seconds spent in each part so far."""
         ...
 
+    @property
+    def steps_ahead(self) -> int:
+        """So many plans may be under way while another is made; 0 where `submit` computes at once."""
+        ...
+
     def submit(self, plan: StepPlan) -> None:
         """Enqueue the forward pass and the sampling of one plan."""
         ...

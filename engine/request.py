@@ -95,6 +95,16 @@ class SamplingParams:
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether tokens that were seen weigh on the next one."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether what may come next depends on the tokens so far by more than the model: the host must know them."""
+        return self.grammar is not None or bool(self.bad_words) or self.has_penalties
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -15,8 +15,8 @@ from engine.lora import ResidentAdapters, collect_segments
 from engine.metrics import StepTimes
 from engine.request import RequestId, TokenLogprobs
 from engine.sampling.logprobs import logprobs_of
-from engine.sampling.sampler import Sampler
-from engine.step import StepPlan, StepResult
+from engine.sampling.sampler import Drawing, Sampler
+from engine.step import StepPlan, StepResult, StepRow
 
 AHEAD_TOKENS = 4096
 """For so many tokens beyond those that the cache has held the runner takes memory while it is idle."""
@@ -31,19 +31,35 @@ class StepModel(Protocol):
 
 
 class Runner:
-    """An `engine.ports.StepRunner` on the CPU: a submitted plan is computed at once, and collected afterwards."""
+    """An `engine.ports.StepRunner`.
+
+    Args:
+        steps_ahead: 0 where the model computes as it is called; 1 where it enqueues for a device that works by itself.
+    """
 
     def __init__(
-        self, buffers: InputBuffers, model: StepModel, cache: KvCache, sampler: Sampler, adapters: ResidentAdapters
+        self,
+        buffers: InputBuffers,
+        model: StepModel,
+        cache: KvCache,
+        sampler: Sampler,
+        adapters: ResidentAdapters,
+        steps_ahead: int = 0,
     ) -> None:
         self._buffers = buffers
         self._model = model
         self._cache = cache
         self._sampler = sampler
         self._adapters = adapters
-        self._results: deque[StepResult] = deque()
+        self._submitted: deque[_Submitted] = deque()
+        self._steps_ahead = steps_ahead
         self._times = StepTimes()
         self._highest_block = 0
+
+    @property
+    def steps_ahead(self) -> int:
+        """Return how many plans may be under way while another is made."""
+        return self._steps_ahead
 
     @property
     def times(self) -> StepTimes:
@@ -52,7 +68,7 @@ class Runner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
-        """Compute one plan."""
+        """Compute one plan, or have the device compute it after those before."""
         started = time.monotonic()
         self._update_rows(plan)
         batch = self._batch(plan)
@@ -60,14 +76,31 @@ class Runner:
         prepared = time.monotonic()
         logits = self._model.forward(batch, self._cache)
         computed = time.monotonic()
-        self._results.append(self._sample(plan, logits))
+        self._submitted.append(self._draw(plan, logits))
         self._times.prepare_s += prepared - started
         self._times.forward_s += computed - prepared
         self._times.sample_s += time.monotonic() - computed
 
+    @torch.inference_mode()
     def collect(self) -> StepResult:
-        """Return the oldest result."""
-        return self._results.popleft()
+        """Wait for the oldest result."""
+        plan, rows, scores, drawing = self._submitted.popleft()
+        drawn = self._sampler.finish(drawing)
+        errors = {row.request.request_id: drawn.failed[row.row] for row in rows if row.row in drawn.failed}
+        tokens = {
+            row.request.request_id: token_id
+            for row, token_id in zip(rows, drawn.token_ids, strict=True)
+            if row.row not in drawn.failed
+        }
+        return StepResult(
+            step_id=plan.step_id,
+            token_id_by_request=tokens,
+            error_by_request=errors,
+            logprobs_by_request={
+                row.request.request_id: drawn.logprobs[row.row] for row in rows if row.row in drawn.logprobs
+            },
+            prompt_logprobs_by_request=scores,
+        )
 
     def idle(self) -> bool:
         """Get memory for the next blocks of the cache, before a request has to wait for it."""
@@ -88,25 +121,21 @@ class Runner:
             at += row.num_tokens
         return self._buffers.fill(plan, collect_segments(segments, self._adapters))
 
-    def _sample(self, plan: StepPlan, logits: torch.Tensor) -> StepResult:
+    def _draw(self, plan: StepPlan, logits: torch.Tensor) -> _Submitted:
         rows = [row for row in plan.rows if row.samples]
         scores, logits = _scored(plan, logits)
-        drawn = self._sampler.sample(logits, [row.row for row in rows], [row.end for row in rows])
-        errors = {row.request.request_id: drawn.failed[row.row] for row in rows if row.row in drawn.failed}
-        tokens = {
-            row.request.request_id: token_id
-            for row, token_id in zip(rows, drawn.token_ids, strict=True)
-            if row.row not in drawn.failed
-        }
-        return StepResult(
-            step_id=plan.step_id,
-            token_id_by_request=tokens,
-            error_by_request=errors,
-            logprobs_by_request={
-                row.request.request_id: drawn.logprobs[row.row] for row in rows if row.row in drawn.logprobs
-            },
-            prompt_logprobs_by_request=scores,
-        )
+        drawing = self._sampler.draw(logits, [row.row for row in rows], [row.end for row in rows])
+        self._buffers.keep(drawing.token_ids)
+        return _Submitted(plan, rows, scores, drawing)
+
+
+class _Submitted(NamedTuple):
+    """A plan whose tokens have been asked for; `rows` are those that have one."""
+
+    plan: StepPlan
+    rows: list[StepRow]
+    scores: dict[RequestId, list[TokenLogprobs]]
+    drawing: Drawing
 
 
 def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[TokenLogprobs]], torch.Tensor]:

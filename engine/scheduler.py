@@ -1,7 +1,11 @@
 """Decides what each step computes. One token budget, no prefill mode and no decode mode.
 
-    plan:    running decodes -> prefills and admissions by rank, until the budget, the rows or the blocks are spent
-    commit:  what the step computed becomes fact: blocks get names, tokens are emitted, requests end
+    plan:     running decodes -> prefills and admissions by rank, until the budget, the rows or the blocks are spent
+    advance:  the device has been told: what the step computes counts as computed, what it draws is pending
+    commit:   what the step computed becomes fact: blocks get names, tokens are emitted, requests end
+
+Between `advance` and `commit` another step may be planned, so that a device need not wait for its host. Such a plan
+takes no block and no row away from anyone: it is None where it would have to.
 
 Guarantees, all held by property tests: the budget is never exceeded; a block is shared only by equal prefixes of one
 adapter and salt; whatever ends, in any way and at any moment, returns its blocks, row and adapter pin; every request
@@ -25,20 +29,20 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from adapters.identity import AdapterDigest
 from engine.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.errors import RequestError
 from engine.fair_queue import FairQueue
-from engine.live_request import LiveRequest, flow_of, rank_of
+from engine.live_request import PENDING, LiveRequest, flow_of, rank_of
 from engine.metrics import SchedulerCounters
+from engine.pins import MAX_SKIPS as MAX_SKIPS
+from engine.pins import Pins
 from engine.ports import AdapterGate
 from engine.request import Emission, FinishReason, Request, RequestId, TokenLogprobs
 from engine.row_shares import who_yields
 from engine.step import StepPlan, StepResult
 from engine.step_draft import StepDraft
 
-MAX_SKIPS = 64
 DEADLINE_PASSED = "The request's deadline passed before its answer was complete."
 
 
@@ -70,6 +74,7 @@ class Scheduler:
         self._outbox: list[Emission] = []
         self._num_plans = 0
         self._num_arrivals = 0
+        self._num_under_way = 0
         self._fair_queue = FairQueue(num_rows=config.max_num_seqs, step_tokens=config.max_batched_tokens)
         self.counters = SchedulerCounters()
 
@@ -167,17 +172,19 @@ class Scheduler:
         return emissions
 
     def plan(self, prefill_cap: int | None = None) -> StepPlan | None:
-        """Return the work of the next step, or None where nothing can run now.
+        """Return the work of the next step, or None where nothing can run before a step under way is committed.
 
         Args:
             prefill_cap: prompt tokens of a step that also decodes; the configuration's bound holds besides.
         """
         self._end_hopeless()
         bounds = (prefill_cap, self._config.max_prefill_tokens_with_decodes)
-        self._yield_rows()
+        if not self._num_under_way:
+            self._yield_rows()
         draft = StepDraft(self._config, min((bound for bound in bounds if bound is not None), default=None))
         num_preemptions = self.counters.num_preemptions
-        self._serve_decodes(draft)
+        if not self._serve_decodes(draft):
+            return None
         self._serve_prefills(draft, can_admit=self.counters.num_preemptions == num_preemptions)
         if draft.is_empty:
             return None
@@ -186,22 +193,33 @@ class Scheduler:
         released, self._released_rows = tuple(self._released_rows), []
         return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=released)
 
+    def advance(self, plan: StepPlan) -> None:
+        """Count a plan's work as done: it has been handed to the device, which computes plans in order."""
+        self._num_under_way += 1
+        for row in plan.rows:
+            live = self._live[row.request.request_id]
+            live.num_computed = row.end
+            if row.samples:
+                live.output_ids.append(PENDING)
+
     def commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
         """Turn a finished step into facts and return what it, and everything since the last call, brought."""
         now_s = self._clock()
+        self._num_under_way -= 1
         for row in plan.rows:
             live = self._live.get(row.request.request_id)
-            if live is None or live.row != row.row:
+            # It may have ended meanwhile, and its name be another's by now.
+            if live is None or live.request is not row.request:
                 continue
             error = result.error_by_request.get(row.request.request_id)
             if error is not None:
                 # Its blocks stay unnamed: what a failed step wrote must not be shared.
                 self._end(live, FinishReason.FAILED, error=error)
                 continue
-            self._tables.advance(live, row.end)
+            self._tables.name(live, row.start, row.end)
             live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(row.request.request_id, ()))
             if row.samples:
-                self._append(live, result, now_s)
+                self._fill_in(live, row.end - len(row.request.prompt_ids), result, now_s)
         return self.drain()
 
     def check(self) -> None:
@@ -247,17 +265,23 @@ class Scheduler:
             self._gate.unpin(adapter)
         return is_pinned
 
-    def _serve_decodes(self, draft: StepDraft) -> None:
-        """Give running requests that want one token theirs, pre-empting others where that takes a block."""
+    def _serve_decodes(self, draft: StepDraft) -> bool:
+        """Give running requests that want one token theirs, pre-empting others where that takes a block.
+
+        Returns False where one would have to be pre-empted whose step is under way.
+        """
         for live in sorted(self._running, key=lambda r: r.rank):
-            if live.row is None or live.num_wanted > 1:
+            if live.row is None or live.num_wanted > 1 or live.is_full(self._config.max_model_len):
                 continue
             while live.row is not None and not self._tables.try_extend(live):
+                if self._num_under_way:
+                    return False
                 victim = max(self._running, key=lambda r: r.rank)
                 draft.drop(victim)
                 self._preempt(victim)
             if live.row is not None:
                 draft.put(live, is_admission=False)
+        return True
 
     def _serve_prefills(self, draft: StepDraft, *, can_admit: bool) -> None:
         """Spend what is left of the budget by rank: on prompts under way and, with `can_admit`, on waiting requests.
@@ -268,7 +292,7 @@ class Scheduler:
         candidates = [live for live in self._running if live.num_wanted > 1]
         if can_admit:
             candidates.extend(self._waiting)
-        pins = _Pins(self._gate)
+        pins = Pins(self._gate)
         for live in sorted(candidates, key=lambda r: r.rank):
             if not draft.share(live):
                 return
@@ -299,16 +323,18 @@ class Scheduler:
             self.counters.count_admission(live)
         return True
 
-    def _append(self, live: LiveRequest, result: StepResult, now_s: float) -> None:
+    def _fill_in(self, live: LiveRequest, index: int, result: StepResult, now_s: float) -> None:
+        """Put a drawn token where its place was kept among the outputs."""
         request_id = live.request.request_id
         token_id = result.token_id_by_request[request_id]
         logprobs = result.logprobs_by_request.get(request_id)
         drawn = _Drawn(token_id, logprobs, () if live.first_token_at_s is not None else tuple(live.prompt_logprobs))
-        live.output_ids.append(token_id)
+        assert live.output_ids[index] == PENDING, "a token is drawn twice"
+        live.output_ids[index] = token_id
         if live.first_token_at_s is None:
             live.first_token_at_s = now_s
         self.counters.generation_tokens += 1
-        reason = live.finish_after(token_id, self._eos_ids, self._config.max_model_len)
+        reason = live.finish_after(index, self._eos_ids, self._config.max_model_len)
         if reason is None:
             self._emit(live, drawn)
         else:
@@ -326,7 +352,8 @@ class Scheduler:
     def _end(
         self, live: LiveRequest, reason: FinishReason, drawn: _Drawn | None = None, *, error: str | None = None
     ) -> None:
-        """Return all that the request holds and emit its end."""
+        """Return all that the request holds and emit its end; what is still drawn for it comes to nothing."""
+        live.drop_pending()
         if live.row is None:
             self._waiting.remove(live)
         else:
@@ -367,30 +394,3 @@ class _Drawn(NamedTuple):
     token_id: int
     logprobs: TokenLogprobs | None
     prompt_logprobs: tuple[TokenLogprobs, ...]
-
-
-class _Pins:
-    """The adapters that one plan pins for admissions; each one that is not to be had is asked for once."""
-
-    def __init__(self, gate: AdapterGate) -> None:
-        self._gate = gate
-        self._is_reserved = False
-        self._wants_slot_by_refused: dict[AdapterDigest, bool] = {}
-
-    def try_pin(self, live: LiveRequest) -> bool:
-        """Pin the adapter of a request that is about to be admitted; the base model needs none."""
-        adapter = live.request.adapter
-        if adapter is None:
-            return True
-        if adapter not in self._wants_slot_by_refused:
-            if not self._is_reserved and self._gate.try_pin(adapter):
-                return True
-            self._wants_slot_by_refused[adapter] = self._gate.waits_for_slot(adapter)
-        live.num_skips += self._wants_slot_by_refused[adapter]
-        self._is_reserved = self._is_reserved or live.num_skips > MAX_SKIPS
-        return False
-
-    def undo(self, live: LiveRequest) -> None:
-        """Give back the pin of a request that was not admitted after all."""
-        if live.request.adapter is not None:
-            self._gate.unpin(live.request.adapter)

@@ -28,7 +28,8 @@ class StepRow:
         is_admission: the row was given to this request in this step: its sampling state must be (re)built from
             `request` and `output_ids`.
         request: immutable; prompt, parameters, adapter.
-        output_ids: tokens generated so far, prior output included (live view; read, never kept).
+        output_ids: tokens generated so far, prior output included (live view; read, never kept). The last may be
+            `engine.live_request.PENDING`: the step before draws it, and the device knows it first.
         start: first position to compute; everything before it is in the cache.
         end: one past the last position to compute; `start < end`.
         block_ids: the request's block table (live view), long enough for position `end - 1`.
@@ -89,6 +90,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Size of the batch in tokens; at most `max_batched_tokens`."""
         return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def needs_results(self) -> bool:
+        """Whether the next step can be computed only by who knows what this one has drawn."""
+        return any(row.scores or row.request.params.is_followed for row in self.rows)
 
     @property
     def num_prefill_tokens(self) -> int:

@@ -8,13 +8,14 @@ A step writes three numbers for each segment; nothing is gathered, and nothing p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from adapters.weights import AdapterWeights
 from engine.errors import EngineError
 from engine.gpu.runtime import GpuRuntime
+from engine.gpu.staging import Staging
 from engine.lora import MODULES, AdapterSegment
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_shrink.launch import lora_shrink
@@ -93,12 +94,9 @@ class TritonLora:
     """
 
     def __init__(self, runtime: GpuRuntime, max_segments: int, max_rank: int) -> None:
-        self._runtime = runtime
         self._max_rank = max_rank
-        self._host = runtime.staging(3 * max_segments + 1)
-        self._device = torch.zeros_like(self._host, device=runtime.device)
-        self._count, self._segments = self._device[:1], self._device[1:].view(-1, 3)
-        self._wait: Callable[[], None] = lambda: None
+        self._staging = Staging(3 * max_segments + 1, runtime)
+        self._count, self._segments = self._staging.device[:1], self._staging.device[1:].view(-1, 3)
         self.max_segments = 0
 
     def fill(self, segments: Sequence[AdapterSegment]) -> None:
@@ -110,22 +108,16 @@ class TritonLora:
         self.max_segments = len(segments)
         if not segments:
             return
-        self._wait()
         numbers = [len(segments)]
         for segment in segments:
             if not isinstance(segment.weights, TabledAdapter):
                 raise EngineError("an adapter reached the kernels without having been laid out for them")
             numbers += [segment.start, segment.end, segment.weights.table.data_ptr()]
-        self._host[: len(numbers)] = torch.tensor(numbers)
-        self._device.copy_(self._host, non_blocking=True)
-        self._wait = self._runtime.fence()
+        self._staging.send_list(numbers)
 
     def expect(self, max_segments: int) -> None:
         """Have no segments now, and programs for so many in the recording that is about to be made."""
-        self._wait()
-        self._host.zero_()
-        self._device.copy_(self._host, non_blocking=True)
-        self._wait = self._runtime.fence()
+        self._staging.send_list([0])
         self.max_segments = max_segments
 
     def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:

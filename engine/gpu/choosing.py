@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.gpu.runtime import GpuRuntime
+from engine.gpu.staging import Staging
 from engine.request import SamplingParams
 from kernels.token_choice.launch import choose_tokens
 
@@ -19,10 +20,7 @@ class TokenChooser:
 
     def __init__(self, runtime: GpuRuntime, max_rows: int) -> None:
         self._runtime = runtime
-        self._host = runtime.staging(4 * max_rows)
-        self._device = torch.zeros_like(self._host, device=runtime.device)
-        self._max_rows = max_rows
-        self._wait: Callable[[], None] = lambda: None
+        self._staging = Staging(4 * max_rows, runtime)
 
     def __call__(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
@@ -31,19 +29,16 @@ class TokenChooser:
 
         Rows that need more than this get the token that they would draw without it.
         """
-        self._wait()
-        half = 2 * self._max_rows
-        knobs, seeds = self._host[:half].view(torch.float64).view(-1, 2), self._host[half:].view(-1, 2)
         rows = len(params)
-        knobs[:rows] = torch.tensor([(p.temperature, _logarithm(p.min_p)) for p in params], dtype=torch.float64)
-        seeds[:rows] = torch.tensor([(_signed(p.seed), at) for p, at in zip(params, positions, strict=True)])
-        self._device.copy_(self._host, non_blocking=True)
-        self._wait = self._runtime.fence()
-        return choose_tokens(
-            logits,
-            self._device[:half].view(torch.float64).view(-1, 2),
-            self._device[half:].view(-1, 2),
-        )
+        knobs = torch.tensor([(p.temperature, _logarithm(p.min_p)) for p in params], dtype=torch.float64)
+        seeds = torch.tensor([(_signed(p.seed), at) for p, at in zip(params, positions, strict=True)])
+        self._staging.send(torch.cat((knobs.view(torch.int64).flatten(), seeds.flatten())))
+        sent = self._staging.device[: 4 * rows].view(2, rows, 2)
+        return choose_tokens(logits, sent[0].view(torch.float64), sent[1])
+
+    def fetch(self, token_ids: torch.Tensor) -> Callable[[], list[int]]:
+        """Begin to bring token ids to the host; return what waits for them."""
+        return self._runtime.fetch(token_ids)
 
 
 def _logarithm(number: float) -> float:

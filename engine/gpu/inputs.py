@@ -1,22 +1,26 @@
 """The runner's inputs on a GPU: written on the host as anywhere, taken over by one copy, and padded to recorded sizes.
 
-    host     [ token ids | positions | slots | rows | sampled | grown: where, what ]    page-locked
-    device   [ the same ]                                                               at addresses that never change
+    host     [ token ids | positions | slots | rows | sampled | drawn rows | grown: where and what, pair by pair ]
+    device   [ the same ]    at addresses that never change
 
-Block tables are on the device too, and only what has grown is written there.
+Block tables are on the device too, and only what has grown is written there. A token that the step before is still
+drawing is taken from where the device keeps the last one of every row.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.buffers import InputBuffers, Integers
 from engine.config import ResolvedConfig
 from engine.decoder.decoder import DecoderBatch
 from engine.gpu.runtime import GpuRuntime
+from engine.gpu.staging import Staging
+from engine.live_request import PENDING
 from engine.lora import AdapterSegment
 from engine.step import StepPlan, StepRow
 
@@ -32,32 +36,31 @@ class DeviceInputs(InputBuffers):
     """
 
     def __init__(self, config: ResolvedConfig, null_block: int, runtime: GpuRuntime, sizes: Sequence[int] = ()) -> None:
-        self._runtime = runtime
         self._sizes = sorted(size for size in sizes if size <= config.max_num_seqs)
-        self._max_grown = 2 * config.max_num_seqs
-        num_numbers = 3 * config.max_batched_tokens + 5 * config.max_num_seqs + 2 * self._max_grown
-        self._host = runtime.staging(num_numbers)
-        self._device = torch.zeros(num_numbers, dtype=torch.int64, device=runtime.device)
+        # A step's new tokens begin so many blocks at most, and an admission brings those that it found in the cache.
+        max_grown = config.max_num_seqs * (config.max_blocks_per_request + 1)
+        self._num_fixed = 3 * config.max_batched_tokens + 6 * config.max_num_seqs
+        self._numbers: Integers = np.zeros(self._num_fixed + 2 * max_grown, dtype=np.int64)
         self._num_taken = 0
+        self._staging = Staging(len(self._numbers), runtime)
         super().__init__(config, null_block, self._take)
-        self._grown_at, self._grown = self._take(self._max_grown), self._take(self._max_grown)
+        self._drawn_rows = self._take(config.max_num_seqs)
+        self._grown = self._take(2 * max_grown).reshape(-1, 2)
         self._num_grown = 0
-        self._host_tables = runtime.staging(self._tables.size).view(self._tables.shape)
-        self._tables = self._host_tables.numpy()
         self._device_tables = torch.zeros(self._tables.shape, dtype=torch.int64, device=runtime.device)
-        self._wait: Callable[[], None] = lambda: None
+        self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=runtime.device)
         self.num_samples = 0
 
     def fill(self, plan: StepPlan, adapters: tuple[AdapterSegment, ...] = ()) -> DecoderBatch:
         """Write a plan's rows and enqueue their copy; the batch is valid until the next `fill`."""
-        # What the step before copies may still be on its way out of these buffers.
-        self._wait()
         self._num_grown = 0
+        drawn_rows = [row.row for row in plan.rows if row.samples]
+        self._num_drawn = len(drawn_rows)
+        self._drawn_rows[: self._num_drawn] = drawn_rows
         return super().fill(plan, adapters)
 
     def padding(self, size: int) -> DecoderBatch:
         """Return a batch of `size` rows of no tokens, at the addresses of every later one of that size."""
-        self._wait()
         self._num_grown = 0
         self._pad(0, size)
         return self._batch(size, size, size, size)
@@ -66,6 +69,12 @@ class DeviceInputs(InputBuffers):
         """Return the size that a step of `num_rows` rows of one token has."""
         index = bisect_left(self._sizes, num_rows)
         return self._sizes[index] if index < len(self._sizes) else num_rows
+
+    def keep(self, token_ids: torch.Tensor) -> None:
+        """Keep the tokens drawn for the last `fill`, for rows whose next step comes before the host knows them."""
+        rows = self._seen(self._drawn_rows)[: self._num_drawn]
+        # A row that failed goes on with any token until its end is known.
+        self._last_tokens.scatter_(0, rows, token_ids.clamp(min=0))
 
     def _batch(
         self,
@@ -76,16 +85,21 @@ class DeviceInputs(InputBuffers):
         adapters: tuple[AdapterSegment, ...] = (),
     ) -> DecoderBatch:
         self.num_samples = num_sampled
+        has_pending = bool((self._token_ids[:num_decodes] == PENDING).any())
         if num_decodes == num_tokens == num_sampled:
             size = self.padded(num_rows)
             self._pad(num_rows, size)
             num_tokens = num_rows = num_sampled = num_decodes = size
-        self._device.copy_(self._host, non_blocking=True)
+        self._staging.send(torch.from_numpy(self._numbers[: self._num_fixed + 2 * self._num_grown]))
         if self._num_grown:
-            at, blocks = (self._seen(array)[: self._num_grown] for array in (self._grown_at, self._grown))
-            self._device_tables.view(-1).scatter_(0, at, blocks)
-        self._wait = self._runtime.fence()
-        return super()._batch(num_tokens, num_rows, num_sampled, num_decodes, adapters)
+            grown = self._seen(self._grown)[: self._num_grown]
+            self._device_tables.view(-1).scatter_(0, grown[:, 0], grown[:, 1])
+        batch = super()._batch(num_tokens, num_rows, num_sampled, num_decodes, adapters)
+        if has_pending:
+            token_ids = batch.token_ids[:num_decodes]
+            last = self._last_tokens[batch.attention.rows[:num_decodes, 3]]
+            token_ids.copy_(torch.where(token_ids == PENDING, last, token_ids))
+        return batch
 
     def _pad(self, start: int, end: int) -> None:
         self._token_ids[start:end] = self._positions[start:end] = 0
@@ -97,23 +111,17 @@ class DeviceInputs(InputBuffers):
         known = 0 if row.is_admission else int(self._num_blocks[row.row])
         super()._update_table(row)
         count = len(row.block_ids)
-        room = self._max_grown - self._num_grown
-        if count - known > min(room, 2):
-            # A prompt's blocks: many at once, and rarely.
-            self._device_tables[row.row, known:count].copy_(self._host_tables[row.row, known:count], non_blocking=True)
-            return
-        for index in range(known, count):
-            self._grown_at[self._num_grown] = row.row * self._tables.shape[1] + index
-            self._grown[self._num_grown] = self._tables[row.row, index]
-            self._num_grown += 1
+        grown = self._grown[self._num_grown : self._num_grown + count - known]
+        grown[:, 0] = np.arange(known, count) + row.row * self._tables.shape[1]
+        grown[:, 1] = row.block_ids[known:]
+        self._num_grown += count - known
 
     def _take(self, count: int) -> Integers:
         start, self._num_taken = self._num_taken, self._num_taken + count
-        array: Integers = self._host[start : self._num_taken].numpy()
-        return array
+        return self._numbers[start : self._num_taken]
 
     def _seen(self, array: Integers) -> torch.Tensor:
         if array is self._tables:
             return self._device_tables
-        offset = (array.ctypes.data - self._host.data_ptr()) // array.itemsize
-        return self._device[offset : offset + array.size].view(array.shape)
+        offset = (array.ctypes.data - self._numbers.ctypes.data) // array.itemsize
+        return self._staging.device[offset : offset + array.size].view(array.shape)

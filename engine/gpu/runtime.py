@@ -30,6 +30,10 @@ class GpuRuntime(Protocol):
         """Return what waits until all that has been enqueued so far is done."""
         ...
 
+    def fetch(self, numbers: torch.Tensor) -> Callable[[], list[int]]:
+        """Begin to bring int64 numbers to the host; return what waits for them, and for nothing enqueued later."""
+        ...
+
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """Record what `run` enqueues; return what enqueues it again, and the tensor that each replay fills."""
         ...
@@ -55,6 +59,19 @@ class CudaRuntime:
         event = torch.cuda.Event()
         event.record()
         return event.synchronize
+
+    def fetch(self, numbers: torch.Tensor) -> Callable[[], list[int]]:
+        """Copy to page-locked memory and record an event."""
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        host.copy_(numbers, non_blocking=True)
+        wait = self.fence()
+
+        def fetched() -> list[int]:
+            wait()
+            found: list[int] = host.tolist()
+            return found
+
+        return fetched
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """Capture a CUDA graph; all graphs share one pool of memory, for no two run at once."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -34,9 +35,21 @@ from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_
 NOT_FINITE = "The model computed no finite logits for this request."
 
 
-Chooser = Callable[[torch.Tensor, Sequence[SamplingParams], Sequence[int]], torch.Tensor]
-"""From logits, parameters and positions of some rows to a token id for each (int64), -1 where a row is unusable. Where
-a row's parameters want no more than temperature and min-p, it is the token that is drawn."""
+class Chooser(Protocol):
+    """What a device has for the choice of tokens besides torch's operators."""
+
+    def __call__(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
+    ) -> torch.Tensor:
+        """Return a token id (int64) for each row of logits, -1 where a row is unusable.
+
+        Where a row's parameters want no more than temperature and min-p, it is the token that is drawn.
+        """
+        ...
+
+    def fetch(self, token_ids: torch.Tensor) -> Callable[[], list[int]]:
+        """Begin to bring token ids to the host; return what waits for them."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +65,24 @@ class SampleResult:
     token_ids: list[int]
     failed: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """Tokens that a device has been asked to choose.
+
+    Attributes:
+        token_ids: int64 on the device, one for each line, -1 where a row failed; known there before anybody waits.
+        fetched: waits for them.
+        told: lines whose log-probabilities are asked for; `as_they_came` are their logits.
+    """
+
+    rows: Sequence[int]
+    states: list[_RowState]
+    token_ids: torch.Tensor
+    fetched: Callable[[], list[int]]
+    told: list[int]
+    as_they_came: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,9 +128,7 @@ class Sampler:
     def admit(self, row: int, request: Request, output_ids: Sequence[int]) -> None:
         """Give a row to a request; `output_ids` are all tokens it has generated so far, here or elsewhere."""
         params = request.params
-        has_penalties = (
-            params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
-        )
+        has_penalties = params.has_penalties
         follower = None
         if params.grammar is not None:
             assert self._grammars is not None
@@ -125,15 +154,17 @@ class Sampler:
         self._state_by_row.pop(row, None)
 
     def sample(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> SampleResult:
-        """Choose a token for each row and count it as that row's output.
+        """Choose a token for each row and count it as that row's output: `draw` and `finish`."""
+        return self.finish(self.draw(logits, rows, positions))
+
+    def draw(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> Drawing:
+        """Ask the device for a token of each row; a row that `is_followed` must be finished before its next one.
 
         Args:
             logits: [n, vocab] float32 on the sampler's device; may be overwritten.
             rows: the admitted row of each line of `logits`; distinct.
             positions: the position that each new token takes.
         """
-        if not rows:
-            return SampleResult(token_ids=[])
         states = [self._state_by_row[row] for row in rows]
         told = [line for line, state in enumerate(states) if state.params.num_logprobs is not None]
         as_they_came = logits[told] if told else None
@@ -152,7 +183,20 @@ class Sampler:
             index = torch.tensor(lines, device=self._device)
             group = [params[line] for line in lines]
             chosen[index] = _draw(logits[index], group, [positions[line] for line in lines], width)
-        token_ids: list[int] = torch.where(is_usable, chosen, -1).tolist()
+        token_ids = torch.where(is_usable, chosen, -1)
+        return Drawing(
+            rows=rows,
+            states=states,
+            token_ids=token_ids,
+            fetched=token_ids.tolist if self._choose is None else self._choose.fetch(token_ids),
+            told=told,
+            as_they_came=as_they_came,
+        )
+
+    def finish(self, drawing: Drawing) -> SampleResult:
+        """Wait for the tokens, and count them as their rows' outputs."""
+        rows, states = drawing.rows, drawing.states
+        token_ids = drawing.fetched()
         failed = {
             row: (state.follower and state.follower.error) or NOT_FINITE
             for row, state, token_id in zip(rows, states, token_ids, strict=True)
@@ -160,11 +204,11 @@ class Sampler:
         }
         self._count(rows, states, token_ids)
         logprobs: dict[int, TokenLogprobs] = {}
-        if as_they_came is not None:
-            chosen_ids = [max(0, token_ids[line]) for line in told]
-            counts = [states[line].params.num_logprobs or 0 for line in told]
-            entries = logprobs_of(as_they_came, chosen_ids, max(counts))
-            for line, count, entry in zip(told, counts, entries, strict=True):
+        if drawing.as_they_came is not None:
+            chosen_ids = [max(0, token_ids[line]) for line in drawing.told]
+            counts = [states[line].params.num_logprobs or 0 for line in drawing.told]
+            entries = logprobs_of(drawing.as_they_came, chosen_ids, max(counts))
+            for line, count, entry in zip(drawing.told, counts, entries, strict=True):
                 logprobs[rows[line]] = entry._replace(top=entry.top[:count])
         return SampleResult(token_ids=token_ids, failed=failed, logprobs=logprobs)
 

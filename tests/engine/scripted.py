@@ -9,6 +9,7 @@ from dataclasses import replace
 from adapters.identity import AdapterDigest
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
+from engine.live_request import PENDING
 from engine.metrics import StepTimes
 from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
 from engine.scheduler import Scheduler
@@ -104,10 +105,23 @@ class ScriptedRunner:
     """A device that computes what a plan says and nothing else: a wrong block table gives wrong tokens.
 
     Rows see the cache as it was before the step and what they have written themselves. Checks what `StepPlan` promises.
+
+    With `steps_ahead` it is asked for more before it has answered; a pending token is the one that it drew for the row.
     """
 
-    def __init__(self, config: ResolvedConfig, gate: ScriptedGate, failing: frozenset[str] = frozenset()) -> None:
+    steps_ahead = 0
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        gate: ScriptedGate,
+        failing: frozenset[str] = frozenset(),
+        steps_ahead: int | None = None,
+    ) -> None:
         self.times = StepTimes()
+        if steps_ahead is not None:
+            self.steps_ahead = steps_ahead
+        self._last_by_row: dict[int, int] = {}
         self.plans: list[StepPlan] = []
         self.dies_at_step: int | None = None
         self._config = config
@@ -132,10 +146,12 @@ class ScriptedRunner:
             writes |= own
             if row.samples and row.request.request_id in self._failing:
                 result.error_by_request[row.request.request_id] = "The numbers of this request are not finite."
+                self._last_by_row[row.row] = 0
             elif row.samples:
                 seen = self._cells | own
                 cells = [seen[self._slot(row, position)] for position in range(row.end)]
-                result.token_id_by_request[row.request.request_id] = next_token(row.request, cells)
+                self._last_by_row[row.row] = next_token(row.request, cells)
+                result.token_id_by_request[row.request.request_id] = self._last_by_row[row.row]
         self._cells |= writes
         self._results.append(result)
 
@@ -149,6 +165,9 @@ class ScriptedRunner:
         own: dict[int, int] = {}
         previous = self._cells[self._slot(row, row.start - 1)] if row.start else 0
         for position, token_id in zip(range(row.start, row.end), row.token_ids(), strict=True):
+            if token_id == PENDING:
+                assert (self.steps_ahead, row.num_tokens) == (1, 1), "a pending token where none can be"
+                token_id = self._last_by_row[row.row]
             previous = own[self._slot(row, position)] = cell(row.request, previous, token_id)
         return own
 
@@ -194,10 +213,12 @@ class Harness:
         gate: ScriptedGate | None = None,
         failing: frozenset[str] = frozenset(),
         clock: Callable[[], float] = lambda: 0.0,
+        steps_ahead: int = 0,
     ) -> None:
         self.config = config
         self.gate = gate or ScriptedGate()
-        self.runner = ScriptedRunner(config, self.gate, failing)
+        self.runner = ScriptedRunner(config, self.gate, failing, steps_ahead)
+        self.under_way: deque[StepPlan] = deque()
         self.scheduler = Scheduler(config, self.gate, EOS_IDS, clock)
         self.emissions: dict[str, list[Emission]] = {}
 
@@ -217,11 +238,15 @@ class Harness:
         self.scheduler.check()
         self.gate.tick()
         if plan is None:
-            assert not self.scheduler.num_running, "a request runs, and nothing is planned"
-            emissions = self.scheduler.drain()
+            assert self.under_way or not self.scheduler.num_running, "a request runs, and nothing is planned"
         else:
             self.runner.submit(plan)
-            emissions = self.scheduler.commit(plan, self.runner.collect())
+            self.scheduler.advance(plan)
+            self.under_way.append(plan)
+        if len(self.under_way) > (0 if plan is None else self.runner.steps_ahead):
+            emissions = self.scheduler.commit(self.under_way.popleft(), self.runner.collect())
+        else:
+            emissions = self.scheduler.drain()
         self.scheduler.check()
         for emission in emissions:
             seen = self.emissions[emission.request_id]
@@ -240,6 +265,8 @@ class Harness:
         raise AssertionError(f"requests are starved: {[n for n in self.emissions if self.reason(n) is None]}")
 
     def check_all_returned(self) -> None:
+        while self.under_way:
+            assert self.scheduler.commit(self.under_way.popleft(), self.runner.collect()) == []
         self.scheduler.check()
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.kv_usage == 0

@@ -20,6 +20,12 @@ from tests.oracles.naive_scheduler import EOS_IDS, answer_alone
 PATIENCE_S = 20
 
 
+@pytest.fixture(params=[0, 1], ids=["in step", "ahead"], autouse=True)
+def steps_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test with a device that computes at once, and with one that is a step behind."""
+    monkeypatch.setattr(ScriptedRunner, "steps_ahead", request.param)
+
+
 @dataclass
 class Host:
     """An engine, what it emitted, and who waits for whom to end."""
@@ -170,7 +176,7 @@ def test_a_cancelled_request_ends_before_the_next_step_and_an_unknown_one_is_ign
     host.engine.cancel(RequestId("a"))
     host.take(host.engine.step())
     assert host.reason("a") is FinishReason.CANCELLED
-    assert len(host.tokens("a")) == 1
+    assert len(host.tokens("a")) <= 1
     host.check_all_returned()
 
 
@@ -243,9 +249,10 @@ def test_the_snapshot_tells_what_runs_and_what_waits() -> None:
     assert (host.engine.snapshot().num_running, host.engine.snapshot().num_waiting) == (0, 3)
     host.take(host.engine.step())
     snapshot = host.engine.snapshot()
-    assert (snapshot.num_running, snapshot.num_waiting, snapshot.num_steps) == (1, 2, 1)
+    assert (snapshot.num_running, snapshot.num_waiting) == (1, 2)
+    assert snapshot.num_steps == 1 - host.runner.steps_ahead
     assert snapshot.kv_usage > 0
-    assert snapshot.generation_tokens == 1
+    assert snapshot.generation_tokens == snapshot.num_steps
 
 
 LONG = tuple(i % 23 + 1 for i in range(399))
@@ -267,6 +274,8 @@ def test_a_long_prompt_is_cut_to_what_streams_can_wait_for() -> None:
     while host.reason("long") is None:
         host.take(host.engine.step())
     chunks = [row.num_tokens for plan in host.runner.plans for row in plan.rows if row.request.request_id == "long"]
-    assert chunks[0] == 128
-    assert max(chunks[1:]) <= 16
+    # What is planned before the first chunk is done cannot know how long that takes.
+    first = 1 + host.runner.steps_ahead
+    assert chunks[:first] == [128] * first
+    assert max(chunks[first:]) <= 16
     assert host.tokens("long") == answer_alone(a_request("long", LONG), 2000).token_ids

@@ -76,11 +76,11 @@ def most_steps(all_requests: list[Request]) -> int:
 class SchedulerMachine(RuleBasedStateMachine):
     """An engine's life: requests come, are cancelled, run late or fail, while steps go on."""
 
-    @initialize(config=configs(), gate=gates())
-    def build(self, config: ResolvedConfig, gate: ScriptedGate) -> None:
+    @initialize(config=configs(), gate=gates(), steps_ahead=st.integers(0, 1))
+    def build(self, config: ResolvedConfig, gate: ScriptedGate, steps_ahead: int) -> None:
         self.now = 0.0
         failing = frozenset({"r3", "r8"})
-        self.harness = Harness(config, gate, failing, clock=lambda: self.now)
+        self.harness = Harness(config, gate, failing, clock=lambda: self.now, steps_ahead=steps_ahead)
         self.requests: dict[str, Request] = {}
         self.cancelled: set[str] = set()
 

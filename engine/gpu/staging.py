@@ -1,0 +1,36 @@
+"""Numbers on their way to a GPU: copied from page-locked memory while the host goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.gpu.runtime import GpuRuntime
+
+NUM_BUFFERS = 2
+"""One for the step that is prepared and one for the step under way: nobody waits for a copy."""
+
+
+class Staging:
+    """One array of int64 on the device, at an address that never changes, and the buffers that it is written from."""
+
+    def __init__(self, count: int, runtime: GpuRuntime) -> None:
+        self.device = torch.zeros(count, dtype=torch.int64, device=runtime.device)
+        self._runtime = runtime
+        self._buffers = [runtime.staging(count) for _ in range(NUM_BUFFERS)]
+        self._waits: list[Callable[[], None]] = [lambda: None] * NUM_BUFFERS
+        self._next = 0
+
+    def send(self, numbers: torch.Tensor) -> None:
+        """Enqueue a copy of int64 `numbers` to the front of the array; they may be changed at once."""
+        index, self._next = self._next, (self._next + 1) % NUM_BUFFERS
+        self._waits[index]()
+        count = len(numbers)
+        self._buffers[index][:count] = numbers
+        self.device[:count].copy_(self._buffers[index][:count], non_blocking=True)
+        self._waits[index] = self._runtime.fence()
+
+    def send_list(self, numbers: Sequence[int]) -> None:
+        """Do the same with plain numbers."""
+        self.send(torch.tensor(numbers, dtype=torch.int64))
