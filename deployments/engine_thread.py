@@ -52,7 +52,7 @@ class RunningEngine(Protocol):
         """Make `run` return; any thread."""
         ...
 
-    def snapshot(self, *, drain_timings: bool = False) -> EngineSnapshot:
+    def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:
         """Return the engine's numbers; any thread."""
         ...
 

@@ -147,12 +147,12 @@ class EngineMetrics:
         self._decode = self._histogram("request_decode_time_seconds", "From the first token to the last.")
 
     def families(self, snapshot: EngineSnapshot) -> list[Metric]:
-        """Return the numbers of a snapshot that has drained the engine's timings."""
-        for timing in snapshot.timings:
+        """Return the numbers of a snapshot that has drained the requests that ended."""
+        for trace in snapshot.ended:
             for histogram, seconds in (
-                (self._queue, timing.queue_s),
-                (self._prefill, timing.prefill_s),
-                (self._decode, timing.decode_s),
+                (self._queue, trace.queue_s),
+                (self._prefill, trace.prefill_s),
+                (self._decode, trace.decode_s),
             ):
                 if seconds is not None:
                     histogram.labels(**self._labels).observe(seconds)

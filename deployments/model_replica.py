@@ -138,9 +138,9 @@ class ReplicaServer:
         """Say in one sentence why this replica cannot be relied on, or None."""
         return self._thread.trouble()
 
-    def snapshot(self, *, drain_timings: bool = False) -> EngineSnapshot:
+    def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:
         """Return the engine's numbers."""
-        return self._engine.snapshot(drain_timings=drain_timings)
+        return self._engine.snapshot(drain_ended=drain_ended)
 
     def adapter_places(self) -> dict[AdapterDigest, str]:
         """Return where adapters lie: "device", "host" or "loading"."""
@@ -289,7 +289,7 @@ class ModelReplica:
 
     async def metric_families(self) -> list[Metric]:
         """Return the engine's numbers as Prometheus families."""
-        return self._metrics.families(self._server.snapshot(drain_timings=True))
+        return self._metrics.families(self._server.snapshot(drain_ended=True))
 
     def check_health(self) -> None:
         """Tell Serve whether the engine makes progress.

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from engine.ports import AdapterStock, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduler import Scheduler
 from engine.step import StepPlan
+from engine.trace import RequestTrace
 
 _logger = logging.getLogger(__name__)
 
@@ -198,12 +199,17 @@ class Engine:
             self._is_stopping = True
             self._wake.set()
 
-    def snapshot(self, *, drain_timings: bool = False) -> EngineSnapshot:
-        """Return the engine's numbers; any thread. With `drain_timings` the timings are handed over once."""
+    def traces(self, request_ids: Iterable[RequestId]) -> dict[RequestId, RequestTrace]:
+        """Return what became of requests that ended not long ago; any thread."""
+        known = self._scheduler.counters.trace_by_id
+        return {request_id: trace for request_id in request_ids if (trace := known.get(request_id)) is not None}
+
+    def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:
+        """Return the engine's numbers; any thread. With `drain_ended` each ended request is handed over once."""
         counters = self._scheduler.counters
-        timings = []
-        while drain_timings and counters.timings:
-            timings.append(counters.timings.popleft())
+        ended = []
+        while drain_ended and counters.ended:
+            ended.append(counters.ended.popleft())
         runner_times = self._runner.times
         return EngineSnapshot(
             is_alive=self.is_alive,
@@ -227,7 +233,7 @@ class Engine:
                 sample_s=runner_times.sample_s,
             ),
             num_resident_adapters=self.adapters.num_resident(),
-            timings=tuple(timings),
+            ended=tuple(ended),
         )
 
     def _read_inbox(self) -> None:

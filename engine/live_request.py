@@ -15,6 +15,7 @@ from adapters.identity import AdapterDigest
 from engine.blocks import BlockId
 from engine.prefix_index import BlockName, child_name, root_name
 from engine.request import FinishReason, Request, TokenLogprobs
+from engine.trace import RequestTrace, TraceNotes
 
 PENDING = -1
 """Stands for a token that a step under way draws."""
@@ -65,6 +66,7 @@ class LiveRequest:
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
         num_skips: plans that could not admit it only because every slot for adapters was taken.
         names: names of its leading full blocks, as far as they were needed.
+        notes: for its trace.
         prompt_logprobs: of the prompt's tokens from the second on, as far as they have been computed.
     """
 
@@ -83,6 +85,7 @@ class LiveRequest:
     blocks: list[BlockId] = field(default_factory=list)
     names: list[BlockName] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    notes: TraceNotes = field(default_factory=TraceNotes)
 
     @property
     def num_tokens(self) -> int:
@@ -111,6 +114,26 @@ class LiveRequest:
             parent = child_name(parent, ids)
             self.names.append(parent)
         return self.names[:num_blocks]
+
+    def trace(self, reason: FinishReason, now_s: float, now_unix_s: float) -> RequestTrace:
+        """Return what became of the request, which ends now."""
+
+        def since(at_s: float | None) -> float | None:
+            return None if at_s is None else at_s - self.queued_at_s
+
+        return RequestTrace(
+            queued_unix_s=now_unix_s - (now_s - self.queued_at_s),
+            admitted_s=since(self.admitted_at_s),
+            first_token_s=since(self.first_token_at_s),
+            end_s=now_s - self.queued_at_s,
+            chunks=tuple(self.notes.chunks),
+            num_prompt_tokens=len(self.request.prompt_ids),
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_output_tokens=len(self.output_ids),
+            num_preemptions=self.notes.num_preemptions,
+            device_s=self.notes.device_s,
+            reason=reason.value,
+        )
 
     def is_full(self, max_model_len: int) -> bool:
         """Return whether the request ends with its newest token, whatever that is."""

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.request import FinishReason
+from engine.request import FinishReason, RequestId
+from engine.trace import RequestTrace
 
 if TYPE_CHECKING:
     from engine.live_request import LiveRequest
 
-MAX_TIMINGS = 4096
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTiming:
-    """Durations of one finished request, in seconds; None where it never got that far."""
-
-    queue_s: float | None
-    prefill_s: float | None
-    decode_s: float | None
-    num_prompt_tokens: int
-    num_output_tokens: int
+MAX_TRACES = 4096
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,7 +23,8 @@ class SchedulerCounters:
     Attributes:
         prefix_queries, prefix_hits: tokens looked up in, and served from, the prefix cache as requests were first
             admitted; what a pre-empted request finds again is not counted.
-        timings: of the requests that ended last, `MAX_TIMINGS` of them at most.
+        ended: the requests that ended last and that nobody has drained, `MAX_TRACES` of them at most.
+        trace_by_id: those that ended last, drained or not; for any thread to read.
     """
 
     prefix_queries: int = 0
@@ -41,7 +33,8 @@ class SchedulerCounters:
     generation_tokens: int = 0
     num_preemptions: int = 0
     ended_by_reason: dict[str, int] = field(default_factory=dict)
-    timings: deque[RequestTiming] = field(default_factory=lambda: deque(maxlen=MAX_TIMINGS))
+    ended: deque[RequestTrace] = field(default_factory=lambda: deque(maxlen=MAX_TRACES))
+    trace_by_id: dict[RequestId, RequestTrace] = field(default_factory=dict)
 
     def count_admission(self, live: LiveRequest) -> None:
         """Count a request's first admission."""
@@ -50,18 +43,14 @@ class SchedulerCounters:
         self.prompt_tokens += len(live.request.prompt_ids)
 
     def count_end(self, live: LiveRequest, reason: FinishReason, now_s: float) -> None:
-        """Count one ended request and keep its durations."""
+        """Count one ended request and keep its trace."""
         self.ended_by_reason[reason.value] = self.ended_by_reason.get(reason.value, 0) + 1
-        admitted, first = live.admitted_at_s, live.first_token_at_s
-        self.timings.append(
-            RequestTiming(
-                queue_s=None if admitted is None else admitted - live.queued_at_s,
-                prefill_s=None if admitted is None or first is None else first - admitted,
-                decode_s=None if first is None else now_s - first,
-                num_prompt_tokens=len(live.request.prompt_ids),
-                num_output_tokens=len(live.output_ids),
-            )
-        )
+        trace = live.trace(reason, now_s, time.time())
+        self.ended.append(trace)
+        self.trace_by_id[live.request.request_id] = trace
+        if len(self.trace_by_id) > MAX_TRACES:
+            # The first of a dictionary is the oldest.
+            del self.trace_by_id[next(iter(self.trace_by_id))]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,7 +77,7 @@ class EngineSnapshot:
         last_progress_s: monotonic time at which the last step ended, or at which the engine was last idle.
         kv_usage: share of the cache's blocks held by requests, 0 to 1.
         prefix_queries, prefix_hits: in tokens.
-        timings: requests that ended since the previous snapshot that drained them.
+        ended: requests that ended since the previous snapshot that drained them.
     """
 
     is_alive: bool
@@ -107,4 +96,4 @@ class EngineSnapshot:
     ended_by_reason: dict[str, int]
     step_times: StepTimes
     num_resident_adapters: int
-    timings: tuple[RequestTiming, ...] = ()
+    ended: tuple[RequestTrace, ...] = ()

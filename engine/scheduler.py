@@ -35,13 +35,13 @@ from engine.errors import RequestError
 from engine.fair_queue import FairQueue
 from engine.live_request import PENDING, LiveRequest, flow_of, rank_of
 from engine.metrics import SchedulerCounters
-from engine.pins import MAX_SKIPS as MAX_SKIPS
 from engine.pins import Pins
 from engine.ports import AdapterGate
 from engine.request import Emission, FinishReason, Request, RequestId, TokenLogprobs
 from engine.row_shares import who_yields
 from engine.step import StepPlan, StepResult
 from engine.step_draft import StepDraft
+from engine.trace import StepClock
 
 DEADLINE_PASSED = "The request's deadline passed before its answer was complete."
 
@@ -69,12 +69,10 @@ class Scheduler:
         self._live: dict[RequestId, LiveRequest] = {}
         self._waiting: list[LiveRequest] = []
         self._running: list[LiveRequest] = []
-        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
-        self._released_rows: list[int] = []
+        self._free_rows, self._released_rows = list(range(config.max_num_seqs - 1, -1, -1)), list[int]()
         self._outbox: list[Emission] = []
-        self._num_plans = 0
-        self._num_arrivals = 0
-        self._num_under_way = 0
+        self._num_plans = self._num_arrivals = self._num_under_way = 0
+        self._step_clock = StepClock()
         self._fair_queue = FairQueue(num_rows=config.max_num_seqs, step_tokens=config.max_batched_tokens)
         self.counters = SchedulerCounters()
 
@@ -99,8 +97,7 @@ class Scheduler:
         Raises:
             RequestError: the request can never be served here.
         """
-        limit = self._config.max_model_len
-        known_ids = (*request.prompt_ids, *request.prior_output_ids)
+        limit, known_ids = self._config.max_model_len, (*request.prompt_ids, *request.prior_output_ids)
         num_prompt, num_prior, num_known = len(request.prompt_ids), len(request.prior_output_ids), len(known_ids)
         if not num_prompt:
             raise RequestError("The prompt is empty; at least 1 token is needed.", field="prompt")
@@ -163,7 +160,7 @@ class Scheduler:
 
     def fail_all(self, error: str) -> None:
         """End every request with FAILED; the device is gone."""
-        for live in list(self._live.values()):
+        for live in [*self._live.values()]:
             self._end(live, FinishReason.FAILED, error=error)
 
     def drain(self) -> list[Emission]:
@@ -190,12 +187,13 @@ class Scheduler:
             return None
         self._num_plans += 1
         self._fair_queue.note_step()
-        released, self._released_rows = tuple(self._released_rows), []
-        return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=released)
+        released, self._released_rows = self._released_rows, []
+        return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=tuple(released))
 
     def advance(self, plan: StepPlan) -> None:
         """Count a plan's work as done: it has been handed to the device, which computes plans in order."""
         self._num_under_way += 1
+        self._step_clock.begin(plan, self._clock())
         for row in plan.rows:
             live = self._live[row.request.request_id]
             live.num_computed = row.end
@@ -206,18 +204,21 @@ class Scheduler:
         """Turn a finished step into facts and return what it, and everything since the last call, brought."""
         now_s = self._clock()
         self._num_under_way -= 1
+        self._step_clock.end(plan, now_s)
         for row in plan.rows:
-            live = self._live.get(row.request.request_id)
+            request_id = row.request.request_id
+            live = self._live.get(request_id)
             # It may have ended meanwhile, and its name be another's by now.
             if live is None or live.request is not row.request:
                 continue
-            error = result.error_by_request.get(row.request.request_id)
+            self._step_clock.note(live.notes, row, live.queued_at_s)
+            error = result.error_by_request.get(request_id)
             if error is not None:
                 # Its blocks stay unnamed: what a failed step wrote must not be shared.
                 self._end(live, FinishReason.FAILED, error=error)
                 continue
             self._tables.name(live, row.start, row.end)
-            live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(row.request.request_id, ()))
+            live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(request_id, ()))
             if row.samples:
                 self._fill_in(live, row.end - len(row.request.prompt_ids), result, now_s)
         return self.drain()
@@ -238,10 +239,10 @@ class Scheduler:
         for live in list(self._live.values()):
             if live.request.deadline_s is not None and live.request.deadline_s <= now_s:
                 self._end(live, FinishReason.FAILED, error=DEADLINE_PASSED)
-        adapters = {live.request.adapter for live in self._waiting if live.request.adapter is not None}
-        error_by_adapter = {adapter: self._gate.error(adapter) for adapter in adapters}
+        adapters = {live.request.adapter for live in self._waiting}
+        error_by_adapter = {adapter: self._gate.error(adapter) for adapter in adapters if adapter is not None}
         for live in list(self._waiting):
-            error = error_by_adapter.get(live.request.adapter) if live.request.adapter is not None else None
+            error = None if live.request.adapter is None else error_by_adapter[live.request.adapter]
             if error is not None:
                 self._end(live, FinishReason.FAILED, error=error)
 
@@ -347,6 +348,7 @@ class Scheduler:
             # Computed anew, all of them.
             live.prompt_logprobs.clear()
         self._waiting.append(live)
+        live.notes.num_preemptions += 1
         self.counters.num_preemptions += 1
 
     def _end(
@@ -366,19 +368,21 @@ class Scheduler:
     def _emit(
         self, live: LiveRequest, drawn: _Drawn | None, *, reason: FinishReason | None = None, error: str | None = None
     ) -> None:
-        emission = Emission(
-            request_id=live.request.request_id,
-            token_ids=() if drawn is None else (drawn.token_id,),
-            finish_reason=reason,
-            num_cached_tokens=live.num_cached_tokens or 0,
-            logprobs=() if drawn is None or drawn.logprobs is None else (drawn.logprobs,),
-            prompt_logprobs=() if drawn is None else drawn.prompt_logprobs,
-            error=error,
+        self._outbox.append(
+            Emission(
+                request_id=live.request.request_id,
+                token_ids=() if drawn is None else (drawn.token_id,),
+                finish_reason=reason,
+                num_cached_tokens=live.num_cached_tokens or 0,
+                logprobs=() if drawn is None or drawn.logprobs is None else (drawn.logprobs,),
+                prompt_logprobs=() if drawn is None else drawn.prompt_logprobs,
+                error=error,
+            )
         )
-        self._outbox.append(emission)
 
     def _release(self, live: LiveRequest) -> None:
         assert live.row is not None
+        live.notes.stop_decoding(self._step_clock)
         self._running.remove(live)
         self._tables.close(live)
         self._free_rows.append(live.row)

@@ -119,10 +119,10 @@ def test_requests_of_many_threads_get_the_answers_they_get_alone() -> None:
     for request in requests:
         assert host.tokens(request.request_id) == answer_alone(request, host.engine.config.max_model_len).token_ids
     host.check_all_returned()
-    snapshot = host.engine.snapshot(drain_timings=True)
+    snapshot = host.engine.snapshot(drain_ended=True)
     assert snapshot.ended_by_reason == {FinishReason.LENGTH.value: 40}
-    assert len(snapshot.timings) == 40
-    assert host.engine.snapshot(drain_timings=True).timings == ()
+    assert len(snapshot.ended) == 40
+    assert host.engine.snapshot(drain_ended=True).ended == ()
 
 
 def test_one_request_s_failure_is_its_own() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine import live_request, scheduler
+from engine import live_request
+from engine.pins import MAX_SKIPS
 from engine.request import FinishReason
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
 from tests.engine.test_scheduler import assert_right, shape
@@ -147,14 +148,14 @@ def test_a_crowd_on_one_adapter_does_not_starve_a_request_of_another() -> None:
         harness.step()
         if harness.tokens("lone"):
             break
-    assert scheduler.MAX_SKIPS < i <= scheduler.MAX_SKIPS + 10
+    assert MAX_SKIPS < i <= MAX_SKIPS + 10
     harness.finish()
 
 
 def test_the_base_model_goes_on_while_a_slot_is_kept_free_for_a_patient_adapter() -> None:
     harness = Harness(gate=ScriptedGate(num_slots=1))
     harness.add(a_request("x", adapter="x", max_tokens=60), a_request("y", adapter="y"))
-    for _ in range(scheduler.MAX_SKIPS - 10):
+    for _ in range(MAX_SKIPS - 10):
         harness.step()
     for _ in range(30):
         if harness.reason("x") is None:
