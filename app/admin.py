@@ -12,6 +12,12 @@ from app.tenants import given_key, key_digest
 ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
 
 
+def is_admin(headers: Headers, admin_key_sha256: str | None) -> bool:
+    """Whether a request brings the admin key."""
+    key = given_key(headers)
+    return bool(key) and admin_key_sha256 is not None and hmac.compare_digest(key_digest(key or ""), admin_key_sha256)
+
+
 def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
     """Do nothing where a request brings the admin key, as `Authorization: Bearer ...`.
 
@@ -25,8 +31,7 @@ def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
             error_type="permission_error",
             code="admin_disabled",
         )
-    key = given_key(headers)
-    if not hmac.compare_digest(key_digest(key or ""), admin_key_sha256) or not key:
+    if not is_admin(headers, admin_key_sha256):
         raise ApiError(
             401,
             "This route needs the admin key, as 'Authorization: Bearer ...'.",

@@ -15,7 +15,7 @@ from app.gateway_port import GatewayPort
 from app.json_route import error_response
 from app.middleware import Border, RequestBody
 from app.openapi import document
-from app.routes import adapters, chat, completions, health, messages, models, moderations, responses, tokens
+from app.routes import adapters, chat, completions, health, messages, models, moderations, requests, responses, tokens
 from app.settings import LimitSettings
 from app.tenants import Tenant
 
@@ -50,7 +50,7 @@ def create_app(
     app.state.moderation_model = moderation_model
     app.state.admin_key_sha256 = admin_key_sha256
     app.state.tenant_by_digest = tenant_by_digest or {}
-    for resource in (chat, completions, responses, messages, models, moderations, tokens, adapters, health):
+    for resource in (chat, completions, responses, messages, models, moderations, tokens, adapters, health, requests):
         app.include_router(resource.router)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)

@@ -20,6 +20,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
+from deployments.timeline import Timeline
 
 
 class AdapterPort(Protocol):
@@ -75,6 +76,10 @@ class GatewayPort(Protocol):
 
     async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
         """Return the classifier's verdict on each text, in order."""
+        ...
+
+    async def timelines(self, client_id: str) -> list[Timeline]:
+        """Return what happened to the answers of a client's request, oldest first; none if it is not known."""
         ...
 
     async def health(self) -> HealthReport:

@@ -24,6 +24,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
+from deployments.timeline import Timeline
 from engine.errors import RequestError
 
 
@@ -123,6 +124,11 @@ class TenantGateway:
     async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
         """Return the classifier's verdict on each text, in order."""
         return await self._gateway.moderate(texts)
+
+    async def timelines(self, client_id: str) -> list[Timeline]:
+        """Return what happened to the answers of a request of the tenant's own."""
+        found = await self._gateway.timelines(client_id)
+        return [timeline for timeline in found if timeline.tenant == self._tenant.name]
 
     async def health(self) -> HealthReport:
         """Say whether every base model has a replica that makes progress."""

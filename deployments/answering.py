@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from adapters.identity import AdapterRef
 from deployments.answer_shape import AnswerParts, AnswerShape, tail_of
-from deployments.config import ModelConfig, SafetyConfig
-from deployments.dialect import Dialect
+from deployments.config import SafetyConfig
 from deployments.generation import (
     CallDelta,
     ChatPrompt,
@@ -33,11 +31,12 @@ from deployments.generation import (
 )
 from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids
 from deployments.metrics import GatewayMetrics
-from deployments.resumption import Resumption, TokenSource
-from deployments.stream.detokenizer import Detokenizer
+from deployments.resumption import Resumption
+from deployments.served_model import ServedModel, check_vocabulary
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream_handler import Judge, StreamHandler
+from deployments.timeline import Recorder
 from engine.errors import EngineError, RequestError
 from engine.request import FinishReason, RequestId, TokenLogprobs
 
@@ -46,50 +45,6 @@ NUM_TAIL_TOKENS = 16
 """Of a prompt's end, where a template may have opened the model's thoughts."""
 DEADLINE_SLACK_S = 1.0
 """The engine lets go of a request this much after its deadline, so that it is the gateway that says why."""
-
-
-class TextDecoder(Protocol):
-    """What an answer asks of the model's tokenizer in this process."""
-
-    def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
-        """Return the decoder of one answer; `shown` are special tokens that are part of its text."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of some token ids."""
-        ...
-
-    def spelling(self, token_id: int) -> bytes:
-        """Return the bytes that a token stands for."""
-        ...
-
-    def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
-        """Return the token ids of a word at the front of a text, and after a space."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """One base model as a gateway sees it; `encode` may be a call to another process."""
-
-    config: ModelConfig
-    decoder: TextDecoder
-    dialect: Dialect
-    encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
-    source: TokenSource
-
-
-def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:
-    """Do nothing where a model has all these token ids, none of them negative.
-
-    Raises:
-        RequestError: it has not.
-    """
-    wrong = next((token_id for token_id in token_ids if token_id >= vocab_size), None)
-    if wrong is not None:
-        raise RequestError(
-            f"'{field}' has the token id {wrong}; those of this model are from 0 to {vocab_size - 1}.", field=field
-        )
 
 
 class Answer:
@@ -109,6 +64,7 @@ class Answer:
         judge: Judge,
         max_resumes: int,
         metrics: GatewayMetrics,
+        recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._request = request
@@ -118,6 +74,7 @@ class Answer:
         self._judge = judge
         self._max_resumes = max_resumes
         self._metrics = metrics
+        self._recorder = recorder
         self._clock = clock
         self._arrived_s = clock()
         self._prompt_ids: Sequence[int] = ()
@@ -134,7 +91,9 @@ class Answer:
         verdict.add_done_callback(_seen)
         try:
             async with asyncio.timeout(self._left_s(deadline_s)):
-                self._prompt_ids = await self._encode()
+                with self._recorder.stage("tokenize"):
+                    self._prompt_ids = await self._encode()
+                self._recorder.timeline.num_prompt_tokens = len(self._prompt_ids)
                 # Only where a model thinks does it matter how the prompt ends.
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
                 shape = AnswerShape(self._request, self._model.dialect, tail)
@@ -226,7 +185,8 @@ class Answer:
     async def _is_refused(self) -> bool:
         if self._safety is None or not self._safety.screen_input:
             return False
-        verdicts = await self._judge(self._input_texts())
+        with self._recorder.stage("safety"):
+            verdicts = await self._judge(self._input_texts())
         return any(verdict.flagged for verdict in verdicts)
 
     def _input_texts(self) -> list[str]:
@@ -249,6 +209,7 @@ class Answer:
             self._model.source,
             call,
             max_resumes=self._max_resumes,
+            on_attempt=self._recorder.timeline.attempts.append,
             on_resume=lambda: self._metrics.count_resumption(name),
             clock=self._clock,
         )
@@ -256,6 +217,7 @@ class Answer:
         last_s: float | None = None
         async with aclosing(attempts.tokens()) as batches:
             async for batch in batches:
+                self._recorder.note_tokens(len(batch.token_ids), batch.num_cached_tokens)
                 if last_s is None:
                     if await verdict:
                         for event in self._refusal():
@@ -373,6 +335,7 @@ class Answer:
         )
 
     def _count_end(self, reason: EndReason, num_tokens: int) -> None:
+        self._recorder.end(reason.value)
         self._metrics.count_end(
             self._request.model,
             reason.value,

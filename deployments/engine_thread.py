@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from engine.metrics import EngineSnapshot
 from engine.ports import AdapterStock
 from engine.request import Emission, Request, RequestId
+from engine.trace import RequestTrace
 
 MAX_STEP_S_BY_DEVICE = {"cuda": 60.0, "cpu": 600.0}
 """A step that takes longer has hung. On a CPU a full step of a large model takes minutes."""
@@ -50,6 +51,10 @@ class RunningEngine(Protocol):
 
     def stop(self) -> None:
         """Make `run` return; any thread."""
+        ...
+
+    def traces(self, request_ids: Iterable[RequestId]) -> dict[RequestId, RequestTrace]:
+        """Return what became of requests that ended not long ago; any thread."""
         ...
 
     def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
+from collections import ChainMap
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -25,7 +27,7 @@ from starlette.types import ASGIApp
 from adapters.catalogue import Catalogue
 from adapters.identity import AdapterRef
 from deployments.adapter_directory import AdapterDirectory
-from deployments.answering import Answer, ServedModel, check_vocabulary
+from deployments.answering import Answer
 from deployments.config import GatewayConfig
 from deployments.dialect import dialect_of
 from deployments.errors import ReplicaLostError, UnavailableError
@@ -43,9 +45,13 @@ from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_
 from deployments.metrics import GatewayMetrics, render
 from deployments.resumption import TokenSource
 from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
+from deployments.served_model import ServedModel, check_vocabulary
+from deployments.timeline import Recorder, Timeline, TimelineStore, with_engine_stages
 from deployments.token_channel import ChannelListener
 from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
 from engine.errors import EngineError, OverloadError, RequestError
+from engine.request import RequestId
+from engine.trace import RequestTrace
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,6 +96,7 @@ class Gateway:
         self._safety_handle = safety
         self._adapters = AdapterDirectory(config.models, models, registry, _gateways)
         self._metrics = GatewayMetrics()
+        self._timelines = TimelineStore()
         self._name = uuid.uuid4().hex
         self._served: dict[str, ServedModel] = {}
         self._safety: SafetyPort | None = None
@@ -154,6 +161,8 @@ class Gateway:
         target = self._target(request.model)
         if request.timeout_s is None:
             request = replace(request, timeout_s=self._config.default_timeout_s)
+        recorder = Recorder(_timeline(request, target))
+        self._timelines.add(recorder.timeline)
         answer = Answer(
             request,
             self._served[target.model],
@@ -162,16 +171,21 @@ class Gateway:
             judge=self._judge,
             max_resumes=self._config.max_resumes,
             metrics=self._metrics,
+            recorder=recorder,
         )
         try:
             async with aclosing(answer.events()) as events:
                 async for event in events:
                     yield event
         except (RequestError, OverloadError, TimeoutError, EngineError) as error:
+            recorder.end(type(error).__name__)
             self._metrics.count_failure(request.model, type(error).__name__)
             if isinstance(error, EngineError):
                 _logger.warning("request %s failed: %s", request.request_id, error)
             raise
+        finally:
+            # Whoever has not come to an end has been left.
+            recorder.end("cancelled")
 
     async def tokenize(self, name: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
         """Return what token ids a prompt to a model becomes.
@@ -212,6 +226,22 @@ class Gateway:
         except TimeoutError as error:
             message = f"The safety classifier gave no verdict within {self._config.safety.timeout_s:g} seconds."
             raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
+
+    async def timelines(self, client_id: str) -> list[Timeline]:
+        """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""
+        answers = await ask_all(_gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
+        found = []
+        for timeline in (timeline for answer in answers for timeline in answer):
+            traces: list[dict[RequestId, RequestTrace]] = []
+            if timeline.attempts and timeline.base in self._handles:
+                handle = self._handles[timeline.base]
+                traces = await ask_all(handle, "traces", timeline.attempts, timeout_s=PROBE_TIMEOUT_S)
+            found.append(replace(timeline, stages=with_engine_stages(timeline, ChainMap(*traces))))
+        return sorted(found, key=lambda timeline: timeline.arrived_unix_s)
+
+    async def own_timelines(self, client_id: str) -> list[Timeline]:
+        """Return what this gateway knows of a client's request; asked by the one that the client asks."""
+        return self._timelines.find(client_id)
 
     async def health(self) -> HealthReport:
         """Say whether every base model has a replica that makes progress."""
@@ -276,6 +306,17 @@ class Gateway:
         if not troubles:
             return "No replica answers."
         return READY if None in troubles else str(troubles[0])
+
+
+def _timeline(request: GenerationRequest, target: Target) -> Timeline:
+    return Timeline(
+        request_id=request.request_id,
+        model=request.model,
+        base=target.model,
+        adapter="" if target.adapter is None else target.adapter.digest,
+        tenant=request.tenant,
+        arrived_unix_s=time.time(),
+    )
 
 
 def _gateways() -> DeploymentHandle:

@@ -25,6 +25,7 @@ from deployments.token_channel import ChannelDialer
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.metrics import EngineSnapshot
 from engine.request import Emission, FinishReason, RequestId
+from engine.trace import RequestTrace
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -137,6 +138,10 @@ class ReplicaServer:
     def trouble(self) -> str | None:
         """Say in one sentence why this replica cannot be relied on, or None."""
         return self._thread.trouble()
+
+    def traces(self, request_ids: Sequence[RequestId]) -> dict[RequestId, RequestTrace]:
+        """Return what became of requests that ended here not long ago."""
+        return self._engine.traces(request_ids)
 
     def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:
         """Return the engine's numbers."""
@@ -286,6 +291,10 @@ class ModelReplica:
         """Wait for the generations that use an adapter, forget it, and return the bytes that this freed."""
         freed: int = await self._server.release_adapter(digest)
         return freed
+
+    async def traces(self, request_ids: Sequence[RequestId]) -> dict[RequestId, RequestTrace]:
+        """Return what became of requests that ended here not long ago."""
+        return self._server.traces(request_ids)
 
     async def metric_families(self) -> list[Metric]:
         """Return the engine's numbers as Prometheus families."""

@@ -44,6 +44,7 @@ class Resumption:
 
     Args:
         call: the first attempt; its id is replaced for each.
+        on_attempt: told the id of each attempt.
         on_resume: called before a later attempt.
     """
 
@@ -53,12 +54,14 @@ class Resumption:
         call: GenerationCall,
         *,
         max_resumes: int,
+        on_attempt: Callable[[RequestId], None] = lambda _: None,
         on_resume: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = source
         self._call = call
         self._max_resumes = max_resumes
+        self._on_attempt = on_attempt
         self._on_resume = on_resume
         self._clock = clock
         self._token_ids: list[int] = []
@@ -102,9 +105,11 @@ class Resumption:
         if timeout_s is not None:
             timeout_s = max(0.0, timeout_s - (self._clock() - self._started_s))
         # A new id for each attempt: the lost one may still run, and send, where it was.
+        request_id = RequestId(f"{uuid.uuid4().hex}-{num_resumes}")
+        self._on_attempt(request_id)
         return replace(
             self._call,
-            request_id=RequestId(f"{uuid.uuid4().hex}-{num_resumes}"),
+            request_id=request_id,
             prior_output_ids=pack_ids(self._token_ids),
             timeout_s=timeout_s,
         )

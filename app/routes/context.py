@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from app.admin import check_admin
+from app.admin import check_admin, is_admin
 from app.gateway_port import GatewayPort
 from app.render import ResponseHead
 from app.schemas.errors import ErrorResponse
@@ -67,6 +67,12 @@ async def _context(request: Request) -> RouteContext:  # a dependency that is no
     return replace(context, gateway=TenantGateway(context.gateway, identify(request.headers, tenant_by_digest)))
 
 
+async def _reader_context(request: Request) -> RouteContext:
+    if is_admin(request.headers, request.app.state.admin_key_sha256):
+        return await _open_context(request)
+    return await _context(request)
+
+
 async def _open_context(request: Request) -> RouteContext:
     state = request.app.state
     return RouteContext(
@@ -79,5 +85,7 @@ async def _open_context(request: Request) -> RouteContext:
 
 Context = Annotated[RouteContext, Depends(_context)]
 """Of a tenant, where keys are known."""
+ReaderContext = Annotated[RouteContext, Depends(_reader_context)]
+"""Of a tenant, who sees its own, or of whoever brings the admin key, who sees everything."""
 OpenContext = Annotated[RouteContext, Depends(_open_context)]
 """Of whoever asks: routes for operators, and those that guard themselves."""

@@ -21,6 +21,7 @@ from deployments.generation import (
     TokenScore,
     Verdict,
 )
+from deployments.timeline import Timeline
 from engine.errors import RequestError
 
 NAMES = ("base", "shout")
@@ -79,6 +80,7 @@ class ScriptedGateway:
         self.never_ends = False
         self.num_reasoning_tokens = 0
         self.shifts_logprob_by = 0.0
+        self.known_timelines: dict[str, list[Timeline]] = {}
 
     def models(self) -> Sequence[ModelCard]:
         return (
@@ -152,6 +154,9 @@ class ScriptedGateway:
             else Verdict(score_by_hazard={"hate": 0.01, "elections": 0.02}, flagged=())
             for text in texts
         ]
+
+    async def timelines(self, client_id: str) -> list[Timeline]:
+        return self.known_timelines.get(client_id, [])
 
     async def health(self) -> HealthReport:
         return self.health_report

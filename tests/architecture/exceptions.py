@@ -42,6 +42,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/metrics.py": "tests/e2e/test_serving.py scrapes and parses them",
     "deployments/model_replica.py": "tests/deployments/test_gateway.py calls, cancels and kills it",
     "deployments/resumption.py": "tests/deployments/test_gateway.py kills replicas in mid-stream",
+    "deployments/served_model.py": "tests/deployments/test_gateway.py reads answers of served models",
     "deployments/token_pieces.py": "tests/deployments/stream/test_detokenizer_properties.py decodes by it",
     "engine/attention.py": "tests/engine/test_backend.py attends by it with every backend",
     "engine/block_tables.py": "tests/engine/test_scheduler_properties.py drives it through every end of a request",

@@ -191,6 +191,23 @@ def test_a_client_that_goes_away_frees_its_request(client: OpenAI, server: Serve
     assert server.metric("vllm:generation_tokens_total") == made + 4
 
 
+def test_a_request_can_be_looked_back_on(client: OpenAI, server: Server) -> None:
+    answer = client.chat.completions.with_raw_response.create(
+        model=BASE, messages=[{"role": "user", "content": "What does os.getcwd do?"}], n=2, max_tokens=20
+    )
+    with server.http() as http:
+        told = http.get(f"/requests/{answer.headers['x-request-id']}").json()
+        assert http.get("/requests/nobody").status_code == 404
+    assert len(told["answers"]) == 2
+    for one in told["answers"]:
+        stages = [stage["name"].partition(" of ")[0] for stage in one["stages"]]
+        assert {"tokenize", "safety", "queue", "prefill", "decode"} <= set(stages)
+        assert stages.index("queue") < stages.index("prefill") < stages.index("decode")
+        assert 0 < one["ttft_ms"] <= one["total_ms"]
+        assert sum(count for _, count in one["arrivals"]) == one["completion_tokens"]
+        assert all(stage["start_ms"] <= stage["end_ms"] <= one["total_ms"] + 1000 for stage in one["stages"])
+
+
 def test_metrics_health_and_the_api_document_are_served(server: Server) -> None:
     with server.http() as http:
         assert http.get("/health").status_code == 200

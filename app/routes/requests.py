@@ -1,0 +1,49 @@
+"""`GET /requests/{id}`: what happened to a request, stage by stage."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Path, Response
+
+from app.errors import ApiError
+from app.json_route import JsonResponse, JsonRoute
+from app.routes.context import ERRORS, ReaderContext
+from app.schemas.requests import AnswerTimeline, RequestTimeline, StageInfo
+from deployments.timeline import Timeline
+
+router = APIRouter(route_class=JsonRoute, tags=["operations"])
+
+
+@router.get("/requests/{request_id}", response_model=RequestTimeline, responses=ERRORS)
+async def request_timeline(context: ReaderContext, request_id: str = Path(max_length=128)) -> Response:
+    """Tell the timeline of one of the last requests, by the `x-request-id` of its response."""
+    found = await context.gateway.timelines(request_id)
+    if not found:
+        raise ApiError(404, "No request of this id is remembered.", param="request_id", code="request_not_found")
+    return JsonResponse(RequestTimeline(id=request_id, answers=[_answer(timeline) for timeline in found]))
+
+
+def _answer(timeline: Timeline) -> AnswerTimeline:
+    return AnswerTimeline(
+        id=timeline.request_id,
+        model=timeline.model,
+        adapter=timeline.adapter or None,
+        tenant=timeline.tenant or None,
+        created=timeline.arrived_unix_s,
+        outcome=timeline.outcome,
+        prompt_tokens=timeline.num_prompt_tokens,
+        cached_tokens=timeline.num_cached_tokens,
+        completion_tokens=timeline.num_tokens,
+        num_attempts=len(timeline.attempts),
+        ttft_ms=_ms(timeline.first_token_s),
+        tpot_ms=_ms(timeline.tpot_s),
+        total_ms=_ms(timeline.end_s),
+        stages=[
+            StageInfo(name=stage.name, start_ms=round(stage.start_s * 1000, 3), end_ms=round(stage.end_s * 1000, 3))
+            for stage in timeline.stages
+        ],
+        arrivals=[(round(arrival.at_s * 1000, 3), arrival.num_tokens) for arrival in timeline.arrivals],
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

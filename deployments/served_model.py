@@ -1,0 +1,58 @@
+"""One base model as a gateway sees it: its configuration, its tokenizer, and the replicas that answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from deployments.config import ModelConfig
+from deployments.dialect import Dialect
+from deployments.generation import ChatPrompt, TextPrompt
+from deployments.resumption import TokenSource
+from deployments.stream.detokenizer import Detokenizer
+from engine.errors import RequestError
+
+
+class TextDecoder(Protocol):
+    """What an answer asks of the model's tokenizer in this process."""
+
+    def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
+        """Return the decoder of one answer; `shown` are special tokens that are part of its text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of some token ids."""
+        ...
+
+    def spelling(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for."""
+        ...
+
+    def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """Return the token ids of a word at the front of a text, and after a space."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """One base model as a gateway sees it; `encode` may be a call to another process."""
+
+    config: ModelConfig
+    decoder: TextDecoder
+    dialect: Dialect
+    encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
+    source: TokenSource
+
+
+def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:
+    """Do nothing where a model has all these token ids, none of them negative.
+
+    Raises:
+        RequestError: it has not.
+    """
+    wrong = next((token_id for token_id in token_ids if token_id >= vocab_size), None)
+    if wrong is not None:
+        raise RequestError(
+            f"'{field}' has the token id {wrong}; those of this model are from 0 to {vocab_size - 1}.", field=field
+        )

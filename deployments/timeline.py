@@ -1,0 +1,159 @@
+"""When what happened to one answer: noted by the gateway as it goes, joined with the engine's trace when asked for.
+
+Times are seconds since the request reached the gateway. Engines tell theirs by the wall clock, so that on several
+machines the two halves fit together as well as the machines' clocks do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.request import RequestId
+from engine.trace import RequestTrace
+
+MAX_KEPT = 1024
+"""Client requests of which a gateway remembers the answers."""
+MAX_ARRIVALS = 4096
+"""Arrivals of tokens that are told one by one."""
+IN_PROGRESS = "in_progress"
+
+
+class Stage(NamedTuple):
+    """Something that took a while."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+class Arrival(NamedTuple):
+    """Tokens that came together."""
+
+    at_s: float
+    num_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Timeline:
+    """One answer.
+
+    Attributes:
+        request_id: of the answer; what stands before its last dot is the client's.
+        model: name that was asked for.
+        adapter: digest of its content, empty for a base model.
+        arrived_unix_s: when it came, Unix time.
+        attempts: ids under which engines know it; more than one where a replica was lost.
+        outcome: a finish reason, the type of an error, "cancelled", or "in_progress".
+    """
+
+    request_id: str
+    model: str
+    base: str
+    adapter: str = ""
+    tenant: str = ""
+    arrived_unix_s: float
+    stages: list[Stage] = field(default_factory=list)
+    attempts: list[RequestId] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    first_token_s: float | None = None
+    end_s: float | None = None
+    outcome: str = IN_PROGRESS
+
+    @property
+    def client_id(self) -> str:
+        """The id that the client knows."""
+        return self.request_id.rpartition(".")[0] or self.request_id
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time between tokens after the first; None where there are fewer than two."""
+        if self.first_token_s is None or self.end_s is None or self.num_tokens < 2:
+            return None
+        return (self.end_s - self.first_token_s) / (self.num_tokens - 1)
+
+
+class Recorder:
+    """Writes one timeline.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, timeline: Timeline, clock: Callable[[], float] = time.monotonic) -> None:
+        self.timeline = timeline
+        self._clock = clock
+        self._arrived_s = clock()
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the request came."""
+        return self._clock() - self._arrived_s
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Note how long a block takes, however it ends."""
+        start_s = self.now_s
+        try:
+            yield
+        finally:
+            self.timeline.stages.append(Stage(name, start_s, self.now_s))
+
+    def note_tokens(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """Note that tokens came from the engine."""
+        timeline, now_s = self.timeline, self.now_s
+        timeline.num_tokens += num_tokens
+        timeline.num_cached_tokens = num_cached_tokens
+        if timeline.first_token_s is None:
+            timeline.first_token_s = now_s
+        if num_tokens and len(timeline.arrivals) < MAX_ARRIVALS:
+            timeline.arrivals.append(Arrival(now_s, num_tokens))
+
+    def end(self, outcome: str) -> None:
+        """Note the end; only the first one counts."""
+        if self.timeline.end_s is None:
+            self.timeline.end_s = self.now_s
+            self.timeline.outcome = outcome
+
+
+class TimelineStore:
+    """The timelines of a gateway's last requests."""
+
+    def __init__(self) -> None:
+        self._by_client_id: OrderedDict[str, list[Timeline]] = OrderedDict()
+
+    def add(self, timeline: Timeline) -> None:
+        """Remember a timeline that has begun; it may go on to change."""
+        self._by_client_id.setdefault(timeline.client_id, []).append(timeline)
+        if len(self._by_client_id) > MAX_KEPT:
+            self._by_client_id.popitem(last=False)
+
+    def find(self, client_id: str) -> list[Timeline]:
+        """Return the answers of one client request, in the order in which they began."""
+        return list(self._by_client_id.get(client_id, ()))
+
+
+def with_engine_stages(timeline: Timeline, trace_by_attempt: Mapping[RequestId, RequestTrace]) -> list[Stage]:
+    """Return all stages of an answer in order of their beginning, those in engines included."""
+    stages = list(timeline.stages)
+    for attempt in timeline.attempts:
+        trace = trace_by_attempt.get(attempt)
+        if trace is not None:
+            # A clock that is behind must not make something happen before the request came.
+            stages += _engine_stages(trace, max(0.0, trace.queued_unix_s - timeline.arrived_unix_s))
+    return sorted(stages, key=lambda stage: (stage.start_s, stage.end_s))
+
+
+def _engine_stages(trace: RequestTrace, queued_s: float) -> Iterator[Stage]:
+    yield Stage("queue", queued_s, queued_s + (trace.end_s if trace.admitted_s is None else trace.admitted_s))
+    for chunk in trace.chunks:
+        yield Stage(f"prefill of {chunk.num_tokens} tokens", queued_s + chunk.start_s, queued_s + chunk.end_s)
+    if trace.first_token_s is not None:
+        yield Stage("decode", queued_s + trace.first_token_s, queued_s + trace.end_s)

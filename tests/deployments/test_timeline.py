@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from deployments.timeline import MAX_ARRIVALS, MAX_KEPT, Recorder, Stage, Timeline, TimelineStore, with_engine_stages
+from engine.request import RequestId
+from engine.trace import Chunk, RequestTrace
+
+TRACE = RequestTrace(
+    queued_unix_s=1000.5,
+    admitted_s=0.1,
+    first_token_s=0.4,
+    end_s=2.0,
+    chunks=(Chunk(0.1, 0.2, 512), Chunk(0.2, 0.4, 88)),
+    num_prompt_tokens=600,
+    num_cached_tokens=0,
+    num_output_tokens=9,
+    num_preemptions=0,
+    device_s=0.5,
+    reason="length",
+)
+
+
+def a_timeline(name: str = "req.1") -> Timeline:
+    return Timeline(request_id=name, model="m", base="m", arrived_unix_s=1000.0)
+
+
+def test_stages_are_noted_however_they_end() -> None:
+    now_s = [5.0]
+    recorder = Recorder(a_timeline(), clock=lambda: now_s[0])
+    with recorder.stage("tokenize"):
+        now_s[0] = 5.5
+    now_s[0] = 6.0
+    with pytest.raises(ZeroDivisionError), recorder.stage("safety"):
+        1 / (now_s[0] - 6.0)
+    assert recorder.timeline.stages == [Stage("tokenize", 0.0, 0.5), Stage("safety", 1.0, 1.0)]
+
+
+def test_tokens_and_the_end_are_noted_once() -> None:
+    now_s = [0.0]
+    recorder = Recorder(a_timeline(), clock=lambda: now_s[0])
+    for at_s, count in ((1.0, 1), (2.0, 3), (4.0, 1)):
+        now_s[0] = at_s
+        recorder.note_tokens(count, 16)
+    now_s[0] = 5.0
+    recorder.end("stop")
+    recorder.end("cancelled")
+    timeline = recorder.timeline
+    assert timeline.arrivals == [(1.0, 1), (2.0, 3), (4.0, 1)]
+    assert (timeline.first_token_s, timeline.end_s, timeline.outcome) == (1.0, 5.0, "stop")
+    assert (timeline.num_tokens, timeline.num_cached_tokens, timeline.tpot_s) == (5, 16, 1.0)
+    assert timeline.client_id == "req"
+    for _ in range(MAX_ARRIVALS + 5):
+        recorder.note_tokens(1, 16)
+    assert len(timeline.arrivals) == MAX_ARRIVALS
+
+
+def test_what_engines_tell_is_put_in_its_place() -> None:
+    timeline = a_timeline()
+    timeline.stages.append(Stage("tokenize", 0.0, 0.3))
+    timeline.attempts += [RequestId("lost"), RequestId("a")]
+    stages = with_engine_stages(timeline, {RequestId("a"): TRACE})
+    assert [stage.name for stage in stages] == [
+        "tokenize", "queue", "prefill of 512 tokens", "prefill of 88 tokens", "decode",
+    ]  # fmt: skip
+    assert stages[1] == Stage("queue", 0.5, pytest.approx(0.6))
+    assert stages[-1] == Stage("decode", pytest.approx(0.9), pytest.approx(2.5))
+
+
+def test_a_store_keeps_the_last_requests_and_all_their_answers() -> None:
+    store = TimelineStore()
+    first = [a_timeline("r0.a"), a_timeline("r0.b")]
+    for timeline in first:
+        store.add(timeline)
+    assert store.find("r0") == first
+    for number in range(1, MAX_KEPT + 1):
+        store.add(a_timeline(f"r{number}.a"))
+    assert store.find("r0") == []
+    assert len(store.find(f"r{MAX_KEPT}")) == 1
