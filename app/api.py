@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -15,12 +14,27 @@ from app.gateway_port import GatewayPort
 from app.json_route import error_response
 from app.middleware import Border, RequestBody
 from app.openapi import document
-from app.routes import adapters, chat, completions, health, messages, models, moderations, requests, responses, tokens
+from app.routes import (
+    accounts,
+    adapters,
+    chat,
+    completions,
+    health,
+    messages,
+    models,
+    moderations,
+    requests,
+    responses,
+    tokens,
+)
 from app.settings import LimitSettings
-from app.tenants import Tenant
+from app.tenants import KeyRing
 
 __all__ = ["GatewayPort", "create_app"]
 
+_RESOURCES = (
+    chat, completions, responses, messages, models, moderations, tokens, adapters, accounts, requests, health,
+)  # fmt: skip
 _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters."
 
 
@@ -30,7 +44,7 @@ def create_app(
     limits: LimitSettings | None = None,
     moderation_model: str | None = None,
     admin_key_sha256: str | None = None,
-    tenant_by_digest: Mapping[str, Tenant] | None = None,
+    key_ring: KeyRing | None = None,
     sends_request_id: bool = False,
 ) -> FastAPI:
     """Build the application that answers for `gateway`.
@@ -40,7 +54,7 @@ def create_app(
         limits: bounds on one request; None takes the defaults.
         moderation_model: public name of the classifier (`settings.safety.name`); None where there is none.
         admin_key_sha256: of the key that admin routes need; None where nobody may use them.
-        tenant_by_digest: whose each API key is, by its SHA-256; without any no key is needed.
+        key_ring: whose each API key is; None where no key is needed.
         sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
             would reach clients as "id, id".
     """
@@ -49,8 +63,20 @@ def create_app(
     app.state.limits = limits or LimitSettings()
     app.state.moderation_model = moderation_model
     app.state.admin_key_sha256 = admin_key_sha256
-    app.state.tenant_by_digest = tenant_by_digest or {}
-    for resource in (chat, completions, responses, messages, models, moderations, tokens, adapters, health, requests):
+    app.state.key_ring = key_ring or KeyRing()
+    for resource in (
+        chat,
+        completions,
+        responses,
+        messages,
+        models,
+        moderations,
+        tokens,
+        adapters,
+        health,
+        requests,
+        accounts,
+    ):
         app.include_router(resource.router)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)

@@ -26,10 +26,19 @@ from app.admin import ADMIN_KEY_VARIABLE
 from app.api import create_app
 from app.checkpoint_source import local_folder
 from app.fingerprint import model_fingerprint
-from app.settings import ModelSettings, RegistrySettings, SafetySettings, Settings
-from app.tenants import Tenant, key_digest
+from app.settings import AccountSettings, ModelSettings, RegistrySettings, SafetySettings, Settings
+from app.tenants import KeyRing, Tenant, key_digest
+from deployments.accounts.values import TenantLimits
 from deployments.adapter_registry import GATEWAY, Registry
-from deployments.config import AdapterBase, ChannelConfig, GatewayConfig, ModelConfig, RegistryConfig, SafetyConfig
+from deployments.config import (
+    AccountsConfig,
+    AdapterBase,
+    ChannelConfig,
+    GatewayConfig,
+    ModelConfig,
+    RegistryConfig,
+    SafetyConfig,
+)
 from deployments.gateway import Gateway
 from deployments.model_replica import ModelReplica
 from deployments.tokenizer import Tokenizer
@@ -68,7 +77,7 @@ def build(settings: Settings) -> serve.Application:
         limits=settings.limits,
         moderation_model=None if settings.safety is None else settings.safety.name,
         admin_key_sha256=_admin_key(settings),
-        tenant_by_digest=tenants(settings),
+        key_ring=key_ring(settings),
     )
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
         name=GATEWAY,
@@ -78,7 +87,8 @@ def build(settings: Settings) -> serve.Application:
         **_life_cycle(),
     )
     registry = None if settings.registry is None else _registry(settings, settings.registry, config.models)
-    bound: serve.Application = gateway.bind(config, app, models, tokenizer, safety, registry)
+    accounts = None if config.accounts is None else _accounts(config.accounts)
+    bound: serve.Application = gateway.bind(config, app, models, tokenizer, safety, registry, accounts)
     return bound
 
 
@@ -104,17 +114,31 @@ def registry_config(settings: Settings, registry: RegistrySettings, models: tupl
     )
 
 
-def tenants(settings: Settings) -> dict[str, Tenant]:
-    """Return whose each key is, by the key's digest."""
-    return {
-        digest: Tenant(
+def accounts_config(accounts: AccountSettings) -> AccountsConfig:
+    """Return what the accounts are told; paths are absolute."""
+    spool = os.path.abspath(accounts.spool_folder)
+    return AccountsConfig(
+        database_url=accounts.database_url or f"sqlite:///{os.path.join(os.path.dirname(spool), 'accounts.sqlite')}",
+        limits_url=accounts.limits_url,
+        spool_folder=spool,
+    )
+
+
+def key_ring(settings: Settings) -> KeyRing:
+    """Return whose each key is that the configuration names."""
+    tenants = [
+        Tenant(
             name=tenant.name,
             models=None if tenant.models is None else frozenset(tenant.models),
             priority=tenant.priority,
+            limits=TenantLimits(**tenant.limits.model_dump()),
         )
         for tenant in settings.tenants
-        for digest in tenant.keys_sha256
-    }
+    ]
+    return KeyRing(
+        tenant_by_name={tenant.name: tenant for tenant in tenants},
+        name_by_digest={digest: tenant.name for tenant in settings.tenants for digest in tenant.keys_sha256},
+    )
 
 
 def _admin_key(settings: Settings) -> str | None:
@@ -135,6 +159,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         safety=None if settings.safety is None else _safety_config(settings.safety),
         tokenizer_placement=settings.tokenizer.placement,
         safety_placement="deployment" if settings.safety is None else settings.safety.placement,
+        accounts=None if settings.accounts is None else accounts_config(settings.accounts),
         max_resumes=settings.max_resumes,
         default_timeout_s=settings.default_timeout_s,
         created_s=int(time.time()),
@@ -262,6 +287,25 @@ def _registry(settings: Settings, registry: RegistrySettings, models: tuple[Mode
             graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
         )
         .bind(registry_config(settings, registry, models))
+    )
+    return bound
+
+
+def _accounts(config: AccountsConfig) -> serve.Application:
+    from deployments.accounts.actor import Accounts
+
+    bound: serve.Application = (
+        serve.deployment(Accounts)
+        .options(
+            name="Accounts",
+            # One actor counts.
+            num_replicas=1,
+            max_ongoing_requests=_GATEWAY_REQUESTS,
+            ray_actor_options={"num_cpus": 0.05},
+            health_check_period_s=_HEALTH_PERIOD_S,
+            graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
+        )
+        .bind(config)
     )
     return bound
 

@@ -82,7 +82,12 @@ def _answer(failure: _Failure, texts: list[str]) -> ApiError:
 
 def _failure(error: Mapping[str, Any], body: object) -> _Failure:
     kind, context = str(error["type"]), error.get("ctx", {})
-    keys = list(error["loc"][1:]) if error["loc"][:1] == ("body",) else list(error["loc"])
+    place, *keys = error["loc"] or ("body",)
+    if place in ("query", "path"):
+        # One value of the URL: the rest of its place is which part of its type it is not.
+        body, keys = {keys[0]: None}, keys[:1]
+    elif place != "body":
+        keys = [place, *keys]
     here, param, depth = body, "", 0
     for key in keys:
         if isinstance(key, int) and isinstance(here, list) and key < len(here):

@@ -5,10 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Protocol
 
 from adapters.catalogue import AdapterEntry
+from deployments.accounts.values import (
+    Admission,
+    Charge,
+    KeyInfo,
+    TenantLimits,
+    UsageQuestion,
+    UsageRecord,
+    UsageTotal,
+)
 from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.generation import (
     ChatPrompt,
@@ -43,6 +52,43 @@ class AdapterPort(Protocol):
         ...
 
 
+class MeterPort(Protocol):
+    """Counts what tenants use."""
+
+    @property
+    def tenant_by_key(self) -> Mapping[str, str]:
+        """Whose the keys are that were made while the server runs, by their SHA-256."""
+        ...
+
+    async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
+        """Add up records by tenant, model and adapter."""
+        ...
+
+    async def records(self, question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
+        """Return records in the order in which they started."""
+        ...
+
+    async def keys(self) -> list[KeyInfo]:
+        """Return the keys that were made while the server runs."""
+        ...
+
+    async def add_key(self, digest: str, tenant: str) -> None:
+        """Let a key be a tenant's."""
+        ...
+
+    async def remove_key(self, digest: str) -> bool:
+        """Forget a key; return whether it was known."""
+        ...
+
+    async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
+        """Count an answer that is about to begin, or say what it is over."""
+        ...
+
+    def release(self, charge: Charge) -> None:
+        """Count an admitted answer as ended, and what it has used besides what was counted before."""
+        ...
+
+
 class GatewayPort(Protocol):
     """The serving side of the border.
 
@@ -54,7 +100,7 @@ class GatewayPort(Protocol):
         """Return every servable name, bases before their adapters."""
         ...
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer; closing the iterator frees the request.
 
         Errors raised before the first event become an HTTP status, later ones an event of the stream.
@@ -67,6 +113,11 @@ class GatewayPort(Protocol):
 
     async def detokenize(self, model: str, token_ids: Sequence[int]) -> str:
         """Return the text of some token ids of a model."""
+        ...
+
+    @property
+    def meter(self) -> MeterPort | None:
+        """What counts what tenants use; None where nothing does."""
         ...
 
     @property

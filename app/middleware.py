@@ -37,7 +37,11 @@ class Border:
             return
         started_s = time.perf_counter()
         request_id = _request_id(scope)
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        # Routes and what they call put further ones in here.
+        response_headers: dict[str, str] = {}
+        state["response_headers"] = response_headers
         has_answered = False
 
         async def send_named(message: Message) -> None:
@@ -49,6 +53,7 @@ class Border:
                     headers["x-request-id"] = request_id
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - started_s) * 1000))
                 headers.setdefault("cache-control", "no-store")
+                headers.update(response_headers)
             await send(message)
 
         try:

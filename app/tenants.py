@@ -7,19 +7,24 @@ prefix cache is its own, and the engine gives it one share however its requests 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 
 from starlette.datastructures import Headers
 
 from app.errors import ApiError
-from app.gateway_port import AdapterPort, GatewayPort
+from app.gateway_port import AdapterPort, GatewayPort, MeterPort
+from app.limits import CHARS_PER_TOKEN, over_limit, quota_headers
+from deployments.accounts.values import Charge, TenantLimits
 from deployments.generation import (
     ChatPrompt,
     GenerationEvent,
     GenerationRequest,
     HealthReport,
     ModelCard,
+    Started,
+    TextDelta,
     TextPrompt,
     Tokenized,
     Verdict,
@@ -40,6 +45,7 @@ class Tenant:
     name: str
     models: frozenset[str] | None = None
     priority: int = 0
+    limits: TenantLimits = field(default_factory=TenantLimits)
 
     def may_use(self, model: str) -> bool:
         """Whether a name, or a version of one, is for this tenant."""
@@ -59,33 +65,52 @@ def given_key(headers: Headers) -> str | None:
     return headers.get("x-api-key") or None
 
 
-def identify(headers: Headers, tenant_by_digest: Mapping[str, Tenant]) -> Tenant:
-    """Return whose key a request brings.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRing:
+    """Whose each key is, by its SHA-256; without a tenant no key is needed."""
 
-    Raises:
-        ApiError: 401 where it brings none, or one that nobody has.
-    """
-    key = given_key(headers)
-    # A look-up by digest: how long it takes tells nothing of the keys.
-    tenant = None if key is None else tenant_by_digest.get(key_digest(key))
-    if tenant is None:
-        message = "No API key was given." if key is None else "The API key is wrong."
-        raise ApiError(
-            401,
-            f"{message} Send one as 'Authorization: Bearer ...' or 'x-api-key'.",
-            error_type="authentication_error",
-            code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
-        )
-    return tenant
+    tenant_by_name: Mapping[str, Tenant] = field(default_factory=dict)
+    name_by_digest: Mapping[str, str] = field(default_factory=dict)
+
+    def identify(self, headers: Headers, made_later: Mapping[str, str]) -> Tenant:
+        """Return whose key a request brings; `made_later` are names by the digests of further keys.
+
+        Raises:
+            ApiError: 401 where it brings none, or one that nobody has.
+        """
+        key = given_key(headers)
+        # A look-up by digest: how long it takes tells nothing of the keys.
+        digest = "" if key is None else key_digest(key)
+        name = self.name_by_digest.get(digest) or made_later.get(digest, "")
+        tenant = self.tenant_by_name.get(name)
+        if tenant is None:
+            message = "No API key was given." if key is None else "The API key is wrong."
+            raise ApiError(
+                401,
+                f"{message} Send one as 'Authorization: Bearer ...' or 'x-api-key'.",
+                error_type="authentication_error",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return tenant
 
 
 class TenantGateway:
-    """A gateway as one tenant sees it."""
+    """A gateway as one tenant sees it, in one HTTP request.
 
-    def __init__(self, gateway: GatewayPort, tenant: Tenant) -> None:
+    Args:
+        headers: takes what the response tells of the tenant's limits.
+    """
+
+    def __init__(self, gateway: GatewayPort, tenant: Tenant, headers: dict[str, str] | None = None) -> None:
         self._gateway = gateway
         self._tenant = tenant
+        self._headers = {} if headers is None else headers
+
+    @property
+    def meter(self) -> MeterPort | None:
+        """What counts what tenants use."""
+        return self._gateway.meter
 
     @property
     def adapters(self) -> AdapterPort:
@@ -96,11 +121,12 @@ class TenantGateway:
         """Return the servable names that the tenant may use."""
         return [card for card in self._gateway.models() if self._tenant.may_use(card.name)]
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer.
 
         Raises:
             RequestError: the model does not exist for the tenant.
+            ApiError: 429 where the tenant is over one of its limits; as the iterator is first asked.
         """
         self._check(request.model)
         own = replace(
@@ -109,7 +135,8 @@ class TenantGateway:
             salt=f"{self._tenant.name}\n{request.salt}",
             priority=request.priority + self._tenant.priority,
         )
-        return self._gateway.generate(own)
+        meter = self._gateway.meter if self._tenant.limits.has_any else None
+        return self._gateway.generate(own) if meter is None else self._metered(own, meter)
 
     async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
         """Return what token ids a prompt to a model becomes."""
@@ -137,6 +164,27 @@ class TenantGateway:
     async def metrics(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         return await self._gateway.metrics()
+
+    async def _metered(self, request: GenerationRequest, meter: MeterPort) -> AsyncGenerator[GenerationEvent, None]:
+        name, limits = self._tenant.name, self._tenant.limits
+        guess = request.num_chars // CHARS_PER_TOKEN + 1
+        admission = await meter.admit(name, limits, guess)
+        self._headers.update(quota_headers(admission.quotas))
+        if admission.refused_by is not None:
+            raise over_limit(admission, getattr(limits, admission.refused_by))
+        num_input, num_output = guess, 0
+        try:
+            async with aclosing(self._gateway.generate(request)) as events:
+                async for event in events:
+                    if isinstance(event, Started):
+                        num_input = event.num_prompt_tokens
+                    elif isinstance(event, TextDelta):
+                        num_output = event.num_tokens
+                    else:
+                        num_output = event.num_completion_tokens
+                    yield event
+        finally:
+            meter.release(Charge(name, limits, max(0, num_input - guess), num_output))
 
     def _check(self, model: str) -> None:
         if not self._tenant.may_use(model):

@@ -335,6 +335,8 @@ class Answer:
         )
 
     def _count_end(self, reason: EndReason, num_tokens: int) -> None:
+        # As the client is told: what followed a stop string is not paid for.
+        self._recorder.timeline.num_tokens = num_tokens
         self._recorder.end(reason.value)
         self._metrics.count_end(
             self._request.model,

@@ -123,12 +123,28 @@ class RegistryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccountsConfig:
+    """Where it is kept what tenants use.
+
+    Attributes:
+        database_url: of SQLAlchemy.
+        limits_url: of the `limits` library; "memory://" for windows that end with the actor.
+        spool_folder: where gateways write records that are on their way.
+    """
+
+    database_url: str
+    spool_folder: str
+    limits_url: str = "memory://"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """What the gateway knows of the rest.
 
     Attributes:
         tokenizer_placement, safety_placement: "deployment" (own actors) or "inline" (in the gateway's process; saves a
             hop of about a millisecond).
+        accounts: None where nothing is counted.
         created_s: Unix time at which the names were declared.
         max_resumes: how often one generation is taken to another replica after its own has died.
     """
@@ -136,6 +152,7 @@ class GatewayConfig:
     models: tuple[ModelConfig, ...]
     channel: ChannelConfig
     safety: SafetyConfig | None = None
+    accounts: AccountsConfig | None = None
     tokenizer_placement: str = "deployment"
     safety_placement: str = "deployment"
     max_resumes: int = 3

@@ -26,6 +26,8 @@ from starlette.types import ASGIApp
 
 from adapters.catalogue import Catalogue
 from adapters.identity import AdapterRef
+from deployments.accounts.meter import Meter
+from deployments.accounts.spool import Spool
 from deployments.adapter_directory import AdapterDirectory
 from deployments.answering import Answer
 from deployments.config import GatewayConfig
@@ -78,6 +80,7 @@ class Gateway:
         models: handle of each base model's deployment, by its name.
         tokenizer, safety: None for what runs in the gateway's own process.
         registry: None where adapters cannot be changed while the server runs.
+        accounts: None where nothing is counted.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Gateway:
         tokenizer: DeploymentHandle | None = None,
         safety: DeploymentHandle | None = None,
         registry: DeploymentHandle | None = None,
+        accounts: DeploymentHandle | None = None,
     ) -> None:
         self._config = config
         self._create_app = create_app
@@ -98,6 +102,10 @@ class Gateway:
         self._metrics = GatewayMetrics()
         self._timelines = TimelineStore()
         self._name = uuid.uuid4().hex
+        self._meter: Meter | None = None
+        if config.accounts is not None and accounts is not None:
+            spool = Spool(config.accounts.spool_folder, self._name)
+            self._meter = Meter(accounts, spool, self._name, self._traces)
         self._served: dict[str, ServedModel] = {}
         self._safety: SafetyPort | None = None
         self._listener: ChannelListener | None = None
@@ -122,12 +130,19 @@ class Gateway:
             for model in self._config.models
         }
         await self._adapters.start()
+        if self._meter is not None:
+            await self._meter.start()
         return self._create_app(self)
 
     @property
     def adapters(self) -> AdapterDirectory:
         """The names of adapters, and how they are changed."""
         return self._adapters
+
+    @property
+    def meter(self) -> Meter | None:
+        """What counts what tenants use; None where nothing does."""
+        return self._meter
 
     def models(self) -> Sequence[ModelCard]:
         """Return every servable name, bases before their adapters."""
@@ -161,7 +176,7 @@ class Gateway:
         target = self._target(request.model)
         if request.timeout_s is None:
             request = replace(request, timeout_s=self._config.default_timeout_s)
-        recorder = Recorder(_timeline(request, target))
+        recorder = Recorder(_timeline(request, target), _nobody if self._meter is None else self._meter.record)
         self._timelines.add(recorder.timeline)
         answer = Answer(
             request,
@@ -232,11 +247,8 @@ class Gateway:
         answers = await ask_all(_gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
         found = []
         for timeline in (timeline for answer in answers for timeline in answer):
-            traces: list[dict[RequestId, RequestTrace]] = []
-            if timeline.attempts and timeline.base in self._handles:
-                handle = self._handles[timeline.base]
-                traces = await ask_all(handle, "traces", timeline.attempts, timeout_s=PROBE_TIMEOUT_S)
-            found.append(replace(timeline, stages=with_engine_stages(timeline, ChainMap(*traces))))
+            traces = await self._traces(timeline.base, timeline.attempts)
+            found.append(replace(timeline, stages=with_engine_stages(timeline, traces)))
         return sorted(found, key=lambda timeline: timeline.arrived_unix_s)
 
     async def own_timelines(self, client_id: str) -> list[Timeline]:
@@ -266,6 +278,11 @@ class Gateway:
     async def adopt(self, catalogue: Catalogue) -> None:
         """Follow a change of the adapters' names; asked by the gateway that has made it."""
         self._adapters.adopt(catalogue)
+
+    async def _traces(self, base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
+        if not attempts or base not in self._handles:
+            return {}
+        return ChainMap(*await ask_all(self._handles[base], "traces", attempts, timeout_s=PROBE_TIMEOUT_S))
 
     def _target(self, name: str) -> Target:
         if name in self._served:
@@ -317,6 +334,10 @@ def _timeline(request: GenerationRequest, target: Target) -> Timeline:
         tenant=request.tenant,
         arrived_unix_s=time.time(),
     )
+
+
+def _nobody(timeline: Timeline) -> None:
+    pass
 
 
 def _gateways() -> DeploymentHandle:

@@ -161,6 +161,16 @@ class GenerationRequest:
     priority: int = 0
     timeout_s: float | None = None
 
+    @property
+    def num_chars(self) -> int:
+        """Characters of the prompt; token ids count as so many characters as tokens have on average."""
+        match self.prompt:
+            case TextPrompt():
+                return len(self.prompt.text)
+            case TokenPrompt():
+                return 4 * len(self.prompt.token_ids)
+        return sum(len(message.content) for message in self.prompt.messages)
+
 
 class TokenScore(NamedTuple):
     """What the model thought of a token, with the token as text.

@@ -84,11 +84,18 @@ class Recorder:
     """Writes one timeline.
 
     Args:
+        on_end: told of the timeline once, as its answer ends and before its client knows.
         clock: monotonic seconds.
     """
 
-    def __init__(self, timeline: Timeline, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        on_end: Callable[[Timeline], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.timeline = timeline
+        self._on_end = on_end
         self._clock = clock
         self._arrived_s = clock()
 
@@ -121,6 +128,7 @@ class Recorder:
         if self.timeline.end_s is None:
             self.timeline.end_s = self.now_s
             self.timeline.outcome = outcome
+            self._on_end(self.timeline)
 
 
 class TimelineStore:

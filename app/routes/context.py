@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from app.gateway_port import GatewayPort
 from app.render import ResponseHead
 from app.schemas.errors import ErrorResponse
 from app.settings import LimitSettings
-from app.tenants import Tenant, TenantGateway, identify
+from app.tenants import KeyRing, TenantGateway
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request is wrong; `param` names the field."},
@@ -24,6 +23,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorResponse, "description": "No such model or route."},
     413: {"model": ErrorResponse, "description": "The body is over the limit."},
     415: {"model": ErrorResponse, "description": "The body is not JSON."},
+    429: {
+        "model": ErrorResponse,
+        "description": "A limit of the tenant is reached; see `Retry-After`.",
+    },
     500: {"model": ErrorResponse, "description": "A failure of the server; try again, or report the `x-request-id`."},
     503: {"model": ErrorResponse, "description": "No room now; `Retry-After` says when to come back (seconds)."},
     504: {"model": ErrorResponse, "description": "The deadline has passed."},
@@ -61,10 +64,12 @@ async def only_admin(request: Request) -> None:
 
 async def _context(request: Request) -> RouteContext:  # a dependency that is no coroutine costs a thread hop
     context = await _open_context(request)
-    tenant_by_digest: Mapping[str, Tenant] = request.app.state.tenant_by_digest
-    if not tenant_by_digest:
+    ring: KeyRing = request.app.state.key_ring
+    if not ring.tenant_by_name:
         return context
-    return replace(context, gateway=TenantGateway(context.gateway, identify(request.headers, tenant_by_digest)))
+    meter = context.gateway.meter
+    tenant = ring.identify(request.headers, {} if meter is None else meter.tenant_by_key)
+    return replace(context, gateway=TenantGateway(context.gateway, tenant, request.state.response_headers))
 
 
 async def _reader_context(request: Request) -> RouteContext:

@@ -1,10 +1,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from adapters.catalogue import AdapterEntry, AdapterVersion
 from adapters.identity import AdapterDigest, AdapterRef
+from deployments.accounts.values import (
+    Admission,
+    Charge,
+    KeyInfo,
+    Quota,
+    TenantLimits,
+    UsageQuestion,
+    UsageRecord,
+    UsageTotal,
+)
 from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.generation import (
     ChatPrompt,
@@ -62,6 +72,50 @@ class ScriptedAdapters:
         return [AdapterStatus(entry=ENTRY, places_by_replica={1: {"r1": "device"}})]
 
 
+class ScriptedMeter:
+    """Counts nothing; remembers what it was told, and refuses by a script."""
+
+    def __init__(self) -> None:
+        self.tenant_by_key: dict[str, str] = {}
+        self.admission = Admission(quotas={"requests_per_minute": Quota(10, 7, 30.0)})
+        self.admitted: list[tuple[str, int]] = []
+        self.charges: list[Charge] = []
+        self.asked: list[UsageQuestion] = []
+
+    async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
+        self.admitted.append((tenant, input_tokens))
+        return self.admission
+
+    def release(self, charge: Charge) -> None:
+        self.charges.append(charge)
+
+    async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
+        self.asked.append(question)
+        return [
+            UsageTotal(
+                tenant="blue", model="base", adapter="", num_requests=2, num_failed=1, input_tokens=10,
+                cached_tokens=4, output_tokens=6, device_s=0.5, mean_ttft_s=0.1, mean_tpot_s=None,
+            )
+        ]  # fmt: skip
+
+    async def records(self, question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
+        return [
+            UsageRecord(
+                record_id="r1", tenant="blue", model="base", adapter="", started_unix_s=1.5, input_tokens=5,
+                cached_tokens=4, output_tokens=3, outcome="stop",
+            )
+        ]  # fmt: skip
+
+    async def keys(self) -> list[KeyInfo]:
+        return [KeyInfo(digest=d, tenant=t, created_unix_s=1700000000.5) for d, t in self.tenant_by_key.items()]
+
+    async def add_key(self, digest: str, tenant: str) -> None:
+        self.tenant_by_key[digest] = tenant
+
+    async def remove_key(self, digest: str) -> bool:
+        return self.tenant_by_key.pop(digest, None) is not None
+
+
 class ScriptedGateway:
     """Answers by a script, and remembers what it was asked and how many answers are open."""
 
@@ -80,6 +134,7 @@ class ScriptedGateway:
         self.never_ends = False
         self.num_reasoning_tokens = 0
         self.shifts_logprob_by = 0.0
+        self.meter: ScriptedMeter | None = None
         self.known_timelines: dict[str, list[Timeline]] = {}
 
     def models(self) -> Sequence[ModelCard]:
@@ -88,7 +143,7 @@ class ScriptedGateway:
             ModelCard(name="shout", parent="base", created_s=1700000001, max_model_len=512),
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         self.requests.append(request)
         self.num_open += 1
         try:

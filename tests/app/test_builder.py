@@ -56,8 +56,8 @@ def test_no_two_servers_share_the_secret_of_their_channels(folder: Path) -> None
 @pytest.mark.parametrize(
     ("placement", "names"),
     [
-        ("deployment", {"Gateway", "Tokenizer", "Safety", "Registry", "Model-chat"}),
-        ("inline", {"Gateway", "Registry", "Model-chat"}),
+        ("deployment", {"Gateway", "Tokenizer", "Safety", "Registry", "Accounts", "Model-chat"}),
+        ("inline", {"Gateway", "Registry", "Accounts", "Model-chat"}),
     ],
 )
 def test_each_part_is_a_deployment_unless_it_is_placed_inline(placement: str, names: set[str], folder: Path) -> None:

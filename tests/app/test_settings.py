@@ -75,7 +75,6 @@ def test_settings_cannot_be_changed() -> None:
         [{"name": "a", "keys_sha256": ["a" * 64]}, {"name": "a", "keys_sha256": ["b" * 64]}],
         [{"name": "a", "keys_sha256": ["a" * 64]}, {"name": "b", "keys_sha256": ["a" * 64]}],
         [{"name": "a", "keys_sha256": ["a" * 64, "a" * 64]}],
-        [{"name": "a", "keys_sha256": []}],
         [{"name": "a", "keys_sha256": ["secret"]}],
         [{"name": "a b", "keys_sha256": ["a" * 64]}],
     ],

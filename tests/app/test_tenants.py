@@ -9,7 +9,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from app.api import create_app
-from app.tenants import Tenant, given_key, key_digest
+from app.tenants import KeyRing, Tenant, given_key, key_digest
 from tests.app.scripted_gateway import ScriptedGateway
 
 ALL, SOME = Tenant(name="all", priority=3), Tenant(name="some", models=frozenset({"shout"}))
@@ -19,8 +19,11 @@ MESSAGE = CHAT | {"max_tokens": 5}
 
 @pytest.fixture
 def guarded(gateway: ScriptedGateway) -> httpx.AsyncClient:
-    tenants = {key_digest("key-a"): ALL, key_digest("key-b"): ALL, key_digest("key-c"): SOME}
-    app = create_app(gateway, tenant_by_digest=tenants, admin_key_sha256=key_digest("admin"), sends_request_id=True)
+    ring = KeyRing(
+        tenant_by_name={"all": ALL, "some": SOME},
+        name_by_digest={key_digest("key-a"): "all", key_digest("key-b"): "all", key_digest("key-c"): "some"},
+    )
+    app = create_app(gateway, key_ring=ring, admin_key_sha256=key_digest("admin"), sends_request_id=True)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 

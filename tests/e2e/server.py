@@ -72,7 +72,8 @@ class Server:
         return [p for p in psutil.Process(self.process.pid).children(recursive=True) if title in " ".join(p.cmdline())]
 
     def client(self, **options: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60, **options)
+        defaults = {"api_key": "unused", "max_retries": 0, "timeout": 60}
+        return OpenAI(base_url=f"{self.url}/v1", **defaults | options)
 
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
@@ -108,6 +109,7 @@ def config_on_a_free_port(source: Path, folder: Path) -> Path:
     for application in tree["applications"]:
         # What one test loads is nothing to the next.
         application["args"]["registry"] = {"folder": str(folder / "registry"), "watch_period_s": 0.2}
+        application["args"]["accounts"] = {"spool_folder": str(folder / "usage")}
         application["args"]["admin_key_sha256"] = key_digest(ADMIN_KEY)
     target = folder / source.name
     target.write_text(yaml.safe_dump(tree))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from tests.architecture.source_tree import HOUSES, imported_modules, name_of, python_files, syntax_of
 
-MAY_IMPORT_THE_ENGINE = {"loadtest/bench_engine.py", "loadtest/engine_alone.py", "loadtest/perplexity.py"}
-"""These run the engine without a server."""
+ALLOWED = {
+    "loadtest/bench_engine.py": {"engine"},
+    "loadtest/engine_alone.py": {"engine", "adapters"},
+    "loadtest/perplexity.py": {"engine"},
+    "loadtest/gpu/engine.py": {"engine", "adapters"},
+    "loadtest/gpu/kernels.py": {"kernels"},
+}
+"""These run the engine, or its kernels, without a server."""
 
 
 def test_load_tests_import_nothing_of_the_product() -> None:
     culprits = {}
     for path in python_files("loadtest"):
-        allowed = {"engine"} if name_of(path) in MAY_IMPORT_THE_ENGINE else set()
+        allowed = ALLOWED.get(name_of(path), set())
         found = {name.split(".")[0] for name in imported_modules(syntax_of(path))} & set(HOUSES)
         if found - allowed:
             culprits[name_of(path)] = sorted(found - allowed)

@@ -5,7 +5,7 @@ import pytest
 
 from app.api import create_app
 from app.schemas.requests import RequestTimeline
-from app.tenants import Tenant, key_digest
+from app.tenants import KeyRing, Tenant, key_digest
 from deployments.timeline import Arrival, Stage, Timeline
 from tests.app.scripted_gateway import ScriptedGateway
 
@@ -28,8 +28,11 @@ TIMELINE = Timeline(
 @pytest.fixture
 def guarded(gateway: ScriptedGateway) -> httpx.AsyncClient:
     """A server with two tenants and an admin."""
-    tenants = {key_digest(name): Tenant(name=name) for name in ("blue", "red")}
-    app = create_app(gateway, tenant_by_digest=tenants, admin_key_sha256=key_digest("boss"))
+    ring = KeyRing(
+        tenant_by_name={name: Tenant(name=name) for name in ("blue", "red")},
+        name_by_digest={key_digest(name): name for name in ("blue", "red")},
+    )
+    app = create_app(gateway, key_ring=ring, admin_key_sha256=key_digest("boss"))
     gateway.known_timelines["r1"] = [TIMELINE]
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test")
 

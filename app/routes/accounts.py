@@ -1,0 +1,100 @@
+"""The routes that tell what tenants have used, and that make and revoke keys; all of them need the admin key."""
+
+from __future__ import annotations
+
+import csv
+import io
+import secrets
+import time
+from dataclasses import asdict, fields
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from app.errors import ApiError
+from app.gateway_port import MeterPort
+from app.json_route import JsonResponse, JsonRoute
+from app.routes.context import ERRORS, OpenContext, only_admin
+from app.schemas.accounts import ApiKeyInfo, ApiKeyList, NewKeyRequest, RemovedKey, UsageInfo, UsageReport
+from app.tenants import KeyRing, key_digest
+from deployments.accounts.values import UsageQuestion, UsageRecord
+
+MAX_RECORDS = 100_000
+KEY_PREFIX = "sk-"
+LATEST_UNIX_S = float(1 << 53)
+
+Time = Annotated[float, Query(ge=0, le=LATEST_UNIX_S, allow_inf_nan=False, description="Unix seconds.")]
+
+router = APIRouter(route_class=JsonRoute, tags=["accounts"], dependencies=[Depends(only_admin)])
+
+
+async def _meter(context: OpenContext) -> MeterPort:
+    meter = context.gateway.meter
+    if meter is None:
+        raise ApiError(404, "This server counts nothing: `accounts` is null.", code="accounts_disabled")
+    return meter
+
+
+async def _question(
+    since: Time = 0.0,
+    until: Time = LATEST_UNIX_S,
+    tenant: Annotated[str | None, Query(max_length=128)] = None,
+    model: Annotated[str | None, Query(max_length=200)] = None,
+) -> UsageQuestion:
+    return UsageQuestion(since_unix_s=since, until_unix_s=until, tenant=tenant, model=model)
+
+
+Meter = Annotated[MeterPort, Depends(_meter)]
+Question = Annotated[UsageQuestion, Depends(_question)]
+
+
+@router.get("/admin/usage", response_model=UsageReport, responses=ERRORS)
+async def usage(meter: Meter, question: Question) -> Response:
+    """Add up what was used, by tenant, model and adapter."""
+    totals = [UsageInfo(**asdict(total) | {"adapter": total.adapter or None}) for total in await meter.totals(question)]
+    return JsonResponse(UsageReport(data=totals))
+
+
+@router.get(
+    "/admin/usage.csv",
+    response_class=Response,
+    responses=ERRORS | {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
+)
+async def usage_records(meter: Meter, question: Question) -> Response:
+    """Tell every answer by itself, the first hundred thousand of the asked span."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(UsageRecord)])
+    writer.writeheader()
+    writer.writerows(asdict(record) for record in await meter.records(question, limit=MAX_RECORDS))
+    return Response(text.getvalue(), headers={"content-type": "text/csv; charset=utf-8"})
+
+
+@router.get("/admin/keys", response_model=ApiKeyList, responses=ERRORS)
+async def list_keys(meter: Meter) -> Response:
+    """List the keys that were made while the server ran; nobody knows them but by their SHA-256."""
+    keys = [ApiKeyInfo(id=key.digest, tenant=key.tenant, created=int(key.created_unix_s)) for key in await meter.keys()]
+    return JsonResponse(ApiKeyList(data=keys))
+
+
+@router.post("/admin/keys", response_model=ApiKeyInfo, responses=ERRORS)
+async def make_key(body: NewKeyRequest, meter: Meter, request: Request) -> Response:
+    """Make a key for a tenant; it is good at once, and told only now."""
+    ring: KeyRing = request.app.state.key_ring
+    if body.tenant not in ring.tenant_by_name:
+        raise ApiError(
+            404,
+            f"There is no tenant '{body.tenant}' in the configuration.",
+            param="tenant",
+            code="tenant_not_found",
+        )
+    key = KEY_PREFIX + secrets.token_urlsafe(32)
+    await meter.add_key(key_digest(key), body.tenant)
+    return JsonResponse(ApiKeyInfo(id=key_digest(key), tenant=body.tenant, created=int(time.time()), key=key))
+
+
+@router.delete("/admin/keys/{key_id}", response_model=RemovedKey, responses=ERRORS)
+async def revoke_key(meter: Meter, key_id: Annotated[str, Path(max_length=64)]) -> Response:
+    """Revoke a key, named by its SHA-256: no gateway takes it any more after two seconds."""
+    if not await meter.remove_key(key_id):
+        raise ApiError(404, "There is no such key.", param="key_id", code="key_not_found")
+    return JsonResponse(RemovedKey(id=key_id))

@@ -1,0 +1,90 @@
+"""The one actor that counts: limits of tenants, what was used, and the keys that were made while the server runs.
+
+Every gateway asks it before a tenant with limits may begin, and sends it what was used. It keeps nothing in memory that
+cannot be lost but the windows of a minute, and those only where no store for them is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from deployments.accounts.ledger import Ledger, pages
+from deployments.accounts.limiter import Limiter
+from deployments.accounts.values import (
+    Admission,
+    Charge,
+    KeyInfo,
+    TenantLimits,
+    UsageQuestion,
+    UsageRecord,
+    UsageTotal,
+)
+from deployments.config import AccountsConfig
+
+T = TypeVar("T")
+
+
+class Accounts:
+    """The deployment `Accounts`; there is one replica of it."""
+
+    def __init__(self, config: AccountsConfig) -> None:
+        self._limiter = Limiter(config.limits_url)
+        self._ledger = Ledger(config.database_url)
+        # One thread each: neither is for several, and a slow disk must not keep requests from beginning.
+        self._limiting = ThreadPoolExecutor(1, thread_name_prefix="limits")
+        self._recording = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+
+    async def admit(self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int) -> Admission:
+        """Count a request that is about to begin, or say what it is over."""
+        return await _on(self._limiting, partial(self._limiter.admit, tenant, limits, gateway, input_tokens))
+
+    async def settle(self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge]) -> None:
+        """Take a gateway's word for what it has under way, and count what its answers have used."""
+
+        def work() -> None:
+            self._limiter.hear(gateway, running)
+            for charge in charges:
+                self._limiter.charge(charge)
+
+        await _on(self._limiting, work)
+
+    async def record(self, records: Sequence[UsageRecord]) -> None:
+        """Keep records; when this returns they are on the disk."""
+
+        def work() -> None:
+            for page in pages(records):
+                self._ledger.record(page)
+
+        await _on(self._recording, work)
+
+    async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
+        """Add up records by tenant, model and adapter."""
+        return await _on(self._recording, partial(self._ledger.totals, question))
+
+    async def records(self, question: UsageQuestion, limit: int) -> list[UsageRecord]:
+        """Return records in the order in which they started."""
+        return await _on(self._recording, partial(self._ledger.records, question, limit=limit))
+
+    async def add_key(self, digest: str, tenant: str) -> list[KeyInfo]:
+        """Let a key be a tenant's; return all keys."""
+        key = KeyInfo(digest=digest, tenant=tenant, created_unix_s=time.time())
+        await _on(self._recording, partial(self._ledger.add_key, key))
+        return await self.keys()
+
+    async def remove_key(self, digest: str) -> list[KeyInfo] | None:
+        """Forget a key; return all that are left, None where it was not known."""
+        is_known = await _on(self._recording, partial(self._ledger.remove_key, digest))
+        return await self.keys() if is_known else None
+
+    async def keys(self) -> list[KeyInfo]:
+        """Return all keys that were made while the server ran."""
+        return await _on(self._recording, self._ledger.keys)
+
+
+async def _on(executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(executor, work)

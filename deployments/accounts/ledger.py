@@ -1,0 +1,162 @@
+"""What was used, and the keys that were made, in a database: SQLite, or whatever else SQLAlchemy opens by a URL.
+
+A record that comes twice is kept once: whoever is not sure that a record has arrived sends it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    Engine,
+    Float,
+    Index,
+    Integer,
+    MetaData,
+    Select,
+    String,
+    Table,
+    case,
+    create_engine,
+    event,
+    func,
+    insert,
+    select,
+)
+from sqlalchemy.engine import make_url
+
+from deployments.accounts.values import KeyInfo, UsageQuestion, UsageRecord, UsageTotal
+
+GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")
+_PAGE = 1000
+
+_metadata = MetaData()
+_usage = Table(
+    "usage",
+    _metadata,
+    Column("record_id", String(200), primary_key=True),
+    Column("tenant", String(128), nullable=False),
+    Column("model", String(200), nullable=False),
+    Column("adapter", String(64), nullable=False),
+    Column("started_unix_s", Float(53), nullable=False),
+    Column("input_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("output_tokens", Integer, nullable=False),
+    *(Column(name, Float(53)) for name in ("ttft_s", "tpot_s", "total_s", "queue_s", "device_s")),
+    Column("outcome", String(64), nullable=False),
+    Index("usage_by_time", "started_unix_s"),
+)
+_keys = Table(
+    "api_key",
+    _metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("tenant", String(128), nullable=False),
+    Column("created_unix_s", Float(53), nullable=False),
+)
+
+
+class Ledger:
+    """The database; for one thread at a time.
+
+    Args:
+        url: of SQLAlchemy, such as "sqlite:///folder/accounts.sqlite" or "postgresql+psycopg://host/name".
+
+    Raises:
+        sqlalchemy.exc.SQLAlchemyError: it cannot be opened.
+    """
+
+    def __init__(self, url: str) -> None:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "sqlite" and parsed.database:
+            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        self._engine: Engine = create_engine(parsed)
+        if parsed.get_backend_name() == "sqlite":
+            event.listen(self._engine, "connect", _tune_sqlite)
+        _metadata.create_all(self._engine)
+
+    def record(self, records: Sequence[UsageRecord]) -> int:
+        """Keep records that are not kept yet, all or none; return how many were new."""
+        by_id = {record.record_id: record for record in records}
+        with self._engine.begin() as connection:
+            known = connection.scalars(select(_usage.c.record_id).where(_usage.c.record_id.in_(by_id))).all()
+            new = [asdict(record) for record_id, record in by_id.items() if record_id not in set(known)]
+            if new:
+                connection.execute(insert(_usage), new)
+        return len(new)
+
+    def totals(self, question: UsageQuestion) -> list[UsageTotal]:
+        """Add up records by tenant, model and adapter."""
+        c = _usage.c
+        groups = (c.tenant, c.model, c.adapter)
+        statement = _asked(
+            select(
+                *groups,
+                func.count().label("num_requests"),
+                func.sum(case((c.outcome.in_(GOOD_OUTCOMES), 0), else_=1)).label("num_failed"),
+                func.sum(c.input_tokens).label("input_tokens"),
+                func.sum(c.cached_tokens).label("cached_tokens"),
+                func.sum(c.output_tokens).label("output_tokens"),
+                func.coalesce(func.sum(c.device_s), 0.0).label("device_s"),
+                func.avg(c.ttft_s).label("mean_ttft_s"),
+                func.avg(c.tpot_s).label("mean_tpot_s"),
+            ),
+            question,
+        )
+        with self._engine.connect() as connection:
+            rows = connection.execute(statement.group_by(*groups).order_by(*groups)).mappings().all()
+        return [UsageTotal(**row) for row in rows]
+
+    def records(self, question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
+        """Return records in the order in which they started, `limit` of them at most."""
+        columns = [_usage.c[field.name] for field in fields(UsageRecord)]
+        statement = _asked(select(*columns), question).order_by(_usage.c.started_unix_s, _usage.c.record_id)
+        with self._engine.connect() as connection:
+            rows = connection.execute(statement.limit(limit)).mappings().all()
+        return [UsageRecord(**row) for row in rows]
+
+    def add_key(self, key: KeyInfo) -> None:
+        """Keep a key."""
+        with self._engine.begin() as connection:
+            connection.execute(insert(_keys), [asdict(key)])
+
+    def remove_key(self, digest: str) -> bool:
+        """Forget a key; return whether it was known."""
+        with self._engine.begin() as connection:
+            return connection.execute(_keys.delete().where(_keys.c.digest == digest)).rowcount > 0
+
+    def keys(self) -> list[KeyInfo]:
+        """Return all keys."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(select(_keys).order_by(_keys.c.created_unix_s)).mappings().all()
+        return [KeyInfo(**row) for row in rows]
+
+    def close(self) -> None:
+        """Close the database."""
+        self._engine.dispose()
+
+
+def pages(records: Sequence[UsageRecord]) -> Iterator[Sequence[UsageRecord]]:
+    """Cut records into as many as one statement takes."""
+    for start in range(0, len(records), _PAGE):
+        yield records[start : start + _PAGE]
+
+
+def _asked(statement: Select[Any], question: UsageQuestion) -> Select[Any]:
+    c = _usage.c
+    statement = statement.where(c.started_unix_s >= question.since_unix_s, c.started_unix_s < question.until_unix_s)
+    if question.tenant is not None:
+        statement = statement.where(c.tenant == question.tenant)
+    if question.model is not None:
+        statement = statement.where(c.model == question.model)
+    return statement
+
+
+def _tune_sqlite(connection: Any, record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()

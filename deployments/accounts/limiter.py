@@ -1,0 +1,105 @@
+"""Counts what tenants use, by the minute, in one place for all gateways; by the `limits` library.
+
+A window begins with a tenant's first use and lasts a minute. Requests and input tokens are counted as a request begins,
+output tokens as an answer ends: who has some left begins, and what is over the limit then counts against the window.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from limits import RateLimitItemPerMinute
+from limits.storage import storage_from_string
+from limits.strategies import FixedWindowRateLimiter
+
+from deployments.accounts.values import Admission, Charge, Quota, TenantLimits
+
+SILENCE_S = 15.0
+"""A gateway that says nothing for so long is gone, and with it what it had under way."""
+BUSY_RETRY_S = 1.0
+WINDOWED = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute")
+
+
+@dataclass(slots=True)
+class _Running:
+    """What one gateway has under way, by tenant, and when it last said so."""
+
+    heard_s: float
+    count_by_tenant: dict[str, int] = field(default_factory=dict)
+
+
+class Limiter:
+    """Limits of all tenants; for one thread at a time.
+
+    Args:
+        storage: URL of the `limits` library, such as "memory://" or "redis://host:6379".
+    """
+
+    def __init__(self, storage: str = "memory://", clock: Callable[[], float] = time.monotonic) -> None:
+        self._strategy = FixedWindowRateLimiter(storage_from_string(storage))
+        self._clock = clock
+        self._running_by_gateway: dict[str, _Running] = {}
+
+    def admit(self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int) -> Admission:
+        """Count a request that is about to begin with about so many input tokens, or say what it is over."""
+        if limits.concurrent_requests is not None and self.num_running(tenant) >= limits.concurrent_requests:
+            return Admission(
+                refused_by="concurrent_requests", retry_after_s=BUSY_RETRY_S, quotas=self._quotas(tenant, limits)
+            )
+        # One token less could be had as well; none means that the window is used up.
+        wanted = dict(zip(WINDOWED, (1, input_tokens, 1), strict=True))
+        for name, item in _items(limits).items():
+            # More than a whole window can never be had; it is let through where nothing else has been.
+            cost = min(wanted[name], item.amount)
+            if not self._strategy.test(item, tenant, name, cost=cost):
+                quotas = self._quotas(tenant, limits)
+                return Admission(refused_by=name, retry_after_s=quotas[name].resets_in_s, quotas=quotas)
+        for name, item in _items(limits).items():
+            if name != "output_tokens_per_minute":
+                self._strategy.hit(item, tenant, name, cost=wanted[name])
+        running = self._gateway(gateway)
+        running.count_by_tenant[tenant] = running.count_by_tenant.get(tenant, 0) + 1
+        return Admission(quotas=self._quotas(tenant, limits))
+
+    def release(self, tenant: str, gateway: str) -> None:
+        """Count an answer that has ended."""
+        running = self._gateway(gateway)
+        running.count_by_tenant[tenant] = max(0, running.count_by_tenant.get(tenant, 0) - 1)
+
+    def charge(self, charge: Charge) -> None:
+        """Count tokens that have been used."""
+        used = dict(zip(WINDOWED, (0, charge.input_tokens, charge.output_tokens), strict=True))
+        for name, item in _items(charge.limits).items():
+            if used[name]:
+                self._strategy.hit(item, charge.tenant, name, cost=used[name])
+
+    def hear(self, gateway: str, count_by_tenant: Mapping[str, int]) -> None:
+        """Take a gateway's word for what it has under way."""
+        self._running_by_gateway[gateway] = _Running(self._clock(), dict(count_by_tenant))
+
+    def num_running(self, tenant: str) -> int:
+        """Return how many answers a tenant has under way at gateways that are alive."""
+        now_s = self._clock()
+        gone = [name for name, running in self._running_by_gateway.items() if now_s - running.heard_s > SILENCE_S]
+        for name in gone:
+            del self._running_by_gateway[name]
+        return sum(running.count_by_tenant.get(tenant, 0) for running in self._running_by_gateway.values())
+
+    def _gateway(self, name: str) -> _Running:
+        running = self._running_by_gateway.setdefault(name, _Running(self._clock()))
+        running.heard_s = self._clock()
+        return running
+
+    def _quotas(self, tenant: str, limits: TenantLimits) -> dict[str, Quota]:
+        quotas = {}
+        for name, item in _items(limits).items():
+            resets_at_unix_s, remaining = self._strategy.get_window_stats(item, tenant, name)
+            quotas[name] = Quota(item.amount, max(0, remaining), max(0.0, resets_at_unix_s - time.time()))
+        return quotas
+
+
+def _items(limits: TenantLimits) -> dict[str, RateLimitItemPerMinute]:
+    amounts = {name: getattr(limits, name) for name in WINDOWED}
+    return {name: RateLimitItemPerMinute(amount) for name, amount in amounts.items() if amount is not None}

@@ -1,0 +1,244 @@
+"""A gateway's side of the accounts: asks before a tenant begins, tells what was used, and loses none of it.
+
+Where the accounts cannot be reached, requests go on: a limit is let through, records wait in the gateway's spool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from deployments.accounts.spool import Spool
+from deployments.accounts.values import (
+    Admission,
+    Charge,
+    KeyInfo,
+    TenantLimits,
+    UsageQuestion,
+    UsageRecord,
+    UsageTotal,
+)
+from deployments.errors import UnavailableError
+from deployments.timeline import Timeline
+from engine.request import RequestId
+from engine.trace import RequestTrace
+
+_logger = logging.getLogger(__name__)
+
+SETTLE_S = 1.0
+ORPHANS_EVERY = 30
+"""Settlings between two looks at what dead gateways have left."""
+ADMIT_TIMEOUT_S = 2.0
+RECORD_TIMEOUT_S = 30.0
+MAX_BATCH = 1000
+_UNREACHED = (RayError, RayServeException, TimeoutError)
+
+Traces = Callable[[str, Sequence[RequestId]], Awaitable[Mapping[RequestId, RequestTrace]]]
+"""From a base model and attempts to what its engines know of them."""
+
+
+class Meter:
+    """What one gateway has under way and has used.
+
+    Attributes:
+        num_unchecked: requests that began although the accounts could not be asked.
+        tenant_by_key: whose the keys are that were made while the server runs, by digest; as of the last settling.
+    """
+
+    def __init__(self, accounts: DeploymentHandle, spool: Spool, gateway: str, traces: Traces) -> None:
+        self._accounts = accounts
+        self._spool = spool
+        self._gateway = gateway
+        self._traces = traces
+        self._running: Counter[str] = Counter()
+        self._charges: list[Charge] = []
+        self._attempts_by_record: dict[str, tuple[str, list[RequestId]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.num_unchecked = 0
+        self.tenant_by_key: Mapping[str, str] = {}
+
+    @property
+    def spool(self) -> Spool:
+        """Records that the ledger may not have yet."""
+        return self._spool
+
+    async def start(self) -> None:
+        """Learn the keys, and begin to settle."""
+        await self._learn_keys()
+        self._task = asyncio.create_task(self._settle_for_ever())
+
+    async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
+        """Count an answer that is about to begin, or say what it is over; `release` it where it may begin."""
+        # Before it is asked, so that what it hears meanwhile is never too little.
+        self._running[tenant] += 1
+        try:
+            async with asyncio.timeout(ADMIT_TIMEOUT_S):
+                admission: Admission = await self._accounts.admit.remote(tenant, limits, self._gateway, input_tokens)
+        except _UNREACHED as error:
+            _logger.warning("a request of %s begins unchecked: %s", tenant, error)
+            self.num_unchecked += 1
+            return Admission()
+        except BaseException:
+            self._running[tenant] -= 1
+            raise
+        if admission.refused_by is not None:
+            self._running[tenant] -= 1
+        return admission
+
+    def release(self, charge: Charge) -> None:
+        """Count an admitted answer as ended, and what it has used besides what was counted before."""
+        self._running[charge.tenant] -= 1
+        self._charges.append(charge)
+
+    def record(self, timeline: Timeline) -> None:
+        """Keep the record of an answer that has ended, unless it never was one."""
+        if not timeline.num_prompt_tokens or timeline.outcome == "RequestError":
+            return
+        record = UsageRecord(
+            record_id=timeline.request_id,
+            tenant=timeline.tenant,
+            model=timeline.model,
+            adapter=timeline.adapter,
+            started_unix_s=timeline.arrived_unix_s,
+            input_tokens=timeline.num_prompt_tokens,
+            cached_tokens=timeline.num_cached_tokens,
+            output_tokens=timeline.num_tokens,
+            ttft_s=timeline.first_token_s,
+            tpot_s=timeline.tpot_s,
+            total_s=timeline.end_s,
+            outcome=timeline.outcome,
+        )
+        self._spool.add(record)
+        self._attempts_by_record[record.record_id] = timeline.base, timeline.attempts
+
+    async def settle(self) -> None:
+        """Tell the accounts what is under way and what was used; what they do not take is told again."""
+        charges, self._charges = self._charges, []
+        try:
+            async with asyncio.timeout(ADMIT_TIMEOUT_S):
+                await self._accounts.settle.remote(self._gateway, +self._running, charges)
+        except _UNREACHED as error:
+            self._charges = charges + self._charges
+            _logger.warning("the accounts cannot be reached: %s", error)
+            return
+        try:
+            async with asyncio.timeout(RECORD_TIMEOUT_S):
+                await self._send_records()
+        except _UNREACHED as error:
+            _logger.warning("usage records cannot be stored now: %s", error)
+
+    async def adopt_orphans(self) -> None:
+        """Send what dead gateways of this machine have left."""
+        for records, path in self._spool.orphans():
+            try:
+                async with asyncio.timeout(RECORD_TIMEOUT_S):
+                    await self._accounts.record.remote(records)
+            except _UNREACHED as error:
+                _logger.warning("records of a dead gateway cannot be stored yet: %s", error)
+                return
+            path.unlink(missing_ok=True)
+
+    async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
+        """Add up records by tenant, model and adapter.
+
+        Raises:
+            UnavailableError: the accounts cannot be reached; also of the methods below.
+        """
+        totals: list[UsageTotal] = await self._ask("totals", question)
+        return totals
+
+    async def records(self, question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
+        """Return records in the order in which they started."""
+        records: list[UsageRecord] = await self._ask("records", question, limit)
+        return records
+
+    async def keys(self) -> list[KeyInfo]:
+        """Return the keys that were made while the server runs."""
+        keys: list[KeyInfo] = await self._ask("keys")
+        return keys
+
+    async def add_key(self, digest: str, tenant: str) -> None:
+        """Let a key be a tenant's: here at once, at other gateways within `SETTLE_S` or so."""
+        self._take_keys(await self._ask("add_key", digest, tenant))
+
+    async def remove_key(self, digest: str) -> bool:
+        """Forget a key; return whether it was known."""
+        left: list[KeyInfo] | None = await self._ask("remove_key", digest)
+        if left is None:
+            return False
+        self._take_keys(left)
+        return True
+
+    async def close(self) -> None:
+        """Send what is left, and stop."""
+        if self._task is not None:
+            self._task.cancel()
+        await self.settle()
+        self._spool.close()
+
+    async def _send_records(self) -> None:
+        while self._spool.num_pending:
+            records = self._spool.pending(MAX_BATCH)
+            await self._accounts.record.remote(await self._completed(records))
+            self._spool.acknowledge(len(records))
+            for record in records:
+                self._attempts_by_record.pop(record.record_id, None)
+
+    async def _completed(self, records: Sequence[UsageRecord]) -> list[UsageRecord]:
+        """Add what only the engines know: the time that requests waited, and that the device gave them."""
+        attempts_by_base: dict[str, list[RequestId]] = {}
+        for record in records:
+            base, attempts = self._attempts_by_record.get(record.record_id, ("", []))
+            attempts_by_base.setdefault(base, []).extend(attempts)
+        traces: dict[RequestId, RequestTrace] = {}
+        for base, attempts in attempts_by_base.items():
+            if attempts:
+                traces |= await self._traces(base, attempts)
+        completed = []
+        for record in records:
+            _, attempts = self._attempts_by_record.get(record.record_id, ("", []))
+            known = [traces[attempt] for attempt in attempts if attempt in traces]
+            if known:
+                waited = [trace.queue_s for trace in known if trace.queue_s is not None]
+                record = replace(record, queue_s=sum(waited), device_s=sum(trace.device_s for trace in known))
+            completed.append(record)
+        return completed
+
+    async def _ask(self, method: str, *args: object) -> Any:
+        try:
+            async with asyncio.timeout(RECORD_TIMEOUT_S):
+                return await getattr(self._accounts, method).remote(*args)
+        except _UNREACHED as error:
+            raise UnavailableError("The accounts cannot be reached.", retry_after_s=ADMIT_TIMEOUT_S) from error
+
+    def _take_keys(self, keys: Sequence[KeyInfo]) -> None:
+        self.tenant_by_key = {key.digest: key.tenant for key in keys}
+
+    async def _learn_keys(self) -> None:
+        try:
+            async with asyncio.timeout(ADMIT_TIMEOUT_S):
+                self._take_keys(await self._accounts.keys.remote())
+        except _UNREACHED as error:
+            _logger.debug("the accounts do not tell their keys: %s", error)
+
+    async def _settle_for_ever(self) -> None:
+        count = 0
+        while True:
+            try:
+                if count % ORPHANS_EVERY == 0:
+                    await self.adopt_orphans()
+                await self.settle()
+                await self._learn_keys()
+            except Exception:
+                # The task's border: what is not told now is told the next time.
+                _logger.exception("what was used could not be told")
+            count += 1
+            await asyncio.sleep(SETTLE_S)

@@ -1,0 +1,102 @@
+"""Limits hold for all gateways together, refuse with the time to come back, and forget gateways that are gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import hypothesis.strategies as st
+import pytest
+from fakeredis import TcpFakeServer
+from hypothesis import given, settings
+
+from deployments.accounts.limiter import SILENCE_S, Limiter
+from deployments.accounts.values import Charge, TenantLimits
+
+LIMITS = TenantLimits(requests_per_minute=3, input_tokens_per_minute=100, output_tokens_per_minute=50)
+
+
+@pytest.fixture(scope="module")
+def redis_url() -> Iterator[str]:
+    """A server that speaks Redis' protocol."""
+    server = TcpFakeServer(("127.0.0.1", 0))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"redis://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+@pytest.fixture(params=["memory", "redis"])
+def limiter(request: pytest.FixtureRequest, redis_url: str) -> Limiter:
+    return Limiter("memory://" if request.param == "memory" else redis_url)
+
+
+def test_requests_are_counted_over_all_gateways(limiter: Limiter) -> None:
+    for gateway in ("g1", "g2", "g1"):
+        assert limiter.admit("requests", LIMITS, gateway, 1).refused_by is None
+    refused = limiter.admit("requests", LIMITS, "g2", 1)
+    assert refused.refused_by == "requests_per_minute"
+    assert 0 < refused.retry_after_s <= 60
+    assert refused.quotas["requests_per_minute"].remaining == 0
+    assert limiter.admit("another", LIMITS, "g2", 1).refused_by is None
+
+
+def test_input_tokens_are_counted_as_a_request_begins_and_output_tokens_as_it_ends(limiter: Limiter) -> None:
+    admitted = limiter.admit("tokens", LIMITS, "g", 60)
+    assert admitted.quotas["input_tokens_per_minute"][:2] == (100, 40)
+    assert limiter.admit("tokens", LIMITS, "g", 60).refused_by == "input_tokens_per_minute"
+    # Another minute's worth of output was made by one answer: what is over counts too.
+    limiter.charge(Charge("tokens", LIMITS, 0, 70))
+    assert limiter.admit("tokens", LIMITS, "g", 1).refused_by == "output_tokens_per_minute"
+
+
+def test_a_prompt_longer_than_a_window_is_let_through_once(limiter: Limiter) -> None:
+    assert limiter.admit("long", LIMITS, "g", 5000).refused_by is None
+    assert limiter.admit("long", LIMITS, "g", 1).refused_by == "input_tokens_per_minute"
+
+
+def test_what_is_refused_is_not_counted(limiter: Limiter) -> None:
+    limits = TenantLimits(requests_per_minute=5, input_tokens_per_minute=10)
+    limiter.admit("refused", limits, "g", 10)
+    for _ in range(20):
+        assert limiter.admit("refused", limits, "g", 1).refused_by == "input_tokens_per_minute"
+    assert limiter.admit("refused", limits, "g", 1).quotas["requests_per_minute"].remaining == 4
+
+
+def test_answers_at_once_are_counted_over_gateways_that_live() -> None:
+    now_s = [0.0]
+    limiter = Limiter(clock=lambda: now_s[0])
+    limits = TenantLimits(concurrent_requests=2)
+    assert limiter.admit("t", limits, "g1", 1).refused_by is None
+    assert limiter.admit("t", limits, "g2", 1).refused_by is None
+    assert limiter.admit("t", limits, "g1", 1).refused_by == "concurrent_requests"
+    limiter.release("t", "g2")
+    assert limiter.num_running("t") == 1
+    now_s[0] = SILENCE_S - 1
+    limiter.hear("g2", {"t": 1})
+    now_s[0] = SILENCE_S + 1
+    # The first has said nothing for too long; the second has.
+    assert limiter.num_running("t") == 1
+    limiter.hear("g2", {})
+    assert limiter.num_running("t") == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["admit", "charge"]), st.integers(0, 40)), max_size=40),
+    st.integers(1, 10),
+    st.integers(1, 60),
+)
+@settings(max_examples=80, deadline=None)
+def test_no_window_admits_more_than_its_limit(uses: list[tuple[str, int]], requests: int, tokens: int) -> None:
+    limiter = Limiter()
+    limits = TenantLimits(requests_per_minute=requests, output_tokens_per_minute=tokens)
+    num_admitted = num_output = 0
+    for kind, amount in uses:
+        if kind == "charge":
+            limiter.charge(Charge("t", limits, 0, amount))
+            num_output += amount
+        elif limiter.admit("t", limits, "g", amount).refused_by is None:
+            assert num_output < tokens
+            num_admitted += 1
+        else:
+            assert num_admitted == requests or num_output >= tokens
+    assert num_admitted <= requests

@@ -1,0 +1,136 @@
+"""What a gateway counts reaches the accounts once they can be reached, complete, and never holds anybody up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from deployments.accounts.actor import Accounts
+from deployments.accounts.meter import Meter
+from deployments.accounts.spool import Spool
+from deployments.accounts.values import Admission, Charge, TenantLimits, UsageQuestion
+from deployments.config import AccountsConfig
+from deployments.errors import UnavailableError
+from deployments.timeline import Timeline
+from engine.request import RequestId
+from engine.trace import RequestTrace
+from tests.deployments.test_timeline import TRACE
+
+LIMITS = TenantLimits(requests_per_minute=2, concurrent_requests=1)
+
+
+class LocalHandle:
+    """A Serve handle on an actor in this process, which can be away."""
+
+    def __init__(self, actor: Accounts) -> None:
+        self._actor = actor
+        self.is_away = False
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: object) -> Any:
+            if self.is_away:
+                raise ActorDiedError
+            return await getattr(self._actor, name)(*args)
+
+        return type("Method", (), {"remote": staticmethod(call)})
+
+
+@pytest.fixture
+def handle(tmp_path: Path) -> LocalHandle:
+    config = AccountsConfig(database_url=f"sqlite:///{tmp_path}/a.sqlite", spool_folder=str(tmp_path / "usage"))
+    return LocalHandle(Accounts(config))
+
+
+def a_meter(handle: LocalHandle, tmp_path: Path, name: str = "g1") -> Meter:
+    async def traces(base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
+        return {RequestId("a1"): TRACE} if base == "base" else {}
+
+    return Meter(handle, Spool(str(tmp_path / "usage"), name), name, traces)  # type: ignore[arg-type]
+
+
+def a_timeline(name: str, **fields: Any) -> Timeline:
+    timeline = Timeline(
+        request_id=name, model="m", base="base", tenant="blue", arrived_unix_s=5.0, attempts=[RequestId("a1")],
+        num_prompt_tokens=9, num_tokens=3, first_token_s=0.1, end_s=0.3, outcome="stop",
+    )  # fmt: skip
+    for field, value in fields.items():
+        setattr(timeline, field, value)
+    return timeline
+
+
+async def test_records_arrive_with_what_engines_know(handle: LocalHandle, tmp_path: Path) -> None:
+    meter = a_meter(handle, tmp_path)
+    meter.record(a_timeline("r1"))
+    await meter.settle()
+    [record] = await meter.records(UsageQuestion(), limit=9)
+    assert (record.queue_s, record.device_s) == (TRACE.queue_s, TRACE.device_s)
+    assert (record.input_tokens, record.output_tokens, record.ttft_s) == (9, 3, 0.1)
+    assert record.tpot_s == pytest.approx(0.1)
+    assert meter.spool.num_pending == 0
+
+
+async def test_what_never_was_an_answer_is_not_paid_for(handle: LocalHandle, tmp_path: Path) -> None:
+    meter = a_meter(handle, tmp_path)
+    meter.record(a_timeline("r1", outcome="RequestError"))
+    meter.record(a_timeline("r2", num_prompt_tokens=0))
+    await meter.settle()
+    assert await meter.totals(UsageQuestion()) == []
+
+
+async def test_while_the_accounts_are_away_requests_begin_and_records_wait(handle: LocalHandle, tmp_path: Path) -> None:
+    meter = a_meter(handle, tmp_path)
+    handle.is_away = True
+    for _ in range(5):
+        assert await meter.admit("blue", LIMITS, 1) == Admission()
+        meter.release(Charge("blue", LIMITS, 0, 1))
+    meter.record(a_timeline("r1"))
+    await meter.settle()
+    assert (meter.num_unchecked, meter.spool.num_pending) == (5, 1)
+    with pytest.raises(UnavailableError):
+        await meter.totals(UsageQuestion())
+    handle.is_away = False
+    await meter.settle()
+    assert (await meter.totals(UsageQuestion()))[0].num_requests == 1
+
+
+async def test_answers_at_once_are_those_of_all_gateways(handle: LocalHandle, tmp_path: Path) -> None:
+    first, second = a_meter(handle, tmp_path, "g1"), a_meter(handle, tmp_path, "g2")
+    assert (await first.admit("blue", LIMITS, 1)).refused_by is None
+    assert (await second.admit("blue", LIMITS, 1)).refused_by == "concurrent_requests"
+    await asyncio.gather(first.settle(), second.settle())
+    assert (await second.admit("blue", LIMITS, 1)).refused_by == "concurrent_requests"
+    first.release(Charge("blue", LIMITS, 0, 1))
+    await first.settle()
+    assert (await second.admit("blue", LIMITS, 1)).refused_by is None
+
+
+async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_path: Path) -> None:
+    dead = a_meter(handle, tmp_path, "dead")
+    dead.record(a_timeline("r1"))
+    dead.spool.close()
+    heir = a_meter(handle, tmp_path, "heir")
+    handle.is_away = True
+    await heir.adopt_orphans()
+    handle.is_away = False
+    await heir.adopt_orphans()
+    await heir.adopt_orphans()
+    assert [record.record_id for record in await heir.records(UsageQuestion(), limit=9)] == ["r1"]
+    assert not list((tmp_path / "usage").glob("dead*"))
+
+
+async def test_keys_are_good_at_once_here_and_soon_elsewhere(handle: LocalHandle, tmp_path: Path) -> None:
+    here, elsewhere = a_meter(handle, tmp_path, "g1"), a_meter(handle, tmp_path, "g2")
+    await here.add_key("d1", "blue")
+    assert here.tenant_by_key == {"d1": "blue"}
+    await elsewhere.start()
+    assert elsewhere.tenant_by_key == {"d1": "blue"}
+    assert [key.digest for key in await elsewhere.keys()] == ["d1"]
+    assert await here.remove_key("d1")
+    assert not await here.remove_key("d1")
+    assert here.tenant_by_key == {}
+    await elsewhere.close()

@@ -1,0 +1,98 @@
+"""No record is lost that a disk could hold, whoever dies and whatever was half written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deployments.accounts import spool
+from deployments.accounts.spool import Spool
+from tests.architecture.source_tree import ROOT
+from tests.deployments.accounts.test_ledger import RECORD
+
+KILLED = """
+import os, signal, sys
+from dataclasses import replace
+from deployments.accounts.spool import Spool
+from tests.deployments.accounts.test_ledger import RECORD
+spool = Spool(sys.argv[1], "killed")
+for number in range(5):
+    spool.add(replace(RECORD, record_id=f"r{number}"))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_gateway_has_written_is_found_by_the_next(tmp_path: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, check=False)
+    assert run.returncode == -9
+    mine = Spool(str(tmp_path), "mine")
+    [(records, path)] = list(mine.orphans())
+    assert [record.record_id for record in records] == [f"r{number}" for number in range(5)]
+    path.unlink()
+    assert list(mine.orphans()) == []
+
+
+def test_a_living_gateway_s_file_is_left_alone(tmp_path: Path) -> None:
+    first, second = Spool(str(tmp_path), "first"), Spool(str(tmp_path), "second")
+    first.add(RECORD)
+    assert list(second.orphans()) == []
+    first.close()
+    assert [records for records, _ in second.orphans()] == [[RECORD]]
+
+
+def test_what_is_acknowledged_is_forgotten_and_the_file_is_emptied(tmp_path: Path) -> None:
+    mine = Spool(str(tmp_path), "mine")
+    for number in range(3):
+        mine.add(replace(RECORD, record_id=f"r{number}"))
+    assert [record.record_id for record in mine.pending(2)] == ["r0", "r1"]
+    mine.acknowledge(2)
+    assert mine.num_pending == 1
+    assert (tmp_path / "mine.jsonl").stat().st_size > 0
+    mine.acknowledge(1)
+    assert (tmp_path / "mine.jsonl").stat().st_size == 0
+    mine.close()
+    assert not (tmp_path / "mine.jsonl").exists()
+
+
+def test_a_full_disk_costs_no_record_while_memory_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Spool(str(tmp_path), "mine")
+    mine.add(RECORD)
+    write = os.write
+    # A disk that takes half of a line, then nothing, and then has room again.
+    monkeypatch.setattr(os, "write", lambda file, line: write(file, line[: len(line) // 2]))
+    mine.add(replace(RECORD, record_id="half"))
+
+    def refuse(file: int, line: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", refuse)
+    mine.add(replace(RECORD, record_id="none"))
+    monkeypatch.setattr(os, "write", write)
+    mine.add(replace(RECORD, record_id="again"))
+    assert mine.num_unwritten == 2
+    assert [record.record_id for record in mine.pending(9)] == ["r1", "half", "none", "again"]
+    os.close(mine._file)  # type: ignore[arg-type]
+    [(records, _)] = list(Spool(str(tmp_path), "other").orphans())
+    assert [record.record_id for record in records] == ["r1", "again"]
+
+
+def test_memory_is_bounded_and_what_is_lost_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "MAX_PENDING", 3)
+    mine = Spool(str(tmp_path), "mine")
+    for number in range(5):
+        mine.add(replace(RECORD, record_id=f"r{number}"))
+    assert [record.record_id for record in mine.pending(9)] == ["r2", "r3", "r4"]
+    assert mine.num_lost == 2
+
+
+def test_a_folder_that_cannot_be_made_leaves_records_in_memory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    mine = Spool(str(tmp_path / "file" / "folder"), "mine")
+    mine.add(RECORD)
+    assert (mine.num_pending, mine.num_unwritten) == (1, 1)
+    mine.close()
