@@ -176,7 +176,7 @@ class Gateway:
         target = self._target(request.model)
         if request.timeout_s is None:
             request = replace(request, timeout_s=self._config.default_timeout_s)
-        recorder = Recorder(_timeline(request, target), _nobody if self._meter is None else self._meter.record)
+        recorder = Recorder(_timeline(request, target), self._count_answer)
         self._timelines.add(recorder.timeline)
         answer = Answer(
             request,
@@ -273,11 +273,16 @@ class Gateway:
 
     async def metric_families(self) -> list[Metric]:
         """Return the numbers of this gateway; asked by the one that is scraped."""
-        return self._metrics.families(serve.get_replica_context().replica_tag)
+        return self._metrics.families(serve.get_replica_context().replica_tag, self._meter)
 
     async def adopt(self, catalogue: Catalogue) -> None:
         """Follow a change of the adapters' names; asked by the gateway that has made it."""
         self._adapters.adopt(catalogue)
+
+    def _count_answer(self, timeline: Timeline) -> None:
+        self._metrics.count_answer(timeline)
+        if self._meter is not None:
+            self._meter.record(timeline)
 
     async def _traces(self, base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
         if not attempts or base not in self._handles:
@@ -334,10 +339,6 @@ def _timeline(request: GenerationRequest, target: Target) -> Timeline:
         tenant=request.tenant,
         arrived_unix_s=time.time(),
     )
-
-
-def _nobody(timeline: Timeline) -> None:
-    pass
 
 
 def _gateways() -> DeploymentHandle:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from deployments.accounts.meter import Meter
+from deployments.timeline import Timeline
 from engine.metrics import EngineSnapshot
 
 FIRST_TOKEN_S = (
@@ -95,6 +97,29 @@ class GatewayMetrics:
             "antiphon:resumed", "Generations taken to another replica.", ("model_name",), registry=self._registry
         )
 
+        self._tokens = Counter(
+            "antiphon:tokens",
+            "Tokens of answers that have ended: of prompts, of those from the prefix cache, of answers.",
+            ("tenant", "model_name", "kind"),
+            registry=self._registry,
+        )
+        self._requests = Counter(
+            "antiphon:requests",
+            "Answers that have ended.",
+            ("tenant", "model_name", "outcome"),
+            registry=self._registry,
+        )
+
+    def count_answer(self, timeline: Timeline) -> None:
+        """Note an answer that has ended, however it did."""
+        self._requests.labels(timeline.tenant, timeline.model, timeline.outcome).inc()
+        for kind, count in (
+            ("input", timeline.num_prompt_tokens),
+            ("cached", timeline.num_cached_tokens),
+            ("output", timeline.num_tokens),
+        ):
+            self._tokens.labels(timeline.tenant, timeline.model, kind).inc(count)
+
     def count_first_token(self, model: str, waited_s: float) -> None:
         """Note that an answer began."""
         self._first_token.labels(model).observe(waited_s)
@@ -120,15 +145,37 @@ class GatewayMetrics:
         """Note that a generation moved to another replica."""
         self._resumed.labels(model).inc()
 
-    def families(self, gateway: str) -> list[Metric]:
+    def families(self, gateway: str, meter: Meter | None = None) -> list[Metric]:
         """Return the numbers, each labelled with the gateway's name."""
-        families = list(self._registry.collect())
+        families = [*self._registry.collect(), *([] if meter is None else _meter_families(meter))]
         for family in families:
             family.samples = [sample._replace(labels=sample.labels | {"gateway": gateway}) for sample in family.samples]
         return families
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
+
+
+def _meter_families(meter: Meter) -> list[Metric]:
+    refused = CounterMetricFamily(
+        "antiphon:rate_limited", "Answers that were not begun for a tenant's limit.", labels=("tenant", "limit")
+    )
+    for (tenant, limit), count in meter.refused.items():
+        refused.add_metric((tenant, limit), count)
+    spool = meter.spool
+    return [
+        refused,
+        CounterMetricFamily(
+            "antiphon:unchecked_requests", "Answers begun while limits could not be asked for.", meter.num_unchecked
+        ),
+        GaugeMetricFamily("antiphon:usage_pending", "Usage records that are not stored yet.", spool.num_pending),
+        GaugeMetricFamily(
+            "antiphon:usage_unwritten",
+            "Of those, records in memory only: the disk is full.",
+            spool.num_unwritten,
+        ),
+        CounterMetricFamily("antiphon:usage_lost", "Usage records for which there was no room.", spool.num_lost),
+    ]
 
 
 class EngineMetrics:

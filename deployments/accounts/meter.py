@@ -49,6 +49,7 @@ class Meter:
     """What one gateway has under way and has used.
 
     Attributes:
+        refused: how often, by tenant and limit.
         num_unchecked: requests that began although the accounts could not be asked.
         tenant_by_key: whose the keys are that were made while the server runs, by digest; as of the last settling.
     """
@@ -63,6 +64,7 @@ class Meter:
         self._attempts_by_record: dict[str, tuple[str, list[RequestId]]] = {}
         self._task: asyncio.Task[None] | None = None
         self.num_unchecked = 0
+        self.refused: Counter[tuple[str, str]] = Counter()
         self.tenant_by_key: Mapping[str, str] = {}
 
     @property
@@ -91,6 +93,7 @@ class Meter:
             raise
         if admission.refused_by is not None:
             self._running[tenant] -= 1
+            self.refused[tenant, admission.refused_by] += 1
         return admission
 
     def release(self, charge: Charge) -> None:

@@ -141,6 +141,14 @@ def test_a_key_is_made_and_revoked_without_a_restart(guarded: Server) -> None:
         until(is_refused, "both gateways to refuse the key")
 
 
+def test_tokens_and_refusals_are_told_by_tenant(guarded: Server) -> None:
+    with client(guarded, "k-free") as free:
+        say(free, max_tokens=4, extra_body={"ignore_eos": True})
+    assert guarded.metric("antiphon:tokens_total", tenant="free", kind="output") >= 4
+    assert guarded.metric("antiphon:requests_total", tenant="free", outcome="length") >= 1
+    assert guarded.metric("antiphon:usage_lost_total") == 0
+
+
 def test_records_come_as_a_sheet(guarded: Server, tmp_path: Path) -> None:
     with guarded.http() as http:
         sheet = http.get("/admin/usage.csv?tenant=few", headers=ADMIN)
