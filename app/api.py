@@ -23,6 +23,7 @@ from app.routes import (
     messages,
     models,
     moderations,
+    page,
     requests,
     responses,
     tokens,
@@ -33,7 +34,7 @@ from app.tenants import KeyRing
 __all__ = ["GatewayPort", "create_app"]
 
 _RESOURCES = (
-    chat, completions, responses, messages, models, moderations, tokens, adapters, accounts, requests, health,
+    chat, completions, responses, messages, models, moderations, tokens, adapters, accounts, requests, health, page,
 )  # fmt: skip
 _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters."
 
@@ -64,19 +65,7 @@ def create_app(
     app.state.moderation_model = moderation_model
     app.state.admin_key_sha256 = admin_key_sha256
     app.state.key_ring = key_ring or KeyRing()
-    for resource in (
-        chat,
-        completions,
-        responses,
-        messages,
-        models,
-        moderations,
-        tokens,
-        adapters,
-        health,
-        requests,
-        accounts,
-    ):
+    for resource in _RESOURCES:
         app.include_router(resource.router)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)

@@ -28,6 +28,7 @@ from deployments.generation import (
     TextPrompt,
     TokenPrompt,
     TokenScore,
+    Verdict,
 )
 from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids
 from deployments.metrics import GatewayMetrics
@@ -189,6 +190,10 @@ class Answer:
             verdicts = await self._judge(self._input_texts())
         return any(verdict.flagged for verdict in verdicts)
 
+    async def _judge_output(self, texts: Sequence[str]) -> Sequence[Verdict]:
+        with self._recorder.stage("safety of the answer"):
+            return await self._judge(texts)
+
     def _input_texts(self) -> list[str]:
         prompt = self._request.prompt
         if isinstance(prompt, TextPrompt):
@@ -287,7 +292,7 @@ class Answer:
             self._model.decoder.new_detokenizer(shape.shown),
             StopStrings(self._request.stop),
             screen=screen,
-            judge=self._judge,
+            judge=self._judge_output,
             reasoning=shape.counter(),
         )
 

@@ -188,12 +188,12 @@ class Scheduler:
         self._num_plans += 1
         self._fair_queue.note_step()
         released, self._released_rows = self._released_rows, []
+        self._step_clock.begin(self._num_plans, self._clock())
         return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=tuple(released))
 
     def advance(self, plan: StepPlan) -> None:
         """Count a plan's work as done: it has been handed to the device, which computes plans in order."""
         self._num_under_way += 1
-        self._step_clock.begin(plan, self._clock())
         for row in plan.rows:
             live = self._live[row.request.request_id]
             live.num_computed = row.end

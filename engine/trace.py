@@ -102,17 +102,17 @@ class StepClock:
 
     def __init__(self) -> None:
         self.token_s = 0.0
-        self._submitted_s: dict[int, float] = {}
+        self._planned_s: dict[int, float] = {}
         self._start_s = self._end_s = 0.0
         self._per_token_s = 0.0
 
-    def begin(self, plan: StepPlan, now_s: float) -> None:
-        """Note that a plan was handed to the device."""
-        self._submitted_s[plan.step_id] = now_s
+    def begin(self, step_id: int, now_s: float) -> None:
+        """Note that a plan is made, and will be handed to the device at once."""
+        self._planned_s[step_id] = now_s
 
     def end(self, plan: StepPlan, now_s: float) -> None:
-        """Note that its results are there; it began when it was handed over, or when the one before it had ended."""
-        self._start_s = max(self._submitted_s.pop(plan.step_id, now_s), self._end_s)
+        """Note that its results are there; it began when it was made, or when the one before it had ended."""
+        self._start_s = max(self._planned_s.pop(plan.step_id, now_s), self._end_s)
         self._end_s = now_s
         self._per_token_s = (now_s - self._start_s) / plan.num_tokens
         self.token_s += self._per_token_s
