@@ -20,7 +20,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
     """Answer a conversation, at once or as a stream."""
     head = context.head("chatcmpl", body.model)
     generations = chat_generations(body, context.limits, request_id=context.generation_id(head))
-    answers = [context.gateway.generate(generation) for generation in generations]
+    answers = [context.generate(generation) for generation in generations]
     tells_scores, tier = bool(body.logprobs), served_tier(body)
     if body.stream:
         frames = ChatFrames(

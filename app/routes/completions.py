@@ -20,7 +20,7 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
     """Continue one or several prompts, at once or as a stream."""
     head = context.head("cmpl", body.model)
     generations = text_generations(body, context.limits, request_id=context.generation_id(head))
-    answers = [context.gateway.generate(generation) for generation in generations]
+    answers = [context.generate(generation) for generation in generations]
     shape = CompletionShape(
         num_choices=body.n or 1, tells_scores=body.logprobs is not None, hides_answer=body.max_tokens == 0
     )

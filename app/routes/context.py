@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
 from app.admin import check_admin, is_admin
+from app.errors import ApiError
 from app.gateway_port import GatewayPort
 from app.render import ResponseHead
 from app.schemas.errors import ErrorResponse
 from app.settings import LimitSettings
 from app.tenants import KeyRing, TenantGateway
+from deployments.generation import GenerationEvent, GenerationRequest
+
+TIMEOUT_HEADER = "x-request-timeout"
+MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorResponse, "description": "The request is wrong; `param` names the field."},
@@ -41,12 +47,18 @@ class RouteContext:
     Attributes:
         moderation_model: public name of the classifier, None where there is none.
         request_id: as answered in `x-request-id`; a client may repeat one.
+        timeout_s: how long the client waits for the whole answer; None for as long as the configuration says.
     """
 
     gateway: GatewayPort
     limits: LimitSettings
     moderation_model: str | None
     request_id: str
+    timeout_s: float | None = None
+
+    def generate(self, generation: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+        """Yield the events of one answer, until the client's deadline."""
+        return self.gateway.generate(replace(generation, timeout_s=self.timeout_s))
 
     def head(self, prefix: str, model: str, *, joint: str = "-") -> ResponseHead:
         """Return a new response id, the time, and the model's name."""
@@ -85,7 +97,26 @@ async def _open_context(request: Request) -> RouteContext:
         limits=state.limits,
         moderation_model=state.moderation_model,
         request_id=request.state.request_id,
+        timeout_s=_timeout_s(request.headers.get(TIMEOUT_HEADER)),
     )
+
+
+def _timeout_s(given: str | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    # Not a number is not in between.
+    if not MIN_TIMEOUT_S <= seconds <= MAX_TIMEOUT_S:
+        raise ApiError(
+            400,
+            f"'{TIMEOUT_HEADER}' must be a number of seconds from {MIN_TIMEOUT_S:g} to {MAX_TIMEOUT_S:g}.",
+            param=TIMEOUT_HEADER,
+            code="invalid_value",
+        )
+    return seconds
 
 
 Context = Annotated[RouteContext, Depends(_context)]

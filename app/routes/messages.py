@@ -63,7 +63,7 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
     with renamed_fields(FIELD_NAMES):
         (generation,) = chat_generations(chat_of(body), context.limits, request_id=context.generation_id(head))
         # The field is not optional, so that clients have a number of their own that fits no small model.
-        answers = [context.gateway.generate(replace(generation, clips_max_tokens=True))]
+        answers = [context.generate(replace(generation, clips_max_tokens=True))]
         if body.stream:
             events = await EventBatches(answers).open()
             frames = MessageFrames(head, max_tokens=body.max_tokens)

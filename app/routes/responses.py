@@ -24,7 +24,7 @@ async def create_response(body: ResponsesRequest, context: Context) -> Response:
     with renamed_fields(FIELD_NAMES):
         chat = chat_of(body)
         generations = chat_generations(chat, context.limits, request_id=context.generation_id(head))
-        answers = [context.gateway.generate(generation) for generation in generations]
+        answers = [context.generate(generation) for generation in generations]
         writer = ResponseWriter(body, head, tells_scores=bool(chat.logprobs))
         if body.stream:
             events = await EventBatches(answers).open()

@@ -208,6 +208,22 @@ def test_a_request_can_be_looked_back_on(client: OpenAI, server: Server) -> None
         assert all(stage["start_ms"] <= stage["end_ms"] <= one["total_ms"] + 1000 for stage in one["stages"])
 
 
+def test_what_is_late_ends_and_holds_nothing(client: OpenAI, server: Server) -> None:
+    late = {"x-request-timeout": "0.2"}
+    with pytest.raises(openai.InternalServerError) as told:
+        client.chat.completions.create(
+            model=BASE, messages=[{"role": "user", "content": "Hi"}], extra_headers=late, **LONG
+        )
+    assert told.value.status_code == 504
+    stream = client.chat.completions.create(
+        model=BASE, messages=[{"role": "user", "content": "Hi"}], stream=True, extra_headers=late, **LONG
+    )
+    with pytest.raises(openai.APIError, match="deadline"):
+        for _ in stream:
+            pass
+    until(lambda: server.metric("vllm:num_requests_running") == 0, "the engine to let go")
+
+
 def test_metrics_health_and_the_api_document_are_served(server: Server) -> None:
     with server.http() as http:
         assert http.get("/health").status_code == 200

@@ -167,3 +167,23 @@ async def test_fields_that_ask_for_nothing_are_accepted(client: httpx.AsyncClien
         "stop": None, "temperature": None, "tool_choice": "auto", "parallel_tool_calls": True, "max_tokens": None,
     }  # fmt: skip
     assert (await client.post(PATH, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
+async def test_a_deadline_reaches_the_gateway(client: httpx.AsyncClient, gateway: ScriptedGateway, path: str) -> None:
+    asked: dict[str, Any] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+        "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5},
+        "/v1/responses": {"input": "Hi", "store": False},
+        "/v1/completions": {"prompt": "Hi"},
+    }[path]
+    response = await client.post(path, json={"model": "base"} | asked, headers={"x-request-timeout": "2.5"})
+    assert response.status_code == 200
+    assert [request.timeout_s for request in gateway.requests] == [2.5]
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "soon", "1e9", ""])
+async def test_a_deadline_that_is_none_is_refused(client: httpx.AsyncClient, given: str) -> None:
+    body = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
+    response = await client.post("/v1/chat/completions", json=body, headers={"x-request-timeout": given})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout")
