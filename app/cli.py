@@ -1,4 +1,4 @@
-"""The command line: `antiphon serve`, `antiphon validate`, `antiphon env`.
+"""The command line: `antiphon serve`, `check`, `env`, `plan`, and those of `app.cli_client`.
 
 `serve` checks everything that can be checked beforehand, sets the environment that Serve wants, starts `serve run`,
 says when the server answers, and ends all that it has started.
@@ -6,7 +6,6 @@ says when the server answers, and ends all that it has started.
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import json
 import os
@@ -18,11 +17,15 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
-from app import preflight, serve_environment
+import typer
+from rich.table import Table
+
+from app import cli_client, preflight, serve_environment
 from app.config_lint import BUILDER, lint_config, read_config
 from app.server_process import ServerProcess
+from engine.errors import CheckpointError
 from kernels import compiling
 
 DEFAULT_CONFIG = "serve_config.yaml"
@@ -31,44 +34,116 @@ _POLL_S = 0.25
 _STATUS_EVERY = 8  # polls
 
 
+app = typer.Typer(help="Serve language models and their LoRA adapters.", no_args_is_help=False)
+app.command()(cli_client.models)
+app.command()(cli_client.chat)
+app.add_typer(cli_client.adapters, name="adapters")
+
+Config = Annotated[str, typer.Argument(help="Serve config file.")]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 where the server failed, 2 where the input is wrong."""
-    options = _parser().parse_args(arguments)
-    if options.command == "env":
-        return _print_environment(drain_s=options.drain_s)
-    mistakes = lint_config(options.config)
-    if mistakes:
-        print(f"{options.config} has {len(mistakes)} mistake{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
-        print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)
-        return EXIT_WRONG_INPUT
-    if options.command == "validate":
-        print(f"{options.config} is good.")
-        return 0
-    return _serve(Path(options.config), address=options.address, timeout_s=options.ready_timeout_s)
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="antiphon")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else EXIT_FAILED
+    except cli_client.AskError as error:
+        return _refuse(str(error), status=EXIT_FAILED)
+    return 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="antiphon", description="Serve language models and their LoRA adapters.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    serve = commands.add_parser("serve", help="check a configuration, start the server, say when it is ready")
-    validate = commands.add_parser("validate", help="check a configuration and start nothing")
-    for command in (serve, validate):
-        command.add_argument("config", nargs="?", default=DEFAULT_CONFIG, help=f"Serve config file ({DEFAULT_CONFIG})")
-    serve.add_argument(
-        "--address",
-        default="local",
-        help="Ray cluster: 'local' starts one of its own (default), 'auto' joins the one here",
-    )
-    serve.add_argument("--ready-timeout-s", type=float, default=900.0, help="seconds to wait until it answers (900)")
-    environment = commands.add_parser("env", help="print the variables for `ray start` on the nodes of a cluster")
-    environment.add_argument("--drain-s", type=int, default=30, help="seconds a stopping gateway takes requests (30)")
-    return parser
+@app.command("serve")
+def serve_command(
+    config: Config = DEFAULT_CONFIG,
+    address: Annotated[
+        str, typer.Option(help="Ray cluster: 'local' starts one of its own, 'auto' joins the one here.")
+    ] = "local",
+    ready_timeout_s: Annotated[float, typer.Option(help="Seconds to wait until it answers.")] = 900.0,
+) -> None:
+    """Check a configuration, start the server, say when it is ready."""
+    _check(config)
+    raise typer.Exit(_serve(Path(config), address=address, timeout_s=ready_timeout_s))
 
 
-def _print_environment(*, drain_s: int) -> int:
+@app.command("check")
+@app.command("validate", hidden=True)
+def check(config: Config = DEFAULT_CONFIG) -> None:
+    """Check a configuration and start nothing."""
+    _check(config)
+    print(f"{config} is good.")
+
+
+@app.command("env")
+def env(drain_s: Annotated[int, typer.Option(help="Seconds a stopping gateway takes requests.")] = 30) -> None:
+    """Print the variables for `ray start` on the nodes of a cluster."""
     for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=drain_s):
         print(f"export {variable.name}={shlex.quote(variable.value)}  # {variable.purpose}")
-    return 0
+
+
+@app.command("plan")
+def plan_command(
+    model: Annotated[str, typer.Argument(help="Folder with a config.json; weights need not be there.")],
+    device: Annotated[str, typer.Option(help="l4, l40s, a100-80, h100, h200, b200, mi300x.")] = "h200",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8.")] = "bfloat16",
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 1024,
+    answer_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    concurrency: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 64,
+    adapters: Annotated[int, typer.Option(min=0, help="Adapters that they use.")] = 0,
+    rank: Annotated[int, typer.Option(min=1, help="Of those adapters, on all linear layers.")] = 16,
+    memory_fraction: Annotated[float, typer.Option(min=0.01, max=1.0)] = 0.9,
+    price_per_hour: Annotated[float, typer.Option(min=0.0, help="Of one device.")] = 0.0,
+) -> None:
+    """Say what a model takes of a device, and the floor of its times: what no engine can be faster than."""
+    # They bring torch, which takes longer to import than any other command runs.
+    from app import capacity
+    from engine.decoder.spec import read_spec
+
+    if device not in capacity.DEVICES or dtype not in capacity.BYTES_BY_DTYPE:
+        raise typer.Exit(
+            _refuse(
+                f"there is no device {device!r} or no dtype {dtype!r}; there are {', '.join(capacity.DEVICES)}, and {', '.join(capacity.BYTES_BY_DTYPE)}"
+            )
+        )
+    try:
+        spec = read_spec(model)
+    except CheckpointError as error:
+        raise typer.Exit(_refuse(str(error))) from None
+    traffic = capacity.Traffic(
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        concurrency=concurrency,
+        num_adapters=adapters,
+        rank=rank,
+        price_per_hour=price_per_hour,
+    )
+    found = capacity.plan(spec, dtype, capacity.DEVICES[device], memory_fraction, traffic)
+    table = Table(title=f"{spec.architecture} in {dtype} on one {device}", show_header=False)
+    rows = {
+        "weights": f"{found.weight_bytes / 1e9:.2f} GB",
+        "adapters": f"{found.adapter_bytes / 1e9:.2f} GB",
+        "cache of one token": f"{found.kv_bytes_per_token:,} bytes",
+        "tokens in the cache": f"{found.cache_tokens:,}",
+        "answers of full length at once": f"{found.max_concurrency:,}",
+        "TTFT, at least": f"{found.ttft_s * 1000:.1f} ms",
+        "TPOT, at least": f"{found.tpot_s * 1000:.2f} ms",
+        "answer tokens/s, at most": f"{found.tokens_per_s:,.0f}",
+    }
+    if price_per_hour:
+        rows["a million answer tokens, at least"] = f"{found.cost_per_million:.2f}"
+    for name, value in rows.items():
+        table.add_row(name, value)
+    cli_client.console.print(table)
+    if found.max_concurrency < concurrency:
+        print(f"note: of {concurrency} answers at once only {found.max_concurrency} fit")
+
+
+def _check(config: str) -> None:
+    mistakes = lint_config(config)
+    if mistakes:
+        print(f"{config} has {len(mistakes)} mistake{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
+        print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)
+        raise typer.Exit(EXIT_WRONG_INPUT)
 
 
 def _serve(config: Path, *, address: str, timeout_s: float) -> int:

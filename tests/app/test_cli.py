@@ -182,9 +182,23 @@ def test_a_stale_note_of_a_cluster_is_named(
 
 def test_every_command_needs_only_a_name(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["nope"], ["serve", "--nope"]):
-        with pytest.raises(SystemExit) as ended:
-            cli.main(arguments)
-        assert ended.value.code == 2
+        assert cli.main(arguments) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["models/stdlib-chat", "--device", "h100", "--price-per-hour", "2"], 0, ["weights", "0.01 GB", "3,072 bytes"]),
+        (["models/stdlib-chat", "--device", "abacus"], 2, ["abacus", "h200", "bfloat16"]),
+        (["nowhere"], 2, ["nowhere"]),
+    ],
+)
+def test_a_plan_says_what_fits(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, words: list[str]
+) -> None:
+    assert cli.main(["plan", *arguments]) == status
+    told = capsys.readouterr()
+    assert all(word in told.out + told.err for word in words)
 
 
 def test_readiness_is_a_200_and_nothing_else() -> None:

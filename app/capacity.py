@@ -1,0 +1,125 @@
+"""What a model takes of a device and what the device can give it: arithmetic on geometry and data sheets. Pure.
+
+Times are floors (the roofline model: Williams et al., 2009): a step is not faster than its bytes over the memory's
+rate, nor than its operations over the matrix units' rate. Engines reach a part of that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.decoder.spec import DecoderSpec
+from engine.loading.names import parameters
+
+BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device by its data sheet: memory in bytes, bytes a second, dense bfloat16 operations a second."""
+
+    name: str
+    memory_bytes: float
+    bytes_per_s: float
+    flop_per_s: float
+
+
+DEVICES = {
+    device.name: device
+    for device in (
+        Device(name="l4", memory_bytes=24e9, bytes_per_s=0.3e12, flop_per_s=121e12),
+        Device(name="l40s", memory_bytes=48e9, bytes_per_s=0.864e12, flop_per_s=362e12),
+        Device(name="a100-80", memory_bytes=80e9, bytes_per_s=2.04e12, flop_per_s=312e12),
+        Device(name="h100", memory_bytes=80e9, bytes_per_s=3.35e12, flop_per_s=989e12),
+        Device(name="h200", memory_bytes=141e9, bytes_per_s=4.8e12, flop_per_s=989e12),
+        Device(name="b200", memory_bytes=180e9, bytes_per_s=8.0e12, flop_per_s=2250e12),
+        Device(name="mi300x", memory_bytes=192e9, bytes_per_s=5.3e12, flop_per_s=1307e12),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What is asked of it.
+
+    Attributes:
+        num_adapters: that answers under way use, each with a rank of `rank` on all linear layers.
+        price_per_hour: of one device, in any currency; 0 where it is not asked for.
+    """
+
+    prompt_tokens: int
+    answer_tokens: int
+    concurrency: int
+    num_adapters: int = 0
+    rank: int = 16
+    price_per_hour: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """What comes of it.
+
+    Attributes:
+        max_concurrency: answers of full length that the cache holds at once; 0 where the weights alone do not fit.
+        ttft_s: of one prompt that has the device for itself.
+        tpot_s: with as many answers under way as are asked for, or as fit where those are fewer.
+        tokens_per_s: of answers, prompts counted in.
+        cost_per_million: answer tokens, at `price_per_hour`.
+    """
+
+    weight_bytes: float
+    adapter_bytes: float
+    kv_bytes_per_token: int
+    cache_tokens: int
+    max_concurrency: int
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+    cost_per_million: float
+
+
+def plan(spec: DecoderSpec, dtype: str, device: Device, memory_fraction: float, traffic: Traffic) -> Capacity:
+    """Work out what one device can do for one model."""
+    sizes = {parameter.name: _numel(parameter.shape) for parameter in parameters(spec)}
+    num_layer_weights = sum(size for name, size in sizes.items() if name.startswith("layers."))
+    head = sizes["embedding"] if spec.is_tied else sizes["head"]
+    itemsize = BYTES_BY_DTYPE[dtype]
+    # A cache of one byte for each number is not there yet.
+    cache_itemsize = max(2, itemsize)
+    per_adapter = sum((inputs + outputs) * traffic.rank for inputs, outputs in spec.linear_shapes().values())
+    weight_bytes = float(sum(sizes.values()) * itemsize)
+    adapter_bytes = float(traffic.num_adapters * per_adapter * cache_itemsize)
+    per_token = spec.kv_bytes_per_token(cache_itemsize)
+    left = device.memory_bytes * memory_fraction - weight_bytes - adapter_bytes
+    cache_tokens = max(0, int(left // per_token))
+    length = traffic.prompt_tokens + traffic.answer_tokens
+    batch = min(traffic.concurrency, cache_tokens // length)
+    prompt_flop = 2.0 * num_layer_weights * traffic.prompt_tokens + 2.0 * head
+    prompt_flop += 2.0 * spec.num_layers * spec.q_size * traffic.prompt_tokens**2
+    ttft_s = max(prompt_flop / device.flop_per_s, weight_bytes / device.bytes_per_s)
+    # On the way an answer has, in the middle, half of its tokens.
+    step_bytes = (num_layer_weights + head) * itemsize + adapter_bytes
+    step_bytes += batch * (traffic.prompt_tokens + traffic.answer_tokens / 2) * per_token
+    step_flop = 2.0 * batch * (num_layer_weights + head)
+    tpot_s = max(step_bytes / device.bytes_per_s, step_flop / device.flop_per_s)
+    answer_s = traffic.answer_tokens * tpot_s / batch + ttft_s if batch else float("inf")
+    tokens_per_s = traffic.answer_tokens / answer_s
+    cost = traffic.price_per_hour / (tokens_per_s * 3600) * 1e6 if tokens_per_s else float("inf")
+    return Capacity(
+        weight_bytes=weight_bytes,
+        adapter_bytes=adapter_bytes,
+        kv_bytes_per_token=per_token,
+        cache_tokens=cache_tokens,
+        max_concurrency=cache_tokens // length,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        tokens_per_s=tokens_per_s,
+        cost_per_million=cost,
+    )
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

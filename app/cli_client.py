@@ -1,0 +1,180 @@
+"""Commands that ask a running server: `antiphon models`, `antiphon adapters`, `antiphon chat`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+TIMEOUT_S = 600.0
+
+Url = Annotated[str, typer.Option(help="Of the server.", envvar="ANTIPHON_URL")]
+Key = Annotated[str, typer.Option(help="API key.", envvar="ANTIPHON_API_KEY")]
+AdminKey = Annotated[str, typer.Option(help="Admin key.", envvar="ANTIPHON_ADMIN_KEY")]
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+adapters = typer.Typer(help="List, load, unload and route adapters; with the admin key.", no_args_is_help=True)
+console = Console()
+
+
+class AskError(Exception):
+    """The server does not answer, or says no; the text is for a person."""
+
+
+@contextmanager
+def connected(url: str, key: str) -> Iterator[httpx.Client]:
+    """Open a client whose failures are one line.
+
+    Raises:
+        AskError: nobody answers.
+    """
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
+            yield client
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise AskError(f"{url} does not answer ({type(error).__name__})") from error
+
+
+def answered(response: httpx.Response) -> dict[str, Any]:
+    """Return the JSON of an answer.
+
+    Raises:
+        AskError: it is an error; with what the server says.
+    """
+    try:
+        body: dict[str, Any] = response.json()
+    except ValueError:
+        raise AskError(f"status {response.status_code}, and no JSON: is this a server of ours?") from None
+    if response.status_code >= 400:
+        raise AskError(str(body.get("error", {}).get("message", f"status {response.status_code}")))
+    return body
+
+
+def models(url: Url = DEFAULT_URL, key: Key = "") -> None:
+    """List base models and their adapters."""
+    with connected(url, key) as client:
+        found = answered(client.get("/v1/models"))["data"]
+    table = Table("model", "adapter of", "context")
+    for card in found:
+        table.add_row(card["id"], card.get("parent") or "", str(card.get("max_model_len", "")))
+    console.print(table)
+
+
+@adapters.command("list")
+def list_adapters(url: Url = DEFAULT_URL, key: AdminKey = "") -> None:
+    """Show names, versions, shares of the traffic, and where each lies."""
+    with connected(url, key) as client:
+        found = answered(client.get("/v1/adapters"))["data"]
+    table = Table("adapter", "of", "version", "share", "digest", "replicas")
+    for entry in found:
+        for version in entry["versions"]:
+            places = ", ".join(f"{replica[-6:]}: {place}" for replica, place in version["replicas"].items())
+            row = (entry["id"], entry["parent"], str(version["version"]), f"{version['percent']} %")
+            table.add_row(*row, version["digest"][:12], places)
+    console.print(table)
+
+
+@adapters.command("load")
+def load_adapter(
+    name: str,
+    folder: Annotated[str, typer.Argument(help="Folder in PEFT layout, as the server sees it.")],
+    base: Annotated[str | None, typer.Option(help="Base model, where there are several.")] = None,
+    replace: Annotated[bool, typer.Option(help="Make it a new version of a name that is there.")] = False,
+    url: Url = DEFAULT_URL,
+    key: AdminKey = "",
+) -> None:
+    """Serve an adapter under a name, on every replica."""
+    body = {"lora_name": name, "lora_path": folder, "load_inplace": replace} | (
+        {"base_model_name": base} if base else {}
+    )
+    with connected(url, key) as client, console.status(f"loading {name}"):
+        entry = answered(client.post("/v1/load_lora_adapter", json=body))
+    console.print(f"{entry['id']} is served, version {entry['versions'][-1]['version']}.")
+
+
+@adapters.command("unload")
+def unload_adapter(
+    name: str,
+    version: Annotated[int | None, typer.Option(help="Only this one.")] = None,
+    url: Url = DEFAULT_URL,
+    key: AdminKey = "",
+) -> None:
+    """Forget an adapter, wait for the requests that use it, and free it."""
+    with connected(url, key) as client, console.status(f"waiting for the requests of {name}"):
+        freed = answered(client.post("/v1/unload_lora_adapter", json={"lora_name": name, "version": version}))
+    console.print(f"{name} is gone; {sum(freed['freed_bytes']):,} bytes are free.")
+
+
+@adapters.command("route")
+def route_adapter(
+    name: str,
+    split: Annotated[list[str], typer.Argument(help="VERSION=PERCENT, such as 3=90 4=10.")],
+    url: Url = DEFAULT_URL,
+    key: AdminKey = "",
+) -> None:
+    """Promote a version, roll back to one, or split a name's traffic."""
+    shares = {}
+    for part in split:
+        number, _, percent = part.partition("=")
+        if not (number.isdigit() and percent.isdigit()):
+            raise AskError(f"'{part}' is not VERSION=PERCENT")
+        shares[number] = int(percent)
+    with connected(url, key) as client:
+        answered(client.post(f"/v1/adapters/{name}/route", json={"split": shares}))
+    console.print(f"{name}: " + ", ".join(f"version {number} {percent} %" for number, percent in shares.items()))
+
+
+def chat(
+    model: Annotated[str | None, typer.Argument(help="Model or adapter; the server's first without one.")] = None,
+    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.7,
+    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    url: Url = DEFAULT_URL,
+    key: Key = "",
+) -> None:
+    """Talk to a model in the terminal; an empty line or Ctrl-D ends it, Ctrl-C cancels an answer."""
+    with connected(url, key) as client:
+        name = model or answered(client.get("/v1/models"))["data"][0]["id"]
+        turns: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+        console.print(f"[dim]{name}[/dim]")
+        while question := _question():
+            turns.append({"role": "user", "content": question})
+            body = {"model": name, "messages": turns, "temperature": temperature, "stream": True}
+            answer = ""
+            try:
+                for piece in _pieces(client, body | ({} if max_tokens is None else {"max_tokens": max_tokens})):
+                    answer += piece
+                    console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+            except KeyboardInterrupt:
+                console.print(" [dim](cancelled)[/dim]", end="")
+            console.print()
+            turns.append({"role": "assistant", "content": answer})
+
+
+def _question() -> str:
+    try:
+        return console.input("[bold]> [/bold]").strip()
+    except EOFError:
+        return ""
+
+
+def _pieces(client: httpx.Client, body: dict[str, Any]) -> Iterator[str]:
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code >= 400:
+            response.read()
+            answered(response)
+        for line in response.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise AskError(chunk["error"]["message"])
+            for choice in chunk["choices"]:
+                yield choice["delta"].get("content") or choice["delta"].get("refusal") or ""
