@@ -99,12 +99,9 @@ def plan_command(
     from app import capacity
     from engine.decoder.spec import read_spec
 
+    known = f"{', '.join(capacity.DEVICES)}, and {', '.join(capacity.BYTES_BY_DTYPE)}"
     if device not in capacity.DEVICES or dtype not in capacity.BYTES_BY_DTYPE:
-        raise typer.Exit(
-            _refuse(
-                f"there is no device {device!r} or no dtype {dtype!r}; there are {', '.join(capacity.DEVICES)}, and {', '.join(capacity.BYTES_BY_DTYPE)}"
-            )
-        )
+        raise typer.Exit(_refuse(f"there is no device {device!r} or no dtype {dtype!r}; there are {known}"))
     try:
         spec = read_spec(model)
     except CheckpointError as error:
