@@ -66,7 +66,9 @@ def build(settings: Settings) -> serve.Application:
     for loss in serve_environment.missing(serve_environment.of_this_process()):
         _logger.warning(loss)
     config = gateway_config(settings)
-    models: dict[str, Any] = {model.name: _model(model, config.channel) for model in config.models}
+    models: dict[str, Any] = {
+        model.name: _model(model, config.channel, has_accounts=config.accounts is not None) for model in config.models
+    }
     safety = tokenizer = None
     if config.safety is not None and config.safety_placement == "deployment":
         safety = _safety(config.safety)
@@ -225,7 +227,7 @@ def _at(place: str) -> Iterator[None]:
         raise ConfigError(f"args.{place}: {error}") from error
 
 
-def _model(model: ModelConfig, channel: ChannelConfig) -> serve.Application:
+def _model(model: ModelConfig, channel: ChannelConfig, *, has_accounts: bool) -> serve.Application:
     # What runs and what the engine lets wait; as many again may wait for a replica in each gateway.
     max_requests = model.engine.max_num_seqs + model.engine.max_queued_requests
     bound: serve.Application = (
@@ -238,7 +240,7 @@ def _model(model: ModelConfig, channel: ChannelConfig) -> serve.Application:
             ray_actor_options={"num_cpus": 0.5} | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
             **_life_cycle(),
         )
-        .bind(model, channel)
+        .bind(model, channel, has_accounts=has_accounts)
     )
     return bound
 

@@ -30,7 +30,7 @@ from deployments.generation import (
     TokenScore,
     Verdict,
 )
-from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids
+from deployments.generation_calls import GenerationCall, TokenBatch, UsageTag, pack_ids
 from deployments.metrics import GatewayMetrics
 from deployments.resumption import Resumption
 from deployments.served_model import ServedModel, check_vocabulary
@@ -172,6 +172,12 @@ class Answer:
             salt=self._request.salt,
             priority=self._request.priority,
             timeout_s=None if deadline_s is None else max(0.0, deadline_s - self._clock()) + DEADLINE_SLACK_S,
+            usage=UsageTag(
+                self._request.request_id,
+                self._request.tenant,
+                self._request.model,
+                self._recorder.timeline.arrived_unix_s,
+            ),
         )
 
     def _check_ids(self) -> None:

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from adapters.identity import AdapterRef
 from deployments.errors import ReplicaLostError
@@ -69,6 +70,15 @@ class TokenAddress:
     port: int
 
 
+class UsageTag(NamedTuple):
+    """Whose a generation is, for whoever has to record it in its gateway's stead."""
+
+    record_id: str
+    tenant: str
+    model: str
+    started_unix_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationCall:
     """One attempt at a generation, on one replica.
@@ -79,6 +89,7 @@ class GenerationCall:
         adapter: what it is and where it lies: a replica need not have heard of it before.
         timeout_s: seconds from its arrival; the clocks of two machines have nothing in common.
         reply_to: where the tokens go; None where they come back by the handle.
+        usage: None where nobody records it.
     """
 
     request_id: RequestId
@@ -91,6 +102,7 @@ class GenerationCall:
     priority: int = 0
     timeout_s: float | None = None
     reply_to: TokenAddress | None = None
+    usage: UsageTag | None = None
 
     def to_request(self, now_s: float) -> Request:
         """Return the engine's request; `now_s` is monotonic."""

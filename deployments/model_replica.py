@@ -17,6 +17,7 @@ from prometheus_client import Metric
 from ray import serve
 
 from adapters.identity import AdapterDigest
+from deployments.accounts.orphans import OrphanRecorder
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.engine_thread import MAX_STEP_S_BY_DEVICE, EngineThread, RunningEngine
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
@@ -57,13 +58,22 @@ class TokenOutlet(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Generation:
-    """One open call: where its tokens go, and how it ended."""
+    """One open call, and how it ended."""
 
-    reply_to: TokenAddress | None
+    call: GenerationCall
     ended: asyncio.Future[GenerationResult]
     batches: asyncio.Queue[TokenBatch] = field(default_factory=asyncio.Queue)
     num_tokens: int = 0
-    adapter: AdapterDigest | None = None
+
+    @property
+    def reply_to(self) -> TokenAddress | None:
+        """Where its tokens go."""
+        return self.call.reply_to
+
+    @property
+    def adapter(self) -> AdapterDigest | None:
+        """What it uses besides the base model."""
+        return None if self.call.adapter is None else self.call.adapter.digest
 
 
 class ReplicaServer:
@@ -75,6 +85,7 @@ class ReplicaServer:
         dial: makes the outlet of tokens, given whom to tell of gateways that have gone; None where tokens go back by
             the handle.
         max_step_s: see `EngineThread`.
+        on_orphan: told of each generation whose gateway has died, with the tokens that it has brought by then.
     """
 
     def __init__(
@@ -83,8 +94,10 @@ class ReplicaServer:
         dial: Callable[[Callable[[TokenAddress], None]], TokenOutlet] | None,
         *,
         max_step_s: float,
+        on_orphan: Callable[[GenerationCall, int], None] | None = None,
     ) -> None:
         self._engine = engine
+        self._on_orphan = on_orphan
         self._outlet = None if dial is None else dial(self.forget_gateway)
         self._generations: dict[RequestId, _Generation] = {}
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, max_step_s=max_step_s)
@@ -133,6 +146,8 @@ class ReplicaServer:
         """Free everything that a gateway has asked for: it has gone, and its calls may never be told."""
         for generation in self._generations.values():
             if generation.reply_to == address and not generation.ended.done():
+                if self._on_orphan is not None:
+                    self._on_orphan(generation.call, generation.num_tokens)
                 generation.ended.set_result(GenerationResult(num_tokens=generation.num_tokens, fault=_GATEWAY_GONE))
 
     def trouble(self) -> str | None:
@@ -181,11 +196,7 @@ class ReplicaServer:
         return None
 
     def _open(self, call: GenerationCall) -> _Generation:
-        generation = _Generation(
-            call.reply_to,
-            asyncio.get_running_loop().create_future(),
-            adapter=None if call.adapter is None else call.adapter.digest,
-        )
+        generation = _Generation(call, asyncio.get_running_loop().create_future())
         self._generations[call.request_id] = generation
         try:
             if call.adapter is not None:
@@ -259,15 +270,26 @@ def _joined(batches: Sequence[TokenBatch]) -> TokenBatch:
 class ModelReplica:
     """One replica of one base model and all its adapters; the deployment is named `Model-<name>`."""
 
-    async def __init__(self, config: ModelConfig, channel: ChannelConfig) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, config: ModelConfig, channel: ChannelConfig, *, has_accounts: bool = False
+    ) -> None:
         """Load the model, off the event loop, and start the engine; Serve awaits it.
+
+        Args:
+            has_accounts: whether there is somebody to record what dead gateways cannot.
 
         Raises:
             CheckpointError, ConfigError: the model cannot be served as it is configured.
         """
         engine = await asyncio.to_thread(_build, config)
         dial = partial(ChannelDialer, channel) if channel.transport == "tcp" else None
-        self._server = ReplicaServer(engine, dial, max_step_s=MAX_STEP_S_BY_DEVICE[engine.config.device])
+        self._orphans = OrphanRecorder() if has_accounts else None
+        self._server = ReplicaServer(
+            engine,
+            dial,
+            max_step_s=MAX_STEP_S_BY_DEVICE[engine.config.device],
+            on_orphan=None if self._orphans is None else self._orphans.record,
+        )
         self._metrics = EngineMetrics(config.name, serve.get_replica_context().replica_tag)
 
     async def generate(self, call: GenerationCall) -> GenerationResult:

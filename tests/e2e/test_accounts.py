@@ -114,6 +114,32 @@ def test_what_was_used_is_known_and_no_death_loses_it(guarded: Server) -> None:
         until(is_told, "the records of dead gateways", patience_s=120)
 
 
+def test_what_was_under_way_as_its_gateway_died_is_recorded_too(guarded: Server) -> None:
+    with client(guarded, "k-free") as free:
+        stream = say(free, stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
+        for _ in range(20):
+            next(iter(stream))
+        for process in guarded.processes("Gateway"):
+            os.kill(process.pid, signal.SIGKILL)
+
+    def lost() -> list[str]:
+        with guarded.http() as http:
+            rows = http.get("/admin/usage.csv?tenant=free", headers=ADMIN).text.splitlines()
+        return [row for row in rows if row.endswith("gateway_lost")]
+
+    def is_recorded() -> bool:
+        try:
+            return len(lost()) == 1
+        except httpx.HTTPError:
+            return False
+
+    until(is_recorded, "the record of the replica", patience_s=120)
+    [row] = lost()
+    # Of the columns before the durations: input, cached and output tokens.
+    assert int(row.split(",")[7]) >= 20
+    until(lambda: guarded.metric("vllm:num_requests_running") == 0, "the engine to let go")
+
+
 def test_a_key_is_made_and_revoked_without_a_restart(guarded: Server) -> None:
     with guarded.http() as http:
         made = http.post("/admin/keys", json={"tenant": "free"}, headers=ADMIN).json()

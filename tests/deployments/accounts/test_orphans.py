@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from deployments.accounts import orphans
+from deployments.accounts.orphans import OrphanRecorder, orphan_record
+from deployments.accounts.values import UsageRecord
+from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
+from engine.request import RequestId, SamplingParams
+
+CALL = GenerationCall(
+    request_id=RequestId("attempt-1"),
+    prompt_ids=pack_ids([1, 2, 3]),
+    params=SamplingParams(max_tokens=9),
+    prior_output_ids=pack_ids([4, 5]),
+    usage=UsageTag("r1.a", "blue", "sql", 12.5),
+)
+
+
+def test_a_record_counts_what_came_with_the_call_and_what_it_brought() -> None:
+    record = orphan_record(CALL, 7)
+    assert record is not None
+    assert (record.record_id, record.tenant, record.model, record.started_unix_s) == ("r1.a", "blue", "sql", 12.5)
+    assert (record.input_tokens, record.output_tokens, record.outcome) == (3, 9, "gateway_lost")
+    assert orphan_record(replace(CALL, usage=None), 7) is None
+
+
+async def test_it_is_sent_until_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orphans, "PAUSE_S", 0.0)
+    arrived: list[UsageRecord] = []
+    failures = iter([ActorDiedError(), ActorDiedError(), None])
+
+    async def send(records: Sequence[UsageRecord]) -> None:
+        failure = next(failures)
+        if failure is not None:
+            raise failure
+        arrived.extend(records)
+
+    recorder = OrphanRecorder(send)
+    recorder.record(CALL, 7)
+    recorder.record(replace(CALL, usage=None), 7)
+    while not arrived:
+        await asyncio.sleep(0)
+    assert [record.output_tokens for record in arrived] == [9]
