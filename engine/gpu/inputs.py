@@ -70,6 +70,10 @@ class DeviceInputs(InputBuffers):
         index = bisect_left(self._sizes, num_rows)
         return self._sizes[index] if index < len(self._sizes) else num_rows
 
+    def fresh_blocks(self, plan: StepPlan) -> list[int]:
+        """Return none: attention here reads no slot past a row's own, so that none need be cleared."""
+        return []
+
     def keep(self, token_ids: torch.Tensor) -> None:
         """Keep the tokens drawn for the last `fill`, for rows whose next step comes before the host knows them."""
         rows = self._seen(self._drawn_rows)[: self._num_drawn]

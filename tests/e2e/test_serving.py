@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+import yaml
 from openai import OpenAI
 
-from tests.e2e.server import Server, until
+from tests.e2e.server import ROOT, Server, until
 
 pytestmark = pytest.mark.e2e
 
@@ -232,6 +233,21 @@ def test_metrics_health_and_the_api_document_are_served(server: Server) -> None:
     assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/moderations"} <= set(document["paths"])
     for name in ("time_to_first_token_seconds", "num_requests_running", "kv_cache_usage_perc", "prompt_tokens"):
         assert f"vllm:{name}" in metrics
+
+
+def test_dashboards_and_alerts_ask_for_metrics_that_are_there(client: OpenAI, server: Server) -> None:
+    ask(client, "What does os.getcwd do?", model="markdown")
+    dashboard = json.loads((ROOT / "examples/monitoring/grafana.json").read_text())
+    rules = yaml.safe_load((ROOT / "examples/monitoring/alerts.yaml").read_text())["groups"][0]["rules"]
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked += [rule["expr"] for rule in rules]
+    assert len(asked) > 25
+    with server.http() as http:
+        told = {line.split()[2] for line in http.get("/metrics").text.splitlines() if line.startswith("# TYPE")}
+    suffix = re.compile(r"_(bucket|sum|count)$")
+    for expression in asked:
+        for name in re.findall(r"\b(?:vllm|antiphon):\w+", expression):
+            assert name in told or suffix.sub("", name) in told, name
 
 
 def test_a_killed_replica_comes_back_and_its_stream_goes_on(client: OpenAI, server: Server) -> None:

@@ -1,0 +1,240 @@
+"""What users see while parts of a running server die: two gateways, two model replicas, everything else once.
+
+Float32, so that a stream that goes on in another batch says what it would have said.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlparse
+
+import httpx
+import openai
+import psutil
+import pytest
+import yaml
+
+from tests.e2e.server import ROOT, Server, config_on_a_free_port, running, until
+
+pytestmark = pytest.mark.e2e
+
+BASE = "stdlib-chat"
+NUM_STREAMS = 8
+NUM_TOKENS = 300
+WAIT_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path = config_on_a_free_port(ROOT / "serve_config.yaml", tmp_path_factory.mktemp("faults"))
+    tree = yaml.safe_load(path.read_text())
+    [application] = tree["applications"]
+    application["args"]["models"][0]["engine"] = {"dtype": "float32", "num_threads": 1}
+    application["deployments"] = [
+        {"name": "Gateway", "num_replicas": 2},
+        {"name": f"Model-{BASE}", "num_replicas": 2},
+    ]
+    path.write_text(yaml.safe_dump(tree))
+    with running(path) as server:
+        yield server
+
+
+@dataclass
+class Streamed:
+    """One stream as its client saw it."""
+
+    text: str = ""
+    num_events: int = 0
+    is_done: bool = False
+    error: Exception | None = None
+    began: threading.Event = field(default_factory=threading.Event)
+
+
+def options_of(number: int) -> dict[str, Any]:
+    """Half of the streams are greedy, half drawn from a seed; no two ask the same."""
+    drawn = {"temperature": 1.0, "seed": number} if number % 2 else {"temperature": 0}
+    return drawn | {
+        "model": BASE,
+        "max_tokens": NUM_TOKENS,
+        "messages": [{"role": "user", "content": f"What does os.path.join do, and what is {number}?"}],
+        "extra_body": {"ignore_eos": True},
+    }
+
+
+def follow(server: Server, number: int, seen: Streamed, num_before: int = 5) -> Streamed:
+    """Read a stream to its end; `seen.began` is set once some events have come."""
+    try:
+        with server.client() as client:
+            for chunk in client.chat.completions.create(stream=True, **options_of(number)):
+                seen.num_events += 1
+                if chunk.choices:
+                    seen.text += chunk.choices[0].delta.content or ""
+                    seen.is_done = seen.is_done or chunk.choices[0].finish_reason is not None
+                if seen.num_events >= num_before:
+                    seen.began.set()
+    except (openai.APIError, httpx.HTTPError) as error:
+        seen.error = error
+    finally:
+        seen.began.set()
+    return seen
+
+
+def while_streaming(server: Server, strike: Callable[[], None]) -> list[Streamed]:
+    """Start streams, strike when all of them are under way, and return how they ended."""
+    streams = [Streamed() for _ in range(NUM_STREAMS)]
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        ends = [pool.submit(follow, server, number, seen) for number, seen in enumerate(streams)]
+        for seen in streams:
+            assert seen.began.wait(WAIT_S)
+        strike()
+        return [end.result(WAIT_S) for end in ends]
+
+
+def kill_one(server: Server, title: str) -> None:
+    os.kill(random.choice(server.processes(title)).pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def expected(server: Server) -> list[str]:
+    """What each stream says when nobody dies."""
+    answers = [follow(server, number, Streamed()) for number in range(NUM_STREAMS)]
+    assert all(answer.is_done and answer.error is None for answer in answers)
+    return [answer.text for answer in answers]
+
+
+def is_idle(server: Server) -> bool:
+    try:
+        return server.metric("vllm:num_requests_running") == 0 and server.metric("vllm:kv_cache_usage_perc") == 0
+    except httpx.HTTPError:
+        return False
+
+
+def has_replicas(server: Server, count: int) -> bool:
+    """Whether so many replicas of the model tell their numbers."""
+    try:
+        with server.http() as http:
+            lines = http.get("/metrics").text.splitlines()
+    except httpx.HTTPError:
+        return False
+    return sum(line.startswith("vllm:num_requests_running{") for line in lines) == count
+
+
+def test_a_killed_replica_loses_no_token_of_any_stream(server: Server, expected: list[str]) -> None:
+    streams = while_streaming(server, lambda: kill_one(server, f"Model-{BASE}"))
+    assert [seen.error for seen in streams] == [None] * NUM_STREAMS
+    assert [seen.text for seen in streams] == expected
+    assert server.metric("antiphon:resumed_total") > 0
+    until(lambda: has_replicas(server, 2), "the replica to come back", patience_s=WAIT_S)
+
+
+def test_a_killed_gateway_takes_only_its_own_clients_along(server: Server, expected: list[str]) -> None:
+    streams = while_streaming(server, lambda: kill_one(server, "Gateway"))
+    lost = [seen for seen in streams if seen.error is not None]
+    assert len(lost) < NUM_STREAMS
+    for seen, text in zip(streams, expected, strict=True):
+        # Nobody is told a whole answer that is not one.
+        assert seen.text == text if seen.error is None else not seen.is_done
+    until(lambda: is_idle(server), "the engines to let go")
+    with server.client(max_retries=2) as client:
+        assert client.chat.completions.create(**options_of(0) | {"max_tokens": 3}).choices
+
+
+@pytest.mark.parametrize("part", ["Tokenizer", "Safety", "Registry", "Accounts", "ServeController"])
+def test_without_a_helper_requests_wait_or_are_told_to_come_back(server: Server, part: str) -> None:
+    def ask(number: int) -> int:
+        with server.http() as http:
+            response = http.post(
+                "/v1/chat/completions",
+                json={"model": BASE, "max_tokens": 4, "messages": [{"role": "user", "content": f"Hi {number}"}]},
+            )
+        if response.status_code == 503:
+            assert int(response.headers["retry-after"]) >= 1
+        return response.status_code
+
+    until(lambda: bool(server.processes(part)), f"{part} to be there", patience_s=WAIT_S)
+    kill_one(server, part)
+    with ThreadPoolExecutor(4) as pool:
+        statuses = set(pool.map(ask, range(24)))
+    assert statuses <= {200, 503}
+    if part in ("Registry", "Accounts", "ServeController"):
+        # What is not in the way of a request does not stop one.
+        assert statuses == {200}
+    until(lambda: ask(99) == 200, f"answers without {part}", patience_s=WAIT_S)
+
+
+def test_a_killed_proxy_comes_back(server: Server) -> None:
+    kill_one(server, "haproxy")
+    started_s = time.monotonic()
+
+    def answers() -> bool:
+        try:
+            with server.http() as http:
+                return http.get("/v1/models").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    until(answers, "the proxy to come back", patience_s=WAIT_S)
+    print(f"the proxy was away for {time.monotonic() - started_s:.1f} s")
+
+
+def test_readers_that_do_not_read_hold_nobody_up(server: Server) -> None:
+    address = urlparse(server.url)
+    body = (
+        b'{"model": "stdlib-chat", "stream": true, "max_tokens": 1500, "ignore_eos": true, '
+        b'"messages": [{"role": "user", "content": "Hi"}]}'
+    )
+    slow = []
+    for _ in range(4):
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        connection.connect((address.hostname, address.port))
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head += f"content-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        slow.append(connection)
+    with server.client() as client:
+        for number in range(5):
+            assert client.chat.completions.create(**options_of(number) | {"max_tokens": 20}).choices
+    for connection in slow:
+        connection.close()
+    until(lambda: is_idle(server), "the engines to let go of readers that have gone", patience_s=WAIT_S)
+
+
+def test_clients_that_leave_at_any_moment_leave_nothing_behind(server: Server) -> None:
+    draw = random.Random(7)
+
+    def leave(number: int) -> None:
+        timeout = httpx.Timeout(5.0, read=draw.choice([0.001, 0.01, 0.03, 0.1, 5.0]))
+        with httpx.Client(base_url=server.url, timeout=timeout, trust_env=False) as http:
+            try:
+                body = options_of(number) | {"stream": True, "max_tokens": 60, "ignore_eos": True}
+                body.pop("extra_body")
+                with http.stream("POST", "/v1/chat/completions", json=body) as response:
+                    for index, _ in enumerate(response.iter_lines()):
+                        if index > number % 40:
+                            return
+            except httpx.HTTPError:
+                return
+
+    def descriptors() -> int:
+        titles = ("Gateway", f"Model-{BASE}", "Tokenizer", "Safety")
+        return sum(process.num_fds() for title in titles for process in server.processes(title))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(leave, range(80)))
+        until(lambda: is_idle(server), "the engines to let go")
+        before = descriptors()
+        list(pool.map(leave, range(400)))
+    until(lambda: is_idle(server), "the engines to let go")
+    # Some connections are kept open for a while, and some are pooled: not one for each request.
+    until(lambda: descriptors() <= before + 40, "connections to be closed", patience_s=WAIT_S)
+    assert all(process.status() != psutil.STATUS_ZOMBIE for process in server.processes("ServeReplica"))
