@@ -6,6 +6,7 @@ name, and binds the deployments. The only module that knows them all.
 
 # No postponed annotations here: Serve reads the type of `build`'s argument as it stands.
 
+import importlib.util
 import logging
 import os
 import secrets
@@ -26,7 +27,7 @@ from app.admin import ADMIN_KEY_VARIABLE
 from app.api import create_app
 from app.checkpoint_source import local_folder
 from app.fingerprint import model_fingerprint
-from app.settings import AccountSettings, ModelSettings, RegistrySettings, SafetySettings, Settings
+from app.settings import AccountSettings, ModelSettings, RegistrySettings, SafetySettings, Settings, TracingSettings
 from app.tenants import KeyRing, Tenant, key_digest
 from deployments.accounts.values import TenantLimits
 from deployments.adapter_registry import GATEWAY, Registry
@@ -38,6 +39,7 @@ from deployments.config import (
     ModelConfig,
     RegistryConfig,
     SafetyConfig,
+    TracingConfig,
 )
 from deployments.gateway import Gateway
 from deployments.model_replica import ModelReplica
@@ -126,6 +128,12 @@ def accounts_config(accounts: AccountSettings) -> AccountsConfig:
     )
 
 
+def _tracing(tracing: TracingSettings) -> TracingConfig:
+    if importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http") is None:
+        raise ConfigError("args.tracing: pip install opentelemetry-exporter-otlp-proto-http")
+    return TracingConfig(**tracing.model_dump())
+
+
 def key_ring(settings: Settings) -> KeyRing:
     """Return whose each key is that the configuration names."""
     tenants = [
@@ -162,6 +170,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         tokenizer_placement=settings.tokenizer.placement,
         safety_placement="deployment" if settings.safety is None else settings.safety.placement,
         accounts=None if settings.accounts is None else accounts_config(settings.accounts),
+        tracing=None if settings.tracing is None else _tracing(settings.tracing),
         max_resumes=settings.max_resumes,
         default_timeout_s=settings.default_timeout_s,
         created_s=int(time.time()),

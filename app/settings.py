@@ -245,6 +245,18 @@ class AccountSettings(SettingsNode):
     )
 
 
+class TracingSettings(SettingsNode):
+    """Traces for OpenTelemetry; needs `pip install opentelemetry-exporter-otlp-proto-http`."""
+
+    endpoint: Annotated[str, StringConstraints(pattern=r"^https?://")] = Field(
+        description="Of a collector, OTLP over HTTP: http://host:4318/v1/traces."
+    )
+    sample_ratio: float = Field(
+        default=1.0, ge=0, le=1, description="Share of answers that are traced, where the client has not decided."
+    )
+    service: str = Field(default="antiphon", min_length=1, description="Name under which traces are found.")
+
+
 class LimitSettings(SettingsNode):
     """Bounds on one HTTP request; over any of them it is refused with a 4xx that names the field."""
 
@@ -282,6 +294,7 @@ class Settings(SettingsNode):
     accounts: AccountSettings | None = Field(
         default_factory=AccountSettings, description="Usage records and limits; null: nothing is counted."
     )
+    tracing: TracingSettings | None = Field(default=None, description="Where traces go; null: nowhere.")
     allow_anonymous: bool = Field(
         default=False, description="Whether `antiphon serve` listens beyond this machine though no tenant is known."
     )

@@ -138,6 +138,15 @@ class AccountsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracingConfig:
+    """Where traces go, by OTLP over HTTP; `sample_ratio` is the share of answers that are traced."""
+
+    endpoint: str
+    sample_ratio: float = 1.0
+    service: str = "antiphon"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """What the gateway knows of the rest.
 
@@ -145,6 +154,7 @@ class GatewayConfig:
         tokenizer_placement, safety_placement: "deployment" (own actors) or "inline" (in the gateway's process; saves a
             hop of about a millisecond).
         accounts: None where nothing is counted.
+        tracing: None where nothing is traced.
         created_s: Unix time at which the names were declared.
         max_resumes: how often one generation is taken to another replica after its own has died.
     """
@@ -153,6 +163,7 @@ class GatewayConfig:
     channel: ChannelConfig
     safety: SafetyConfig | None = None
     accounts: AccountsConfig | None = None
+    tracing: TracingConfig | None = None
     tokenizer_placement: str = "deployment"
     safety_placement: str = "deployment"
     max_resumes: int = 3

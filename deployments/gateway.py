@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import ray
 from prometheus_client import Metric
@@ -30,7 +30,7 @@ from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
 from deployments.adapter_directory import AdapterDirectory
 from deployments.answering import Answer
-from deployments.config import GatewayConfig
+from deployments.config import GatewayConfig, TracingConfig
 from deployments.dialect import dialect_of
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation import (
@@ -54,6 +54,9 @@ from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import RequestId
 from engine.trace import RequestTrace
+
+if TYPE_CHECKING:
+    from deployments.tracing import TraceWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -106,6 +109,7 @@ class Gateway:
         if config.accounts is not None and accounts is not None:
             spool = Spool(config.accounts.spool_folder, self._name)
             self._meter = Meter(accounts, spool, self._name, self._traces)
+        self._traced: TraceWriter | None = None
         self._served: dict[str, ServedModel] = {}
         self._safety: SafetyPort | None = None
         self._listener: ChannelListener | None = None
@@ -130,6 +134,9 @@ class Gateway:
             for model in self._config.models
         }
         await self._adapters.start()
+        if self._config.tracing is not None:
+            self._traced = self._trace_writer(self._config.tracing)
+            self._traced.start()
         if self._meter is not None:
             await self._meter.start()
         return self._create_app(self)
@@ -281,8 +288,17 @@ class Gateway:
 
     def _count_answer(self, timeline: Timeline) -> None:
         self._metrics.count_answer(timeline)
+        if self._traced is not None:
+            self._traced.add(timeline)
         if self._meter is not None:
             self._meter.record(timeline)
+
+    def _trace_writer(self, config: TracingConfig) -> TraceWriter:
+        # Its packages are imported where traces are wanted, and nowhere else.
+        from deployments.tracing import TraceWriter, otlp_exporter
+
+        exporter = otlp_exporter(config.endpoint)
+        return TraceWriter(exporter, self._traces, service=config.service, sample_ratio=config.sample_ratio)
 
     async def _traces(self, base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
         if not attempts or base not in self._handles:
@@ -338,6 +354,7 @@ def _timeline(request: GenerationRequest, target: Target) -> Timeline:
         adapter="" if target.adapter is None else target.adapter.digest,
         tenant=request.tenant,
         arrived_unix_s=time.time(),
+        trace_parent=request.trace_parent,
     )
 
 

@@ -143,6 +143,7 @@ class GenerationRequest:
         salt: prefix-cache isolation.
         priority: lower is served first.
         timeout_s: seconds from now after which nobody waits for the answer; None for never.
+        trace_parent: what the client sent as `traceparent`.
     """
 
     request_id: str
@@ -160,6 +161,7 @@ class GenerationRequest:
     salt: str = ""
     priority: int = 0
     timeout_s: float | None = None
+    trace_parent: str = ""
 
     @property
     def num_chars(self) -> int:

@@ -49,6 +49,7 @@ class Timeline:
         arrived_unix_s: when it came, Unix time.
         attempts: ids under which engines know it; more than one where a replica was lost.
         outcome: a finish reason, the type of an error, "cancelled", or "in_progress".
+        trace_parent: what the client sent as `traceparent`.
     """
 
     request_id: str
@@ -66,6 +67,7 @@ class Timeline:
     first_token_s: float | None = None
     end_s: float | None = None
     outcome: str = IN_PROGRESS
+    trace_parent: str = ""
 
     @property
     def client_id(self) -> str:

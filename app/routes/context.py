@@ -20,6 +20,7 @@ from app.tenants import KeyRing, TenantGateway
 from deployments.generation import GenerationEvent, GenerationRequest
 
 TIMEOUT_HEADER = "x-request-timeout"
+MAX_TRACE_PARENT_CHARS = 128
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -48,6 +49,7 @@ class RouteContext:
         moderation_model: public name of the classifier, None where there is none.
         request_id: as answered in `x-request-id`; a client may repeat one.
         timeout_s: how long the client waits for the whole answer; None for as long as the configuration says.
+        trace_parent: as in W3C's Trace Context; what is none is ignored, as it says.
     """
 
     gateway: GatewayPort
@@ -55,10 +57,11 @@ class RouteContext:
     moderation_model: str | None
     request_id: str
     timeout_s: float | None = None
+    trace_parent: str = ""
 
     def generate(self, generation: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Yield the events of one answer, until the client's deadline."""
-        return self.gateway.generate(replace(generation, timeout_s=self.timeout_s))
+        return self.gateway.generate(replace(generation, timeout_s=self.timeout_s, trace_parent=self.trace_parent))
 
     def head(self, prefix: str, model: str, *, joint: str = "-") -> ResponseHead:
         """Return a new response id, the time, and the model's name."""
@@ -98,6 +101,7 @@ async def _open_context(request: Request) -> RouteContext:
         moderation_model=state.moderation_model,
         request_id=request.state.request_id,
         timeout_s=_timeout_s(request.headers.get(TIMEOUT_HEADER)),
+        trace_parent=request.headers.get("traceparent", "")[:MAX_TRACE_PARENT_CHARS],
     )
 
 

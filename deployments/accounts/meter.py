@@ -138,16 +138,17 @@ class Meter:
         except _UNREACHED as error:
             _logger.warning("usage records cannot be stored now: %s", error)
 
-    async def adopt_orphans(self) -> None:
-        """Send what dead gateways of this machine have left."""
+    async def adopt_orphans(self) -> bool:
+        """Send what dead gateways of this machine have left; False where it has to be tried again."""
         for records, path in self._spool.orphans():
             try:
                 async with asyncio.timeout(RECORD_TIMEOUT_S):
                     await self._accounts.record.remote(records)
             except _UNREACHED as error:
                 _logger.warning("records of a dead gateway cannot be stored yet: %s", error)
-                return
+                return False
             path.unlink(missing_ok=True)
+        return True
 
     async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
         """Add up records by tenant, model and adapter.
@@ -233,11 +234,11 @@ class Meter:
             _logger.debug("the accounts do not tell their keys: %s", error)
 
     async def _settle_for_ever(self) -> None:
-        count = 0
+        count, is_done = 0, False
         while True:
             try:
-                if count % ORPHANS_EVERY == 0:
-                    await self.adopt_orphans()
+                if not is_done or count % ORPHANS_EVERY == 0:
+                    is_done = await self.adopt_orphans()
                 await self.settle()
                 await self._learn_keys()
             except Exception:

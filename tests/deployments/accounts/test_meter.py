@@ -115,10 +115,10 @@ async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_
     dead.spool.close()
     heir = a_meter(handle, tmp_path, "heir")
     handle.is_away = True
-    await heir.adopt_orphans()
+    assert not await heir.adopt_orphans()
     handle.is_away = False
-    await heir.adopt_orphans()
-    await heir.adopt_orphans()
+    assert await heir.adopt_orphans()
+    assert await heir.adopt_orphans()
     assert [record.record_id for record in await heir.records(UsageQuestion(), limit=9)] == ["r1"]
     assert not list((tmp_path / "usage").glob("dead*"))
 

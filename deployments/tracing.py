@@ -1,0 +1,134 @@
+"""Traces of answers for OpenTelemetry, written from the timeline once an answer has ended: they cost it nothing.
+
+One span for the answer, as a child of what the client sent in `traceparent` (W3C Trace Context), and one for each
+stage. Attributes are those of OpenTelemetry's conventions for generative AI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from deployments.timeline import Stage, Timeline, with_engine_stages
+from engine.request import RequestId
+from engine.trace import RequestTrace
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+_logger = logging.getLogger(__name__)
+
+PERIOD_S = 1.0
+MAX_WAITING = 10_000
+"""Answers that have ended and are not written yet; more than that are not traced."""
+GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")
+
+Traces = Callable[[str, Sequence[RequestId]], Awaitable[Mapping[RequestId, RequestTrace]]]
+
+
+class TraceWriter:
+    """Writes the traces of one gateway's answers.
+
+    Args:
+        traces: from a base model and attempts to what its engines know of them.
+        sample_ratio: share of the answers that are traced, where the client has not decided.
+    """
+
+    def __init__(self, exporter: SpanExporter, traces: Traces, *, service: str, sample_ratio: float) -> None:
+        self._provider = TracerProvider(
+            resource=Resource.create({"service.name": service}),
+            sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
+        )
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("antiphon")
+        self._traces = traces
+        self._waiting: list[Timeline] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._task = asyncio.create_task(self._write_for_ever())
+
+    def add(self, timeline: Timeline) -> None:
+        """Take an answer that has ended."""
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.append(timeline)
+
+    async def write(self) -> None:
+        """Write the answers that have ended by now, with what engines know of them."""
+        waiting, self._waiting = self._waiting, []
+        for timeline in waiting:
+            self._write(timeline, with_engine_stages(timeline, await self._traces(timeline.base, timeline.attempts)))
+
+    async def close(self) -> None:
+        """Write what is left, and wait until it has been sent."""
+        if self._task is not None:
+            self._task.cancel()
+        await self.write()
+        await asyncio.to_thread(self._provider.shutdown)
+
+    def _write(self, timeline: Timeline, stages: Sequence[Stage]) -> None:
+        parent = TraceContextTextMapPropagator().extract({"traceparent": timeline.trace_parent})
+        span = self._tracer.start_span(
+            f"chat {timeline.model}",
+            context=parent,
+            kind=SpanKind.SERVER,
+            start_time=_nanoseconds(timeline.arrived_unix_s),
+            attributes={
+                "gen_ai.operation.name": "chat",
+                "gen_ai.request.model": timeline.model,
+                "gen_ai.response.model": timeline.base,
+                "gen_ai.response.finish_reasons": [timeline.outcome],
+                "gen_ai.usage.input_tokens": timeline.num_prompt_tokens,
+                "gen_ai.usage.output_tokens": timeline.num_tokens,
+                "antiphon.request_id": timeline.request_id,
+                "antiphon.tenant": timeline.tenant,
+                "antiphon.adapter": timeline.adapter,
+                "antiphon.cached_tokens": timeline.num_cached_tokens,
+                "antiphon.num_attempts": len(timeline.attempts),
+            },
+        )
+        if timeline.outcome not in GOOD_OUTCOMES:
+            span.set_status(Status(StatusCode.ERROR, timeline.outcome))
+        if timeline.first_token_s is not None:
+            span.add_event("first token", timestamp=_nanoseconds(timeline.arrived_unix_s + timeline.first_token_s))
+        inside = set_span_in_context(span)
+        for stage in stages:
+            child = self._tracer.start_span(
+                stage.name, context=inside, start_time=_nanoseconds(timeline.arrived_unix_s + stage.start_s)
+            )
+            child.end(_nanoseconds(timeline.arrived_unix_s + stage.end_s))
+        span.end(_nanoseconds(timeline.arrived_unix_s + (timeline.end_s or 0.0)))
+
+    async def _write_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            try:
+                await self.write()
+            except Exception:
+                # The task's border: a trace is not worth a server.
+                _logger.exception("traces could not be written")
+
+
+def otlp_exporter(endpoint: str) -> SpanExporter:
+    """Return what sends spans to a collector by OTLP over HTTP.
+
+    Raises:
+        ImportError: the package `opentelemetry-exporter-otlp-proto-http` is not installed.
+    """
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter(endpoint=endpoint)
+
+
+def _nanoseconds(unix_s: float) -> int:
+    return int(unix_s * 1e9)
