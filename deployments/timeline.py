@@ -21,6 +21,8 @@ MAX_KEPT = 1024
 MAX_ARRIVALS = 4096
 """Arrivals of tokens that are told one by one."""
 IN_PROGRESS = "in_progress"
+GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")
+"""Ends that are nobody's failure."""
 
 
 class Stage(NamedTuple):

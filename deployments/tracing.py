@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from deployments.timeline import Stage, Timeline, with_engine_stages
+from deployments.timeline import GOOD_OUTCOMES, Stage, Timeline, with_engine_stages
 from engine.request import RequestId
 from engine.trace import RequestTrace
 
@@ -30,7 +30,6 @@ _logger = logging.getLogger(__name__)
 PERIOD_S = 1.0
 MAX_WAITING = 10_000
 """Answers that have ended and are not written yet; more than that are not traced."""
-GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")
 
 Traces = Callable[[str, Sequence[RequestId]], Awaitable[Mapping[RequestId, RequestTrace]]]
 

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from engine.attention import AttentionBatch
+from engine.decoder.spec import DecoderSpec
 from engine.gathering import Chunk, DecodeGroup
 from engine.linear import Linear
 from engine.lora import AdapterSegment, LoraBatch, LoraProducts
@@ -50,6 +51,21 @@ class KvCache:
         self.null_block = num_blocks
         self.block_tokens = block_tokens
         self._num_touched = 0
+
+    @classmethod
+    def of(
+        cls, spec: DecoderSpec, *, num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> KvCache:
+        """Make a cache for a model."""
+        return cls(
+            num_layers=spec.num_layers,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=dtype,
+            device=device,
+        )
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (keys, values) of a layer, each [num_blocks + 1, block_tokens, kv_heads, head_dim]."""

@@ -30,8 +30,8 @@ from sqlalchemy import (
 from sqlalchemy.engine import make_url
 
 from deployments.accounts.values import KeyInfo, UsageQuestion, UsageRecord, UsageTotal
+from deployments.timeline import GOOD_OUTCOMES
 
-GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")
 _PAGE = 1000
 
 _metadata = MetaData()

@@ -19,6 +19,7 @@ from deployments.accounts.values import Admission, Charge, Quota, TenantLimits
 SILENCE_S = 15.0
 """A gateway that says nothing for so long is gone, and with it what it had under way."""
 BUSY_RETRY_S = 1.0
+WINDOW_S = 60.0
 WINDOWED = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute")
 
 
@@ -96,7 +97,9 @@ class Limiter:
         quotas = {}
         for name, item in _items(limits).items():
             resets_at_unix_s, remaining = self._strategy.get_window_stats(item, tenant, name)
-            quotas[name] = Quota(item.amount, max(0, remaining), max(0.0, resets_at_unix_s - time.time()))
+            # Stores count whole seconds, by clocks of their own.
+            left_s = min(WINDOW_S, max(0.0, resets_at_unix_s - time.time()))
+            quotas[name] = Quota(item.amount, max(0, remaining), left_s)
         return quotas
 
 

@@ -82,14 +82,8 @@ def _build(
     left = hardware.free_bytes - peak_bytes - RESERVED_BYTES
     _logger.info("a full step takes %.2f GiB with the weights; %.2f GiB are left", peak_bytes / 2**30, left / 2**30)
     resolved = resolve(config, spec, replace(hardware, free_bytes=max(0, left)))
-    cache = KvCache(
-        num_layers=spec.num_layers,
-        num_blocks=resolved.num_blocks,
-        block_tokens=resolved.block_tokens,
-        kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=dtype,
-        device=runtime.device,
+    cache = KvCache.of(
+        spec, num_blocks=resolved.num_blocks, block_tokens=resolved.block_tokens, dtype=dtype, device=runtime.device
     )
     sizes = recorded_sizes(resolved.max_num_seqs)
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
@@ -102,14 +96,8 @@ def _build(
 @torch.inference_mode()
 def _full_step(decoder: Decoder, spec: DecoderSpec, config: ResolvedConfig, device: torch.device) -> None:
     """Compute as many tokens as a step may have, over a cache of one block, and what choosing tokens takes."""
-    cache = KvCache(
-        num_layers=spec.num_layers,
-        num_blocks=1,
-        block_tokens=config.block_tokens,
-        kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        dtype=DTYPE_BY_NAME[config.dtype],
-        device=device,
+    cache = KvCache.of(
+        spec, num_blocks=1, block_tokens=config.block_tokens, dtype=DTYPE_BY_NAME[config.dtype], device=device
     )
     tokens, longest = config.max_batched_tokens, min(config.max_batched_tokens, config.max_model_len)
     rows = [(start, 0, min(longest, tokens - start), 0) for start in range(0, tokens, longest)]
