@@ -72,6 +72,11 @@ def recommended(*, num_cores: int, drain_s: int = 30) -> tuple[ServeVariable, ..
             purpose="how often HAProxy looks after a gateway",
         ),
         ServeVariable(
+            name="RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S",
+            value="1",
+            purpose="how often the controller looks after HAProxy, which it replaces after three failures",
+        ),
+        ServeVariable(
             name="RAY_SERVE_CONTROL_LOOP_INTERVAL_S",
             value="0.5",
             purpose="how often the controller looks after replicas; at 0.1 it takes a thirtieth of a core for ever",
