@@ -1,0 +1,194 @@
+"""Ask a running server for a long time while its parts are killed, and hold every answer against what it should be.
+
+    python -m loadtest.soak --url http://127.0.0.1:8000 --minutes 20 --streams 8 --kill Model- --kill Gateway
+
+Each question is asked once before anything is killed; whatever is answered later must be the same, to the letter: half
+of them greedy, half drawn from a seed. Serve in float32, where a batch's company does not round an answer another way.
+Every minute one process of this machine, whose command line holds one of the names, is killed. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any
+
+import httpx
+import psutil
+
+NUM_QUESTIONS = 16
+SLOW_S = 120.0
+PERIOD_S, MENDING_S = 60.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One answer: its text, whether it said that it was over, and what went wrong, if anything."""
+
+    text: str
+    is_done: bool
+    error: str | None
+    took_s: float
+
+
+def question(model: str, number: int, max_tokens: int) -> dict[str, Any]:
+    """Return one of the questions; odd ones are drawn."""
+    drawn = {"temperature": 1.0, "seed": number} if number % 2 else {"temperature": 0}
+    return drawn | {
+        "model": model,
+        "stream": True,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "messages": [{"role": "user", "content": f"What does os.path.join do, and what is {number}?"}],
+    }
+
+
+def ask(client: httpx.Client, body: dict[str, Any]) -> Heard:
+    """Ask once, without trying again."""
+    started_s, text, is_done, error = time.monotonic(), "", False, None
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if response.status_code != 200:
+                error = f"status {response.status_code}"
+            for line in response.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]" or error:
+                    continue
+                chunk = json.loads(line.removeprefix("data: "))
+                if "error" in chunk:
+                    error = "error event"
+                    continue
+                for choice in chunk["choices"]:
+                    text += choice["delta"].get("content") or ""
+                    is_done = is_done or choice["finish_reason"] is not None
+    except httpx.HTTPError as failure:
+        error = type(failure).__name__
+    return Heard(text, is_done, error, time.monotonic() - started_s)
+
+
+def judge(heard: Heard, expected: str) -> str:
+    """Say what an answer was: "same", "different", "cut in silence", or how it failed."""
+    if heard.error is not None:
+        # A failure that looks like an answer would be believed.
+        return "failed after its end" if heard.is_done else heard.error
+    if not heard.is_done:
+        return "cut in silence"
+    return "same" if heard.text == expected else "different"
+
+
+def kill_one(names: list[str], rng: random.Random) -> str | None:
+    """Kill a process of this machine that has one of the names; return which, None where there is none."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        found += [(name, process) for name in names if name in line and "loadtest" not in line]
+    if not found:
+        return None
+    name, process = rng.choice(found)
+    process.send_signal(signal.SIGKILL)
+    return name
+
+
+class Tally:
+    """What all streams together have heard so far; any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self.times_s: list[float] = []
+
+    def add(self, verdict: str, took_s: float) -> None:
+        """Count one answer."""
+        with self._lock:
+            self.counts[verdict] += 1
+            self.times_s.append(took_s)
+
+
+def undisturbed(client: httpx.Client, bodies: list[dict[str, Any]]) -> list[str]:
+    """Return what each question is answered while nobody dies.
+
+    Raises:
+        SystemExit: not even then are all answers whole.
+    """
+    answers = [ask(client, body) for body in bodies]
+    if any(heard.error is not None or not heard.is_done for heard in answers):
+        raise SystemExit("loadtest.soak: the server does not give whole answers even undisturbed")
+    return [heard.text for heard in answers]
+
+
+def keep_asking(
+    client: httpx.Client, bodies: list[dict[str, Any]], expected: list[str], first: int, ends_s: float, tally: Tally
+) -> None:
+    """Ask one question after the other until the time is over."""
+    number = first
+    while time.monotonic() < ends_s:
+        number = (number + 1) % len(bodies)
+        heard = ask(client, bodies[number])
+        tally.add(judge(heard, expected[number]), heard.took_s)
+        if heard.error is not None:
+            # As a polite client does.
+            time.sleep(0.5)
+
+
+def soak(url: str, model: str, *, minutes: float, streams: int, max_tokens: int, names: list[str]) -> dict[str, Any]:
+    """Ask until the time is over, and return what was heard."""
+    rng, kills, tally = random.Random(0), Counter[str](), Tally()
+    with httpx.Client(base_url=url, timeout=SLOW_S, trust_env=False) as client, ThreadPoolExecutor(streams) as pool:
+        bodies = [question(model, number, max_tokens) for number in range(NUM_QUESTIONS)]
+        expected = undisturbed(client, bodies)
+        ends_s = time.monotonic() + 60 * minutes
+        asking = [
+            pool.submit(keep_asking, client, bodies, expected, number, ends_s, tally) for number in range(streams)
+        ]
+        # The last one has time to mend.
+        while (left_s := ends_s - time.monotonic() - MENDING_S) > 0:
+            time.sleep(min(PERIOD_S, left_s))
+            killed = kill_one(names, rng) if names else None
+            if killed is not None:
+                kills[killed] += 1
+                print(f"killed {killed}; so far {dict(tally.counts)}", flush=True)
+        for one in asking:
+            one.result()
+    cuts = quantiles(tally.times_s, n=100)
+    return {
+        "minutes": minutes,
+        "streams": streams,
+        "answers": dict(tally.counts),
+        "kills": dict(kills),
+        "p50_s": cuts[49],
+        "p99_s": cuts[98],
+        "longest_s": max(tally.times_s),
+    }
+
+
+def main() -> int:
+    """Soak and print; 1 where an answer was different or cut in silence."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.soak", description=__doc__)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--model", default="stdlib-chat")
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=200)
+    parser.add_argument("--kill", action="append", default=[], help="a name in a process' command line; repeatable")
+    options = parser.parse_args()
+    found = soak(
+        options.url,
+        options.model,
+        minutes=options.minutes,
+        streams=options.streams,
+        max_tokens=options.max_tokens,
+        names=options.kill,
+    )
+    print(json.dumps(found))
+    return int(any(found["answers"].get(bad) for bad in ("different", "cut in silence", "failed after its end")))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
