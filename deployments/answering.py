@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
 from adapters.identity import AdapterRef
 from deployments.answer_shape import AnswerParts, AnswerShape, tail_of
@@ -32,6 +33,7 @@ from deployments.generation import (
 )
 from deployments.generation_calls import GenerationCall, TokenBatch, UsageTag, pack_ids
 from deployments.metrics import GatewayMetrics
+from deployments.patience import patiently
 from deployments.resumption import Resumption
 from deployments.served_model import ServedModel, check_vocabulary
 from deployments.stream.screening import OutputScreen
@@ -44,6 +46,8 @@ from engine.request import FinishReason, RequestId, TokenLogprobs
 REFUSAL = "I can't help with that request."
 NUM_TAIL_TOKENS = 16
 """Of a prompt's end, where a template may have opened the model's thoughts."""
+INPUT_PATIENCE_S, OUTPUT_PATIENCE_S = 5.0, 30.0
+"""So long a request waits for a tokenizer that is being replaced, and a stream under way for a classifier."""
 DEADLINE_SLACK_S = 1.0
 """The engine lets go of a request this much after its deadline, so that it is the gateway that says why."""
 
@@ -128,7 +132,7 @@ class Answer:
     async def _encode(self) -> Sequence[int]:
         prompt = self._request.prompt
         if not isinstance(prompt, TokenPrompt):
-            return await self._model.encode(prompt)
+            return await patiently(partial(self._model.encode, prompt), INPUT_PATIENCE_S)
         for index, token_id in enumerate(prompt.token_ids):
             if not 0 <= token_id < self._model.config.vocab_size:
                 raise RequestError(
@@ -193,12 +197,14 @@ class Answer:
         if self._safety is None or not self._safety.screen_input:
             return False
         with self._recorder.stage("safety"):
-            verdicts = await self._judge(self._input_texts())
+            texts = self._input_texts()
+            verdicts = await patiently(partial(self._judge, texts), self._safety.timeout_s)
         return any(verdict.flagged for verdict in verdicts)
 
     async def _judge_output(self, texts: Sequence[str]) -> Sequence[Verdict]:
         with self._recorder.stage("safety of the answer"):
-            return await self._judge(texts)
+            # What has been computed would be lost with the stream.
+            return await patiently(partial(self._judge, texts), OUTPUT_PATIENCE_S)
 
     def _input_texts(self) -> list[str]:
         prompt = self._request.prompt
