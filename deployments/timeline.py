@@ -16,9 +16,9 @@ from typing import NamedTuple
 from engine.request import RequestId
 from engine.trace import RequestTrace
 
-MAX_KEPT = 1024
+MAX_KEPT = 256
 """Client requests of which a gateway remembers the answers."""
-MAX_ARRIVALS = 4096
+MAX_ARRIVALS = 1024
 """Arrivals of tokens that are told one by one."""
 IN_PROGRESS = "in_progress"
 GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")

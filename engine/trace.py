@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from engine.step import StepPlan, StepRow
 
-MAX_CHUNKS = 256
+MAX_CHUNKS = 64
 """Of one request that are told one by one; those after them become part of the last."""
 
 
