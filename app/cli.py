@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
 import time
 import urllib.request
@@ -133,6 +134,12 @@ def plan_command(
     cli_client.console.print(table)
     if found.max_concurrency < concurrency:
         print(f"note: of {concurrency} answers at once only {found.max_concurrency} fit")
+
+
+@app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Time the engine alone on this machine; what follows goes to `loadtest.bench_engine`."""
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "loadtest.bench_engine", *context.args]))
 
 
 def _check(config: str) -> None:

@@ -201,6 +201,13 @@ def test_a_plan_says_what_fits(
     assert all(word in told.out + told.err for word in words)
 
 
+def test_a_benchmark_gets_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr(cli.subprocess, "call", lambda command: called.append(command) or 3)
+    assert cli.main(["bench", "models/stdlib-chat", "--batches", "1"]) == 3
+    assert called[0][1:] == ["-m", "loadtest.bench_engine", "models/stdlib-chat", "--batches", "1"]
+
+
 def test_readiness_is_a_200_and_nothing_else() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
