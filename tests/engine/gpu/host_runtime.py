@@ -6,6 +6,13 @@ from collections.abc import Callable
 
 import torch
 
+from engine.gpu.runtime import CudaRuntime, GpuRuntime
+
+
+def runtime_here() -> GpuRuntime:
+    """A GPU where there is one, else what stands in for it."""
+    return CudaRuntime(torch.device("cuda")) if torch.cuda.is_available() else HostRuntime()
+
 
 class HostRuntime:
     """An `engine.gpu.runtime.GpuRuntime` without a GPU.
