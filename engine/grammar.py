@@ -10,12 +10,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer
 
 from engine.errors import RequestError
+
+if TYPE_CHECKING:
+    # An engine whose requests follow no grammar runs without the library.
+    from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT = 256
 
@@ -84,6 +88,8 @@ class GrammarStore:
         return GrammarFollower(matcher, self._vocab_size)
 
     def _matcher(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher
+
         with self._lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
@@ -102,6 +108,8 @@ class GrammarStore:
         return matcher
 
     def _read_tokenizer(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
         try:
             return LLTokenizer(
                 self._file.read_text(encoding="utf-8"), n_vocab=self._vocab_size, eos_token=self._eos_ids or None

@@ -68,3 +68,23 @@ def test_folders_that_are_data_are_not_packages() -> None:
     assert not (ROOT / "models" / "__init__.py").exists()
     assert not (ROOT / "adapters" / "library" / "__init__.py").exists()
     assert not (ROOT / "tests" / "__init__.py").exists()
+
+
+WITHOUT = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in sys.argv[1:]:
+            raise ImportError(f"{name} is not installed")
+sys.meta_path.insert(0, Missing())
+import engine.build, engine.gpu.build, loadtest.gpu.__main__
+"""
+
+
+def test_the_engine_and_its_benchmark_need_nothing_of_the_server() -> None:
+    """A machine with a GPU may have torch and Triton, and none of these."""
+    missing = ["ray", "fastapi", "uvicorn", "orjson", "llguidance", "sqlalchemy", "limits", "locust", "pydantic"]
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *missing], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
