@@ -15,7 +15,9 @@ ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
 def is_admin(headers: Headers, admin_key_sha256: str | None) -> bool:
     """Whether a request brings the admin key."""
     key = given_key(headers)
-    return bool(key) and admin_key_sha256 is not None and hmac.compare_digest(key_digest(key or ""), admin_key_sha256)
+    if key is None or admin_key_sha256 is None:
+        return False
+    return hmac.compare_digest(key_digest(key), admin_key_sha256)
 
 
 def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:

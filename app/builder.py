@@ -287,34 +287,26 @@ def _safety(config: SafetyConfig) -> serve.Application:
 
 
 def _registry(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> serve.Application:
-    bound: serve.Application = (
-        serve.deployment(Registry)
-        .options(
-            name="Registry",
-            # One actor decides.
-            num_replicas=1,
-            ray_actor_options={"num_cpus": 0.05},
-            health_check_period_s=_HEALTH_PERIOD_S,
-            graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
-        )
-        .bind(registry_config(settings, registry, models))
-    )
-    return bound
+    return _the_only("Registry", Registry, registry_config(settings, registry, models))
 
 
 def _accounts(config: AccountsConfig) -> serve.Application:
     from deployments.accounts.actor import Accounts
 
+    return _the_only("Accounts", Accounts, config, max_ongoing_requests=_GATEWAY_REQUESTS)
+
+
+def _the_only(name: str, actor: type, config: object, **options: Any) -> serve.Application:
+    """Bind a deployment of one replica, which decides for all."""
     bound: serve.Application = (
-        serve.deployment(Accounts)
+        serve.deployment(actor)
         .options(
-            name="Accounts",
-            # One actor counts.
+            name=name,
             num_replicas=1,
-            max_ongoing_requests=_GATEWAY_REQUESTS,
             ray_actor_options={"num_cpus": 0.05},
             health_check_period_s=_HEALTH_PERIOD_S,
             graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
+            **options,
         )
         .bind(config)
     )

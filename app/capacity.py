@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.costs import num_step_weights, num_weights, prompt_flop
 from engine.decoder.spec import DecoderSpec
-from engine.loading.names import parameters
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
@@ -80,27 +80,24 @@ class Capacity:
 
 def plan(spec: DecoderSpec, dtype: str, device: Device, memory_fraction: float, traffic: Traffic) -> Capacity:
     """Work out what one device can do for one model."""
-    sizes = {parameter.name: _numel(parameter.shape) for parameter in parameters(spec)}
-    num_layer_weights = sum(size for name, size in sizes.items() if name.startswith("layers."))
-    head = sizes["embedding"] if spec.is_tied else sizes["head"]
     itemsize = BYTES_BY_DTYPE[dtype]
     # A cache of one byte for each number is not there yet.
     cache_itemsize = max(2, itemsize)
     per_adapter = sum((inputs + outputs) * traffic.rank for inputs, outputs in spec.linear_shapes().values())
-    weight_bytes = float(sum(sizes.values()) * itemsize)
+    weight_bytes = float(num_weights(spec) * itemsize)
     adapter_bytes = float(traffic.num_adapters * per_adapter * cache_itemsize)
     per_token = spec.kv_bytes_per_token(cache_itemsize)
     left = device.memory_bytes * memory_fraction - weight_bytes - adapter_bytes
     cache_tokens = max(0, int(left // per_token))
     length = traffic.prompt_tokens + traffic.answer_tokens
     batch = min(traffic.concurrency, cache_tokens // length)
-    prompt_flop = 2.0 * num_layer_weights * traffic.prompt_tokens + 2.0 * head
-    prompt_flop += 2.0 * spec.num_layers * spec.q_size * traffic.prompt_tokens**2
-    ttft_s = max(prompt_flop / device.flop_per_s, weight_bytes / device.bytes_per_s)
+    # The output matrix is wanted of the last token only.
+    first_flop = prompt_flop(spec, traffic.prompt_tokens) + 2.0 * spec.vocab_size * spec.hidden_size
+    ttft_s = max(first_flop / device.flop_per_s, weight_bytes / device.bytes_per_s)
     # On the way an answer has, in the middle, half of its tokens.
-    step_bytes = (num_layer_weights + head) * itemsize + adapter_bytes
+    step_bytes = num_step_weights(spec) * itemsize + adapter_bytes
     step_bytes += batch * (traffic.prompt_tokens + traffic.answer_tokens / 2) * per_token
-    step_flop = 2.0 * batch * (num_layer_weights + head)
+    step_flop = 2.0 * batch * num_step_weights(spec)
     tpot_s = max(step_bytes / device.bytes_per_s, step_flop / device.flop_per_s)
     answer_s = traffic.answer_tokens * tpot_s / batch + ttft_s if batch else float("inf")
     tokens_per_s = traffic.answer_tokens / answer_s
@@ -116,10 +113,3 @@ def plan(spec: DecoderSpec, dtype: str, device: Device, memory_fraction: float, 
         tokens_per_s=tokens_per_s,
         cost_per_million=cost,
     )
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

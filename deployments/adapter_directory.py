@@ -21,7 +21,7 @@ from adapters.identity import AdapterRef
 from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
-from deployments.handle_errors import unwrap
+from deployments.handle_errors import UNREACHED, unwrap
 from deployments.handles import TELL_TIMEOUT_S, ask_all, tell_gateways
 from engine.errors import RequestError
 
@@ -64,7 +64,7 @@ class AdapterDirectory:
             return
         try:
             await self._ask(self._registry)
-        except (RayError, RayServeException, TimeoutError) as error:
+        except UNREACHED as error:
             _logger.warning("the registry of adapters cannot be reached yet: %s", error)
         self._refresh = asyncio.create_task(self._ask_for_ever(self._registry))
 
@@ -165,7 +165,7 @@ class AdapterDirectory:
             await asyncio.sleep(REFRESH_S)
             try:
                 await self._ask(registry)
-            except (RayError, RayServeException, TimeoutError) as error:
+            except UNREACHED as error:
                 _logger.debug("the registry of adapters does not answer: %s", error)
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+
+UNREACHED = (RayError, RayServeException, TimeoutError)
+"""What is raised where an actor is not there, or does not answer in time."""
 
 
 def unwrap(error: BaseException) -> BaseException:

@@ -20,6 +20,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from adapters.catalogue import Catalogue
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.handle_errors import UNREACHED
 from deployments.token_channel import ChannelListener, Subscription
 from engine.errors import EngineError, OverloadError
 from engine.request import Emission, FinishReason
@@ -147,7 +148,7 @@ async def ask_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: 
     try:
         async with asyncio.timeout(timeout_s):
             answers = await handle.broadcast(method, *args).results_async(return_exceptions=True)
-    except (TimeoutError, RayError, RayServeException):
+    except UNREACHED:
         return []
     return [answer for answer in answers if not isinstance(answer, BaseException)]
 

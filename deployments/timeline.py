@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,6 +23,10 @@ MAX_ARRIVALS = 1024
 IN_PROGRESS = "in_progress"
 GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")
 """Ends that are nobody's failure."""
+
+
+TraceSource = Callable[[str, Sequence[RequestId]], Awaitable[Mapping[RequestId, RequestTrace]]]
+"""From a base model and attempts to what its engines know of them."""
 
 
 class Stage(NamedTuple):
@@ -150,6 +154,20 @@ class TimelineStore:
     def find(self, client_id: str) -> list[Timeline]:
         """Return the answers of one client request, in the order in which they began."""
         return list(self._by_client_id.get(client_id, ()))
+
+
+async def ask_traces(
+    asked: Iterable[tuple[str, Sequence[RequestId]]], source: TraceSource
+) -> dict[RequestId, RequestTrace]:
+    """Return what engines know of many answers, given by base model and attempts; each model is asked once."""
+    attempts_by_base: dict[str, list[RequestId]] = {}
+    for base, attempts in asked:
+        attempts_by_base.setdefault(base, []).extend(attempts)
+    found: dict[RequestId, RequestTrace] = {}
+    for base, attempts in attempts_by_base.items():
+        if attempts:
+            found |= await source(base, attempts)
+    return found
 
 
 def with_engine_stages(timeline: Timeline, trace_by_attempt: Mapping[RequestId, RequestTrace]) -> list[Stage]:

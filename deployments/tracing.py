@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from opentelemetry.sdk.resources import Resource
@@ -18,9 +18,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from deployments.timeline import GOOD_OUTCOMES, Stage, Timeline, with_engine_stages
-from engine.request import RequestId
-from engine.trace import RequestTrace
+from deployments.timeline import GOOD_OUTCOMES, Stage, Timeline, TraceSource, ask_traces, with_engine_stages
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -31,8 +29,6 @@ PERIOD_S = 1.0
 MAX_WAITING = 10_000
 """Answers that have ended and are not written yet; more than that are not traced."""
 
-Traces = Callable[[str, Sequence[RequestId]], Awaitable[Mapping[RequestId, RequestTrace]]]
-
 
 class TraceWriter:
     """Writes the traces of one gateway's answers.
@@ -42,7 +38,7 @@ class TraceWriter:
         sample_ratio: share of the answers that are traced, where the client has not decided.
     """
 
-    def __init__(self, exporter: SpanExporter, traces: Traces, *, service: str, sample_ratio: float) -> None:
+    def __init__(self, exporter: SpanExporter, traces: TraceSource, *, service: str, sample_ratio: float) -> None:
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": service}),
             sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
@@ -65,8 +61,9 @@ class TraceWriter:
     async def write(self) -> None:
         """Write the answers that have ended by now, with what engines know of them."""
         waiting, self._waiting = self._waiting, []
+        traces = await ask_traces(((timeline.base, timeline.attempts) for timeline in waiting), self._traces)
         for timeline in waiting:
-            self._write(timeline, with_engine_stages(timeline, await self._traces(timeline.base, timeline.attempts)))
+            self._write(timeline, with_engine_stages(timeline, traces))
 
     async def close(self) -> None:
         """Write what is left, and wait until it has been sent."""

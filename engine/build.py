@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
 from adapters.identity import AdapterRef
-from adapters.weights import AdapterWeights
 from engine.adapter_pool import AdapterPool
 from engine.backend import KvCache, TorchBackend
 from engine.buffers import InputBuffers
@@ -19,15 +17,15 @@ from engine.decoder.decoder import Decoder
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.errors import ConfigError
-from engine.gpu.runtime import GpuRuntime
 from engine.grammar import GrammarStore
 from engine.loading.checkpoint import WeightSource, load_parameters
 from engine.native_backend import NativeBackend, can_run
 from engine.native_lora import PanelAdapter
+from engine.parts import Parts
 from engine.recorded import RecordedModel
 from engine.resolve import DTYPE_BY_NAME, Hardware, probe, resolve
 from engine.runner import Runner, StepModel
-from engine.sampling.sampler import Chooser, Sampler
+from engine.sampling.sampler import Sampler
 from engine.scheduler import Scheduler
 from kernels import native
 from kernels.arena import give_back_memory
@@ -81,25 +79,6 @@ def build_engine(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What differs between devices.
-
-    Attributes:
-        lay_out: turns an adapter that was read into what the device's products take.
-        choose: see `engine.sampling.sampler.Sampler`.
-        steps_ahead: see `engine.runner.Runner`.
-    """
-
-    config: ResolvedConfig
-    buffers: InputBuffers
-    model: StepModel
-    cache: KvCache
-    lay_out: Callable[[AdapterWeights], AdapterWeights]
-    choose: Chooser | None = None
-    steps_ahead: int = 0
-
-
 def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
     resolved = resolve(config, spec, hardware)
     kernels = kernels_for(spec, resolved)
@@ -116,29 +95,11 @@ def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weig
 
 
 def _cuda_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
+    # Triton is imported where a GPU is, and nowhere else.
+    from engine.gpu.build import gpu_parts
     from engine.gpu.runtime import CudaRuntime
 
     return gpu_parts(config, spec, hardware, weights, CudaRuntime(torch.device("cuda")))
-
-
-def gpu_parts(
-    config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource, runtime: GpuRuntime
-) -> Parts:
-    """Return the parts of an engine whose kernels are Triton's; errors as `build_engine`."""
-    # Triton is imported where a GPU is, and nowhere else.
-    from engine.gpu.adapters import TabledAdapter
-    from engine.gpu.build import build_gpu_parts
-
-    parts = build_gpu_parts(config, spec, hardware, runtime, weights)
-    return Parts(
-        config=parts.config,
-        buffers=parts.inputs,
-        model=parts.model,
-        cache=parts.cache,
-        lay_out=lambda weights: TabledAdapter.of(weights, spec.num_layers),
-        choose=parts.choose,
-        steps_ahead=1,
-    )
 
 
 def kernels_for(spec: DecoderSpec, config: ResolvedConfig) -> NativeKernels | None:

@@ -9,6 +9,9 @@ from functools import cache
 
 import torch
 
+PROGRAMS_WANTED = 264
+"""Work is cut until there are about this many programs: two for each multiprocessor of the largest GPUs."""
+
 _pretended: ContextVar[str | None] = ContextVar("pretended", default=None)
 
 

@@ -25,6 +25,14 @@ def run_of(runs, STRIDE: tl.constexpr, count, tile, TILE: tl.constexpr):
     return low - 1
 
 
+@triton.jit
+def place_of(runs, STRIDE: tl.constexpr, count, tile, TILE: tl.constexpr):
+    """Return which run a program works on, that run's first token, and the number of the program's tile in it."""
+    run = run_of(runs, STRIDE, count, tile, TILE)
+    first = tl.load(runs + run * STRIDE)
+    return run, first, tile - ((first - tl.load(runs)) // TILE + run)
+
+
 def num_tiles(num_tokens: int, num_runs: int, tile: int) -> int:
     """Return how many programs reach every tile of `num_runs` runs that have `num_tokens` tokens together."""
     return num_tokens // tile + num_runs

@@ -35,6 +35,7 @@ class Accounts:
     def __init__(self, config: AccountsConfig) -> None:
         self._limiter = Limiter(config.limits_url)
         self._ledger = Ledger(config.database_url)
+        self._keys = self._ledger.keys()
         # One thread each: neither is for several, and a slow disk must not keep requests from beginning.
         self._limiting = ThreadPoolExecutor(1, thread_name_prefix="limits")
         self._recording = ThreadPoolExecutor(1, thread_name_prefix="ledger")
@@ -43,8 +44,8 @@ class Accounts:
         """Count a request that is about to begin, or say what it is over."""
         return await _on(self._limiting, partial(self._limiter.admit, tenant, limits, gateway, input_tokens))
 
-    async def settle(self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge]) -> None:
-        """Take a gateway's word for what it has under way, and count what its answers have used."""
+    async def settle(self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge]) -> list[KeyInfo]:
+        """Take a gateway's word for what it has under way, count what its answers have used, and tell it the keys."""
 
         def work() -> None:
             self._limiter.hear(gateway, running)
@@ -52,6 +53,7 @@ class Accounts:
                 self._limiter.charge(charge)
 
         await _on(self._limiting, work)
+        return self._keys
 
     async def record(self, records: Sequence[UsageRecord]) -> None:
         """Keep records; when this returns they are on the disk."""
@@ -74,16 +76,20 @@ class Accounts:
         """Let a key be a tenant's; return all keys."""
         key = KeyInfo(digest=digest, tenant=tenant, created_unix_s=time.time())
         await _on(self._recording, partial(self._ledger.add_key, key))
-        return await self.keys()
+        return await self._read_keys()
 
     async def remove_key(self, digest: str) -> list[KeyInfo] | None:
         """Forget a key; return all that are left, None where it was not known."""
         is_known = await _on(self._recording, partial(self._ledger.remove_key, digest))
-        return await self.keys() if is_known else None
+        return await self._read_keys() if is_known else None
 
     async def keys(self) -> list[KeyInfo]:
         """Return all keys that were made while the server ran."""
-        return await _on(self._recording, self._ledger.keys)
+        return self._keys
+
+    async def _read_keys(self) -> list[KeyInfo]:
+        self._keys = await _on(self._recording, self._ledger.keys)
+        return self._keys
 
 
 async def _on(executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:

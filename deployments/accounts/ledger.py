@@ -82,8 +82,8 @@ class Ledger:
         """Keep records that are not kept yet, all or none; return how many were new."""
         by_id = {record.record_id: record for record in records}
         with self._engine.begin() as connection:
-            known = connection.scalars(select(_usage.c.record_id).where(_usage.c.record_id.in_(by_id))).all()
-            new = [asdict(record) for record_id, record in by_id.items() if record_id not in set(known)]
+            known = set(connection.scalars(select(_usage.c.record_id).where(_usage.c.record_id.in_(by_id))))
+            new = [asdict(record) for record_id, record in by_id.items() if record_id not in known]
             if new:
                 connection.execute(insert(_usage), new)
         return len(new)

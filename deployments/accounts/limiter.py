@@ -60,14 +60,10 @@ class Limiter:
         for name, item in _items(limits).items():
             if name != "output_tokens_per_minute":
                 self._strategy.hit(item, tenant, name, cost=wanted[name])
-        running = self._gateway(gateway)
+        running = self._running_by_gateway.setdefault(gateway, _Running(self._clock()))
+        running.heard_s = self._clock()
         running.count_by_tenant[tenant] = running.count_by_tenant.get(tenant, 0) + 1
         return Admission(quotas=self._quotas(tenant, limits))
-
-    def release(self, tenant: str, gateway: str) -> None:
-        """Count an answer that has ended."""
-        running = self._gateway(gateway)
-        running.count_by_tenant[tenant] = max(0, running.count_by_tenant.get(tenant, 0) - 1)
 
     def charge(self, charge: Charge) -> None:
         """Count tokens that have been used."""
@@ -87,11 +83,6 @@ class Limiter:
         for name in gone:
             del self._running_by_gateway[name]
         return sum(running.count_by_tenant.get(tenant, 0) for running in self._running_by_gateway.values())
-
-    def _gateway(self, name: str) -> _Running:
-        running = self._running_by_gateway.setdefault(name, _Running(self._clock()))
-        running.heard_s = self._clock()
-        return running
 
     def _quotas(self, tenant: str, limits: TenantLimits) -> dict[str, Quota]:
         quotas = {}

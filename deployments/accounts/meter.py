@@ -8,15 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from deployments.accounts.spool import Spool
+from deployments.accounts.spool import MAX_PENDING, Spool
 from deployments.accounts.values import (
     Admission,
     Charge,
@@ -27,9 +25,9 @@ from deployments.accounts.values import (
     UsageTotal,
 )
 from deployments.errors import UnavailableError
-from deployments.timeline import Timeline
+from deployments.handle_errors import UNREACHED
+from deployments.timeline import Timeline, TraceSource, ask_traces
 from engine.request import RequestId
-from engine.trace import RequestTrace
 
 _logger = logging.getLogger(__name__)
 
@@ -39,10 +37,6 @@ ORPHANS_EVERY = 30
 ADMIT_TIMEOUT_S = 2.0
 RECORD_TIMEOUT_S = 30.0
 MAX_BATCH = 1000
-_UNREACHED = (RayError, RayServeException, TimeoutError)
-
-Traces = Callable[[str, Sequence[RequestId]], Awaitable[Mapping[RequestId, RequestTrace]]]
-"""From a base model and attempts to what its engines know of them."""
 
 
 class Meter:
@@ -54,7 +48,7 @@ class Meter:
         tenant_by_key: whose the keys are that were made while the server runs, by digest; as of the last settling.
     """
 
-    def __init__(self, accounts: DeploymentHandle, spool: Spool, gateway: str, traces: Traces) -> None:
+    def __init__(self, accounts: DeploymentHandle, spool: Spool, gateway: str, traces: TraceSource) -> None:
         self._accounts = accounts
         self._spool = spool
         self._gateway = gateway
@@ -74,7 +68,7 @@ class Meter:
 
     async def start(self) -> None:
         """Learn the keys, and begin to settle."""
-        await self._learn_keys()
+        await self.settle()
         self._task = asyncio.create_task(self._settle_for_ever())
 
     async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
@@ -84,7 +78,7 @@ class Meter:
         try:
             async with asyncio.timeout(ADMIT_TIMEOUT_S):
                 admission: Admission = await self._accounts.admit.remote(tenant, limits, self._gateway, input_tokens)
-        except _UNREACHED as error:
+        except UNREACHED as error:
             _logger.warning("a request of %s begins unchecked: %s", tenant, error)
             self.num_unchecked += 1
             return Admission()
@@ -121,21 +115,24 @@ class Meter:
         )
         self._spool.add(record)
         self._attempts_by_record[record.record_id] = timeline.base, timeline.attempts
+        if len(self._attempts_by_record) > MAX_PENDING:
+            # The first of a dictionary is the oldest, whose record the spool has let go of too.
+            del self._attempts_by_record[next(iter(self._attempts_by_record))]
 
     async def settle(self) -> None:
-        """Tell the accounts what is under way and what was used; what they do not take is told again."""
+        """Tell the accounts what is under way and what was used, and learn the keys; what fails is told again."""
         charges, self._charges = self._charges, []
         try:
             async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                await self._accounts.settle.remote(self._gateway, +self._running, charges)
-        except _UNREACHED as error:
+                self._take_keys(await self._accounts.settle.remote(self._gateway, +self._running, charges))
+        except UNREACHED as error:
             self._charges = charges + self._charges
             _logger.warning("the accounts cannot be reached: %s", error)
             return
         try:
             async with asyncio.timeout(RECORD_TIMEOUT_S):
                 await self._send_records()
-        except _UNREACHED as error:
+        except UNREACHED as error:
             _logger.warning("usage records cannot be stored now: %s", error)
 
     async def adopt_orphans(self) -> bool:
@@ -144,7 +141,7 @@ class Meter:
             try:
                 async with asyncio.timeout(RECORD_TIMEOUT_S):
                     await self._accounts.record.remote(records)
-            except _UNREACHED as error:
+            except UNREACHED as error:
                 _logger.warning("records of a dead gateway cannot be stored yet: %s", error)
                 return False
             path.unlink(missing_ok=True)
@@ -198,17 +195,10 @@ class Meter:
 
     async def _completed(self, records: Sequence[UsageRecord]) -> list[UsageRecord]:
         """Add what only the engines know: the time that requests waited, and that the device gave them."""
-        attempts_by_base: dict[str, list[RequestId]] = {}
-        for record in records:
-            base, attempts = self._attempts_by_record.get(record.record_id, ("", []))
-            attempts_by_base.setdefault(base, []).extend(attempts)
-        traces: dict[RequestId, RequestTrace] = {}
-        for base, attempts in attempts_by_base.items():
-            if attempts:
-                traces |= await self._traces(base, attempts)
+        asked = [self._attempts_by_record.get(record.record_id, ("", [])) for record in records]
+        traces = await ask_traces(asked, self._traces)
         completed = []
-        for record in records:
-            _, attempts = self._attempts_by_record.get(record.record_id, ("", []))
+        for record, (_, attempts) in zip(records, asked, strict=True):
             known = [traces[attempt] for attempt in attempts if attempt in traces]
             if known:
                 waited = [trace.queue_s for trace in known if trace.queue_s is not None]
@@ -220,18 +210,11 @@ class Meter:
         try:
             async with asyncio.timeout(RECORD_TIMEOUT_S):
                 return await getattr(self._accounts, method).remote(*args)
-        except _UNREACHED as error:
+        except UNREACHED as error:
             raise UnavailableError("The accounts cannot be reached.", retry_after_s=ADMIT_TIMEOUT_S) from error
 
     def _take_keys(self, keys: Sequence[KeyInfo]) -> None:
         self.tenant_by_key = {key.digest: key.tenant for key in keys}
-
-    async def _learn_keys(self) -> None:
-        try:
-            async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                self._take_keys(await self._accounts.keys.remote())
-        except _UNREACHED as error:
-            _logger.debug("the accounts do not tell their keys: %s", error)
 
     async def _settle_for_ever(self) -> None:
         count, is_done = 0, False
@@ -240,7 +223,6 @@ class Meter:
                 if not is_done or count % ORPHANS_EVERY == 0:
                     is_done = await self.adopt_orphans()
                 await self.settle()
-                await self._learn_keys()
             except Exception:
                 # The task's border: what is not told now is told the next time.
                 _logger.exception("what was used could not be told")

@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 from deployments.accounts.values import UsageRecord
@@ -61,7 +62,7 @@ class Spool:
 
     def pending(self, limit: int) -> list[UsageRecord]:
         """Return the oldest records that have not been acknowledged."""
-        return [self._pending[index] for index in range(min(limit, len(self._pending)))]
+        return list(islice(self._pending, limit))
 
     @property
     def num_pending(self) -> int:

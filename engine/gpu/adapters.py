@@ -60,11 +60,6 @@ class TabledAdapter(AdapterWeights):
             at += -(-part.numel() // step) * step
         return cls(flat, offsets)
 
-    @property
-    def max_rank(self) -> int:
-        """The highest rank of any module."""
-        return int(self._offsets[:, 2].max())
-
     def to(self, device: torch.device) -> TabledAdapter:
         """Copy to a device on the current stream."""
         flat = self.flat.to(device, non_blocking=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -13,13 +13,14 @@ from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.decoder import Decoder, DecoderBatch
 from engine.decoder.spec import DecoderSpec
 from engine.errors import ConfigError
-from engine.gpu.adapters import TritonLora
+from engine.gpu.adapters import TabledAdapter, TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.model import GpuModel, recorded_sizes
 from engine.gpu.runtime import GpuRuntime
-from engine.loading.checkpoint import WeightSource, load_parameters
+from engine.loading.checkpoint import WeightSource
+from engine.parts import Parts
 from engine.resolve import DTYPE_BY_NAME, Hardware, resolve
 
 _logger = logging.getLogger(__name__)
@@ -30,24 +31,9 @@ LOGIT_COPIES = 3
 """Of the size of a full batch's logits: what choosing tokens may need beside them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuParts:
-    """What `engine.build` makes an engine of."""
-
-    config: ResolvedConfig
-    inputs: DeviceInputs
-    model: GpuModel
-    cache: KvCache
-    choose: TokenChooser
-
-
-def build_gpu_parts(
-    config: EngineConfig,
-    spec: DecoderSpec,
-    hardware: Hardware,
-    runtime: GpuRuntime,
-    weights: WeightSource = load_parameters,
-) -> GpuParts:
+def gpu_parts(
+    config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource, runtime: GpuRuntime
+) -> Parts:
     """Load the weights, measure a full step, give the cache what is left, and record decode steps.
 
     Raises:
@@ -72,7 +58,7 @@ def _build(
     hardware: Hardware,
     runtime: GpuRuntime,
     weights: WeightSource,
-) -> GpuParts:
+) -> Parts:
     dtype = DTYPE_BY_NAME[checked.dtype]
     adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank)
     backend = TritonBackend(adapters)
@@ -89,8 +75,15 @@ def _build(
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
     model = GpuModel(decoder, backend, inputs)
     model.record(cache, sizes, runtime)
-    chooser = TokenChooser(runtime, resolved.max_num_seqs)
-    return GpuParts(config=resolved, inputs=inputs, model=model, cache=cache, choose=chooser)
+    return Parts(
+        config=resolved,
+        buffers=inputs,
+        model=model,
+        cache=cache,
+        lay_out=lambda weights: TabledAdapter.of(weights, spec.num_layers),
+        choose=TokenChooser(runtime, resolved.max_num_seqs),
+        steps_ahead=1,
+    )
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from engine.decoder.spec import DecoderSpec
 
@@ -31,6 +32,11 @@ class Parameter:
     def shape(self) -> tuple[int, ...]:
         """Shape of the stacked parts."""
         return sum(shape[0] for _, shape in self.parts), *self.parts[0][1][1:]
+
+    @property
+    def numel(self) -> int:
+        """How many numbers it has."""
+        return prod(self.shape)
 
 
 def parameters(spec: DecoderSpec) -> Iterator[Parameter]:

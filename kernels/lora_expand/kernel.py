@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from kernels.lora_shrink.kernel import matrix_of
-from kernels.search import run_of
+from kernels.search import place_of
 
 
 @triton.jit(do_not_specialize=["num_tokens", "entry", "num_modules"])
@@ -36,10 +36,8 @@ def lora_expand_kernel(
         return
     out = tl.where(module == 0, out_0, tl.where(module == 1, out_1, out_2))
     column = tl.where(module == 0, 0, tl.where(module == 1, out_0, out_0 + out_1))
-    segment = run_of(segments, 3, num_segments, tile, BLOCK_M)
-    start = tl.load(segments + segment * 3)
+    segment, start, within = place_of(segments, 3, num_segments, tile, BLOCK_M)
     end = tl.load(segments + segment * 3 + 1)
-    within = tile - ((start - tl.load(segments)) // BLOCK_M + segment)
     token = start + within * BLOCK_M + tl.arange(0, BLOCK_M)
     rank = matrix_of(segments, segment, entry + module, 2)
     if (start + within * BLOCK_M >= end) | (rank == 0) | (part * BLOCK_N >= out):

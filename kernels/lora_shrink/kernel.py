@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.search import run_of
+from kernels.search import place_of
 
 
 @triton.jit
@@ -38,10 +38,8 @@ def lora_shrink_kernel(
     num_segments = tl.load(count)
     if num_segments == 0:
         return
-    segment = run_of(segments, 3, num_segments, tile, BLOCK_M)
-    start = tl.load(segments + segment * 3)
+    segment, start, within = place_of(segments, 3, num_segments, tile, BLOCK_M)
     end = tl.load(segments + segment * 3 + 1)
-    within = tile - ((start - tl.load(segments)) // BLOCK_M + segment)
     token = start + within * BLOCK_M + tl.arange(0, BLOCK_M)
     rank = matrix_of(segments, segment, entry + module, 2)
     if (start + within * BLOCK_M >= end) | (rank == 0):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import triton
 
+from kernels.architecture import PROGRAMS_WANTED
 from kernels.lora_shrink.kernel import lora_shrink_kernel
 from kernels.search import num_tiles
 
 BLOCK_M, BLOCK_R, BLOCK_K = 16, 16, 128
-PROGRAMS_WANTED = 264
 MAX_SPLITS = 16
 
 

@@ -9,7 +9,7 @@ walks over the keys in tiles of BLOCK_N with a running maximum and sum (Dao et a
 import triton
 import triton.language as tl
 
-from kernels.search import run_of
+from kernels.search import place_of
 
 
 @triton.jit(do_not_specialize=["num_rows", "table_stride"])
@@ -50,11 +50,9 @@ def paged_attention_kernel(
     if IS_DECODE:
         row = tile
         within = 0
+        first = tl.load(rows + row * 4)
     else:
-        row = run_of(rows, 4, num_rows, tile, BLOCK_Q)
-        base = tl.load(rows)
-        within = tile - ((tl.load(rows + row * 4) - base) // BLOCK_Q + row)
-    first = tl.load(rows + row * 4)
+        row, first, within = place_of(rows, 4, num_rows, tile, BLOCK_Q)
     position = tl.load(rows + row * 4 + 1)
     count = tl.load(rows + row * 4 + 2)
     table = tables + tl.load(rows + row * 4 + 3) * table_stride

@@ -8,13 +8,12 @@ import torch
 import triton
 
 from kernels import architecture
+from kernels.architecture import PROGRAMS_WANTED
 from kernels.paged_attention.kernel import combine_kernel, paged_attention_kernel
 from kernels.search import num_tiles
 
 MIN_TILE = 16
 """Rows of the smallest tile that matrix units multiply."""
-PROGRAMS_WANTED = 264
-"""Decodes are split until there are about this many programs: two for each multiprocessor of the largest GPUs."""
 MAX_SPLITS = 32
 
 

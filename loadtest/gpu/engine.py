@@ -16,6 +16,7 @@ from adapters.identity import AdapterRef
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.costs import num_step_weights, prompt_flop
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.loading.names import parameters
@@ -93,21 +94,10 @@ def random_weights(
 
 
 def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
-    """Return what one decode step must read: all weights but the embedding's other rows, and the cache."""
-    sizes = {parameter.name: torch.Size(parameter.shape).numel() for parameter in parameters(spec)}
-    embedding = 0 if spec.is_tied else sizes["embedding"]
+    """Return what one decode step must read: weights, and the cache of answers that are half done."""
     context = work.context + work.answer_tokens / 2
-    return float(sum(sizes.values()) - embedding) * element_bytes + work.batch * context * spec.kv_bytes_per_token(
-        element_bytes
-    )
-
-
-def prompt_flop(spec: DecoderSpec, tokens: int) -> float:
-    """Return what one prompt of so many tokens must compute: two for each weight and token, and attention's half."""
-    layers = sum(
-        torch.Size(parameter.shape).numel() for parameter in parameters(spec) if parameter.name.startswith("layers.")
-    )
-    return 2.0 * layers * tokens + 2.0 * spec.num_layers * spec.q_size * tokens**2
+    cache = work.batch * context * spec.kv_bytes_per_token(element_bytes)
+    return num_step_weights(spec) * element_bytes + cache
 
 
 def measure(model: str, ceilings: Ceilings, build: Build = build_engine, **changes: Any) -> list[Result]:

@@ -58,6 +58,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/gpu/choosing.py": "tests/kernels/gpu/test_token_choice.py compares it with the reference",
     "engine/gpu/staging.py": "tests/engine/gpu/test_inputs.py sends every step of random requests by it",
     "engine/gpu/runtime.py": "it needs a GPU: tests marked gpu and loadtest.gpu run it",
+    "engine/costs.py": "tests/app/test_capacity.py and tests/loadtest/test_gpu.py hold it against known models",
     "engine/pins.py": "tests/engine/test_scheduler_properties.py holds it to its bound",
     "engine/request.py": "tests/engine/test_scheduler_properties.py and test_sampler.py make requests of every kind",
     "engine/live_request.py": "tests/engine/test_scheduler_properties.py drives it",

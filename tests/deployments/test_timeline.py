@@ -1,8 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
-from deployments.timeline import MAX_ARRIVALS, MAX_KEPT, Recorder, Stage, Timeline, TimelineStore, with_engine_stages
+from deployments.timeline import (
+    MAX_ARRIVALS,
+    MAX_KEPT,
+    Recorder,
+    Stage,
+    Timeline,
+    TimelineStore,
+    ask_traces,
+    with_engine_stages,
+)
 from engine.request import RequestId
 from engine.trace import Chunk, RequestTrace
 
@@ -77,3 +88,17 @@ def test_a_store_keeps_the_last_requests_and_all_their_answers() -> None:
         store.add(a_timeline(f"r{number}.a"))
     assert store.find("r0") == []
     assert len(store.find(f"r{MAX_KEPT}")) == 1
+
+
+async def test_each_model_is_asked_once_and_none_without_attempts() -> None:
+    asked: list[tuple[str, list[RequestId]]] = []
+
+    async def source(base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
+        asked.append((base, list(attempts)))
+        return dict.fromkeys(attempts, TRACE)
+
+    one, two, three = RequestId("1"), RequestId("2"), RequestId("3")
+    # A record that a dead gateway left has neither model nor attempts.
+    found = await ask_traces([("m", [one]), ("", []), ("n", [two]), ("m", [three])], source)
+    assert asked == [("m", [one, three]), ("n", [two])]
+    assert found == {one: TRACE, two: TRACE, three: TRACE}

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from engine import build
+from engine.costs import prompt_flop
 from engine.decoder.spec import read_spec
+from engine.gpu.build import gpu_parts
 from kernels.launches import Geometry
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.paged_attention import launch as attention_launch
@@ -59,12 +61,12 @@ def test_the_floors_of_a_known_model(tmp_path: Path) -> None:
     work = engine.Work(model="llama-3.1-8b", batch=64, context=1024, answer_tokens=0)
     # 8.03 billion weights, less the embedding of which a step reads some rows, and 128 KiB of cache for each token.
     assert engine.step_bytes(spec, work, 2) == pytest.approx(2 * 7.505e9 + 64 * 1024 * 131_072, rel=1e-3)
-    assert engine.prompt_flop(spec, 8192) == pytest.approx(0.132e15, rel=0.03)
+    assert prompt_flop(spec, 8192) == pytest.approx(0.132e15, rel=0.03)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the benchmark itself runs there")
 def test_engine_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "_cpu_parts", partial(build.gpu_parts, runtime=HostRuntime()))
+    monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=HostRuntime()))
     monkeypatch.setitem(CONFIG_BY_NAME, "tiny", CONFIG_BY_NAME["llama-3.1-8b"] | TINY)
     work = engine.Work(model="tiny", batch=2, context=5, answer_tokens=3, target=0.9)
     works = (work, replace(work, num_adapters=2), replace(work, batch=1, answer_tokens=1))

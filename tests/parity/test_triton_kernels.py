@@ -14,6 +14,7 @@ from adapters.registry import reference
 from engine import build
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.gpu.build import gpu_parts
 from engine.request import Request, SamplingParams
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.paged_attention import launch as attention_launch
@@ -33,7 +34,7 @@ class Replays:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._runtime = HostRuntime()
         if not HAS_GPU:
-            monkeypatch.setattr(build, "_cpu_parts", partial(build.gpu_parts, runtime=self._runtime))
+            monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=self._runtime))
             # The interpreter runs programs one after the other.
             monkeypatch.setattr(attention_launch, "PROGRAMS_WANTED", 8)
             monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)

@@ -66,7 +66,7 @@ def test_answers_at_once_are_counted_over_gateways_that_live() -> None:
     assert limiter.admit("t", limits, "g1", 1).refused_by is None
     assert limiter.admit("t", limits, "g2", 1).refused_by is None
     assert limiter.admit("t", limits, "g1", 1).refused_by == "concurrent_requests"
-    limiter.release("t", "g2")
+    limiter.hear("g2", {})
     assert limiter.num_running("t") == 1
     now_s[0] = SILENCE_S - 1
     limiter.hear("g2", {"t": 1})

@@ -1,0 +1,22 @@
+"""What a decoder must read and compute at least: arithmetic on its geometry, for plans and benchmarks."""
+
+from __future__ import annotations
+
+from engine.decoder.spec import DecoderSpec
+from engine.loading.names import parameters
+
+
+def num_weights(spec: DecoderSpec) -> int:
+    """Return how many weights the model has."""
+    return sum(parameter.numel for parameter in parameters(spec))
+
+
+def num_step_weights(spec: DecoderSpec) -> int:
+    """Return how many weights a decode step reads: all but the rows of an untied embedding that nobody asks for."""
+    return num_weights(spec) - (0 if spec.is_tied else spec.vocab_size * spec.hidden_size)
+
+
+def prompt_flop(spec: DecoderSpec, num_tokens: int) -> float:
+    """Return what one prompt's layers compute: two for each weight and token, and attention's half of a square."""
+    layers = sum(parameter.numel for parameter in parameters(spec) if parameter.name.startswith("layers."))
+    return 2.0 * layers * num_tokens + 2.0 * spec.num_layers * spec.q_size * num_tokens**2

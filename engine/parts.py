@@ -1,0 +1,32 @@
+"""What differs between devices, as `engine.build` makes an engine of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from adapters.weights import AdapterWeights
+from engine.backend import KvCache
+from engine.buffers import InputBuffers
+from engine.config import ResolvedConfig
+from engine.runner import StepModel
+from engine.sampling.sampler import Chooser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of one device.
+
+    Attributes:
+        lay_out: turns an adapter that was read into what the device's products take.
+        choose: see `engine.sampling.sampler.Sampler`.
+        steps_ahead: see `engine.runner.Runner`.
+    """
+
+    config: ResolvedConfig
+    buffers: InputBuffers
+    model: StepModel
+    cache: KvCache
+    lay_out: Callable[[AdapterWeights], AdapterWeights]
+    choose: Chooser | None = None
+    steps_ahead: int = 0
