@@ -34,6 +34,7 @@ from deployments.config import GatewayConfig, TracingConfig
 from deployments.dialect import dialect_of
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation import (
+    READY,
     ChatPrompt,
     GenerationEvent,
     GenerationRequest,
@@ -63,7 +64,6 @@ T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
-READY = "ready"
 PROBE_TIMEOUT_S = 3.0
 
 
@@ -263,10 +263,14 @@ class Gateway:
         return self._timelines.find(client_id)
 
     async def health(self) -> HealthReport:
-        """Say whether every base model has a replica that makes progress."""
-        states = await asyncio.gather(*map(self._state, self._handles.values()))
-        state_by_model = dict(zip(self._handles, states, strict=True))
-        return HealthReport(is_ready=all(state == READY for state in states), state_by_model=state_by_model)
+        """Say whether everything that an answer needs has a replica that makes progress."""
+        parts = {"tokenizer": self._tokenizer_handle, "safety": self._safety_handle}
+        asked = [*self._handles.values(), *filter(None, parts.values())]
+        states = iter(await asyncio.gather(*map(self._state, asked)))
+        return HealthReport(
+            state_by_model={name: next(states) for name in self._handles},
+            state_by_part={name: next(states) for name, handle in parts.items() if handle is not None},
+        )
 
     async def metrics(self) -> bytes:
         """Return the numbers of all gateways and engines in Prometheus' text format."""

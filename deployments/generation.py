@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from engine.request import SamplingParams
 
+READY = "ready"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
@@ -312,11 +314,17 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthReport:
-    """Whether every base model has a replica that makes progress.
+    """Whether everything that an answer needs has a replica that makes progress.
 
     Attributes:
         state_by_model: "ready" or one sentence on what is wrong.
+        state_by_part: likewise, of the tokenizer and the safety classifier where these are deployments of their own.
     """
 
-    is_ready: bool
     state_by_model: dict[str, str]
+    state_by_part: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests can be answered."""
+        return all(state == READY for state in (*self.state_by_model.values(), *self.state_by_part.values()))

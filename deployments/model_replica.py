@@ -85,7 +85,7 @@ class ReplicaServer:
         dial: makes the outlet of tokens, given whom to tell of gateways that have gone; None where tokens go back by
             the handle.
         max_step_s: see `EngineThread`.
-        on_orphan: told of each generation whose gateway has died, with the tokens that it has brought by then.
+        orphans: told of what gateways may not live to record; None where nobody records.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class ReplicaServer:
         dial: Callable[[Callable[[TokenAddress], None]], TokenOutlet] | None,
         *,
         max_step_s: float,
-        on_orphan: Callable[[GenerationCall, int], None] | None = None,
+        orphans: OrphanRecorder | None = None,
     ) -> None:
         self._engine = engine
-        self._on_orphan = on_orphan
+        self._orphans = orphans
         self._outlet = None if dial is None else dial(self.forget_gateway)
         self._generations: dict[RequestId, _Generation] = {}
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, max_step_s=max_step_s)
@@ -144,11 +144,11 @@ class ReplicaServer:
 
     def forget_gateway(self, address: TokenAddress) -> None:
         """Free everything that a gateway has asked for: it has gone, and its calls may never be told."""
-        for generation in self._generations.values():
-            if generation.reply_to == address and not generation.ended.done():
-                if self._on_orphan is not None:
-                    self._on_orphan(generation.call, generation.num_tokens)
-                generation.ended.set_result(GenerationResult(num_tokens=generation.num_tokens, fault=_GATEWAY_GONE))
+        left = [g for g in self._generations.values() if g.reply_to == address and not g.ended.done()]
+        if self._orphans is not None:
+            self._orphans.gateway_lost(address, [(generation.call, generation.num_tokens) for generation in left])
+        for generation in left:
+            generation.ended.set_result(GenerationResult(num_tokens=generation.num_tokens, fault=_GATEWAY_GONE))
 
     def trouble(self) -> str | None:
         """Say in one sentence why this replica cannot be relied on, or None."""
@@ -233,6 +233,8 @@ class ReplicaServer:
             self._end(generation, batch)
 
     def _end(self, generation: _Generation, batch: TokenBatch) -> None:
+        if self._orphans is not None and batch.fault is None:
+            self._orphans.finished(generation.call, generation.num_tokens)
         generation.batches.put_nowait(batch)
         generation.ended.set_result(
             GenerationResult(
@@ -283,12 +285,11 @@ class ModelReplica:
         """
         engine = await asyncio.to_thread(_build, config)
         dial = partial(ChannelDialer, channel) if channel.transport == "tcp" else None
-        self._orphans = OrphanRecorder() if has_accounts else None
         self._server = ReplicaServer(
             engine,
             dial,
             max_step_s=MAX_STEP_S_BY_DEVICE[engine.config.device],
-            on_orphan=None if self._orphans is None else self._orphans.record,
+            orphans=OrphanRecorder() if has_accounts else None,
         )
         self._metrics = EngineMetrics(config.name, serve.get_replica_context().replica_tag)
 

@@ -22,6 +22,7 @@ from engine.errors import EngineError, RequestError
 if TYPE_CHECKING:
     from deployments.classifier import Classifier
 
+_FIRST = "The first text that a classifier judges."
 MAX_FORWARD_S = 60.0
 """A forward pass that takes longer has hung."""
 
@@ -56,6 +57,8 @@ class LocalSafety:
             from deployments.classifier import Classifier
 
             classifier = Classifier(config)
+            # The first pass is many times slower than those that follow; no request shall wait for it.
+            classifier.judge([_FIRST])
         self._classifier = classifier
         self._clock = clock
         self._began_s: float | None = None
@@ -72,15 +75,12 @@ class LocalSafety:
             self._classifier.check(text)
         return list(await asyncio.gather(*(self._judge_together(text) for text in texts)))
 
-    def check_health(self) -> None:
-        """Say nothing as long as forward passes come to an end.
-
-        Raises:
-            EngineError: one has been running for over a minute.
-        """
+    def trouble(self) -> str | None:
+        """Return what is wrong: a forward pass that has been running for over a minute."""
         began_s = self._began_s
-        if began_s is not None and self._clock() - began_s > MAX_FORWARD_S:
-            raise EngineError(f"the safety classifier has been at one batch for {self._clock() - began_s:.0f} seconds")
+        if began_s is None or self._clock() - began_s <= MAX_FORWARD_S:
+            return None
+        return f"the safety classifier has been at one batch for {self._clock() - began_s:.0f} seconds"
 
     async def _judge_batch(self, texts: list[str]) -> list[Verdict]:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._judge, texts)
@@ -118,6 +118,16 @@ class Safety:
         """Return a verdict on each text, in order."""
         return await self._safety.judge(texts)
 
+    async def trouble(self) -> str | None:
+        """Return why verdicts do not come, None where they do; asked by gateways."""
+        return self._safety.trouble()
+
     def check_health(self) -> None:
-        """Serve's health check; raises where the classifier hangs."""
-        self._safety.check_health()
+        """Serve's health check.
+
+        Raises:
+            EngineError: the classifier hangs.
+        """
+        trouble = self._safety.trouble()
+        if trouble is not None:
+            raise EngineError(trouble)

@@ -94,6 +94,10 @@ class Tokenizer:
         """Return packed token ids."""
         return pack_ids(await self._tokenizer.encode(model, prompt))
 
+    async def trouble(self) -> str | None:
+        """Return why nothing is encoded: never, of one that answers; asked by gateways."""
+        return None
+
 
 def _encode(codec: TextCodec, prompt: ChatPrompt | TextPrompt) -> list[int]:
     if isinstance(prompt, ChatPrompt):

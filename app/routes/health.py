@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter, Response
 
 from app.errors import without_internals
@@ -15,13 +17,16 @@ router = APIRouter(route_class=JsonRoute, tags=["operations"])
 @router.get(
     "/health",
     response_model=Health,
-    responses={503: {"model": Health, "description": "Some base model has no working replica."}},
+    responses={503: {"model": Health, "description": "Something that an answer needs has no working replica."}},
 )
 async def health(context: OpenContext) -> Response:
-    """Say whether every base model has a replica that makes progress."""
+    """Say whether everything that an answer needs has a replica that makes progress."""
     report = await context.gateway.health()
-    states = {name: without_internals(state) for name, state in report.state_by_model.items()}
-    body = Health(status="ready" if report.is_ready else "unready", models=states)
+    body = Health(
+        status="ready" if report.is_ready else "unready",
+        models=_told(report.state_by_model),
+        parts=_told(report.state_by_part),
+    )
     return JsonResponse(body, status_code=200 if report.is_ready else 503)
 
 
@@ -35,3 +40,7 @@ async def metrics(context: OpenContext) -> Response:
     return Response(
         await context.gateway.metrics(), headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
     )
+
+
+def _told(states: Mapping[str, str]) -> dict[str, str]:
+    return {name: without_internals(state) for name, state in states.items()}

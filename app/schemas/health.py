@@ -10,7 +10,8 @@ from app.schemas.wire import WireResponse
 
 
 class Health(WireResponse):
-    """Whether every base model has a replica that makes progress."""
+    """Whether everything that an answer needs has a replica that makes progress."""
 
     status: Literal["ready", "unready"]
     models: dict[str, str] = Field(description="For each base model `ready`, or one sentence on what is wrong.")
+    parts: dict[str, str] = Field(description="Likewise of the tokenizer and the classifier that run by themselves.")

@@ -1,6 +1,7 @@
 """What was used, and the keys that were made, in a database: SQLite, or whatever else SQLAlchemy opens by a URL.
 
-A record that comes twice is kept once: whoever is not sure that a record has arrived sends it again.
+A record that comes twice is kept once: whoever is not sure that a record has arrived sends it again. What a gateway has
+written counts more than what a replica knows of an answer whose gateway has died.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.engine import make_url
 
-from deployments.accounts.values import KeyInfo, UsageQuestion, UsageRecord, UsageTotal
+from deployments.accounts.values import GATEWAY_LOST, KeyInfo, UsageQuestion, UsageRecord, UsageTotal
 from deployments.timeline import GOOD_OUTCOMES
 
 _PAGE = 1000
@@ -80,13 +81,21 @@ class Ledger:
 
     def record(self, records: Sequence[UsageRecord]) -> int:
         """Keep records that are not kept yet, all or none; return how many were new."""
-        by_id = {record.record_id: record for record in records}
+        by_id: dict[str, UsageRecord] = {}
+        for record in records:
+            if record.record_id not in by_id or _is_guess(by_id[record.record_id].outcome):
+                by_id[record.record_id] = record
+        c = _usage.c
         with self._engine.begin() as connection:
-            known = set(connection.scalars(select(_usage.c.record_id).where(_usage.c.record_id.in_(by_id))))
-            new = [asdict(record) for record_id, record in by_id.items() if record_id not in known]
+            known = connection.execute(select(c.record_id, c.outcome).where(c.record_id.in_(by_id))).all()
+            guessed = {i for i, outcome in known if _is_guess(outcome) and not _is_guess(by_id[i].outcome)}
+            if guessed:
+                connection.execute(_usage.delete().where(c.record_id.in_(guessed)))
+            settled = {i for i, _ in known} - guessed
+            new = [asdict(record) for i, record in by_id.items() if i not in settled]
             if new:
                 connection.execute(insert(_usage), new)
-        return len(new)
+        return len(new) - len(guessed)
 
     def totals(self, question: UsageQuestion) -> list[UsageTotal]:
         """Add up records by tenant, model and adapter."""
@@ -143,6 +152,10 @@ def pages(records: Sequence[UsageRecord]) -> Iterator[Sequence[UsageRecord]]:
     """Cut records into as many as one statement takes."""
     for start in range(0, len(records), _PAGE):
         yield records[start : start + _PAGE]
+
+
+def _is_guess(outcome: str) -> bool:
+    return outcome == GATEWAY_LOST
 
 
 def _asked(statement: Select[Any], question: UsageQuestion) -> Select[Any]:

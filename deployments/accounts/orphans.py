@@ -1,28 +1,33 @@
-"""Records of answers whose gateway died while they were under way: written by the replica that computed them."""
+"""Records of answers whose gateway died before it could write them: told by the replica that computed them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from deployments.accounts.values import UsageRecord
-from deployments.generation_calls import GenerationCall
+from deployments.accounts.values import GATEWAY_LOST, UsageRecord
+from deployments.generation_calls import GenerationCall, TokenAddress
 
 _logger = logging.getLogger(__name__)
 
-OUTCOME = "gateway_lost"
 NUM_ATTEMPTS, PAUSE_S = 60, 2.0
+MAX_REMEMBERED = 4096
+"""Finished answers of one gateway that are told again when it dies; it is behind by far fewer."""
 
 Send = Callable[[Sequence[UsageRecord]], Awaitable[None]]
 
 
 class OrphanRecorder:
-    """Sends records to the accounts, and tries again while these cannot be reached.
+    """Knows what gateways may not have recorded; sends it when they die, again and again until it has arrived.
+
+    A finished answer counts too: its gateway may have died with the last tokens in hand. What the gateway did record is
+    told twice then, and the ledger keeps the gateway's word.
 
     Args:
         send: None for the deployment `Accounts` of this application.
@@ -30,23 +35,31 @@ class OrphanRecorder:
 
     def __init__(self, send: Send | None = None) -> None:
         self._send = send or _to_accounts
+        self._finished: dict[TokenAddress, deque[UsageRecord]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def record(self, call: GenerationCall, num_tokens: int) -> None:
-        """Record what a call has brought by now; on the event loop."""
+    def finished(self, call: GenerationCall, num_tokens: int) -> None:
+        """Remember what a call has brought."""
         record = orphan_record(call, num_tokens)
-        if record is not None:
-            task = asyncio.create_task(self._deliver(record))
+        if record is not None and call.reply_to is not None:
+            self._finished.setdefault(call.reply_to, deque(maxlen=MAX_REMEMBERED)).append(record)
+
+    def gateway_lost(self, address: TokenAddress, under_way: Sequence[tuple[GenerationCall, int]]) -> None:
+        """Record what a gateway had finished and under way; on the event loop."""
+        records = list(self._finished.pop(address, ()))
+        records += filter(None, (orphan_record(call, num_tokens) for call, num_tokens in under_way))
+        if records:
+            task = asyncio.create_task(self._deliver(records))
             # The event loop keeps no reference to it.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _deliver(self, record: UsageRecord) -> None:
+    async def _deliver(self, records: Sequence[UsageRecord]) -> None:
         for _ in range(NUM_ATTEMPTS):
             try:
-                await self._send([record])
+                await self._send(records)
             except (RayError, RayServeException) as error:
-                _logger.warning("the record of %s cannot be stored yet: %s", record.record_id, error)
+                _logger.warning("%d records of a dead gateway cannot be stored yet: %s", len(records), error)
                 await asyncio.sleep(PAUSE_S)
             else:
                 return
@@ -68,7 +81,7 @@ def orphan_record(call: GenerationCall, num_tokens: int) -> UsageRecord | None:
         input_tokens=len(call.prompt_ids) // 4,
         cached_tokens=0,
         output_tokens=num_tokens + len(call.prior_output_ids) // 4,
-        outcome=OUTCOME,
+        outcome=GATEWAY_LOST,
     )
 
 

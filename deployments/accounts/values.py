@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+GATEWAY_LOST = "gateway_lost"
+"""Outcome of an answer that only the replica can tell of, because its gateway has died."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
@@ -68,7 +71,7 @@ class UsageRecord:
         record_id: unique; a record that comes twice is one.
         adapter: digest of its content, empty for a base model.
         started_unix_s: when the request came.
-        outcome: a finish reason, the type of an error, or "cancelled".
+        outcome: a finish reason, the type of an error, "cancelled", or "gateway_lost".
     """
 
     record_id: str

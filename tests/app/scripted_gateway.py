@@ -130,7 +130,7 @@ class ScriptedGateway:
         self.refusal: str | None = None
         self.error_before: Exception | None = None
         self.error_after: Exception | None = None
-        self.health_report = HealthReport(is_ready=True, state_by_model={"base": "ready"})
+        self.health_report = HealthReport(state_by_model={"base": "ready"})
         self.never_ends = False
         self.num_reasoning_tokens = 0
         self.shifts_logprob_by = 0.0

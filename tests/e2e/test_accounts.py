@@ -115,12 +115,18 @@ def test_what_was_used_is_known_and_no_death_loses_it(guarded: Server) -> None:
 
 
 def test_what_was_under_way_as_its_gateway_died_is_recorded_too(guarded: Server) -> None:
+    gateways, replicas = guarded.processes("Gateway"), guarded.processes("Model-")
     with client(guarded, "k-free") as free:
         stream = say(free, stream=True, max_tokens=2000, extra_body={"ignore_eos": True})
         for _ in range(20):
             next(iter(stream))
-        for process in guarded.processes("Gateway"):
+        # Or else the answer might be whole by the time that the last gateway has died.
+        for process in replicas:
+            os.kill(process.pid, signal.SIGSTOP)
+        for process in gateways:
             os.kill(process.pid, signal.SIGKILL)
+        for process in replicas:
+            os.kill(process.pid, signal.SIGCONT)
 
     def lost() -> list[str]:
         with guarded.http() as http:

@@ -8,11 +8,20 @@ from tests.app.scripted_gateway import ScriptedGateway
 
 async def test_health_is_200_when_ready_and_503_when_not(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
     response = await client.get("/health")
-    assert (response.status_code, response.json()) == (200, {"status": "ready", "models": {"base": "ready"}})
-    gateway.health_report = HealthReport(is_ready=False, state_by_model={"base": "no replica: /opt/x/y.py failed"})
+    assert (response.status_code, response.json()) == (
+        200,
+        {"status": "ready", "models": {"base": "ready"}, "parts": {}},
+    )
+    gateway.health_report = HealthReport(state_by_model={"base": "no replica: /opt/x/y.py failed"})
     response = await client.get("/health")
     assert response.status_code == 503
-    assert response.json() == {"status": "unready", "models": {"base": "no replica: [path] failed"}}
+    assert response.json() == {"status": "unready", "models": {"base": "no replica: [path] failed"}, "parts": {}}
+    gateway.health_report = HealthReport(
+        state_by_model={"base": "ready"}, state_by_part={"safety": "No replica answers."}
+    )
+    response = await client.get("/health")
+    assert response.status_code == 503
+    assert response.json()["parts"] == {"safety": "No replica answers."}
 
 
 async def test_metrics_are_prometheus_text(client: httpx.AsyncClient) -> None:

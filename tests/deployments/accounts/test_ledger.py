@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
 from deployments.accounts.ledger import Ledger, pages
-from deployments.accounts.values import KeyInfo, UsageQuestion, UsageRecord
+from deployments.accounts.values import GATEWAY_LOST, KeyInfo, UsageQuestion, UsageRecord
 
 RECORD = UsageRecord(
     record_id="r1",
@@ -37,6 +37,19 @@ def test_records_outlive_the_ledger_and_come_once(url: str) -> None:
     assert again.record([RECORD, replace(RECORD, record_id="r2", started_unix_s=50.0)]) == 1
     assert [record.record_id for record in again.records(UsageQuestion(), limit=10)] == ["r2", "r1"]
     assert again.records(UsageQuestion(), limit=10)[1] == RECORD
+
+
+def test_the_word_of_a_gateway_counts_more_than_that_of_a_replica(url: str) -> None:
+    ledger = Ledger(url)
+    guess = replace(RECORD, outcome=GATEWAY_LOST, output_tokens=5, ttft_s=None)
+    assert ledger.record([guess]) == 1
+    assert ledger.record([RECORD]) == 0
+    assert ledger.records(UsageQuestion(), limit=10) == [RECORD]
+    assert ledger.record([guess]) == 0
+    assert ledger.records(UsageQuestion(), limit=10) == [RECORD]
+    both = [replace(record, record_id="r2") for record in (guess, RECORD, guess)]
+    assert ledger.record(both) == 1
+    assert ledger.records(UsageQuestion(), limit=10)[1].outcome == "stop"
 
 
 def test_totals_are_by_tenant_model_and_adapter(url: str) -> None:

@@ -10,9 +10,11 @@ from ray.exceptions import ActorDiedError
 from deployments.accounts import orphans
 from deployments.accounts.orphans import OrphanRecorder, orphan_record
 from deployments.accounts.values import UsageRecord
-from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
+from deployments.generation_calls import GenerationCall, TokenAddress, UsageTag, pack_ids
 from engine.request import RequestId, SamplingParams
 
+GATEWAY = TokenAddress(gateway_id="g", host="127.0.0.1", port=1)
+OTHER = TokenAddress(gateway_id="o", host="127.0.0.1", port=1)
 CALL = GenerationCall(
     request_id=RequestId("attempt-1"),
     prompt_ids=pack_ids([1, 2, 3]),
@@ -42,8 +44,27 @@ async def test_it_is_sent_until_it_arrives(monkeypatch: pytest.MonkeyPatch) -> N
         arrived.extend(records)
 
     recorder = OrphanRecorder(send)
-    recorder.record(CALL, 7)
-    recorder.record(replace(CALL, usage=None), 7)
+    recorder.gateway_lost(GATEWAY, [(CALL, 7), (replace(CALL, usage=None), 7)])
     while not arrived:
         await asyncio.sleep(0)
     assert [record.output_tokens for record in arrived] == [9]
+
+
+async def test_what_had_finished_is_told_too_and_once_for_each_gateway() -> None:
+    arrived: list[UsageRecord] = []
+
+    async def send(records: Sequence[UsageRecord]) -> None:
+        arrived.extend(records)
+
+    recorder = OrphanRecorder(send)
+    for address, tokens in ((GATEWAY, 1), (OTHER, 2), (None, 3)):
+        recorder.finished(replace(CALL, reply_to=address), tokens)
+    recorder.finished(replace(CALL, reply_to=GATEWAY, usage=None), 4)
+    recorder.gateway_lost(GATEWAY, [])
+    recorder.gateway_lost(GATEWAY, [])
+    while not arrived:
+        await asyncio.sleep(0)
+    recorder.gateway_lost(OTHER, [(replace(CALL, reply_to=OTHER), 5)])
+    while len(arrived) < 3:
+        await asyncio.sleep(0)
+    assert [record.output_tokens for record in arrived] == [3, 4, 7]
