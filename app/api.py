@@ -11,8 +11,9 @@ from starlette.exceptions import HTTPException
 from app.errors import ApiError
 from app.field_errors import invalid_body
 from app.gateway_port import GatewayPort
+from app.hosts import HostRule
 from app.json_route import error_response
-from app.middleware import Border, RequestBody
+from app.middleware import Border, HostCheck, RequestBody
 from app.openapi import document
 from app.routes import (
     accounts,
@@ -46,6 +47,7 @@ def create_app(
     moderation_model: str | None = None,
     admin_key_sha256: str | None = None,
     key_ring: KeyRing | None = None,
+    host_rule: HostRule | None = None,
     sends_request_id: bool = False,
 ) -> FastAPI:
     """Build the application that answers for `gateway`.
@@ -56,6 +58,7 @@ def create_app(
         moderation_model: public name of the classifier (`settings.safety.name`); None where there is none.
         admin_key_sha256: of the key that admin routes need; None where nobody may use them.
         key_ring: whose each API key is; None where no key is needed.
+        host_rule: which names the server answers to; None: to any.
         sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
             would reach clients as "id, id".
     """
@@ -70,6 +73,7 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes)
+    app.add_middleware(HostCheck, rule=host_rule or HostRule())
     app.add_middleware(Border, sends_request_id=sends_request_id)  # the last one added is the outermost
     app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app

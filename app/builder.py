@@ -26,7 +26,9 @@ from app import serve_environment
 from app.admin import ADMIN_KEY_VARIABLE
 from app.api import create_app
 from app.checkpoint_source import local_folder
+from app.cluster_memory import remembered
 from app.fingerprint import model_fingerprint
+from app.hosts import HostRule
 from app.settings import AccountSettings, ModelSettings, RegistrySettings, SafetySettings, Settings, TracingSettings
 from app.tenants import KeyRing, Tenant, key_digest
 from deployments.accounts.values import TenantLimits
@@ -82,6 +84,7 @@ def build(settings: Settings) -> serve.Application:
         moderation_model=None if settings.safety is None else settings.safety.name,
         admin_key_sha256=_admin_key(settings),
         key_ring=key_ring(settings),
+        host_rule=HostRule.of(settings.allowed_hosts, is_open=not settings.tenants and not settings.allow_anonymous),
     )
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
         name=GATEWAY,
@@ -163,9 +166,11 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         ConfigError: as `build`.
     """
     registry = AdapterRegistry(model.name for model in settings.models)
+    # Old gateways and new replicas, or the other way round, work together while a changed configuration is rolled out.
+    secret = remembered("channel_secret", partial(secrets.token_bytes, 32))
     return GatewayConfig(
         models=tuple(_model_config(model, f"models[{index}]", registry) for index, model in enumerate(settings.models)),
-        channel=ChannelConfig(secret=secrets.token_bytes(32), **settings.channel.model_dump()),
+        channel=ChannelConfig(secret=secret, **settings.channel.model_dump()),
         safety=None if settings.safety is None else _safety_config(settings.safety),
         tokenizer_placement=settings.tokenizer.placement,
         safety_placement="deployment" if settings.safety is None else settings.safety.placement,
@@ -173,7 +178,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         tracing=None if settings.tracing is None else _tracing(settings.tracing),
         max_resumes=settings.max_resumes,
         default_timeout_s=settings.default_timeout_s,
-        created_s=int(time.time()),
+        created_s=int(remembered("created_s", lambda: b"%d" % time.time())),
     )
 
 

@@ -168,7 +168,7 @@ def _serve(config: Path, *, address: str, timeout_s: float) -> int:
         if address == "auto":
             return _refuse(f"no Ray cluster answers at {cluster.address}; {cluster.path} is stale: remove it")
         print(f"note: {cluster.path} is left from a cluster that is gone; remove it, or plain `serve run` hangs on it")
-    environment = _child_environment(own, port, is_local=address == "local")
+    environment = _child_environment(own, host, port, is_local=address == "local")
     url = f"http://{_reachable(host)}:{port}"
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -184,13 +184,15 @@ def _serve(config: Path, *, address: str, timeout_s: float) -> int:
     return 0 if failure is None else _refuse(failure, status=EXIT_FAILED)
 
 
-def _child_environment(own: Mapping[str, str], port: int, *, is_local: bool) -> dict[str, str]:
+def _child_environment(own: Mapping[str, str], host: str, port: int, *, is_local: bool) -> dict[str, str]:
     if not is_local:
         print("note: the nodes of a running cluster have their own environment; see `antiphon env`")
     variables = {
         variable.name: variable.value
         for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=0)
     }
+    if is_local and _is_loopback(host):
+        variables[serve_environment.LOCAL_ONLY.name] = serve_environment.LOCAL_ONLY.value
     if preflight.has_haproxy():
         variables |= preflight.haproxy_places(port, own)
     else:

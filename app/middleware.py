@@ -1,7 +1,8 @@
 """Pure ASGI layers around every route: the outermost border, and the request's body and end.
 
-`Border` names the request, measures it, and turns whatever was raised into OpenAI's error shape. `RequestBody` bounds
-the body while it is read, and cancels the work for a client that has gone.
+`Border` names the request, measures it, and turns whatever was raised into OpenAI's error shape. `HostCheck` refuses
+what was not meant for this server. `RequestBody` bounds the body while it is read, and cancels the work for a client
+that has gone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import ApiError, is_our_fault, to_api_error
+from app.hosts import HostRule
 from app.json_route import error_response
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -63,6 +65,24 @@ class Border:
                 _log.exception("request %s failed", request_id)
             if not has_answered:
                 await error_response(to_api_error(error))(scope, receive, send_named)
+
+
+class HostCheck:
+    """Refuses a request whose `Host` is none of ours."""
+
+    def __init__(self, app: ASGIApp, *, rule: HostRule) -> None:
+        self._app = app
+        self._rule = rule
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and not self._rule.allows(Headers(scope=scope).get("host", "")):
+            raise ApiError(
+                421,
+                "This server does not answer to the name in 'Host'; 'allowed_hosts' in its configuration may add it.",
+                code="host_not_allowed",
+            )
+        await self._app(scope, receive, send)
 
 
 class RequestBody:

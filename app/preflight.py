@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import socket
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-HAPROXY_PORTS = {
-    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
-    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
-    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
-}
-"""Ports that HAProxy and Serve's fallback proxy take besides ours, with Serve's defaults."""
+HAPROXY_PORTS = (
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+)
+"""Ports that HAProxy and Serve's fallback proxy take besides ours."""
+_QUIET_PORTS = range(20_000, 30_000)
+"""Below them Ray's workers take theirs, above them the system hands out what nobody has asked for by number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +44,10 @@ def is_port_free(host: str, port: int) -> bool:
     return True
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on, drawn so that nobody else is likely to take them until they are used."""
+    drawn = random.sample(_QUIET_PORTS, len(_QUIET_PORTS))
+    return list(islice((port for port in drawn if is_port_free("0.0.0.0", port)), count))
 
 
 def find_cluster_file(environment: Mapping[str, str]) -> ClusterFile | None:
@@ -71,10 +74,9 @@ def haproxy_places(port: int, environment: Mapping[str, str]) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
     }
-    for name, default in HAPROXY_PORTS.items():
-        if name not in environment and not is_port_free("0.0.0.0", default):
-            places[name] = str(free_port())
-    return places
+    # Serve's own defaults would do for one server; of two that start together, neither sees the other's yet.
+    ports = dict(zip(HAPROXY_PORTS, map(str, free_ports(len(HAPROXY_PORTS))), strict=True))
+    return places | {name: port for name, port in ports.items() if name not in environment}
 
 
 def _answers(address: str) -> bool:

@@ -101,6 +101,14 @@ def _proxy(num_cores: int, drain_s: int) -> tuple[ServeVariable, ...]:
     )
 
 
+LOCAL_ONLY = ServeVariable(
+    name="RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+    value="0",
+    purpose="Ray and replicas listen on 127.0.0.1, as they do on desktop systems, and not on the machine's address",
+)
+"""For a server that other machines are not to reach: HAProxy alone would not keep them from a gateway's own port."""
+
+
 def missing(environment: Mapping[str, str]) -> list[str]:
     """Return one sentence for each variable whose absence costs something; empty where all are set.
 

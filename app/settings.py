@@ -298,6 +298,11 @@ class Settings(SettingsNode):
     allow_anonymous: bool = Field(
         default=False, description="Whether `antiphon serve` listens beyond this machine though no tenant is known."
     )
+    allowed_hosts: tuple[Annotated[str, Field(min_length=1, max_length=253)], ...] | None = Field(
+        default=None,
+        description="Names in `Host` that are answered to, besides addresses and localhost; `*.name` for all under it. "
+        "null: any, but none without `tenants` and `allow_anonymous`.",
+    )
     admin_key_sha256: KeyDigest | None = Field(
         default=None,
         description="SHA-256 of the key that admin routes need; null: of ANTIPHON_ADMIN_KEY, where that is set.",

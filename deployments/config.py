@@ -41,7 +41,7 @@ class ChannelConfig:
 
     Attributes:
         transport: "tcp" (one connection for each replica and gateway, one frame a step) or "handle" (Serve streaming).
-        secret: shared by both ends of a connection; drawn anew by every build.
+        secret: shared by both ends of a connection; drawn once in the life of a cluster.
         host: address on which gateways listen; None for the node's own address.
         max_buffered_bytes: unread output at which one stream is ended as a slow reader.
     """

@@ -172,7 +172,7 @@ def test_a_stale_note_of_a_cluster_is_named(
 ) -> None:
     note = tmp_path / "ray" / "ray_current_cluster"
     note.parent.mkdir()
-    note.write_text(f"127.0.0.1:{cli.preflight.free_port()}")
+    note.write_text(f"127.0.0.1:{cli.preflight.free_ports(1)[0]}")
     monkeypatch.setattr(cli, "_is_ready", lambda url: True)
     assert cli.main(["serve", str(config)]) == 0
     assert f"note: {note} is left from a cluster that is gone" in capsys.readouterr().out

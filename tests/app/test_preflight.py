@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.preflight import HAPROXY_PORTS, find_cluster_file, free_port, haproxy_places, is_port_free
+from app.preflight import HAPROXY_PORTS, find_cluster_file, free_ports, haproxy_places, is_port_free
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_a_note_is_alive_only_where_something_listens(tmp_path: Path, listener: 
     note.parent.mkdir()
     for address, is_alive in (
         (f"127.0.0.1:{listener.getsockname()[1]}", True),
-        (f"127.0.0.1:{free_port()}", False),
+        (f"127.0.0.1:{free_ports(1)[0]}", False),
         ("nonsense", False),
         ("127.0.0.1:99999999", False),
     ):
@@ -42,11 +42,15 @@ def test_a_note_is_alive_only_where_something_listens(tmp_path: Path, listener: 
         assert (found.address, found.is_alive, found.path) == (address, is_alive, note)
 
 
-def test_two_servers_on_one_machine_have_their_own_haproxy(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(HAPROXY_PORTS, "RAY_SERVE_HAPROXY_STATS_PORT", listener.getsockname()[1])
+def test_ports_are_free_and_no_two_the_same() -> None:
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    assert all(is_port_free("127.0.0.1", port) for port in ports)
+
+
+def test_two_servers_on_one_machine_have_their_own_haproxy() -> None:
     first, second = haproxy_places(8000, {}), haproxy_places(8001, {})
-    assert first["RAY_SERVE_HAPROXY_SOCKET_PATH"] != second["RAY_SERVE_HAPROXY_SOCKET_PATH"]
-    assert first["RAY_SERVE_HAPROXY_STATS_PORT"] != str(listener.getsockname()[1])
+    for name in (*HAPROXY_PORTS, "RAY_SERVE_HAPROXY_SOCKET_PATH"):
+        assert first[name] != second[name]
+    assert len({first[name] for name in HAPROXY_PORTS}) == len(HAPROXY_PORTS)
     assert "RAY_SERVE_HAPROXY_STATS_PORT" not in haproxy_places(8000, {"RAY_SERVE_HAPROXY_STATS_PORT": "1"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import yaml
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.preflight import free_port
+from app.preflight import free_ports
 from app.server_process import kill_session
 from app.tenants import key_digest
 
@@ -33,6 +34,7 @@ class Server:
     """`antiphon serve` and all that it prints."""
 
     def __init__(self, config: Path) -> None:
+        self.config = config
         self.port = int(yaml.safe_load(config.read_text())["http_options"]["port"])
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
@@ -57,6 +59,17 @@ class Server:
     def wait_until_ready(self) -> None:
         until(lambda: "Ready after" in self.output or self.process.poll() is not None, "the server to be ready")
         assert "Ready after" in self.output, self.output
+
+    def redeploy(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change the application in the configuration and hand it to `serve deploy`, which does not wait."""
+        tree = yaml.safe_load(self.config.read_text())
+        change(tree["applications"][0])
+        self.config.write_text(yaml.safe_dump(tree))
+        found = re.search(r"dashboard at\s+\S*(http://[\d.]+:\d+)", self.output)
+        assert found is not None, self.output
+        serve = Path(sys.executable).with_name("serve")
+        environment = os.environ | {"RAY_AUTH_MODE": "token"}
+        subprocess.run([serve, "deploy", self.config, "-a", found[1]], cwd=ROOT, env=environment, check=True)
 
     def stop(self) -> int:
         """Interrupt it as Ctrl-C does; returns its exit status."""
@@ -105,7 +118,7 @@ def running(config: Path) -> Iterator[Server]:
 def config_on_a_free_port(source: Path, folder: Path) -> Path:
     """A copy of a config file of ours, on a port of its own."""
     tree = yaml.safe_load(source.read_text())
-    tree["http_options"] = {"host": "127.0.0.1", "port": free_port()}
+    tree["http_options"] = {"host": "127.0.0.1", "port": free_ports(1)[0]}
     for application in tree["applications"]:
         # What one test loads is nothing to the next.
         application["args"]["registry"] = {"folder": str(folder / "registry"), "watch_period_s": 0.2}

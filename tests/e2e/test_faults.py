@@ -186,6 +186,40 @@ def test_a_killed_proxy_comes_back(server: Server) -> None:
     print(f"the proxy was away for {time.monotonic() - started_s:.1f} s")
 
 
+def test_a_changed_configuration_fails_no_request(server: Server, expected: list[str]) -> None:
+    """Everything is replaced, then there is less of it, while clients ask on and on."""
+    is_over = threading.Event()
+
+    def ask_on(number: int) -> list[Streamed]:
+        seen = [follow(server, number, Streamed())]
+        while not is_over.is_set():
+            seen.append(follow(server, number, Streamed()))
+        return seen
+
+    def pids() -> set[int]:
+        return {p.pid for title in ("Gateway", f"Model-{BASE}", "Tokenizer", "Safety") for p in server.processes(title)}
+
+    def is_fresh(old: set[int]) -> bool:
+        return not old & pids() and has_replicas(server, 2)
+
+    old = pids()
+    with ThreadPoolExecutor(2) as pool:
+        clients = [pool.submit(ask_on, number) for number in range(2)]
+        try:
+            server.redeploy(lambda application: application["args"].update(limits={"max_messages": 100}))
+            until(lambda: is_fresh(old), "everything to be replaced", patience_s=2 * WAIT_S)
+            server.redeploy(lambda application: application["deployments"][1].update(num_replicas=1))
+            until(lambda: has_replicas(server, 1), "one replica to go", patience_s=WAIT_S)
+            server.redeploy(lambda application: application["deployments"][1].update(num_replicas=2))
+            until(lambda: has_replicas(server, 2), "it to come back", patience_s=WAIT_S)
+        finally:
+            is_over.set()
+        for number, client in enumerate(clients):
+            told = client.result(WAIT_S)
+            assert [seen.error for seen in told] == [None] * len(told)
+            assert {seen.text for seen in told} == {expected[number]}
+
+
 def test_readers_that_do_not_read_hold_nobody_up(server: Server) -> None:
     address = urlparse(server.url)
     body = (
@@ -197,7 +231,7 @@ def test_readers_that_do_not_read_hold_nobody_up(server: Server) -> None:
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         connection.connect((address.hostname, address.port))
-        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         head += f"content-length: {len(body)}\r\n\r\n"
         connection.sendall(head.encode() + body)
         slow.append(connection)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from app.preflight import HAPROXY_PORTS, free_port
+from app.preflight import HAPROXY_PORTS, free_ports
 from app.server_process import kill_session
 from tests.e2e.server import ROOT, config_on_a_free_port, until
 
@@ -88,7 +88,7 @@ def test_a_broken_checkpoint_is_named_before_anything_starts(damage: str, tmp_pa
 def test_plain_serve_run_works_and_says_once_what_is_lost(config: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # What is lost is only told; the ports are set so that it can run beside other servers.
-    environment |= {name: str(free_port()) for name in HAPROXY_PORTS}
+    environment |= dict(zip(HAPROXY_PORTS, map(str, free_ports(4)), strict=True))
     output = tmp_path / "output"
     serve = Path(sys.executable).with_name("serve")
     with output.open("wb") as file:
