@@ -19,6 +19,7 @@ from app.routes import (
     adapters,
     chat,
     completions,
+    embeddings,
     health,
     messages,
     models,
@@ -34,7 +35,8 @@ from app.tenants import KeyRing
 __all__ = ["GatewayPort", "create_app"]
 
 _RESOURCES = (
-    chat, completions, responses, messages, models, moderations, tokens, adapters, accounts, requests, health, page,
+    chat, completions, responses, messages, embeddings, models, moderations, tokens, adapters, accounts, requests,
+    health, page,
 )  # fmt: skip
 _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters."
 

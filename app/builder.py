@@ -197,6 +197,8 @@ def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -
         tokenizer_path=tokenizer_path,
         max_model_len=max_model_len,
         vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        pooling=model.pooling,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
         adapters=tuple(_adapters(model, place, spec, registry)),

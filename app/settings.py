@@ -114,6 +114,9 @@ class ModelSettings(SettingsNode):
     reasoning_format: Literal["think", "mistral", "none"] | None = Field(
         default=None, description="How this model marks its thoughts; null: as its chat template shows."
     )
+    pooling: Literal["last", "mean"] = Field(
+        default="last", description="What vectors are made of where a request does not say: the last token, or all."
+    )
     engine: EngineSettings = Field(default_factory=EngineSettings, description="How the engine runs.")
 
 
@@ -136,6 +139,9 @@ class SafetySettings(SettingsNode):
     )
     screen_input: bool = Field(default=True, description="Whether prompts are judged.")
     screen_output: bool = Field(default=True, description="Whether answers are judged, window by window.")
+    screen_embeddings: bool = Field(
+        default=False, description="Whether inputs of vectors are judged; one that is flagged refuses its request."
+    )
     window_chars: int = Field(
         default=200, ge=1, description="Characters in a window of the answer; held back until judged."
     )
@@ -268,6 +274,7 @@ class LimitSettings(SettingsNode):
     max_prompts: int = Field(
         default=64, ge=1, description="Prompts in one completions request, texts in one moderation."
     )
+    max_embedding_inputs: int = Field(default=2048, ge=1, description="Inputs of one request for vectors.")
     max_choices: int = Field(default=128, ge=1, description="Answers that one request makes, all prompts together.")
     max_schema_chars: int = Field(default=65536, ge=1, description="Characters of a schema, regex or grammar.")
     max_schema_depth: int = Field(default=64, ge=1, description="Objects and arrays in one another, in a schema.")

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import ChainMap
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,8 +18,6 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import ray
 from prometheus_client import Metric
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -29,13 +26,16 @@ from adapters.identity import AdapterRef
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
 from deployments.adapter_directory import AdapterDirectory
+from deployments.answer_log import AnswerLog
 from deployments.answering import Answer
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.dialect import dialect_of
-from deployments.errors import ReplicaLostError, UnavailableError
+from deployments.embedding import Embedding, EmbeddingRequest, Embeddings
+from deployments.errors import UnavailableError
 from deployments.generation import (
     READY,
     ChatPrompt,
+    EndReason,
     GenerationEvent,
     GenerationRequest,
     HealthReport,
@@ -44,15 +44,15 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
-from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, serve_error
+from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, pooled, reached
 from deployments.metrics import GatewayMetrics, render
 from deployments.resumption import TokenSource
 from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
 from deployments.served_model import ServedModel, check_vocabulary
-from deployments.timeline import Recorder, Timeline, TimelineStore, with_engine_stages
+from deployments.timeline import Timeline, with_engine_stages
 from deployments.token_channel import ChannelListener
 from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
-from engine.errors import EngineError, OverloadError, RequestError
+from engine.errors import OverloadError, RequestError
 from engine.request import RequestId
 from engine.trace import RequestTrace
 
@@ -103,7 +103,7 @@ class Gateway:
         self._safety_handle = safety
         self._adapters = AdapterDirectory(config.models, models, registry, _gateways)
         self._metrics = GatewayMetrics()
-        self._timelines = TimelineStore()
+        self._log = AnswerLog(self._metrics, self._count_answer)
         self._name = uuid.uuid4().hex
         self._meter: Meter | None = None
         if config.accounts is not None and accounts is not None:
@@ -130,6 +130,7 @@ class Gateway:
                 dialect=dialect_of(model, codecs[model.name].template_text, codecs[model.name].special_ids),
                 encode=partial(reached, "tokenizer", partial(tokenizer.encode, model.name)),
                 source=sources[model.name],
+                pool=partial(pooled, self._handles[model.name]),
             )
             for model in self._config.models
         }
@@ -183,31 +184,39 @@ class Gateway:
         target = self._target(request.model)
         if request.timeout_s is None:
             request = replace(request, timeout_s=self._config.default_timeout_s)
-        recorder = Recorder(_timeline(request, target), self._count_answer)
-        self._timelines.add(recorder.timeline)
-        answer = Answer(
-            request,
-            self._served[target.model],
-            target.adapter,
-            safety=self._config.safety,
-            judge=self._judge,
-            max_resumes=self._config.max_resumes,
-            metrics=self._metrics,
-            recorder=recorder,
-        )
-        try:
+        with self._log.answer(request, target.model, target.adapter) as recorder:
+            answer = Answer(
+                request,
+                self._served[target.model],
+                target.adapter,
+                safety=self._config.safety,
+                judge=self._judge,
+                max_resumes=self._config.max_resumes,
+                metrics=self._metrics,
+                recorder=recorder,
+            )
             async with aclosing(answer.events()) as events:
                 async for event in events:
                     yield event
-        except (RequestError, OverloadError, TimeoutError, EngineError) as error:
-            recorder.end(type(error).__name__)
-            self._metrics.count_failure(request.model, type(error).__name__)
-            if isinstance(error, EngineError):
-                _logger.warning("request %s failed: %s", request.request_id, error)
-            raise
-        finally:
-            # Whoever has not come to an end has been left.
-            recorder.end("cancelled")
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Return a vector of each input; errors as `generate`."""
+        target = self._target(request.model)
+        if request.timeout_s is None:
+            request = replace(request, timeout_s=self._config.default_timeout_s)
+        with self._log.answer(request, target.model, target.adapter) as recorder:
+            embedding = Embedding(
+                request,
+                self._served[target.model],
+                target.adapter,
+                safety=self._config.safety,
+                judge=self._judge,
+                max_resumes=self._config.max_resumes,
+                recorder=recorder,
+            )
+            found = await embedding.run()
+            recorder.end(EndReason.STOP.value)
+        return found
 
     async def tokenize(self, name: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
         """Return what token ids a prompt to a model becomes.
@@ -260,7 +269,7 @@ class Gateway:
 
     async def own_timelines(self, client_id: str) -> list[Timeline]:
         """Return what this gateway knows of a client's request; asked by the one that the client asks."""
-        return self._timelines.find(client_id)
+        return self._log.find(client_id)
 
     async def health(self) -> HealthReport:
         """Say whether everything that an answer needs has a replica that makes progress."""
@@ -350,34 +359,6 @@ class Gateway:
         return READY if None in troubles else str(troubles[0])
 
 
-def _timeline(request: GenerationRequest, target: Target) -> Timeline:
-    return Timeline(
-        request_id=request.request_id,
-        model=request.model,
-        base=target.model,
-        adapter="" if target.adapter is None else target.adapter.digest,
-        tenant=request.tenant,
-        arrived_unix_s=time.time(),
-        trace_parent=request.trace_parent,
-    )
-
-
 def _gateways() -> DeploymentHandle:
     context = serve.get_replica_context()
     return serve.get_deployment_handle(context.deployment, context.app_name)
-
-
-async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Await a call to another actor; `part` is what its absence is called.
-
-    Raises:
-        UnavailableError: it cannot be reached.
-        Exception: what the actor raised.
-    """
-    try:
-        return await call(*args, **kwargs)
-    except (RayError, RayServeException) as error:
-        found = serve_error(error)
-        if isinstance(found, ReplicaLostError | UnavailableError):
-            raise UnavailableError(f"The {part} cannot be reached.", retry_after_s=RETRY_AFTER_S) from error
-        raise found from error
