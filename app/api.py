@@ -26,6 +26,7 @@ from app.routes import (
     moderations,
     page,
     requests,
+    rerank,
     responses,
     tokens,
 )
@@ -35,8 +36,8 @@ from app.tenants import KeyRing
 __all__ = ["GatewayPort", "create_app"]
 
 _RESOURCES = (
-    chat, completions, responses, messages, embeddings, models, moderations, tokens, adapters, accounts, requests,
-    health, page,
+    chat, completions, responses, messages, embeddings, rerank, models, moderations, tokens, adapters, accounts,
+    requests, health, page,
 )  # fmt: skip
 _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters."
 

@@ -30,6 +30,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
+from deployments.reranking import Reranking, RerankRequest
 from deployments.timeline import Timeline
 
 
@@ -110,6 +111,10 @@ class GatewayPort(Protocol):
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector of each input."""
+        ...
+
+    async def rerank(self, request: RerankRequest) -> Reranking:
+        """Return how well each document answers its query."""
         ...
 
     async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:

@@ -167,6 +167,23 @@ class SafetySettings(SettingsNode):
         return self
 
 
+class RerankerSettings(SettingsNode):
+    """One cross-encoder for `/v1/score` and `/v1/rerank`; it becomes the Serve deployment `Reranker-<name>`."""
+
+    name: PublicName = Field(description="Public model name.")
+    path: FolderPath = Field(
+        description="Folder of an AutoModelForSequenceClassification checkpoint with one label, or a hub id."
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens of a query and a document together; null: what the checkpoint reads."
+    )
+    max_batch: int = Field(default=32, ge=1, description="Pairs in one forward pass.")
+    batch_wait_s: float = Field(default=0.002, ge=0, description="Seconds that a pair waits for company.")
+    max_chars: int = Field(default=100_000, ge=1, description="Characters of a query, and of a document.")
+    timeout_s: float = Field(default=30.0, gt=0, description="Seconds that a request for scores may take.")
+    num_threads: int = Field(default=1, ge=1, description="CPU threads of the model.")
+
+
 class ChannelSettings(SettingsNode):
     """How tokens travel from model replicas to gateways."""
 
@@ -275,6 +292,7 @@ class LimitSettings(SettingsNode):
         default=64, ge=1, description="Prompts in one completions request, texts in one moderation."
     )
     max_embedding_inputs: int = Field(default=2048, ge=1, description="Inputs of one request for vectors.")
+    max_documents: int = Field(default=1000, ge=1, description="Pairs of one request for scores.")
     max_choices: int = Field(default=128, ge=1, description="Answers that one request makes, all prompts together.")
     max_schema_chars: int = Field(default=65536, ge=1, description="Characters of a schema, regex or grammar.")
     max_schema_depth: int = Field(default=64, ge=1, description="Objects and arrays in one another, in a schema.")
@@ -290,6 +308,7 @@ class Settings(SettingsNode):
 
     models: tuple[ModelSettings, ...] = Field(description="Base models, each with its adapters.")
     safety: SafetySettings | None = Field(default=None, description="The safety classifier; null: nothing is screened.")
+    rerankers: tuple[RerankerSettings, ...] = Field(default=(), description="Cross-encoders that score documents.")
     channel: ChannelSettings = Field(default_factory=ChannelSettings, description="The token channel.")
     tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings, description="The tokenizer.")
     registry: RegistrySettings | None = Field(
@@ -322,6 +341,7 @@ class Settings(SettingsNode):
         if not self.models:
             raise ValueError("models must declare at least one base model")
         names = [name for model in self.models for name in (model.name, *(a.name for a in model.adapters))]
+        names += [reranker.name for reranker in self.rerankers]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"model and adapter names must be unique; declared more than once: {', '.join(twice)}")

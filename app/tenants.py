@@ -30,6 +30,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
+from deployments.reranking import Reranking, RerankRequest
 from deployments.timeline import Timeline
 from engine.errors import RequestError
 
@@ -158,6 +159,14 @@ class TenantGateway:
         )
         async with self._admitted(self._gateway.meter, request.num_chars) as used:
             found = await self._gateway.embed(own)
+            used.num_input = found.num_prompt_tokens
+            return found
+
+    async def rerank(self, request: RerankRequest) -> Reranking:
+        """Return how well documents answer queries; errors as `generate`. A request is one answer."""
+        self._check(request.model)
+        async with self._admitted(self._gateway.meter, request.num_chars) as used:
+            found = await self._gateway.rerank(replace(request, tenant=self._tenant.name))
             used.num_input = found.num_prompt_tokens
             return found
 

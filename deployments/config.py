@@ -94,6 +94,29 @@ class SafetyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RerankerConfig:
+    """One cross-encoder.
+
+    Attributes:
+        model_path: folder of an AutoModelForSequenceClassification checkpoint with one label, safetensors.
+        max_tokens: of a query and a document together; at most what the checkpoint reads.
+        max_batch: pairs in one forward pass.
+        batch_wait_s: how long a pair waits for company.
+        max_chars: of a query, and of a document.
+        timeout_s: seconds that a request for scores may take.
+    """
+
+    name: str
+    model_path: str
+    max_tokens: int
+    max_batch: int = 32
+    batch_wait_s: float = 0.002
+    max_chars: int = 100_000
+    timeout_s: float = 30.0
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterBase:
     """What an adapter must fit: a base model.
 
@@ -168,6 +191,7 @@ class GatewayConfig:
     models: tuple[ModelConfig, ...]
     channel: ChannelConfig
     safety: SafetyConfig | None = None
+    rerankers: tuple[RerankerConfig, ...] = ()
     accounts: AccountsConfig | None = None
     tracing: TracingConfig | None = None
     tokenizer_placement: str = "deployment"

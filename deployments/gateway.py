@@ -46,6 +46,7 @@ from deployments.generation import (
 )
 from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, pooled, reached
 from deployments.metrics import GatewayMetrics, render
+from deployments.reranking import Rerankers, Reranking, RerankRequest
 from deployments.resumption import TokenSource
 from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
 from deployments.served_model import ServedModel, check_vocabulary
@@ -84,6 +85,7 @@ class Gateway:
         tokenizer, safety: None for what runs in the gateway's own process.
         registry: None where adapters cannot be changed while the server runs.
         accounts: None where nothing is counted.
+        rerankers: handle of each cross-encoder's deployment, by its name.
     """
 
     def __init__(
@@ -95,12 +97,14 @@ class Gateway:
         safety: DeploymentHandle | None = None,
         registry: DeploymentHandle | None = None,
         accounts: DeploymentHandle | None = None,
+        rerankers: Mapping[str, DeploymentHandle] | None = None,
     ) -> None:
         self._config = config
         self._create_app = create_app
         self._handles = models
         self._tokenizer_handle = tokenizer
         self._safety_handle = safety
+        self._rerankers = Rerankers(config.rerankers, rerankers or {})
         self._adapters = AdapterDirectory(config.models, models, registry, _gateways)
         self._metrics = GatewayMetrics()
         self._log = AnswerLog(self._metrics, self._count_answer)
@@ -153,7 +157,7 @@ class Gateway:
         return self._meter
 
     def models(self) -> Sequence[ModelCard]:
-        """Return every servable name, bases before their adapters."""
+        """Return every servable name, bases before their adapters, and cross-encoders last."""
         cards = []
         entries = self._adapters.entries()
         for model in self._config.models:
@@ -170,7 +174,7 @@ class Gateway:
                 )
                 for name, parent, created_s in names
             ]
-        return cards
+        return cards + self._rerankers.cards(self._config.created_s)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer; closing the iterator frees the request in the engine.
@@ -258,6 +262,17 @@ class Gateway:
             message = f"The safety classifier gave no verdict within {self._config.safety.timeout_s:g} seconds."
             raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
 
+    async def rerank(self, request: RerankRequest) -> Reranking:
+        """Return how well each document answers its query; errors as `generate`."""
+        self._rerankers.check(request.model)
+        request = replace(request, timeout_s=request.timeout_s or self._config.default_timeout_s)
+        with self._log.answer(request, request.model) as recorder:
+            with recorder.stage("scores"):
+                found = await self._rerankers.score(request)
+            recorder.timeline.num_prompt_tokens = found.num_prompt_tokens
+            recorder.end(EndReason.STOP.value)
+        return found
+
     async def timelines(self, client_id: str) -> list[Timeline]:
         """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""
         answers = await ask_all(_gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
@@ -273,7 +288,7 @@ class Gateway:
 
     async def health(self) -> HealthReport:
         """Say whether everything that an answer needs has a replica that makes progress."""
-        parts = {"tokenizer": self._tokenizer_handle, "safety": self._safety_handle}
+        parts = {"tokenizer": self._tokenizer_handle, "safety": self._safety_handle} | self._rerankers.parts
         asked = [*self._handles.values(), *filter(None, parts.values())]
         states = iter(await asyncio.gather(*map(self._state, asked)))
         return HealthReport(

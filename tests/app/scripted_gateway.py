@@ -33,6 +33,7 @@ from deployments.generation import (
     TokenScore,
     Verdict,
 )
+from deployments.reranking import Reranking, RerankRequest
 from deployments.timeline import Timeline
 from engine.errors import RequestError
 
@@ -125,6 +126,7 @@ class ScriptedGateway:
         self.adapters = ScriptedAdapters()
         self.requests: list[GenerationRequest] = []
         self.embedded: list[EmbeddingRequest] = []
+        self.reranked: list[RerankRequest] = []
         self.tokenized: list[ChatPrompt | TextPrompt] = []
         self.num_open = 0
         self.pieces = ["Hel", "lo", " 🙂"]
@@ -201,6 +203,12 @@ class ScriptedGateway:
             raise RequestError(f"The model '{request.model}' does not exist.", field="model", code="model_not_found")
         vectors = tuple(array("f", (0.5, float(index))).tobytes() for index in range(len(request.inputs)))
         return Embeddings(vectors=vectors, num_prompt_tokens=11)
+
+    async def rerank(self, request: RerankRequest) -> Reranking:
+        self.reranked.append(request)
+        if request.model != "judge":
+            raise RequestError("This server has no reranker.", field="model", code="model_not_found")
+        return Reranking(scores=tuple(len(pair[1]) / 8 for pair in request.pairs), num_prompt_tokens=9)
 
     async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
         self.tokenized.append(prompt)
