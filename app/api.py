@@ -20,12 +20,14 @@ from app.routes import (
     adapters,
     chat,
     completions,
+    embeddings,
     health,
     messages,
     models,
     moderations,
     page,
     requests,
+    rerank,
     responses,
     tokens,
 )
@@ -35,7 +37,8 @@ from app.tenants import KeyRing
 __all__ = ["GatewayPort", "create_app"]
 
 _RESOURCES = (
-    chat, completions, responses, messages, models, moderations, tokens, adapters, accounts, requests, health, page,
+    chat, completions, responses, messages, embeddings, rerank, models, moderations, tokens, adapters, accounts,
+    requests, health, page,
 )  # fmt: skip
 _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters."
 

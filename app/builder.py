@@ -29,7 +29,15 @@ from app.checkpoint_source import local_folder
 from app.cluster_memory import remembered
 from app.fingerprint import model_fingerprint
 from app.hosts import HostRule
-from app.settings import AccountSettings, ModelSettings, RegistrySettings, SafetySettings, Settings, TracingSettings
+from app.settings import (
+    AccountSettings,
+    ModelSettings,
+    RegistrySettings,
+    RerankerSettings,
+    SafetySettings,
+    Settings,
+    TracingSettings,
+)
 from app.tenants import KeyRing, Tenant, key_digest
 from deployments.accounts.values import TenantLimits
 from deployments.adapter_registry import GATEWAY, Registry
@@ -40,11 +48,13 @@ from deployments.config import (
     GatewayConfig,
     ModelConfig,
     RegistryConfig,
+    RerankerConfig,
     SafetyConfig,
     TracingConfig,
 )
 from deployments.gateway import Gateway
 from deployments.model_replica import ModelReplica
+from deployments.sequence_window import read_window
 from deployments.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
@@ -59,6 +69,7 @@ _HEALTH_PERIOD_S = 2.0
 _GATEWAY_REQUESTS = 4096
 _TOKENIZER_REQUESTS = 256
 _SAFETY_REQUESTS = 256
+_RERANKER_REQUESTS = 64
 
 
 def build(settings: Settings) -> serve.Application:
@@ -78,6 +89,7 @@ def build(settings: Settings) -> serve.Application:
         safety = _safety(config.safety)
     if config.tokenizer_placement == "deployment":
         tokenizer = _tokenizer(config.models)
+    rerankers = {reranker.name: _reranker(reranker) for reranker in config.rerankers}
     app = partial(
         create_app,
         limits=settings.limits,
@@ -95,7 +107,9 @@ def build(settings: Settings) -> serve.Application:
     )
     registry = None if settings.registry is None else _registry(settings, settings.registry, config.models)
     accounts = None if config.accounts is None else _accounts(config.accounts)
-    bound: serve.Application = gateway.bind(config, app, models, tokenizer, safety, registry, accounts)
+    bound: serve.Application = gateway.bind(
+        config, app, models, tokenizer, safety, registry, accounts, rerankers=rerankers
+    )
     return bound
 
 
@@ -172,6 +186,9 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         models=tuple(_model_config(model, f"models[{index}]", registry) for index, model in enumerate(settings.models)),
         channel=ChannelConfig(secret=secret, **settings.channel.model_dump()),
         safety=None if settings.safety is None else _safety_config(settings.safety),
+        rerankers=tuple(
+            _reranker_config(reranker, f"rerankers[{index}]") for index, reranker in enumerate(settings.rerankers)
+        ),
         tokenizer_placement=settings.tokenizer.placement,
         safety_placement="deployment" if settings.safety is None else settings.safety.placement,
         accounts=None if settings.accounts is None else accounts_config(settings.accounts),
@@ -202,6 +219,8 @@ def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -
         tokenizer_path=tokenizer_path,
         max_model_len=max_model_len,
         vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        pooling=model.pooling,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
         adapters=tuple(_adapters(model, place, spec, registry)),
@@ -230,6 +249,16 @@ def _safety_config(safety: SafetySettings) -> SafetyConfig:
     fields = safety.model_dump(exclude={"name", "path", "placement"})
     with _at("safety.path"):
         return SafetyConfig(model_path=str(local_folder(safety.path)), **fields)
+
+
+def _reranker_config(reranker: RerankerSettings, place: str) -> RerankerConfig:
+    fields = reranker.model_dump(exclude={"path", "max_tokens"})
+    with _at(f"{place}.path"):
+        path = str(local_folder(reranker.path))
+        window = read_window(path)
+    if (reranker.max_tokens or 0) > window:
+        raise ConfigError(f"args.{place}.max_tokens: {reranker.max_tokens} is over the checkpoint's {window} tokens")
+    return RerankerConfig(model_path=path, max_tokens=reranker.max_tokens or window, **fields)
 
 
 @contextmanager
@@ -282,6 +311,23 @@ def _safety(config: SafetyConfig) -> serve.Application:
         .options(
             name="Safety",
             max_ongoing_requests=_SAFETY_REQUESTS,
+            max_queued_requests=_GATEWAY_REQUESTS,
+            ray_actor_options={"num_cpus": 0.2},
+            health_check_period_s=_HEALTH_PERIOD_S,
+        )
+        .bind(config)
+    )
+    return bound
+
+
+def _reranker(config: RerankerConfig) -> serve.Application:
+    from deployments.reranking import Reranker
+
+    bound: serve.Application = (
+        serve.deployment(Reranker)
+        .options(
+            name=f"Reranker-{config.name}",
+            max_ongoing_requests=_RERANKER_REQUESTS,
             max_queued_requests=_GATEWAY_REQUESTS,
             ray_actor_options={"num_cpus": 0.2},
             health_check_period_s=_HEALTH_PERIOD_S,

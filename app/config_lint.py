@@ -71,7 +71,7 @@ def deployment_names(settings: Settings) -> list[str]:
         names.append("Tokenizer")
     if settings.safety is not None and settings.safety.placement == "deployment":
         names.append("Safety")
-    return names
+    return names + [f"Reranker-{reranker.name}" for reranker in settings.rerankers]
 
 
 def _lint_application(application: dict[str, Any], place: str) -> list[str]:
@@ -97,6 +97,7 @@ def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
         folders[f"{here}.adapter_folder"] = model.adapter_folder
     if settings.safety is not None:
         folders[f"{place}.safety.path"] = settings.safety.path
+    folders |= {f"{place}.rerankers[{i}].path": reranker.path for i, reranker in enumerate(settings.rerankers)}
     for key, folder in folders.items():
         if folder is not None and not Path(folder).is_dir() and not is_hub_id(folder):
             yield f"{key}: the folder '{folder}' does not exist"

@@ -19,6 +19,7 @@ from deployments.accounts.values import (
     UsageTotal,
 )
 from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
+from deployments.embedding import EmbeddingRequest, Embeddings
 from deployments.generation import (
     ChatPrompt,
     GenerationEvent,
@@ -29,6 +30,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
+from deployments.reranking import Reranking, RerankRequest
 from deployments.timeline import Timeline
 
 
@@ -105,6 +107,14 @@ class GatewayPort(Protocol):
 
         Errors raised before the first event become an HTTP status, later ones an event of the stream.
         """
+        ...
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Return a vector of each input."""
+        ...
+
+    async def rerank(self, request: RerankRequest) -> Reranking:
+        """Return how well each document answers its query."""
         ...
 
     async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:

@@ -114,6 +114,9 @@ class ModelSettings(SettingsNode):
     reasoning_format: Literal["think", "mistral", "none"] | None = Field(
         default=None, description="How this model marks its thoughts; null: as its chat template shows."
     )
+    pooling: Literal["last", "mean"] = Field(
+        default="last", description="What vectors are made of where a request does not say: the last token, or all."
+    )
     engine: EngineSettings = Field(default_factory=EngineSettings, description="How the engine runs.")
 
 
@@ -136,6 +139,9 @@ class SafetySettings(SettingsNode):
     )
     screen_input: bool = Field(default=True, description="Whether prompts are judged.")
     screen_output: bool = Field(default=True, description="Whether answers are judged, window by window.")
+    screen_embeddings: bool = Field(
+        default=False, description="Whether inputs of vectors are judged; one that is flagged refuses its request."
+    )
     window_chars: int = Field(
         default=200, ge=1, description="Characters in a window of the answer; held back until judged."
     )
@@ -159,6 +165,23 @@ class SafetySettings(SettingsNode):
                 f"overlap_chars ({self.overlap_chars}) must be smaller than window_chars ({self.window_chars})"
             )
         return self
+
+
+class RerankerSettings(SettingsNode):
+    """One cross-encoder for `/v1/score` and `/v1/rerank`; it becomes the Serve deployment `Reranker-<name>`."""
+
+    name: PublicName = Field(description="Public model name.")
+    path: FolderPath = Field(
+        description="Folder of an AutoModelForSequenceClassification checkpoint with one label, or a hub id."
+    )
+    max_tokens: int | None = Field(
+        default=None, ge=1, description="Tokens of a query and a document together; null: what the checkpoint reads."
+    )
+    max_batch: int = Field(default=32, ge=1, description="Pairs in one forward pass.")
+    batch_wait_s: float = Field(default=0.002, ge=0, description="Seconds that a pair waits for company.")
+    max_chars: int = Field(default=100_000, ge=1, description="Characters of a query, and of a document.")
+    timeout_s: float = Field(default=30.0, gt=0, description="Seconds that a request for scores may take.")
+    num_threads: int = Field(default=1, ge=1, description="CPU threads of the model.")
 
 
 class ChannelSettings(SettingsNode):
@@ -268,6 +291,8 @@ class LimitSettings(SettingsNode):
     max_prompts: int = Field(
         default=64, ge=1, description="Prompts in one completions request, texts in one moderation."
     )
+    max_embedding_inputs: int = Field(default=2048, ge=1, description="Inputs of one request for vectors.")
+    max_documents: int = Field(default=1000, ge=1, description="Pairs of one request for scores.")
     max_choices: int = Field(default=128, ge=1, description="Answers that one request makes, all prompts together.")
     max_schema_chars: int = Field(default=65536, ge=1, description="Characters of a schema, regex or grammar.")
     max_schema_depth: int = Field(default=64, ge=1, description="Objects and arrays in one another, in a schema.")
@@ -283,6 +308,7 @@ class Settings(SettingsNode):
 
     models: tuple[ModelSettings, ...] = Field(description="Base models, each with its adapters.")
     safety: SafetySettings | None = Field(default=None, description="The safety classifier; null: nothing is screened.")
+    rerankers: tuple[RerankerSettings, ...] = Field(default=(), description="Cross-encoders that score documents.")
     channel: ChannelSettings = Field(default_factory=ChannelSettings, description="The token channel.")
     tokenizer: TokenizerSettings = Field(default_factory=TokenizerSettings, description="The tokenizer.")
     registry: RegistrySettings | None = Field(
@@ -320,6 +346,7 @@ class Settings(SettingsNode):
         if not self.models:
             raise ValueError("models must declare at least one base model")
         names = [name for model in self.models for name in (model.name, *(a.name for a in model.adapters))]
+        names += [reranker.name for reranker in self.rerankers]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"model and adapter names must be unique; declared more than once: {', '.join(twice)}")

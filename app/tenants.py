@@ -7,8 +7,8 @@ prefix cache is its own, and the engine gives it one share however its requests 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from starlette.datastructures import Headers
@@ -17,6 +17,7 @@ from app.errors import ApiError
 from app.gateway_port import AdapterPort, GatewayPort, MeterPort
 from app.limits import CHARS_PER_TOKEN, over_limit, quota_headers
 from deployments.accounts.values import Charge, TenantLimits
+from deployments.embedding import EmbeddingRequest, Embeddings
 from deployments.generation import (
     ChatPrompt,
     GenerationEvent,
@@ -29,6 +30,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
+from deployments.reranking import Reranking, RerankRequest
 from deployments.timeline import Timeline
 from engine.errors import RequestError
 
@@ -95,6 +97,14 @@ class KeyRing:
         return tenant
 
 
+@dataclass(slots=True)
+class _Used:
+    """Tokens that one request has used so far, as its tenant's limits count them."""
+
+    num_input: int
+    num_output: int = 0
+
+
 class TenantGateway:
     """A gateway as one tenant sees it, in one HTTP request.
 
@@ -138,6 +148,28 @@ class TenantGateway:
         meter = self._gateway.meter if self._tenant.limits.has_any else None
         return self._gateway.generate(own) if meter is None else self._metered(own, meter)
 
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Return a vector of each input; errors as `generate`. A request is one answer, whatever it has of inputs."""
+        self._check(request.model)
+        own = replace(
+            request,
+            tenant=self._tenant.name,
+            salt=f"{self._tenant.name}\n{request.salt}",
+            priority=request.priority + self._tenant.priority,
+        )
+        async with self._admitted(self._gateway.meter, request.num_chars) as used:
+            found = await self._gateway.embed(own)
+            used.num_input = found.num_prompt_tokens
+            return found
+
+    async def rerank(self, request: RerankRequest) -> Reranking:
+        """Return how well documents answer queries; errors as `generate`. A request is one answer."""
+        self._check(request.model)
+        async with self._admitted(self._gateway.meter, request.num_chars) as used:
+            found = await self._gateway.rerank(replace(request, tenant=self._tenant.name))
+            used.num_input = found.num_prompt_tokens
+            return found
+
     async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
         """Return what token ids a prompt to a model becomes."""
         self._check(model)
@@ -166,25 +198,40 @@ class TenantGateway:
         return await self._gateway.metrics()
 
     async def _metered(self, request: GenerationRequest, meter: MeterPort) -> AsyncGenerator[GenerationEvent, None]:
+        async with (
+            self._admitted(meter, request.num_chars) as used,
+            aclosing(self._gateway.generate(request)) as events,
+        ):
+            async for event in events:
+                if isinstance(event, Started):
+                    used.num_input = event.num_prompt_tokens
+                elif isinstance(event, TextDelta):
+                    used.num_output = event.num_tokens
+                else:
+                    used.num_output = event.num_completion_tokens
+                yield event
+
+    @asynccontextmanager
+    async def _admitted(self, meter: MeterPort | None, num_chars: int) -> AsyncIterator[_Used]:
+        """Count a request of so many characters against the tenant's limits, and what the block says that it used.
+
+        Raises:
+            ApiError: 429 where the tenant is over one of its limits.
+        """
         name, limits = self._tenant.name, self._tenant.limits
-        guess = request.num_chars // CHARS_PER_TOKEN + 1
+        guess = num_chars // CHARS_PER_TOKEN + 1
+        used = _Used(guess)
+        if meter is None or not limits.has_any:
+            yield used
+            return
         admission = await meter.admit(name, limits, guess)
         self._headers.update(quota_headers(admission.quotas))
         if admission.refused_by is not None:
             raise over_limit(admission, getattr(limits, admission.refused_by))
-        num_input, num_output = guess, 0
         try:
-            async with aclosing(self._gateway.generate(request)) as events:
-                async for event in events:
-                    if isinstance(event, Started):
-                        num_input = event.num_prompt_tokens
-                    elif isinstance(event, TextDelta):
-                        num_output = event.num_tokens
-                    else:
-                        num_output = event.num_completion_tokens
-                    yield event
+            yield used
         finally:
-            meter.release(Charge(name, limits, max(0, num_input - guess), num_output))
+            meter.release(Charge(name, limits, max(0, used.num_input - guess), used.num_output))
 
     def _check(self, model: str) -> None:
         if not self._tenant.may_use(model):

@@ -77,7 +77,7 @@ def text_generations(
     body: CompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
 ) -> tuple[GenerationRequest, ...]:
     """Return the requests of a text completion: for each prompt, in order, one for each answer that is computed."""
-    prompts = _prompts(body.prompt)
+    prompts = plain_prompts(body.prompt)
     check_count(len(prompts), limits.max_prompts, "prompts", field="prompt")
     _check_chars(sum(len(p.text) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
     _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
@@ -191,7 +191,8 @@ def stream_extras(body: SamplingFields) -> StreamExtras:
     )
 
 
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[Prompt, ...]:
+def plain_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[TextPrompt | TokenPrompt, ...]:
+    """Return the prompts that `WirePrompt` spells, in order."""
     if isinstance(prompt, str):
         return (TextPrompt(text=prompt),)
     if _is_token_ids(prompt):

@@ -21,6 +21,8 @@ class ModelConfig:
         tokenizer_path: folder with tokenizer.json and the chat template; usually the model's own.
         max_model_len: resolved context length in tokens, known before any replica is up.
         fingerprint: digest of the weights and of how they are computed with.
+        hidden_size: numbers in a vector of `/v1/embeddings`.
+        pooling: "last" or "mean", where a request for vectors does not say.
         tool_format, reasoning_format: name of a format, "none", or None for what the chat template shows.
     """
 
@@ -29,6 +31,8 @@ class ModelConfig:
     tokenizer_path: str
     max_model_len: int
     vocab_size: int
+    hidden_size: int = 0
+    pooling: str = "last"
     fingerprint: str = ""
     tool_format: str | None = None
     reasoning_format: str | None = None
@@ -62,6 +66,7 @@ class SafetyConfig:
         threshold: probability at which a hazard counts as found.
         threshold_by_hazard: exceptions to `threshold`.
         screen_output: judge the output too, in windows.
+        screen_embeddings: judge what vectors are asked of; a request that is flagged is refused.
         window_chars: characters in an output window; text is held back until its window is judged.
         overlap_chars: characters that neighbouring windows share.
         fails_closed: refuse with 503 where the classifier cannot be reached in `timeout_s`.
@@ -76,6 +81,7 @@ class SafetyConfig:
     threshold_by_hazard: dict[str, float] = field(default_factory=dict)
     screen_input: bool = True
     screen_output: bool = True
+    screen_embeddings: bool = False
     window_chars: int = 200
     overlap_chars: int = 50
     fails_closed: bool = True
@@ -84,6 +90,29 @@ class SafetyConfig:
     batch_wait_s: float = 0.002
     max_chars: int = 100_000
     benign_labels: tuple[str, ...] = ()
+    num_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankerConfig:
+    """One cross-encoder.
+
+    Attributes:
+        model_path: folder of an AutoModelForSequenceClassification checkpoint with one label, safetensors.
+        max_tokens: of a query and a document together; at most what the checkpoint reads.
+        max_batch: pairs in one forward pass.
+        batch_wait_s: how long a pair waits for company.
+        max_chars: of a query, and of a document.
+        timeout_s: seconds that a request for scores may take.
+    """
+
+    name: str
+    model_path: str
+    max_tokens: int
+    max_batch: int = 32
+    batch_wait_s: float = 0.002
+    max_chars: int = 100_000
+    timeout_s: float = 30.0
     num_threads: int = 1
 
 
@@ -162,6 +191,7 @@ class GatewayConfig:
     models: tuple[ModelConfig, ...]
     channel: ChannelConfig
     safety: SafetyConfig | None = None
+    rerankers: tuple[RerankerConfig, ...] = ()
     accounts: AccountsConfig | None = None
     tracing: TracingConfig | None = None
     tokenizer_placement: str = "deployment"

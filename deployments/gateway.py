@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import ChainMap
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,8 +18,6 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import ray
 from prometheus_client import Metric
 from ray import serve
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
@@ -29,13 +26,16 @@ from adapters.identity import AdapterRef
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
 from deployments.adapter_directory import AdapterDirectory
+from deployments.answer_log import AnswerLog
 from deployments.answering import Answer
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.dialect import dialect_of
-from deployments.errors import ReplicaLostError, UnavailableError
+from deployments.embedding import Embedding, EmbeddingRequest, Embeddings
+from deployments.errors import UnavailableError
 from deployments.generation import (
     READY,
     ChatPrompt,
+    EndReason,
     GenerationEvent,
     GenerationRequest,
     HealthReport,
@@ -44,15 +44,16 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
-from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, serve_error
+from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, pooled, reached
 from deployments.metrics import GatewayMetrics, render
+from deployments.reranking import Rerankers, Reranking, RerankRequest
 from deployments.resumption import TokenSource
 from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
 from deployments.served_model import ServedModel, check_vocabulary
-from deployments.timeline import Recorder, Timeline, TimelineStore, with_engine_stages
+from deployments.timeline import Timeline, with_engine_stages
 from deployments.token_channel import ChannelListener
 from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
-from engine.errors import EngineError, OverloadError, RequestError
+from engine.errors import OverloadError, RequestError
 from engine.request import RequestId
 from engine.trace import RequestTrace
 
@@ -84,6 +85,7 @@ class Gateway:
         tokenizer, safety: None for what runs in the gateway's own process.
         registry: None where adapters cannot be changed while the server runs.
         accounts: None where nothing is counted.
+        rerankers: handle of each cross-encoder's deployment, by its name.
     """
 
     def __init__(
@@ -95,15 +97,17 @@ class Gateway:
         safety: DeploymentHandle | None = None,
         registry: DeploymentHandle | None = None,
         accounts: DeploymentHandle | None = None,
+        rerankers: Mapping[str, DeploymentHandle] | None = None,
     ) -> None:
         self._config = config
         self._create_app = create_app
         self._handles = models
         self._tokenizer_handle = tokenizer
         self._safety_handle = safety
+        self._rerankers = Rerankers(config.rerankers, rerankers or {})
         self._adapters = AdapterDirectory(config.models, models, registry, _gateways)
         self._metrics = GatewayMetrics()
-        self._timelines = TimelineStore()
+        self._log = AnswerLog(self._metrics, self._count_answer)
         self._name = uuid.uuid4().hex
         self._meter: Meter | None = None
         if config.accounts is not None and accounts is not None:
@@ -130,6 +134,7 @@ class Gateway:
                 dialect=dialect_of(model, codecs[model.name].template_text, codecs[model.name].special_ids),
                 encode=partial(reached, "tokenizer", partial(tokenizer.encode, model.name)),
                 source=sources[model.name],
+                pool=partial(pooled, self._handles[model.name]),
             )
             for model in self._config.models
         }
@@ -152,7 +157,7 @@ class Gateway:
         return self._meter
 
     def models(self) -> Sequence[ModelCard]:
-        """Return every servable name, bases before their adapters."""
+        """Return every servable name, bases before their adapters, and cross-encoders last."""
         cards = []
         entries = self._adapters.entries()
         for model in self._config.models:
@@ -169,7 +174,7 @@ class Gateway:
                 )
                 for name, parent, created_s in names
             ]
-        return cards
+        return cards + self._rerankers.cards(self._config.created_s)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer; closing the iterator frees the request in the engine.
@@ -183,31 +188,39 @@ class Gateway:
         target = self._target(request.model)
         if request.timeout_s is None:
             request = replace(request, timeout_s=self._config.default_timeout_s)
-        recorder = Recorder(_timeline(request, target), self._count_answer)
-        self._timelines.add(recorder.timeline)
-        answer = Answer(
-            request,
-            self._served[target.model],
-            target.adapter,
-            safety=self._config.safety,
-            judge=self._judge,
-            max_resumes=self._config.max_resumes,
-            metrics=self._metrics,
-            recorder=recorder,
-        )
-        try:
+        with self._log.answer(request, target.model, target.adapter) as recorder:
+            answer = Answer(
+                request,
+                self._served[target.model],
+                target.adapter,
+                safety=self._config.safety,
+                judge=self._judge,
+                max_resumes=self._config.max_resumes,
+                metrics=self._metrics,
+                recorder=recorder,
+            )
             async with aclosing(answer.events()) as events:
                 async for event in events:
                     yield event
-        except (RequestError, OverloadError, TimeoutError, EngineError) as error:
-            recorder.end(type(error).__name__)
-            self._metrics.count_failure(request.model, type(error).__name__)
-            if isinstance(error, EngineError):
-                _logger.warning("request %s failed: %s", request.request_id, error)
-            raise
-        finally:
-            # Whoever has not come to an end has been left.
-            recorder.end("cancelled")
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Return a vector of each input; errors as `generate`."""
+        target = self._target(request.model)
+        if request.timeout_s is None:
+            request = replace(request, timeout_s=self._config.default_timeout_s)
+        with self._log.answer(request, target.model, target.adapter) as recorder:
+            embedding = Embedding(
+                request,
+                self._served[target.model],
+                target.adapter,
+                safety=self._config.safety,
+                judge=self._judge,
+                max_resumes=self._config.max_resumes,
+                recorder=recorder,
+            )
+            found = await embedding.run()
+            recorder.end(EndReason.STOP.value)
+        return found
 
     async def tokenize(self, name: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
         """Return what token ids a prompt to a model becomes.
@@ -249,6 +262,17 @@ class Gateway:
             message = f"The safety classifier gave no verdict within {self._config.safety.timeout_s:g} seconds."
             raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
 
+    async def rerank(self, request: RerankRequest) -> Reranking:
+        """Return how well each document answers its query; errors as `generate`."""
+        self._rerankers.check(request.model)
+        request = replace(request, timeout_s=request.timeout_s or self._config.default_timeout_s)
+        with self._log.answer(request, request.model) as recorder:
+            with recorder.stage("scores"):
+                found = await self._rerankers.score(request)
+            recorder.timeline.num_prompt_tokens = found.num_prompt_tokens
+            recorder.end(EndReason.STOP.value)
+        return found
+
     async def timelines(self, client_id: str) -> list[Timeline]:
         """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""
         answers = await ask_all(_gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
@@ -260,11 +284,11 @@ class Gateway:
 
     async def own_timelines(self, client_id: str) -> list[Timeline]:
         """Return what this gateway knows of a client's request; asked by the one that the client asks."""
-        return self._timelines.find(client_id)
+        return self._log.find(client_id)
 
     async def health(self) -> HealthReport:
         """Say whether everything that an answer needs has a replica that makes progress."""
-        parts = {"tokenizer": self._tokenizer_handle, "safety": self._safety_handle}
+        parts = {"tokenizer": self._tokenizer_handle, "safety": self._safety_handle} | self._rerankers.parts
         asked = [*self._handles.values(), *filter(None, parts.values())]
         states = iter(await asyncio.gather(*map(self._state, asked)))
         return HealthReport(
@@ -350,34 +374,6 @@ class Gateway:
         return READY if None in troubles else str(troubles[0])
 
 
-def _timeline(request: GenerationRequest, target: Target) -> Timeline:
-    return Timeline(
-        request_id=request.request_id,
-        model=request.model,
-        base=target.model,
-        adapter="" if target.adapter is None else target.adapter.digest,
-        tenant=request.tenant,
-        arrived_unix_s=time.time(),
-        trace_parent=request.trace_parent,
-    )
-
-
 def _gateways() -> DeploymentHandle:
     context = serve.get_replica_context()
     return serve.get_deployment_handle(context.deployment, context.app_name)
-
-
-async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Await a call to another actor; `part` is what its absence is called.
-
-    Raises:
-        UnavailableError: it cannot be reached.
-        Exception: what the actor raised.
-    """
-    try:
-        return await call(*args, **kwargs)
-    except (RayError, RayServeException) as error:
-        found = serve_error(error)
-        if isinstance(found, ReplicaLostError | UnavailableError):
-            raise UnavailableError(f"The {part} cannot be reached.", retry_after_s=RETRY_AFTER_S) from error
-        raise found from error

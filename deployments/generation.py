@@ -318,7 +318,7 @@ class HealthReport:
 
     Attributes:
         state_by_model: "ready" or one sentence on what is wrong.
-        state_by_part: likewise, of the tokenizer and the safety classifier where these are deployments of their own.
+        state_by_part: likewise, of what else is a deployment of its own: tokenizer, safety classifier, cross-encoders.
     """
 
     state_by_model: dict[str, str]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from adapters.identity import AdapterRef
 from deployments.errors import ReplicaLostError
 from engine.errors import EngineError, OverloadError, RequestError
-from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams, TokenLogprobs
+from engine.request import Emission, FinishReason, Pooling, Request, RequestId, SamplingParams, TokenLogprobs
 
 
 class FaultKind(StrEnum):
@@ -90,6 +90,7 @@ class GenerationCall:
         timeout_s: seconds from its arrival; the clocks of two machines have nothing in common.
         reply_to: where the tokens go; None where they come back by the handle.
         usage: None where nobody records it.
+        pooling: asks for a vector instead of tokens, which comes with the result.
     """
 
     request_id: RequestId
@@ -103,6 +104,7 @@ class GenerationCall:
     timeout_s: float | None = None
     reply_to: TokenAddress | None = None
     usage: UsageTag | None = None
+    pooling: Pooling | None = None
 
     def to_request(self, now_s: float) -> Request:
         """Return the engine's request; `now_s` is monotonic."""
@@ -116,6 +118,7 @@ class GenerationCall:
             salt=self.salt,
             priority=self.priority,
             deadline_s=None if self.timeout_s is None else now_s + self.timeout_s,
+            pooling=self.pooling,
         )
 
 
@@ -125,7 +128,7 @@ class TokenBatch:
 
     Attributes:
         num_cached_tokens: prompt tokens that came from the prefix cache.
-        logprobs, prompt_logprobs: as in `engine.request.Emission`.
+        logprobs, prompt_logprobs, pooled: as in `engine.request.Emission`.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -133,6 +136,7 @@ class TokenBatch:
     num_cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes | None = None
     fault: Fault | None = None
 
     @classmethod
@@ -144,6 +148,7 @@ class TokenBatch:
             num_cached_tokens=emission.num_cached_tokens,
             logprobs=emission.logprobs,
             prompt_logprobs=emission.prompt_logprobs,
+            pooled=emission.pooled,
             fault=fault,
         )
 
@@ -159,11 +164,13 @@ class GenerationResult:
 
     Attributes:
         num_tokens: tokens that were sent, so that the gateway knows when it has them all.
+        pooled: the vector that was asked for: float32, little-endian.
     """
 
     num_tokens: int
     num_cached_tokens: int = 0
     finish_reason: FinishReason | None = None
+    pooled: bytes | None = None
     fault: Fault | None = None
 
 

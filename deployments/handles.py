@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
@@ -24,6 +24,9 @@ from deployments.handle_errors import UNREACHED
 from deployments.token_channel import ChannelListener, Subscription
 from engine.errors import EngineError, OverloadError
 from engine.request import Emission, FinishReason
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
@@ -102,6 +105,24 @@ class HandleSource:
                 response.cancel()
 
 
+async def pooled(handle: DeploymentHandle, call: GenerationCall) -> GenerationResult:
+    """Ask a replica for a vector; who ends the coroutine ends the call.
+
+    Raises:
+        ReplicaLostError: the replica has gone.
+        UnavailableError, OverloadError, EngineError: as `serve_error`.
+    """
+    response = handle.pool.remote(call)
+    is_answered = False
+    try:
+        result = await _result(response)
+        is_answered = True
+    finally:
+        if not is_answered:
+            response.cancel()
+    return result
+
+
 async def _result(response: DeploymentResponse) -> GenerationResult:
     try:
         result: GenerationResult = await response
@@ -141,6 +162,22 @@ def serve_error(error: RayError | RayServeException) -> Exception:
             # Also a cancellation that was not ours: a replica that is shut down cancels what it still works on.
             return ReplicaLostError(str(error) or type(error).__name__)
     return ReplicaLostError(f"{type(error).__name__}: {error}")
+
+
+async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Await a call to another actor; `part` is what its absence is called.
+
+    Raises:
+        UnavailableError: it cannot be reached.
+        Exception: what the actor raised.
+    """
+    try:
+        return await call(*args, **kwargs)
+    except (RayError, RayServeException) as error:
+        found = serve_error(error)
+        if isinstance(found, ReplicaLostError | UnavailableError):
+            raise UnavailableError(f"The {part} cannot be reached.", retry_after_s=RETRY_AFTER_S) from error
+        raise found from error
 
 
 async def ask_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: float) -> list[Any]:

@@ -142,6 +142,14 @@ class ReplicaServer:
         finally:
             self._close(call.request_id, generation)
 
+    async def pool(self, call: GenerationCall) -> GenerationResult:
+        """Serve one call for a vector; ending the coroutine frees the request in the engine."""
+        generation = self._open(call)
+        try:
+            return await asyncio.shield(generation.ended)
+        finally:
+            self._close(call.request_id, generation)
+
     def forget_gateway(self, address: TokenAddress) -> None:
         """Free everything that a gateway has asked for: it has gone, and its calls may never be told."""
         left = [g for g in self._generations.values() if g.reply_to == address and not g.ended.done()]
@@ -241,6 +249,7 @@ class ReplicaServer:
                 num_tokens=generation.num_tokens,
                 num_cached_tokens=batch.num_cached_tokens,
                 finish_reason=batch.finish_reason,
+                pooled=batch.pooled,
                 fault=batch.fault,
             )
         )
@@ -301,6 +310,10 @@ class ModelReplica:
         """Serve one call whose tokens come back by the handle."""
         async for batch in self._server.generate_stream(call):
             yield batch
+
+    async def pool(self, call: GenerationCall) -> GenerationResult:
+        """Serve one call for a vector, which comes with the result."""
+        return await self._server.pool(call)
 
     async def trouble(self) -> str | None:
         """Say in one sentence why this replica cannot be relied on, or None."""

@@ -5,15 +5,13 @@ Texts that arrive together, from whatever request, share a forward pass, which r
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.batched_thread import BatchedThread
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
 from deployments.handle_errors import unwrap
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from deployments.classifier import Classifier
 
 _FIRST = "The first text that a classifier judges."
-MAX_FORWARD_S = 60.0
-"""A forward pass that takes longer has hung."""
 
 
 class SafetyPort(Protocol):
@@ -60,37 +56,23 @@ class LocalSafety:
             # The first pass is many times slower than those that follow; no request shall wait for it.
             classifier.judge([_FIRST])
         self._classifier = classifier
-        self._clock = clock
-        self._began_s: float | None = None
-        # One thread: a second forward pass at the same time would fight for the same cores.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="safety")
-        # Applied here and not as a decorator, which would keep one queue for all instances and event loops.
-        self._judge_together: Callable[[str], Awaitable[Verdict]] = serve.batch(
-            max_batch_size=config.max_batch, batch_wait_timeout_s=config.batch_wait_s
-        )(self._judge_batch)
+        self._batches: BatchedThread[str, Verdict] = BatchedThread(
+            classifier.judge,
+            "safety classifier",
+            max_batch=config.max_batch,
+            batch_wait_s=config.batch_wait_s,
+            clock=clock,
+        )
 
     async def judge(self, texts: Sequence[str]) -> list[Verdict]:
         """Return a verdict on each text, in order; errors as `SafetyPort.judge`."""
         for text in texts:
             self._classifier.check(text)
-        return list(await asyncio.gather(*(self._judge_together(text) for text in texts)))
+        return await self._batches.results(texts)
 
     def trouble(self) -> str | None:
         """Return what is wrong: a forward pass that has been running for over a minute."""
-        began_s = self._began_s
-        if began_s is None or self._clock() - began_s <= MAX_FORWARD_S:
-            return None
-        return f"the safety classifier has been at one batch for {self._clock() - began_s:.0f} seconds"
-
-    async def _judge_batch(self, texts: list[str]) -> list[Verdict]:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._judge, texts)
-
-    def _judge(self, texts: list[str]) -> list[Verdict]:
-        self._began_s = self._clock()
-        try:
-            return self._classifier.judge(texts)
-        finally:
-            self._began_s = None
+        return self._batches.trouble()
 
 
 class RemoteSafety:

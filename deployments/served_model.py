@@ -9,6 +9,7 @@ from typing import Protocol
 from deployments.config import ModelConfig
 from deployments.dialect import Dialect
 from deployments.generation import ChatPrompt, TextPrompt
+from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.resumption import TokenSource
 from deployments.stream.detokenizer import Detokenizer
 from engine.errors import RequestError
@@ -36,13 +37,14 @@ class TextDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """One base model as a gateway sees it; `encode` may be a call to another process."""
+    """One base model as a gateway sees it; `encode` may be a call to another process, and `pool` is one."""
 
     config: ModelConfig
     decoder: TextDecoder
     dialect: Dialect
     encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
     source: TokenSource
+    pool: Callable[[GenerationCall], Awaitable[GenerationResult]]
 
 
 def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:

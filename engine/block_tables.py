@@ -37,7 +37,7 @@ class BlockTables:
         Does nothing and returns False unless `spare` more blocks stay free.
         """
         shared: list[BlockId] = []
-        if self._has_index and not live.wants_scores:
+        if self._has_index and not live.needs_every_token:
             # The last token is always computed: its logits are what the next one is drawn from.
             num_wanted = (live.num_tokens - 1) // self._block_tokens
             shared = self._index.match(live.names_of(num_wanted, self._block_tokens))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from adapters.identity import AdapterDigest
 from engine.blocks import BlockId
 from engine.prefix_index import BlockName, child_name, root_name
-from engine.request import FinishReason, Request, TokenLogprobs
+from engine.request import FinishReason, Pooling, Request, TokenLogprobs
 from engine.trace import RequestTrace, TraceNotes
 
 PENDING = -1
@@ -103,6 +103,11 @@ class LiveRequest:
         wanted = self.request.params.num_prompt_logprobs is not None
         return wanted and len(self.prompt_logprobs) < len(self.request.prompt_ids) - 1
 
+    @property
+    def needs_every_token(self) -> bool:
+        """Whether what the cache holds has to be computed anew, for what is not in it is asked for."""
+        return self.wants_scores or self.request.pooling is Pooling.MEAN
+
     def names_of(self, num_blocks: int, block_tokens: int) -> list[BlockName]:
         """Return the names of the first `num_blocks` blocks, all of which must be full of known tokens."""
         prompt = self.request.prompt_ids
@@ -137,6 +142,8 @@ class LiveRequest:
 
     def is_full(self, max_model_len: int) -> bool:
         """Return whether the request ends with its newest token, whatever that is."""
+        if self.request.pooling is not None:
+            return not self.num_wanted
         return len(self.output_ids) >= self.request.params.max_tokens or self.num_tokens >= max_model_len
 
     def drop_pending(self) -> None:

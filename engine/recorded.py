@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from engine.backend import KvCache
-from engine.decoder.decoder import Decoder, DecoderBatch
+from engine.decoder.decoder import Decoder, DecoderBatch, StepOutput
 from engine.native_backend import NativeBackend
+from kernels.add_rms_norm.reference import add_rms_norm
 
 
 class RecordedModel:
@@ -23,10 +22,12 @@ class RecordedModel:
         self._whole = whole
         self._cache = cache
         backend.begin(whole)
-        self._logits = decoder.forward(whole, cache)
+        self._decoder = decoder
+        self._x, self._delta = decoder.residual(whole, cache)
+        self._logits = decoder.logits(self._x, self._delta, whole.sampled)
 
-    def forward(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
-        """Replay; returns logits [samples, vocab] float32, valid until the next call."""
+    def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
+        """Replay."""
         # What was recorded reads these buffers and no others.
         assert cache is self._cache
         assert batch.token_ids.data_ptr() == self._whole.token_ids.data_ptr()
@@ -35,4 +36,6 @@ class RecordedModel:
         counts[0], counts[1], counts[2] = len(batch.token_ids), len(batch.attention.rows), num_samples
         self._backend.adapters.fill(batch.adapters)
         self._backend.program.run()
-        return self._logits[:num_samples]
+        # Few steps want hidden states: not recorded, they cost the others nothing.
+        hidden = self._decoder.hidden(self._x, self._delta, batch.pooled, add_rms_norm)
+        return StepOutput(self._logits[:num_samples], hidden)

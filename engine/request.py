@@ -27,6 +27,15 @@ class FinishReason(StrEnum):
     """This request alone failed inside a step (NaN logits, a broken adapter); `Emission.error` says how."""
 
 
+class Pooling(StrEnum):
+    """What one vector is made of: a request's hidden states after the final norm."""
+
+    LAST = "last"
+    """That of the last token, which has seen all others."""
+    MEAN = "mean"
+    """Their mean. Every token is computed, cached or not."""
+
+
 class TokenLogprobs(NamedTuple):
     """What the model itself thought of one token: natural logarithms, before penalties, masks and temperature.
 
@@ -108,7 +117,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One generation, as the scheduler sees it.
+    """One generation, or one vector, as the scheduler sees it.
 
     Attributes:
         prompt_ids: token ids of the prompt, at least one.
@@ -119,6 +128,7 @@ class Request:
         salt: isolation of the prefix cache: two requests share blocks only if their salts are equal.
         priority: lower is served first; of equal priorities each tenant and adapter gets its fair share.
         deadline_s: monotonic time (`time.monotonic`) after which nobody waits for the answer; None for never.
+        pooling: asks for the prompt's hidden states, made one vector, instead of tokens; `params` mean nothing then.
     """
 
     request_id: RequestId
@@ -130,6 +140,7 @@ class Request:
     salt: str = ""
     priority: int = 0
     deadline_s: float | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +154,7 @@ class Emission:
         logprobs: one for each of `token_ids`, where they are asked for.
         prompt_logprobs: one for each token of the prompt but the first, where they are asked for; they come with the
             request's first token.
+        pooled: the vector that was asked for instead of tokens: float32, little-endian. It comes with STOP.
         error: one sentence for the client where `finish_reason` is FAILED.
     """
 
@@ -152,4 +164,5 @@ class Emission:
     num_cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    pooled: bytes | None = None
     error: str | None = None

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
 
 from engine.backend import KvCache
 from engine.buffers import InputBuffers
-from engine.decoder.decoder import DecoderBatch
+from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.lora import ResidentAdapters, collect_segments
 from engine.metrics import StepTimes
+from engine.pooling import Pooler, Vector, pooled_ranges
 from engine.request import RequestId, TokenLogprobs
 from engine.sampling.logprobs import logprobs_of
-from engine.sampling.sampler import Drawing, Sampler
+from engine.sampling.sampler import NOT_FINITE, Drawing, Sampler
 from engine.step import StepPlan, StepResult, StepRow
 
 AHEAD_TOKENS = 4096
@@ -25,8 +27,8 @@ AHEAD_TOKENS = 4096
 class StepModel(Protocol):
     """What computes a step: a `Decoder`, or a recording of one."""
 
-    def forward(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
-        """Write the cache and return logits [samples, vocab] float32, valid until the next call."""
+    def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
+        """Write the cache and return what was asked for."""
         ...
 
 
@@ -51,6 +53,7 @@ class Runner:
         self._cache = cache
         self._sampler = sampler
         self._adapters = adapters
+        self._pooler = Pooler()
         self._submitted: deque[_Submitted] = deque()
         self._steps_ahead = steps_ahead
         self._times = StepTimes()
@@ -74,9 +77,9 @@ class Runner:
         batch = self._batch(plan)
         self._cache.clear(self._buffers.fresh_blocks(plan))
         prepared = time.monotonic()
-        logits = self._model.forward(batch, self._cache)
+        output = self._model.forward(batch, self._cache)
         computed = time.monotonic()
-        self._submitted.append(self._draw(plan, logits))
+        self._submitted.append(self._draw(plan, output))
         self._times.prepare_s += prepared - started
         self._times.forward_s += computed - prepared
         self._times.sample_s += time.monotonic() - computed
@@ -84,14 +87,16 @@ class Runner:
     @torch.inference_mode()
     def collect(self) -> StepResult:
         """Wait for the oldest result."""
-        plan, rows, scores, drawing = self._submitted.popleft()
+        plan, rows, scores, drawing, vectors = self._submitted.popleft()
         drawn = self._sampler.finish(drawing)
+        pooled = {request_id: vector.fetch() for request_id, vector in vectors.items()}
         errors = {row.request.request_id: drawn.failed[row.row] for row in rows if row.row in drawn.failed}
         tokens = {
             row.request.request_id: token_id
             for row, token_id in zip(rows, drawn.token_ids, strict=True)
             if row.row not in drawn.failed
         }
+        errors |= {request_id: NOT_FINITE for request_id, vector in pooled.items() if vector is None}
         return StepResult(
             step_id=plan.step_id,
             token_id_by_request=tokens,
@@ -100,6 +105,7 @@ class Runner:
                 row.request.request_id: drawn.logprobs[row.row] for row in rows if row.row in drawn.logprobs
             },
             prompt_logprobs_by_request=scores,
+            pooled_by_request={request_id: vector for request_id, vector in pooled.items() if vector is not None},
         )
 
     def idle(self) -> bool:
@@ -109,8 +115,9 @@ class Runner:
     def _update_rows(self, plan: StepPlan) -> None:
         for row in plan.released_rows:
             self._sampler.release(row)
+            self._pooler.release(row)
         for step_row in plan.rows:
-            if step_row.is_admission:
+            if step_row.is_admission and step_row.request.pooling is None:
                 self._sampler.admit(step_row.row, step_row.request, step_row.output_ids)
 
     def _batch(self, plan: StepPlan) -> DecoderBatch:
@@ -119,14 +126,16 @@ class Runner:
             self._highest_block = max(self._highest_block, row.block_ids[-1])
             segments.append((row.adapter, at, at + row.num_tokens))
             at += row.num_tokens
-        return self._buffers.fill(plan, collect_segments(segments, self._adapters))
+        batch = self._buffers.fill(plan, collect_segments(segments, self._adapters))
+        ranges = pooled_ranges(plan)
+        return replace(batch, pooled=ranges) if ranges else batch
 
-    def _draw(self, plan: StepPlan, logits: torch.Tensor) -> _Submitted:
+    def _draw(self, plan: StepPlan, output: StepOutput) -> _Submitted:
         rows = [row for row in plan.rows if row.samples]
-        scores, logits = _scored(plan, logits)
+        scores, logits = _scored(plan, output.logits)
         drawing = self._sampler.draw(logits, [row.row for row in rows], [row.end for row in rows])
         self._buffers.keep(drawing.token_ids)
-        return _Submitted(plan, rows, scores, drawing)
+        return _Submitted(plan, rows, scores, drawing, self._pooler.add(plan, output.hidden))
 
 
 class _Submitted(NamedTuple):
@@ -136,6 +145,7 @@ class _Submitted(NamedTuple):
     rows: list[StepRow]
     scores: dict[RequestId, list[TokenLogprobs]]
     drawing: Drawing
+    vectors: dict[RequestId, Vector]
 
 
 def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[TokenLogprobs]], torch.Tensor]:

@@ -38,6 +38,7 @@ from engine.metrics import SchedulerCounters
 from engine.pins import Pins
 from engine.ports import AdapterGate
 from engine.request import Emission, FinishReason, Request, RequestId, TokenLogprobs
+from engine.request_bounds import check_request
 from engine.row_shares import who_yields
 from engine.step import StepPlan, StepResult
 from engine.step_draft import StepDraft
@@ -97,33 +98,7 @@ class Scheduler:
         Raises:
             RequestError: the request can never be served here.
         """
-        limit, known_ids = self._config.max_model_len, (*request.prompt_ids, *request.prior_output_ids)
-        num_prompt, num_prior, num_known = len(request.prompt_ids), len(request.prior_output_ids), len(known_ids)
-        if not num_prompt:
-            raise RequestError("The prompt is empty; at least 1 token is needed.", field="prompt")
-        if num_known >= limit:
-            raise RequestError(
-                f"This model's maximum context length is {limit} tokens, but the prompt has {num_known} tokens, which "
-                "leaves no room for an answer.",
-                field="messages",
-                code="context_length_exceeded",
-            )
-        last_id = (self._config.vocab_size or 1 << 31) - 1
-        if min(known_ids) < 0 or max(known_ids) > last_id:
-            wrong = next(i for i in known_ids if not 0 <= i <= last_id)
-            raise RequestError(f"Token id {wrong} is outside the vocabulary, 0 to {last_id}.", field="prompt")
-        if request.params.max_tokens <= num_prior:
-            raise RequestError(
-                f"max_tokens is {request.params.max_tokens}; at least {num_prior + 1} is needed.", field="max_tokens"
-            )
-        longest = min(limit, num_prompt + request.params.max_tokens)
-        capacity = self._config.num_blocks * self._config.block_tokens
-        if longest > capacity:
-            raise RequestError(
-                f"Prompt and answer may take {longest} tokens, but the cache of this server holds {capacity}.",
-                field="max_tokens",
-                code="context_length_exceeded",
-            )
+        check_request(request, self._config)
 
     def add(self, request: Request) -> None:
         """Queue a request.
@@ -219,7 +194,10 @@ class Scheduler:
                 continue
             self._tables.name(live, row.start, row.end)
             live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(request_id, ()))
-            if row.samples:
+            pooled = result.pooled_by_request.get(request_id)
+            if pooled is not None:
+                self._end(live, FinishReason.STOP, pooled=pooled)
+            elif row.samples:
                 self._fill_in(live, row.end - len(row.request.prompt_ids), result, now_s)
         return self.drain()
 
@@ -352,7 +330,13 @@ class Scheduler:
         self.counters.num_preemptions += 1
 
     def _end(
-        self, live: LiveRequest, reason: FinishReason, drawn: _Drawn | None = None, *, error: str | None = None
+        self,
+        live: LiveRequest,
+        reason: FinishReason,
+        drawn: _Drawn | None = None,
+        *,
+        pooled: bytes | None = None,
+        error: str | None = None,
     ) -> None:
         """Return all that the request holds and emit its end; what is still drawn for it comes to nothing."""
         live.drop_pending()
@@ -363,10 +347,16 @@ class Scheduler:
         del self._live[live.request.request_id]
         self._fair_queue.end(flow_of(live.request), num_output=len(live.output_ids))
         self.counters.count_end(live, reason, self._clock())
-        self._emit(live, drawn, reason=reason, error=error)
+        self._emit(live, drawn, reason=reason, pooled=pooled, error=error)
 
     def _emit(
-        self, live: LiveRequest, drawn: _Drawn | None, *, reason: FinishReason | None = None, error: str | None = None
+        self,
+        live: LiveRequest,
+        drawn: _Drawn | None,
+        *,
+        reason: FinishReason | None = None,
+        pooled: bytes | None = None,
+        error: str | None = None,
     ) -> None:
         self._outbox.append(
             Emission(
@@ -376,6 +366,7 @@ class Scheduler:
                 num_cached_tokens=live.num_cached_tokens or 0,
                 logprobs=() if drawn is None or drawn.logprobs is None else (drawn.logprobs,),
                 prompt_logprobs=() if drawn is None else drawn.prompt_logprobs,
+                pooled=pooled,
                 error=error,
             )
         )

@@ -6,7 +6,8 @@ a row of the plan computes the half-open range between:
     tokens      0 ........ start ............ end ........ num_tokens
                 [ in cache )[ computed by this step )[ a later chunk )
 
-A row samples exactly when `end == num_tokens`, that is when its last known token is computed.
+A row samples exactly when `end == num_tokens`, that is when its last known token is computed; then a request that asks
+for a vector has it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from adapters.identity import AdapterDigest
-from engine.request import Request, RequestId, TokenLogprobs
+from engine.request import Pooling, Request, RequestId, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,18 @@ class StepRow:
     def num_logits(self) -> int:
         """Positions of this row whose logits are computed."""
         return self.num_tokens if self.scores else int(self.samples)
+
+    @property
+    def num_pooled(self) -> int:
+        """Positions at the end of this row whose hidden states are pooled."""
+        if self.request.pooling is Pooling.MEAN:
+            return self.num_tokens
+        return int(self.request.pooling is Pooling.LAST and self.ends_prompt)
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether all that the request brought is computed with this row."""
+        return self.end == len(self.request.prompt_ids) + len(self.request.prior_output_ids)
 
     @property
     def adapter(self) -> AdapterDigest | None:
@@ -111,6 +124,7 @@ class StepResult:
         error_by_request: rows that failed alone (NaN logits), with one sentence each.
         logprobs_by_request: of the drawn tokens, where they are asked for.
         prompt_logprobs_by_request: of rows that score: of the prompt tokens that follow their positions.
+        pooled_by_request: the vectors of requests that asked for one and are computed; as `Emission.pooled`.
     """
 
     step_id: int
@@ -118,3 +132,4 @@ class StepResult:
     error_by_request: dict[RequestId, str]
     logprobs_by_request: dict[RequestId, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs_by_request: dict[RequestId, list[TokenLogprobs]] = field(default_factory=dict)
+    pooled_by_request: dict[RequestId, bytes] = field(default_factory=dict)

@@ -97,6 +97,6 @@ def _row(entry: _Entry) -> StepRow:
         start=live.num_computed,
         end=entry.end,
         block_ids=live.blocks,
-        samples=entry.end == live.num_tokens,
+        samples=entry.end == live.num_tokens and live.request.pooling is None,
         scores=live.wants_scores,
     )

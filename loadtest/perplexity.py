@@ -101,7 +101,7 @@ class Reader:
             for position in range(len(token_ids))
         )
         with torch.inference_mode():
-            logits = self.model.forward(self.buffers.fill(StepPlan(step_id=1, rows=rows)), self.cache)
+            logits = self.model.forward(self.buffers.fill(StepPlan(step_id=1, rows=rows)), self.cache).logits
             predicted = torch.log_softmax(logits[:-1], dim=-1)
             return -predicted.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -11,6 +12,9 @@ from engine.attention import AttentionBatch
 from engine.backend import Backend, KvCache, Product
 from engine.decoder.spec import DecoderSpec
 from engine.lora import AdapterSegment, LoraProducts
+
+AddRmsNorm = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
+"""As `kernels.add_rms_norm.reference` defines it."""
 
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
@@ -24,6 +28,7 @@ class DecoderBatch:
         token_ids, positions: [tokens] int64.
         sampled: [samples] int64, indices of the tokens whose logits are wanted.
         adapters: the tokens that have one, in ascending order.
+        pooled: half-open ranges of the tokens whose hidden states are wanted, none in two.
     """
 
     token_ids: torch.Tensor
@@ -31,6 +36,19 @@ class DecoderBatch:
     sampled: torch.Tensor
     attention: AttentionBatch
     adapters: tuple[AdapterSegment, ...] = ()
+    pooled: tuple[tuple[int, int], ...] = ()
+
+
+class StepOutput(NamedTuple):
+    """What a step computes, valid until the next one.
+
+    Attributes:
+        logits: [samples, vocab] float32.
+        hidden: [tokens of the range, hidden] for each of `DecoderBatch.pooled`, after the final norm.
+    """
+
+    logits: torch.Tensor
+    hidden: Sequence[torch.Tensor] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +87,15 @@ class Decoder:
         self._embed, self._head = backend.vocabulary(embedding, head)
 
     @torch.inference_mode()
-    def forward(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
-        """Compute a step, writing the cache; returns logits [samples, vocab] float32."""
+    def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
+        """Compute a step, writing the cache."""
+        x, delta = self.residual(batch, cache)
+        logits = self.logits(x, delta, batch.sampled)
+        return StepOutput(logits, self.hidden(x, delta, batch.pooled, self._backend.add_rms_norm))
+
+    @torch.inference_mode()
+    def residual(self, batch: DecoderBatch, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute the layers, writing the cache; returns two [tokens, hidden], whose sum the final norm takes."""
         backend, eps = self._backend, self.spec.rms_eps
         lora = backend.lora(batch.adapters)
         x = self._embed(batch.token_ids)  # [tokens, hidden]: the residual stream, added to in place
@@ -81,10 +106,26 @@ class Decoder:
             delta = self._attention(index, layer, h, cos_sin, batch.attention, lora, cache)
             h = backend.add_rms_norm(x, delta, layer.mlp_norm, eps)
             delta = self._mlp(index, layer, h, lora)
-        if not len(batch.sampled):
+        return x, delta
+
+    @torch.inference_mode()
+    def logits(self, x: torch.Tensor, delta: torch.Tensor | None, sampled: torch.Tensor) -> torch.Tensor:
+        """Return logits [samples, vocab] float32 of what `residual` returned."""
+        if not len(sampled):
             return torch.empty(0, self.spec.vocab_size, device=x.device)
-        last = None if delta is None else backend.take(delta, batch.sampled)
-        return self._head(backend.add_rms_norm(backend.take(x, batch.sampled), last, self._norm, eps))
+        backend = self._backend
+        last = None if delta is None else backend.take(delta, sampled)
+        return self._head(backend.add_rms_norm(backend.take(x, sampled), last, self._norm, self.spec.rms_eps))
+
+    @torch.inference_mode()
+    def hidden(
+        self, x: torch.Tensor, delta: torch.Tensor | None, ranges: Sequence[tuple[int, int]], add_rms_norm: AddRmsNorm
+    ) -> list[torch.Tensor]:
+        """Return the final hidden states of ranges of tokens; `x`, as `residual` returned it, is changed there."""
+        return [
+            add_rms_norm(x[start:end], None if delta is None else delta[start:end], self._norm, self.spec.rms_eps)
+            for start, end in ranges
+        ]
 
     def _attention(
         self,

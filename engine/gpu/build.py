@@ -108,6 +108,6 @@ def _full_step(decoder: Decoder, spec: DecoderSpec, config: ResolvedConfig, devi
             null_block=cache.null_block,
         ),
     )
-    logits = decoder.forward(batch, cache)
-    del logits
+    output = decoder.forward(batch, cache)
+    del output
     torch.empty(LOGIT_COPIES, config.max_num_seqs, spec.vocab_size, device=device)

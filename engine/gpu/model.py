@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from engine.backend import KvCache
-from engine.decoder.decoder import Decoder, DecoderBatch
+from engine.decoder.decoder import Decoder, DecoderBatch, StepOutput
 from engine.gpu.backend import TritonBackend
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.runtime import GpuRuntime
@@ -49,21 +49,22 @@ class GpuModel:
                 batch = self._inputs.padding(size)
                 self._backend.adapters.expect(size if has_adapters else 0)
                 self._recorded[size, has_adapters] = runtime.record(
-                    lambda batch=batch: self._decoder.forward(batch, cache)  # type: ignore[misc]
+                    lambda batch=batch: self._decoder.forward(batch, cache).logits  # type: ignore[misc]
                 )
             _logger.info("recorded decode steps of %d rows (%d of %d)", size, number, len(sizes))
         self._backend.adapters.expect(0)
         _logger.info("recorded %d steps in %.1f s", len(self._recorded), time.monotonic() - started_s)
 
-    def forward(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
-        """Replay or launch; returns logits [samples, vocab] float32, valid until the next call."""
+    def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
+        """Replay or launch; a step that has hidden states to tell has a row that draws nothing, and is launched."""
         self._backend.adapters.fill(batch.adapters)
         recorded = None
         num_tokens = len(batch.token_ids)
         if batch.attention.num_decodes == num_tokens == len(batch.sampled):
             recorded = self._recorded.get((num_tokens, bool(batch.adapters)))
         if recorded is None:
-            return self._decoder.forward(batch, cache)[: self._inputs.num_samples]
+            output = self._decoder.forward(batch, cache)
+            return output._replace(logits=output.logits[: self._inputs.num_samples])
         replay, logits = recorded
         replay()
-        return logits[: self._inputs.num_samples]
+        return StepOutput(logits[: self._inputs.num_samples])

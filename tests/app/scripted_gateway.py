@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from adapters.catalogue import AdapterEntry, AdapterVersion
@@ -16,6 +17,7 @@ from deployments.accounts.values import (
     UsageTotal,
 )
 from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
+from deployments.embedding import EmbeddingRequest, Embeddings
 from deployments.generation import (
     ChatPrompt,
     EndReason,
@@ -31,6 +33,7 @@ from deployments.generation import (
     TokenScore,
     Verdict,
 )
+from deployments.reranking import Reranking, RerankRequest
 from deployments.timeline import Timeline
 from engine.errors import RequestError
 
@@ -122,6 +125,8 @@ class ScriptedGateway:
     def __init__(self) -> None:
         self.adapters = ScriptedAdapters()
         self.requests: list[GenerationRequest] = []
+        self.embedded: list[EmbeddingRequest] = []
+        self.reranked: list[RerankRequest] = []
         self.tokenized: list[ChatPrompt | TextPrompt] = []
         self.num_open = 0
         self.pieces = ["Hel", "lo", " 🙂"]
@@ -191,6 +196,19 @@ class ScriptedGateway:
         logprob = self.shifts_logprob_by - 10.0 + int(request.request_id.rpartition("-")[2])
         top = tuple(TokenScore(5, f"x{i}", b"x", -0.5 - i) for i in range(request.params.num_logprobs or 0))
         return TokenScore(len(text), text, text.encode(), logprob, top)
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        self.embedded.append(request)
+        if request.model not in NAMES:
+            raise RequestError(f"The model '{request.model}' does not exist.", field="model", code="model_not_found")
+        vectors = tuple(array("f", (0.5, float(index))).tobytes() for index in range(len(request.inputs)))
+        return Embeddings(vectors=vectors, num_prompt_tokens=11)
+
+    async def rerank(self, request: RerankRequest) -> Reranking:
+        self.reranked.append(request)
+        if request.model != "judge":
+            raise RequestError("This server has no reranker.", field="model", code="model_not_found")
+        return Reranking(scores=tuple(len(pair[1]) / 8 for pair in request.pairs), num_prompt_tokens=9)
 
     async def tokenize(self, model: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
         self.tokenized.append(prompt)

@@ -13,6 +13,7 @@ PURE_FILES = (
     "engine/request.py",
     "engine/config.py",
     "engine/errors.py",
+    "engine/request_bounds.py",
     "engine/step.py",
     "engine/ports.py",
     "engine/pacing.py",

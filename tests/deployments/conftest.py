@@ -19,7 +19,9 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     engine = EngineConfig(
         model_path=folder, dtype="float32", num_threads=1, max_num_seqs=8, kv_cache_bytes=4 << 20, max_queued_requests=8
     )
-    return ModelConfig(name="chat", engine=engine, tokenizer_path=folder, max_model_len=CONTEXT, vocab_size=289)
+    return ModelConfig(
+        name="chat", engine=engine, tokenizer_path=folder, max_model_len=CONTEXT, vocab_size=289, hidden_size=32
+    )
 
 
 class Serving:

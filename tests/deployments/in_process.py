@@ -138,6 +138,7 @@ class Replicas:
         self.refusal: Exception | None = None
         self.generate = Method(self._generate)
         self.generate_stream = Method(self._generate_stream)
+        self.pool = Method(self._pool)
         self.start()
 
     def start(self) -> None:
@@ -162,11 +163,15 @@ class Replicas:
         self.calls.append(call)
         return self._track(Response(self._guarded(call)))
 
+    def _pool(self, call: GenerationCall) -> Response:
+        self.calls.append(call)
+        return self._track(Response(self._guarded(call)))
+
     async def _guarded(self, call: GenerationCall) -> Any:
         if self.refusal is not None:
             raise self.refusal
         try:
-            return await self.server.generate(call)
+            return await (self.server.generate(call) if call.pooling is None else self.server.pool(call))
         except asyncio.CancelledError:
             raise ActorDiedError from None
 

@@ -11,7 +11,7 @@ from ray.serve.exceptions import BackPressureError
 
 from deployments.config import SafetyConfig
 from deployments.errors import ReplicaLostError, UnavailableError
-from deployments.gateway import Gateway, reached
+from deployments.gateway import Gateway
 from deployments.generation import (
     ChatMessage,
     ChatPrompt,
@@ -23,6 +23,7 @@ from deployments.generation import (
     TokenPrompt,
 )
 from deployments.generation_calls import unpack_ids
+from deployments.handles import reached
 from engine.errors import OverloadError, RequestError
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import Judge, ask, events_of, text_of

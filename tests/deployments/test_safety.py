@@ -12,10 +12,11 @@ import pytest
 from ray import serve
 from ray.exceptions import RayTaskError
 
+from deployments.batched_thread import MAX_CALL_S
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
 from deployments.handle_errors import unwrap
-from deployments.safety import MAX_FORWARD_S, LocalSafety, RemoteSafety
+from deployments.safety import LocalSafety, RemoteSafety
 from engine.errors import RequestError
 
 
@@ -78,7 +79,7 @@ async def test_a_forward_pass_that_does_not_end_is_ill_health() -> None:
     while not classifier.batches:
         await asyncio.sleep(0.001)
     assert safety.trouble() is None
-    now_s[0] = MAX_FORWARD_S + 1
+    now_s[0] = MAX_CALL_S + 1
     assert "61 seconds" in (safety.trouble() or "")
     classifier.gate.set()
     await task

@@ -80,3 +80,21 @@ def write_guard(folder: Path) -> Path:
     torch.nn.init.constant_(model.classifier.bias, -10.0)
     model.save_pretrained(folder)
     return folder
+
+
+def write_cross_encoder(folder: Path) -> Path:
+    """Write a cross-encoder of two layers, whose scores differ from pair to pair."""
+    vocab_size = write_tokenizer(folder)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=CONTEXT,
+        num_labels=1,
+        initializer_range=0.5,
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    return folder

@@ -14,7 +14,7 @@ from engine.metrics import StepTimes
 from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
 from engine.scheduler import Scheduler
 from engine.step import StepPlan, StepResult, StepRow
-from tests.oracles.naive_scheduler import EOS_IDS, VOCAB_SIZE, cell, next_token
+from tests.oracles.naive_scheduler import EOS_IDS, VOCAB_SIZE, cell, next_token, vector
 
 CONFIG = ResolvedConfig(
     model_path="",
@@ -42,7 +42,7 @@ def a_config(**changes: object) -> ResolvedConfig:
 
 def a_request(name: str, prompt: tuple[int, ...] | range = (1, 2, 3), **fields: object) -> Request:
     """A greedy request that ends by length unless told otherwise; sampling fields and request fields side by side."""
-    of_request = {"prior_output_ids", "adapter", "tenant", "salt", "priority", "deadline_s"}
+    of_request = {"prior_output_ids", "adapter", "tenant", "salt", "priority", "deadline_s", "pooling"}
     params = {"max_tokens": 4, "ignore_eos": True, "temperature": 0.0} | {
         key: value for key, value in fields.items() if key not in of_request
     }
@@ -122,6 +122,7 @@ class ScriptedRunner:
         if steps_ahead is not None:
             self.steps_ahead = steps_ahead
         self._last_by_row: dict[int, int] = {}
+        self._pooled_by_row: dict[int, list[int]] = {}
         self.plans: list[StepPlan] = []
         self.dies_at_step: int | None = None
         self._config = config
@@ -144,6 +145,7 @@ class ScriptedRunner:
             own = self._compute(row)
             assert not own.keys() & writes.keys(), "two rows write one slot"
             writes |= own
+            self._pool(row, own, result)
             if row.samples and row.request.request_id in self._failing:
                 result.error_by_request[row.request.request_id] = "The numbers of this request are not finite."
                 self._last_by_row[row.row] = 0
@@ -160,6 +162,19 @@ class ScriptedRunner:
 
     def idle(self) -> bool:
         return False
+
+    def _pool(self, row: StepRow, own: dict[int, int], result: StepResult) -> None:
+        """Gather what the row itself computes, never what lies in the cache."""
+        if row.request.pooling is None:
+            return
+        assert not row.samples, "a token is drawn for who wants a vector"
+        gathered = self._pooled_by_row.setdefault(row.row, [])
+        gathered += [own[self._slot(row, position)] for position in range(row.end - row.num_pooled, row.end)]
+        request_id = row.request.request_id
+        if row.ends_prompt and request_id in self._failing:
+            result.error_by_request[request_id] = "The numbers of this request are not finite."
+        elif row.ends_prompt:
+            result.pooled_by_request[request_id] = vector(row.request, gathered)
 
     def _compute(self, row: StepRow) -> dict[int, int]:
         own: dict[int, int] = {}
@@ -197,6 +212,7 @@ class ScriptedRunner:
             if row.is_admission:
                 assert row.row not in self._owner_by_row, "a row is given away twice"
                 self._owner_by_row[row.row] = row.request.request_id
+                self._pooled_by_row.pop(row.row, None)
                 table[:] = row.block_ids
             assert self._owner_by_row[row.row] == row.request.request_id, "a row changed hands without admission"
             assert list(row.block_ids[: len(table)]) == table, "a block table changed under a row"
@@ -274,6 +290,9 @@ class Harness:
 
     def tokens(self, name: str) -> tuple[int, ...]:
         return tuple(token_id for emission in self.emissions[name] for token_id in emission.token_ids)
+
+    def pooled(self, name: str) -> bytes | None:
+        return self.emissions[name][-1].pooled if self.emissions[name] else None
 
     def reason(self, name: str) -> FinishReason | None:
         return self.emissions[name][-1].finish_reason if self.emissions[name] else None

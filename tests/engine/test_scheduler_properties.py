@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from engine.config import ResolvedConfig
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Pooling, Request
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
 from tests.oracles.naive_scheduler import answer_alone
 
@@ -64,6 +64,7 @@ def requests(draw: st.DrawFn, name: str, max_model_len: int) -> Request:
         tenant=draw(st.sampled_from(["", "", "t"])),
         priority=draw(st.sampled_from([0, 0, 0, -1, 1, -(2**31), 2**31 - 1])),
         deadline_s=draw(st.sampled_from([None, None, None, 30.0])),
+        pooling=draw(st.sampled_from([None, None, None, *Pooling])),
     )
 
 
@@ -127,6 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert request.deadline_s or request.adapter == "broken" or name in {"r3", "r8"}
         else:
             assert (tokens, reason) == (alone.token_ids, alone.reason)
+            assert self.harness.pooled(name) == alone.pooled
 
 
 TestScheduler = SchedulerMachine.TestCase
@@ -156,6 +158,7 @@ def test_who_came_with_whom_changes_no_answer_and_how_much_was_cached_is_told_tr
             alone.token_ids,
             alone.reason,
         )
+        assert harness.pooled(request.request_id) == alone.pooled
         rows = [row for plan in harness.runner.plans for row in plan.rows if row.request is request]
         cached = rows[0].start
         assert {emission.num_cached_tokens for emission in harness.emissions[request.request_id]} == {cached}
@@ -169,7 +172,7 @@ def test_with_room_for_all_every_request_runs_in_every_step_after_its_first_toke
 ) -> None:
     config, all_requests = batch
     # Of one flow: another's may take a row.
-    all_requests = [replace(request, adapter=None, tenant="") for request in all_requests]
+    all_requests = [replace(request, adapter=None, tenant="", pooling=None) for request in all_requests]
     config = a_config(
         block_tokens=config.block_tokens,
         max_model_len=24,

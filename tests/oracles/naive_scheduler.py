@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.request import FinishReason, Request
+from engine.request import FinishReason, Pooling, Request
 
 VOCAB_SIZE = 24
 EOS_IDS = frozenset({0})
@@ -25,10 +25,17 @@ def next_token(request: Request, cells: Iterable[int]) -> int:
     return token_id
 
 
+def vector(request: Request, cells: Iterable[int]) -> bytes:
+    """What a request for a vector gets, given the cells of all its tokens."""
+    known = list(cells)
+    return str(sum(known) if request.pooling is Pooling.MEAN else known[-1]).encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     token_ids: tuple[int, ...]
     reason: FinishReason
+    pooled: bytes | None = None
 
 
 def answer_alone(request: Request, max_model_len: int) -> Answer:
@@ -41,6 +48,8 @@ def answer_alone(request: Request, max_model_len: int) -> Answer:
         for token_id in known:
             previous = cell(request, previous, token_id)
             cells.append(previous)
+        if request.pooling is not None:
+            return Answer((), FinishReason.STOP, vector(request, cells))
         token_id = next_token(request, cells)
         output.append(token_id)
         reason = None

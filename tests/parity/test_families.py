@@ -36,7 +36,7 @@ def our_logits(path: str, prompt: tuple[int, ...], dtype: str) -> torch.Tensor:
     batch = buffers.fill(StepPlan(step_id=1, rows=(row,)))
     sampled = buffers.whole().sampled[: len(prompt)]
     sampled[:] = torch.arange(len(prompt))
-    return model.forward(replace(batch, sampled=sampled), cache)
+    return model.forward(replace(batch, sampled=sampled), cache).logits
 
 
 def test_a_request_alone_gets_the_tokens_of_transformers(family: Checkpoint) -> None:

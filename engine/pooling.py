@@ -1,0 +1,65 @@
+"""Hidden states made one vector for each request that asks for one, chunk by chunk as its tokens are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.request import Pooling, RequestId
+from engine.step import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """A vector that a device may still be computing: [hidden] float32."""
+
+    numbers: torch.Tensor
+
+    def fetch(self) -> bytes | None:
+        """Wait for it; return it as float32, little-endian, or None where a number is not finite."""
+        numbers = self.numbers.cpu()
+        if not bool(torch.isfinite(numbers).all()):
+            return None
+        return np.asarray(numbers, dtype="<f4").tobytes()
+
+
+def pooled_ranges(plan: StepPlan) -> tuple[tuple[int, int], ...]:
+    """Return which tokens of the step's batch are pooled: a half-open range for each row that has any."""
+    ranges, at = [], 0
+    for row in plan.rows:
+        at += row.num_tokens
+        if row.num_pooled:
+            ranges.append((at - row.num_pooled, at))
+    return tuple(ranges)
+
+
+class Pooler:
+    """Sums of what has been computed so far, by the row that the request holds."""
+
+    def __init__(self) -> None:
+        self._sum_by_row: dict[int, torch.Tensor] = {}
+
+    def release(self, row: int) -> None:
+        """Forget a row; idempotent."""
+        self._sum_by_row.pop(row, None)
+
+    def add(self, plan: StepPlan, hidden: Sequence[torch.Tensor]) -> dict[RequestId, Vector]:
+        """Take the hidden states of the ranges of `pooled_ranges`; return the vectors that are whole now.
+
+        Args:
+            hidden: [tokens of the range, hidden] each; not kept.
+        """
+        whole: dict[RequestId, Vector] = {}
+        pooled = [row for row in plan.rows if row.num_pooled]
+        for row, states in zip(pooled, hidden, strict=True):
+            total = states.sum(dim=0, dtype=torch.float32)
+            if not row.is_admission and row.row in self._sum_by_row:
+                total += self._sum_by_row[row.row]
+            self._sum_by_row[row.row] = total
+            if row.ends_prompt:
+                count = row.end if row.request.pooling is Pooling.MEAN else 1
+                whole[row.request.request_id] = Vector(self._sum_by_row.pop(row.row) / count)
+        return whole

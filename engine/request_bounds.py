@@ -1,0 +1,49 @@
+"""What can be known of a request before it is queued: whether this engine can ever serve it. Pure."""
+
+from __future__ import annotations
+
+from engine.config import ResolvedConfig
+from engine.errors import RequestError
+from engine.request import Request
+
+
+def check_request(request: Request, config: ResolvedConfig) -> None:
+    """Do nothing where a request can be served.
+
+    Raises:
+        RequestError: it never can.
+    """
+    limit, known_ids = config.max_model_len, (*request.prompt_ids, *request.prior_output_ids)
+    num_prompt, num_prior, num_known = len(request.prompt_ids), len(request.prior_output_ids), len(known_ids)
+    if not num_prompt:
+        raise RequestError("The prompt is empty; at least 1 token is needed.", field="prompt")
+    is_pooled = request.pooling is not None
+    if is_pooled and num_known > limit:
+        raise RequestError(
+            f"This model's maximum context length is {limit} tokens, but the input has {num_known} tokens.",
+            field="input",
+            code="context_length_exceeded",
+        )
+    if not is_pooled and num_known >= limit:
+        raise RequestError(
+            f"This model's maximum context length is {limit} tokens, but the prompt has {num_known} tokens, which "
+            "leaves no room for an answer.",
+            field="messages",
+            code="context_length_exceeded",
+        )
+    last_id = (config.vocab_size or 1 << 31) - 1
+    if min(known_ids) < 0 or max(known_ids) > last_id:
+        wrong = next(i for i in known_ids if not 0 <= i <= last_id)
+        raise RequestError(f"Token id {wrong} is outside the vocabulary, 0 to {last_id}.", field="prompt")
+    if not is_pooled and request.params.max_tokens <= num_prior:
+        raise RequestError(
+            f"max_tokens is {request.params.max_tokens}; at least {num_prior + 1} is needed.", field="max_tokens"
+        )
+    longest = min(limit, num_prompt + request.params.max_tokens)
+    capacity = config.num_blocks * config.block_tokens
+    if longest > capacity:
+        raise RequestError(
+            f"Prompt and answer may take {longest} tokens, but the cache of this server holds {capacity}.",
+            field="max_tokens",
+            code="context_length_exceeded",
+        )

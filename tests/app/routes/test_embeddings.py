@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import base64
+from array import array
+
+import httpx
+import pytest
+
+from app.tenants import Tenant, TenantGateway
+from deployments.accounts.values import Charge, TenantLimits
+from deployments.embedding import EmbeddingRequest
+from deployments.generation import TextPrompt, TokenPrompt
+from engine.errors import RequestError
+from engine.request import Pooling
+from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
+
+PATH = "/v1/embeddings"
+
+
+async def test_the_answer_is_openais(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    response = await client.post(PATH, json={"model": "base", "input": ["a", "b"], "user": "u"})
+    assert response.json() == {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": 0, "embedding": [0.5, 0.0]},
+            {"object": "embedding", "index": 1, "embedding": [0.5, 1.0]},
+        ],
+        "model": "base",
+        "usage": {"prompt_tokens": 11, "total_tokens": 11},
+    }
+    (request,) = gateway.embedded
+    assert (request.pooling, request.dimensions, request.normalizes) == (None, None, True)
+    assert request.request_id.startswith(f"{response.headers['x-request-id']}.")
+
+
+async def test_base64_is_of_little_endian_float32(client: httpx.AsyncClient) -> None:
+    answer = (await client.post(PATH, json={"model": "base", "input": "a", "encoding_format": "base64"})).json()
+    assert array("f", base64.b64decode(answer["data"][0]["embedding"])).tolist() == [0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "inputs"),
+    [
+        ("a", (TextPrompt(text="a"),)),
+        (["a", "b"], (TextPrompt(text="a"), TextPrompt(text="b"))),
+        ([1, 2], (TokenPrompt(token_ids=(1, 2)),)),
+        ([[1], [2, 3]], (TokenPrompt(token_ids=(1,)), TokenPrompt(token_ids=(2, 3)))),
+    ],
+)
+async def test_each_shape_of_input_and_every_field_reach_the_gateway(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, given: object, inputs: object
+) -> None:
+    body = {"model": "shout", "input": given, "dimensions": 1, "pooling": "mean", "normalize": False}
+    headers = {"x-request-timeout": "2.5"}
+    assert (await client.post(PATH, json=body, headers=headers)).status_code == 200
+    (request,) = gateway.embedded
+    assert request.inputs == inputs
+    assert (request.model, request.pooling, request.dimensions) == ("shout", Pooling.MEAN, 1)
+    assert (request.normalizes, request.timeout_s) == (False, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "status"),
+    [
+        ({"input": None}, "input", 400),
+        ({"input": []}, "input", 400),
+        ({"input": [[]]}, "input", 400),
+        ({"input": [1, "a"]}, "input", 400),
+        ({"input": ["a"] * 2049}, "input", 400),
+        ({"input": "a" * 6000}, "input", 400),
+        ({"model": "nobody"}, "model", 404),
+        ({"dimensions": 0}, "dimensions", 400),
+        ({"encoding_format": "int8"}, "encoding_format", 400),
+        ({"pooling": "cls"}, "pooling", 400),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens", 400),
+    ],
+)
+async def test_wrong_bodies_name_their_field(
+    client: httpx.AsyncClient, change: dict[str, object], param: str, status: int
+) -> None:
+    response = await client.post(PATH, json={"model": "base", "input": "a"} | change)
+    assert response.status_code == status
+    assert response.json()["error"]["param"] == param
+
+
+async def test_a_tenant_pays_for_the_tokens_and_sees_its_own_models_only(gateway: ScriptedGateway) -> None:
+    gateway.meter = ScriptedMeter()
+    limits = TenantLimits(requests_per_minute=10)
+    own = TenantGateway(gateway, Tenant(name="blue", models=frozenset({"base"}), priority=-1, limits=limits))
+    asked = EmbeddingRequest(request_id="r", model="base", inputs=(TextPrompt(text="x" * 40),))
+    await own.embed(asked)
+    assert gateway.meter.admitted == [("blue", 11)]
+    assert gateway.meter.charges == [Charge("blue", limits, 0, 0)]
+    (seen,) = gateway.embedded
+    assert (seen.tenant, seen.salt, seen.priority) == ("blue", "blue\n", -1)
+    with pytest.raises(RequestError, match="does not exist"):
+        await own.embed(EmbeddingRequest(request_id="r", model="shout", inputs=()))

@@ -1,0 +1,159 @@
+"""Vectors against transformers and peft: the final hidden states, pooled; whatever else is in the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from adapters.registry import reference
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.gpu import build as gpu_build
+from engine.request import Pooling, Request, RequestId, SamplingParams
+from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts
+from tests.parity.peft_adapters import load_adapters, save_adapters
+from tests.parity.test_triton_kernels import Replays, config_of
+
+POOLINGS = tuple(Pooling)
+PROMPTS = random_prompts(3, longest=17)
+CHUNKS = {"max_batched_tokens": 7, "max_num_seqs": 7}
+
+
+def vector_request(name: str, prompt: Sequence[int], pooling: Pooling, **fields: object) -> Request:
+    return Request(
+        request_id=RequestId(name),
+        prompt_ids=tuple(prompt),
+        params=SamplingParams(max_tokens=0),
+        pooling=pooling,
+        **fields,  # type: ignore[arg-type]
+    )
+
+
+@torch.no_grad()
+def expected(model: PreTrainedModel, prompt: Sequence[int], pooling: Pooling) -> np.ndarray:
+    """What transformers gives: the last of its hidden states stands behind the final norm."""
+    states = model(torch.tensor([prompt]), output_hidden_states=True).hidden_states[-1][0]
+    return np.asarray(states.mean(0) if pooling is Pooling.MEAN else states[-1])
+
+
+def vectors_of(engine: Engine, requests: Iterable[Request]) -> dict[str, np.ndarray]:
+    """Run requests together; return the vectors of those that ask for one."""
+    found = emissions_of(engine, requests)
+    ends = {name: emissions[-1] for name, emissions in found.items()}
+    return {name: np.frombuffer(end.pooled, "<f4") for name, end in ends.items() if end.pooled is not None}
+
+
+def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(found, wanted, atol=2e-4, rtol=1e-4)
+
+
+def make_engine(path: str, adapters: Sequence[object] = (), **options: int) -> Engine:
+    config = EngineConfig(model_path=path, dtype="float32", num_threads=1, max_adapter_rank=16, **options)
+    return build_engine(config, adapters)  # type: ignore[arg-type]
+
+
+def check_mixed_batch(family: Checkpoint, engine: Engine) -> None:
+    """Vectors of both kinds beside generations; then again, where the prefix cache holds what it may."""
+    prompts = random_prompts(6, longest=70)
+    wanted = {(i, pooling): expected(family.model, p, pooling) for i, p in enumerate(prompts) for pooling in POOLINGS}
+    for _ in range(2):
+        asked = [vector_request(f"{i} {kind}", p, kind) for i, p in enumerate(prompts) for kind in POOLINGS]
+        asked[3:3] = [greedy(str(i), prompt) for i, prompt in enumerate(prompts[:3])]
+        found = vectors_of(engine, asked)
+        assert len(found) == len(wanted)
+        for (i, kind), vector in wanted.items():
+            assert_same(found[f"{i} {kind}"], vector)
+    assert engine.snapshot().kv_usage == 0
+
+
+@pytest.mark.parametrize("options", [{}, CHUNKS], ids=["at once", "chunks of 7"])
+def test_vectors_beside_generations_are_those_of_transformers(family: Checkpoint, options: dict[str, int]) -> None:
+    check_mixed_batch(family, make_engine(family.path, **options))
+
+
+def test_torch_operators_give_the_same(
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernels.native.load", lambda: None)
+    family = checkpoint("qwen3")
+    check_mixed_batch(family, make_engine(family.path, **CHUNKS))
+
+
+def test_generations_do_not_see_vectors(checkpoint: Callable[[str], Checkpoint]) -> None:
+    family = checkpoint("llama3")
+    prompts = random_prompts(4, longest=60)
+    asked = [vector_request(f"v{i}", prompt, Pooling.MEAN) for i, prompt in enumerate(prompts)]
+    found = emissions_of(
+        make_engine(family.path, **CHUNKS), [*asked, *(greedy(str(i), prompt) for i, prompt in enumerate(prompts))]
+    )
+    for i, prompt in enumerate(prompts):
+        assert [token for emission in found[str(i)] for token in emission.token_ids] == family.generate(prompt)
+
+
+def test_the_prefix_cache_serves_last_tokens_and_never_means(checkpoint: Callable[[str], Checkpoint]) -> None:
+    family = checkpoint("llama2")
+    engine = make_engine(family.path)
+    prompt = random_prompts(2, longest=70)[1]
+    emissions_of(engine, [greedy("warm", prompt)])
+    for kind, is_cached in ((Pooling.LAST, True), (Pooling.MEAN, False)):
+        (end,) = emissions_of(engine, [vector_request("v", prompt, kind)])["v"]
+        assert (end.num_cached_tokens > 0) == is_cached
+        assert_same(np.frombuffer(end.pooled or b"", "<f4"), expected(family.model, prompt, kind))
+
+
+def test_a_prompt_may_fill_the_whole_context(checkpoint: Callable[[str], Checkpoint]) -> None:
+    family = checkpoint("qwen2")
+    prompt = random_prompts(2, longest=64)[1]
+    found = vectors_of(make_engine(family.path, max_model_len=64), [vector_request("v", prompt, Pooling.LAST)])
+    assert_same(found["v"], expected(family.model, prompt, Pooling.LAST))
+
+
+def test_vectors_of_adapters_are_those_of_peft(checkpoint: Callable[[str], Checkpoint], tmp_path: Path) -> None:
+    family = checkpoint("llama-with-biases")
+    path_by_name = save_adapters(family.model, tmp_path)
+    names = ("everything", "patterns")
+    adapters = [reference(name, path_by_name[name]) for name in names]
+    asked = [
+        vector_request(f"{i} {adapter.name} {kind}", prompt, kind, adapter=adapter.digest)
+        for i, prompt in enumerate(PROMPTS)
+        for adapter in adapters
+        for kind in POOLINGS
+    ]
+    found = vectors_of(make_engine(family.path, adapters, **CHUNKS), [*asked, greedy("g", PROMPTS[1], 2)])
+    theirs = load_adapters(family.model, {name: path_by_name[name] for name in names})
+    try:
+        for i, prompt in enumerate(PROMPTS):
+            for name in names:
+                theirs.set_adapter(name)
+                for kind in POOLINGS:
+                    assert_same(found[f"{i} {name} {kind}"], expected(theirs, prompt, kind))
+    finally:
+        theirs.unload()
+
+
+def test_the_gpus_kernels_give_the_same(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One vector whose tokens do not fit into a step, with an adapter, and one of the base beside it."""
+    family = checkpoint("qwen3")
+    adapter = reference("everything", save_adapters(family.model, tmp_path)["everything"])
+    prompt = PROMPTS[1][:9]
+    asked = [
+        vector_request("mean", prompt, Pooling.MEAN, adapter=adapter.digest),
+        vector_request("last", prompt[:3], Pooling.LAST),
+    ]
+    on_the_cpu = vectors_of(make_engine(family.path, [adapter]), asked)
+    Replays(monkeypatch)
+    # No step that has a vector is replayed.
+    monkeypatch.setattr(gpu_build, "recorded_sizes", lambda _: [])
+    found = vectors_of(build_engine(replace(config_of(family.path), max_batched_tokens=8), [adapter]), asked)
+    assert found.keys() == on_the_cpu.keys() == {"mean", "last"}
+    for name, vector in found.items():
+        assert_same(vector, on_the_cpu[name])
