@@ -33,6 +33,6 @@ class RecordedModel:
         num_samples = len(batch.sampled)
         counts = self._backend.counts
         counts[0], counts[1], counts[2] = len(batch.token_ids), len(batch.attention.rows), num_samples
-        self._backend.adapters.fill(batch.adapters)
+        self._backend.adapters.fill(batch.adapters, batch.sample_adapters)
         self._backend.program.run()
         return self._logits[:num_samples]

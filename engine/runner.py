@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from engine.backend import KvCache
 from engine.buffers import InputBuffers
 from engine.decoder.decoder import DecoderBatch
-from engine.lora import ResidentAdapters, collect_segments
+from engine.lora import ResidentAdapters, Segment, collect_segments
 from engine.metrics import StepTimes
 from engine.request import RequestId, TokenLogprobs
 from engine.sampling.logprobs import logprobs_of
@@ -114,12 +116,17 @@ class Runner:
                 self._sampler.admit(step_row.row, step_row.request, step_row.output_ids)
 
     def _batch(self, plan: StepPlan) -> DecoderBatch:
-        segments, at = [], 0
+        segments: list[Segment] = []
+        at = 0
         for row in plan.rows:
             self._highest_block = max(self._highest_block, row.block_ids[-1])
             segments.append((row.adapter, at, at + row.num_tokens))
             at += row.num_tokens
-        return self._buffers.fill(plan, collect_segments(segments, self._adapters))
+        adapters = collect_segments(segments, self._adapters)
+        batch = self._buffers.fill(plan, adapters)
+        if any(segment.weights.changes_whole_model for segment in adapters):
+            return replace(batch, sample_adapters=collect_segments(_sample_segments(plan), self._adapters))
+        return batch
 
     def _draw(self, plan: StepPlan, logits: torch.Tensor) -> _Submitted:
         rows = [row for row in plan.rows if row.samples]
@@ -136,6 +143,13 @@ class _Submitted(NamedTuple):
     rows: list[StepRow]
     scores: dict[RequestId, list[TokenLogprobs]]
     drawing: Drawing
+
+
+def _sample_segments(plan: StepPlan) -> Iterator[Segment]:
+    at = 0
+    for row in plan.rows:
+        yield row.adapter, at, at + row.num_logits
+        at += row.num_logits
 
 
 def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[TokenLogprobs]], torch.Tensor]:

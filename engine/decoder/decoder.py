@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from adapters.peft_format import WHOLE_MODEL
 from engine.attention import AttentionBatch
 from engine.backend import Backend, KvCache, Product
 from engine.decoder.spec import DecoderSpec
@@ -24,6 +25,8 @@ class DecoderBatch:
         token_ids, positions: [tokens] int64.
         sampled: [samples] int64, indices of the tokens whose logits are wanted.
         adapters: the tokens that have one, in ascending order.
+        sample_adapters: the same of samples; needed where an adapter changes the whole model
+            (`adapters.weights.AdapterWeights`), empty otherwise.
     """
 
     token_ids: torch.Tensor
@@ -31,6 +34,7 @@ class DecoderBatch:
     sampled: torch.Tensor
     attention: AttentionBatch
     adapters: tuple[AdapterSegment, ...] = ()
+    sample_adapters: tuple[AdapterSegment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +76,31 @@ class Decoder:
     def forward(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
         """Compute a step, writing the cache; returns logits [samples, vocab] float32."""
         backend, eps = self._backend, self.spec.rms_eps
-        lora = backend.lora(batch.adapters)
+        lora = backend.lora(batch.adapters, batch.sample_adapters)
         x = self._embed(batch.token_ids)  # [tokens, hidden]: the residual stream, added to in place
+        if lora is not None:
+            lora.embed(batch.token_ids, x)
         cos_sin = backend.take(self._cos_sin, batch.positions)
         delta = None  # what the last part has to add; the next norm does it
         for index, layer in enumerate(self._layers):
             h = backend.add_rms_norm(x, delta, layer.input_norm, eps)
+            if lora is not None:
+                lora.norm(index, "input_layernorm", h)
             delta = self._attention(index, layer, h, cos_sin, batch.attention, lora, cache)
             h = backend.add_rms_norm(x, delta, layer.mlp_norm, eps)
+            if lora is not None:
+                lora.norm(index, "post_attention_layernorm", h)
             delta = self._mlp(index, layer, h, lora)
         if not len(batch.sampled):
             return torch.empty(0, self.spec.vocab_size, device=x.device)
         last = None if delta is None else backend.take(delta, batch.sampled)
-        return self._head(backend.add_rms_norm(backend.take(x, batch.sampled), last, self._norm, eps))
+        h = backend.add_rms_norm(backend.take(x, batch.sampled), last, self._norm, eps)
+        if lora is None:
+            return self._head(h)
+        lora.norm(WHOLE_MODEL, "norm", h)
+        logits = self._head(h)
+        lora.head(h, logits)
+        return logits
 
     def _attention(
         self,
