@@ -17,3 +17,7 @@ class AdapterError(ValueError):
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross process borders by pickle, which by default calls the class with the finished sentence.
         return AdapterError, (self.name, self.reason)
+
+
+class LayoutError(ValueError):
+    """The device's products cannot do what an adapter asks for; the message is a reason as `AdapterError` has one."""

@@ -2,39 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from adapters.errors import AdapterError
 from adapters.identity import AdapterRef, content_digest, read_adapter
 from adapters.tensor_file import TensorEntry, TensorFile
-from adapters.validate import LinearShapes, ModuleLayout, validate
-from adapters.weights import AdapterWeights, RawProjection, build_weights
+from adapters.validate import ModuleLayout, ModuleShapes, validate
+from adapters.weights import AdapterWeights, Columns, Extras, RawProjection, build_weights
 
 _TORCH_DTYPE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+ROWS_AT_ONCE = 1024
+"""Of a weight and its low-rank change that are multiplied out to measure their columns."""
+
+BaseTensors = Callable[[str], torch.Tensor]
+"""Returns a tensor of the base by its name in the checkpoint, as the engine computes with it."""
 
 
-def load_adapter(ref: AdapterRef, linear_shapes: LinearShapes, max_rank: int, dtype: torch.dtype) -> AdapterWeights:
+def load_adapter(
+    ref: AdapterRef, shapes: ModuleShapes, max_rank: int, dtype: torch.dtype, base: BaseTensors
+) -> AdapterWeights:
     """Load the adapter that a reference names, from disk into host memory; safe on any thread.
+
+    Args:
+        base: asked only for an adapter whose effect depends on the base's weights.
 
     Raises:
         AdapterError: the files are missing or malformed, are not those that were declared, do not fit the base model,
             or hold numbers that are not finite in `dtype`.
     """
     config, tensors = read_adapter(ref.name, ref.path)
-    layouts = validate(ref.name, config, tensors.entry_by_name, linear_shapes, max_rank)
+    layouts = validate(ref.name, config, tensors.entry_by_name, shapes, max_rank)
     if content_digest(config, tensors) != ref.digest:
         # Serving other content under this digest would make every cache that is keyed by it lie.
         raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
-    raw = {
-        key: RawProjection(a=_tensor(tensors, layout.a), b=_tensor(tensors, layout.b), scaling=layout.scaling)
-        for key, layout in layouts.items()
-    }
-    weights = build_weights(raw, dtype)
-    if not weights.flat.isfinite().all():
-        raise AdapterError(ref.name, _find_not_finite(raw, layouts, dtype))
+    weights = _Reading(ref.name, tensors, shapes, dtype, base).weights(layouts)
+    if not weights.is_finite():
+        raise AdapterError(ref.name, _find_not_finite(tensors, layouts, dtype))
     return weights
+
+
+class _Reading:
+    """One adapter's way from the file to its weights."""
+
+    def __init__(
+        self, name: str, tensors: TensorFile, shapes: ModuleShapes, dtype: torch.dtype, base: BaseTensors
+    ) -> None:
+        self._name = name
+        self._tensors = tensors
+        self._shapes = shapes
+        self._dtype = dtype
+        self._base = base
+
+    def weights(self, layouts: Mapping[tuple[int, str], ModuleLayout]) -> AdapterWeights:
+        projections: dict[tuple[int, str], RawProjection] = {}
+        columns: dict[tuple[int, str], Columns] = {}
+        matrices: dict[str, torch.Tensor] = {}
+        for key, layout in layouts.items():
+            self._check_base(layout)
+            changed = None
+            if layout.a is not None and layout.b is not None:
+                a, b = self._tensor(layout.a), self._tensor(layout.b)
+                gain = self._lengths(layout, a, b) if layout.magnitude is not None else None
+                projections[key] = RawProjection(a=a, b=b, scaling=layout.scaling, gain=gain)
+                changed = self._linear_columns(layout, gain)
+            elif layout.bias is not None:
+                changed = self._linear_columns(layout, None)
+            if layout.weight is not None and key[1].endswith("norm"):
+                ratio = self._tensor(layout.weight).float() / self._base(f"{layout.module}.weight").float()
+                changed = Columns(gain=ratio, shift=torch.zeros_like(ratio))
+            elif layout.weight is not None:
+                matrices[key[1]] = self._tensor(layout.weight).to(self._dtype, copy=True)
+            if changed is not None:
+                columns[key] = changed
+        return build_weights(projections, self._dtype, Extras(columns=columns, matrices=matrices))
+
+    def _lengths(self, layout: ModuleLayout, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """Return by how much DoRA scales each column: magnitude / |W + scaling B A|, [out] float32.
+
+        Source: Liu et al., "DoRA" (2024, arXiv 2402.09353, section 4).
+        """
+        assert layout.magnitude is not None
+        weight, a = self._base(f"{layout.module}.weight"), a.float() * layout.scaling
+        norms = [
+            torch.linalg.vector_norm(
+                weight[at : at + ROWS_AT_ONCE].float() + b[at : at + ROWS_AT_ONCE].float() @ a, dim=1
+            )
+            for at in range(0, len(weight), ROWS_AT_ONCE)
+        ]
+        return self._tensor(layout.magnitude).float() / torch.cat(norms)
+
+    def _linear_columns(self, layout: ModuleLayout, gain: torch.Tensor | None) -> Columns | None:
+        """Return what becomes of the output of the base, which has the base's bias in it; None where nothing does."""
+        if gain is None and layout.bias is None and layout.lora_bias is None:
+            return None
+        bias = f"{layout.module}.bias"
+        old = self._base(bias).float() if bias in self._shapes else torch.zeros(self._shapes[layout.module][1])
+        new = old if layout.bias is None else self._tensor(layout.bias).float()
+        gain = torch.ones_like(old) if gain is None else gain
+        shift = new - gain * old
+        if layout.lora_bias is not None:
+            shift += self._tensor(layout.lora_bias).float() * layout.scaling
+        return Columns(gain=gain, shift=shift)
+
+    def _check_base(self, layout: ModuleLayout) -> None:
+        """Refuse an adapter that was made for other embeddings than the base's."""
+        if layout.base_weight is None:
+            return
+        saved, own = self._tensor(layout.base_weight).to(self._dtype), self._base(f"{layout.module}.weight")
+        if not torch.equal(saved, own):
+            raise AdapterError(
+                self._name, f"the weight of {layout.module} that was saved along with it is not that of the base model"
+            )
+
+    def _tensor(self, entry: TensorEntry) -> torch.Tensor:
+        return _tensor(self._tensors, entry)
 
 
 def _tensor(tensors: TensorFile, entry: TensorEntry) -> torch.Tensor:
@@ -44,12 +127,11 @@ def _tensor(tensors: TensorFile, entry: TensorEntry) -> torch.Tensor:
     return flat.view(entry.shape)
 
 
-def _find_not_finite(
-    raw: Mapping[tuple[int, str], RawProjection], layouts: Mapping[tuple[int, str], ModuleLayout], dtype: torch.dtype
-) -> str:
+def _find_not_finite(tensors: TensorFile, layouts: Mapping[tuple[int, str], ModuleLayout], dtype: torch.dtype) -> str:
     """Name the tensor to blame."""
-    for key, item in raw.items():
-        for tensor, entry in ((item.a, layouts[key].a), (item.b, layouts[key].b)):
-            if not tensor.isfinite().all():
-                return f"tensor {entry.name!r} holds NaN or infinity"
+    for name, entry in tensors.entry_by_name.items():
+        if not _tensor(tensors, entry).isfinite().all():
+            return f"tensor {name!r} holds NaN or infinity"
+    if any(layout.magnitude is not None or layout.weight is not None for layout in layouts.values()):
+        return "its numbers overflow, or the base has columns or norms of length 0 that it scales"
     return f"its numbers, scaled by alpha, overflow in {str(dtype).removeprefix('torch.')}"

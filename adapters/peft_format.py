@@ -16,21 +16,28 @@ from typing import TypeVar
 from adapters.errors import AdapterError
 
 _IGNORED = frozenset({
-    "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config",
-    "inference_mode", "init_lora_weights", "lora_dropout", "loftq_config", "lora_ga_config", "megatron_core",
+    "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
+    "init_lora_weights", "lora_dropout", "loftq_config", "lora_ga_config", "megatron_core",
     "peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type", "velora_config",
 })  # fmt: skip
 _UNDERSTOOD = frozenset({
     "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "layers_to_transform",
-    "layers_pattern", "bias",
+    "layers_pattern", "bias", "lora_bias", "use_dora", "modules_to_save", "ensure_weight_tying",
 })  # fmt: skip
 # These initialisations change the base model's own weights, and the saved matrices only fit the changed ones.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 _TENSOR_NAME = re.compile(
-    r"base_model\.model\.(?P<module>model\.layers\.(?:0|[1-9]\d{0,5})\.[A-Za-z0-9_.]{1,100})\.lora_(?P<half>[AB])\.weight"
+    r"base_model\.model\.(?P<module>(?:model|lm_head)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
+    r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]|(?:base_layer\.)?(?:bias|weight))"
 )
-_MODULE_NAME = re.compile(r"model\.layers\.(?P<layer>\d{1,6})\.(?:self_attn|mlp)\.(?P<module>[a-z_]+_proj)")
+_LAYER_MODULE = re.compile(
+    r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\."
+    r"(?:(?:self_attn|mlp)\.(?P<projection>[a-z_]+_proj)|(?P<norm>input_layernorm|post_attention_layernorm))"
+)
+WHOLE_MODEL = -1
+"""Where other modules have the index of their layer, those that the model has once have this."""
+_MODEL_MODULES = {"model.embed_tokens": "embed_tokens", "model.norm": "norm", "lm_head": "lm_head"}
 
 _Value = TypeVar("_Value", int, float)
 
@@ -51,6 +58,11 @@ class LoraConfig:
         target_modules: names or their ends, one regular expression for whole names, or None for all linear modules.
         layers_to_transform: layer indices that a list of `target_modules` is limited to; None for all.
         layers_pattern: names of the list of layers that those indices count in; empty for any.
+        bias: "none"; "lora_only" and "all" allow biases in place of the base's, of targeted modules or of any.
+        has_lora_bias: B has a bias.
+        has_magnitudes: each targeted module's columns are scaled to learned lengths (DoRA, arXiv 2402.09353).
+        modules_to_save: ends of names of modules that the adapter brings whole.
+        ties_weights: what it changes in the embedding is to hold for a tied output matrix as well, and the reverse.
     """
 
     rank: int
@@ -61,6 +73,11 @@ class LoraConfig:
     target_modules: tuple[str, ...] | str | None
     layers_to_transform: tuple[int, ...] | None
     layers_pattern: tuple[str, ...]
+    bias: str
+    has_lora_bias: bool
+    has_magnitudes: bool
+    modules_to_save: tuple[str, ...]
+    ties_weights: bool
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module, given by its full name (`model.layers.0.self_attn.q_proj`)."""
@@ -71,10 +88,14 @@ class LoraConfig:
         rank = self.rank_of(module)
         return _first_match(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
 
+    def is_saved(self, module: str) -> bool:
+        """Tell whether the adapter is to bring a module, given by its full name, whole."""
+        return any(module.endswith(name) for name in self.modules_to_save)
+
     def has_target(self, module: str) -> bool:
-        """Tell whether a linear module of the decoder, given by its full name, is to have an adapter."""
+        """Tell whether a linear module or the embedding, given by its full name, is to have an adapter."""
         if self.target_modules is None:
-            return True
+            return module.endswith("_proj")
         if isinstance(self.target_modules, str):
             return re.fullmatch(self.target_modules, module) is not None
         if module in self.target_modules:
@@ -104,44 +125,59 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
         raise AdapterError(name, "adapter_config.json is not a JSON object")
     if fields.get("peft_type") != "LORA":
         raise AdapterError(name, f"peft_type is {_shown(fields.get('peft_type'))}, and only LORA is supported")
-    if fields.get("bias", "none") not in ("none", None):
-        raise AdapterError(name, f"bias is {_shown(fields['bias'])}, and only 'none' is supported")
+    bias = fields.get("bias") or "none"
+    if bias not in ("none", "all", "lora_only"):
+        raise AdapterError(name, f"bias is {_shown(bias)}, and only 'none', 'all' and 'lora_only' are supported")
     _refuse_base_changing_init(name, fields.get("init_lora_weights"))
     for key in sorted(set(fields) - _IGNORED - _UNDERSTOOD):
         # PEFT writes every option it knows; one that is off asks for nothing.
         if fields[key] not in (None, False, [], {}, "", 0):
             raise AdapterError(name, f"{key[:100]} is not supported")
-    use_rslora = fields.get("use_rslora", False)
-    if type(use_rslora) is not bool:
-        raise AdapterError(name, "use_rslora is not true or false")
+    has_magnitudes, has_lora_bias = _switch(name, fields, "use_dora"), _switch(name, fields, "lora_bias")
+    if has_magnitudes and has_lora_bias:
+        raise AdapterError(name, "use_dora and lora_bias exclude each other")
     return LoraConfig(
         rank=_rank(name, "r", fields.get("r", 8)),
         alpha=_alpha(name, "lora_alpha", fields.get("lora_alpha", 8)),
-        use_rslora=use_rslora,
+        use_rslora=_switch(name, fields, "use_rslora"),
         rank_pattern={k: _rank(name, f"rank_pattern.{k}", v) for k, v in _patterns(name, fields, "rank_pattern")},
         alpha_pattern={k: _alpha(name, f"alpha_pattern.{k}", v) for k, v in _patterns(name, fields, "alpha_pattern")},
         target_modules=_target_modules(name, fields.get("target_modules")),
         layers_to_transform=_layers(name, fields.get("layers_to_transform")),
         layers_pattern=_layers_pattern(name, fields.get("layers_pattern")),
+        bias=str(bias),
+        has_lora_bias=has_lora_bias,
+        has_magnitudes=has_magnitudes,
+        modules_to_save=_modules_to_save(name, fields.get("modules_to_save")),
+        ties_weights=_switch(name, fields, "ensure_weight_tying"),
     )
 
 
 def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
-    """Split a tensor's name into the module's full name in the base model and "A" or "B".
+    """Split a tensor's name into the module's full name in the base model and what of the module it is.
+
+    That is "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "lora_embedding_A" or "_B",
+    "bias", "weight", or "base_layer.weight".
 
     Raises:
-        AdapterError: the name is not that of a LoRA matrix of a decoder layer.
+        AdapterError: the name is none of those that LoRA gives.
     """
     match = _TENSOR_NAME.fullmatch(tensor)
     if match is None:
-        raise AdapterError(name, f"tensor {tensor[:200]!r} is not a LoRA matrix of a decoder layer")
-    return match["module"], match["half"]
+        raise AdapterError(name, f"tensor {tensor[:200]!r} is not one of a LoRA adapter for a decoder")
+    # PEFT wraps a module that it targets, whose own bias then lies one level deeper.
+    return match["module"], "bias" if match["part"] == "base_layer.bias" else match["part"]
 
 
 def parse_module_name(module: str) -> tuple[int, str] | None:
-    """Split `model.layers.3.self_attn.q_proj` into (3, "q_proj"); None for a module that takes no adapter."""
-    match = _MODULE_NAME.fullmatch(module)
-    return None if match is None else (int(match["layer"]), match["module"])
+    """Split `model.layers.3.self_attn.q_proj` into (3, "q_proj"); None for a module that takes no adapter.
+
+    Modules that the model has once are of `WHOLE_MODEL` instead of a layer.
+    """
+    if module in _MODEL_MODULES:
+        return WHOLE_MODEL, _MODEL_MODULES[module]
+    match = _LAYER_MODULE.fullmatch(module)
+    return None if match is None else (int(match["layer"]), match["projection"] or match["norm"])
 
 
 def _first_match(patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
@@ -157,6 +193,20 @@ def _refuse_base_changing_init(name: str, init: object) -> None:
             name,
             f"init_lora_weights {init[:50]!r} changes the base model; convert the adapter to plain LoRA when saving",
         )
+
+
+def _switch(name: str, fields: dict[str, object], field: str) -> bool:
+    value = fields.get(field) or False
+    if type(value) is not bool:
+        raise AdapterError(name, f"{field} is not true or false")
+    return value
+
+
+def _modules_to_save(name: str, value: object) -> tuple[str, ...]:
+    names = _strings(value)
+    if value and (not names or not all(names) or len(names) > MAX_PATTERNS):
+        raise AdapterError(name, f"modules_to_save is not a list of at most {MAX_PATTERNS} names")
+    return tuple(sorted(names))
 
 
 def _rank(name: str, field: str, value: object) -> int:

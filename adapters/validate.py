@@ -6,76 +6,161 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from adapters.errors import AdapterError
-from adapters.peft_format import LoraConfig, parse_module_name, parse_tensor_name
+from adapters.peft_format import WHOLE_MODEL, LoraConfig, parse_module_name, parse_tensor_name
 from adapters.tensor_file import TensorEntry
 
-LinearShapes = Mapping[str, tuple[int, int]]
-"""(in, out) features of the base's linear modules by full name, `model.layers.0.self_attn.q_proj`."""
+ModuleShapes = Mapping[str, tuple[int, ...]]
+"""What of the base takes an adapter: (in, out) features of its linear modules by full name,
+`model.layers.0.self_attn.q_proj`, of the output matrix and of the embedding (whose inputs are the vocabulary); (width,)
+of its norms and, by `NAME.bias`, of the biases that it has."""
+
+_LINEAR_PARTS = frozenset({"lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "bias"})
+_EMBEDDING_PARTS = frozenset({"lora_embedding_A", "lora_embedding_B", "weight", "base_layer.weight"})
+_HEAD_PARTS = _LINEAR_PARTS - {"bias"} | {"weight", "base_layer.weight"}
+_HALVES = {"A": ("lora_A.weight", "lora_embedding_A"), "B": ("lora_B.weight", "lora_embedding_B")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleLayout:
-    """One adapted module: where its halves lie, and the factor of their product."""
+    """One module of the base that the adapter changes: where what it brings lies.
 
-    a: TensorEntry
-    b: TensorEntry
+    Attributes:
+        module: its full name.
+        a, b: halves of the low-rank product, both or none, and `scaling`, the factor of their product.
+        lora_bias: of B; scaled as the product is.
+        magnitude: the length of each column of the sum of weight and product (DoRA).
+        bias: in place of the base's.
+        weight: in place of the base's.
+        base_weight: the base's own, which PEFT saves along with an adapted embedding.
+    """
+
+    module: str
     scaling: float
+    a: TensorEntry | None = None
+    b: TensorEntry | None = None
+    lora_bias: TensorEntry | None = None
+    magnitude: TensorEntry | None = None
+    bias: TensorEntry | None = None
+    weight: TensorEntry | None = None
+    base_weight: TensorEntry | None = None
 
 
 def validate(
-    name: str, config: LoraConfig, entries: Mapping[str, TensorEntry], linear_shapes: LinearShapes, max_rank: int
+    name: str, config: LoraConfig, entries: Mapping[str, TensorEntry], shapes: ModuleShapes, max_rank: int
 ) -> dict[tuple[int, str], ModuleLayout]:
-    """Return the layout of every adapted module by (layer, module), in which each tensor of the file has its place.
+    """Return the layout of every changed module by (layer, module), in which each tensor of the file has its place.
 
     Raises:
         AdapterError: a module the base lacks or that is not targeted, a missing half, a targeted module without
             tensors, a wrong shape, or a rank over `max_rank`.
     """
-    halves_by_module: dict[str, dict[str, TensorEntry]] = {}
+    parts_by_module: dict[str, dict[str, TensorEntry]] = {}
     for entry in entries.values():
-        module, half = parse_tensor_name(name, entry.name)
-        halves_by_module.setdefault(module, {})[half] = entry
-    if not halves_by_module:
+        module, part = parse_tensor_name(name, entry.name)
+        if part in parts_by_module.setdefault(module, {}):
+            raise AdapterError(name, f"it has two tensors for the {part} of {module}")
+        parts_by_module[module][part] = entry
+    if not parts_by_module:
         raise AdapterError(name, "it holds no tensors")
     module_by_key: dict[tuple[int, str], str] = {}
-    for module in halves_by_module:
+    for module in parts_by_module:
         key = parse_module_name(module)
-        if key is None or module not in linear_shapes:
+        if key is None or module not in shapes:
             raise AdapterError(name, f"the base model has no module {module!r} that takes an adapter")
-        if not config.has_target(module):
-            raise AdapterError(name, f"it has tensors for {module}, which its target_modules do not name")
         module_by_key[key] = module
-    layouts = {
-        key: _layout(name, module, halves_by_module[module], config, linear_shapes[module], max_rank)
-        for key, module in module_by_key.items()
-    }
-    for module in linear_shapes:
-        key = parse_module_name(module)
-        if key is not None and key not in layouts and config.has_target(module):
-            raise AdapterError(name, f"its target_modules name {module}, for which it has no tensors")
+    layouts: dict[tuple[int, str], ModuleLayout] = {}
+    for key, module in module_by_key.items():
+        parts = parts_by_module[module]
+        _check_parts(name, config, module, parts, has_bias=f"{module}.bias" in shapes)
+        layouts[key] = _layout(name, module, parts, config, shapes[module], max_rank)
+    _check_complete(name, config, parts_by_module, shapes)
+    if config.ties_weights and not layouts.keys().isdisjoint({(WHOLE_MODEL, "embed_tokens"), (WHOLE_MODEL, "lm_head")}):
+        raise AdapterError(name, "ensure_weight_tying is not supported for an adapter of embed_tokens or lm_head")
     return layouts
+
+
+def _check_parts(
+    name: str, config: LoraConfig, module: str, parts: Mapping[str, TensorEntry], *, has_bias: bool
+) -> None:
+    """Refuse tensors that this kind of module cannot have, or that the configuration does not tell of."""
+    known = {"model.embed_tokens": _EMBEDDING_PARTS, "lm_head": _HEAD_PARTS}.get(module, _LINEAR_PARTS)
+    for part in parts.keys() - (frozenset({"weight"}) if module.endswith("norm") else known):
+        raise AdapterError(name, f"a {part} of {module} is not supported")
+    if "bias" in parts and (not has_bias or config.bias == "none"):
+        reason = "its bias setting is 'none'" if has_bias else "in the base model it has none"
+        raise AdapterError(name, f"it has a bias for {module}, but {reason}")
+    if "weight" in parts and not config.is_saved(module):
+        raise AdapterError(name, f"it has a weight for {module}, which its modules_to_save do not name")
+    has_product = not parts.keys().isdisjoint({*_HALVES["A"], *_HALVES["B"]})
+    if has_product and not config.has_target(module):
+        raise AdapterError(name, f"it has tensors for {module}, which its target_modules do not name")
+    if has_product and "weight" in parts:
+        raise AdapterError(name, f"both target_modules and modules_to_save name {module}")
+    for part, is_wanted, field in (
+        ("lora_magnitude_vector", config.has_magnitudes, "use_dora"),
+        ("lora_B.bias", config.has_lora_bias, "lora_bias"),
+    ):
+        if has_product and is_wanted and part not in known:
+            raise AdapterError(name, f"{field} of {module} is not supported")
+        if (has_product and is_wanted) != (part in parts):
+            raise AdapterError(name, f"{module} {'lacks its' if is_wanted else 'has a'} {part}, against its {field}")
+
+
+def _check_complete(
+    name: str, config: LoraConfig, parts_by_module: Mapping[str, Mapping[str, TensorEntry]], shapes: ModuleShapes
+) -> None:
+    """Refuse an adapter whose configuration names what it has no tensors for, or what the base does not have."""
+    for module, shape in shapes.items():
+        parts = parts_by_module.get(module, {})
+        if len(shape) == 2 and config.has_target(module) and parts.keys().isdisjoint(_HALVES["A"] + _HALVES["B"]):
+            raise AdapterError(name, f"its target_modules name {module}, for which it has no tensors")
+        if config.is_saved(module) and not module.endswith(".bias") and "weight" not in parts:
+            raise AdapterError(name, f"its modules_to_save name {module}, for which it has no weight")
+    for saved in config.modules_to_save:
+        if not any(module.endswith(saved) for module in shapes):
+            raise AdapterError(
+                name, f"modules_to_save names {saved[:100]!r}, which is neither a norm, embed_tokens nor lm_head"
+            )
 
 
 def _layout(
     name: str,
     module: str,
-    halves: Mapping[str, TensorEntry],
+    parts: Mapping[str, TensorEntry],
     config: LoraConfig,
-    features: tuple[int, int],
+    shape: tuple[int, ...],
     max_rank: int,
 ) -> ModuleLayout:
-    """Check one module's halves against the configuration and the base."""
-    for half in "AB":
-        if half not in halves:
-            raise AdapterError(name, f"{module} lacks its lora_{half} matrix")
+    """Check the shapes of one module's tensors against the configuration and the base."""
+    halves = {half: next((parts[part] for part in names if part in parts), None) for half, names in _HALVES.items()}
     rank = config.rank_of(module)
-    if rank > max_rank:
-        raise AdapterError(name, f"{module} has rank {rank}, more than the {max_rank} that this server takes")
-    in_features, out_features = features
-    for half, expected in (("A", (rank, in_features)), ("B", (out_features, rank))):
-        found = halves[half].shape
-        if found != expected:
-            raise AdapterError(
-                name, f"lora_{half} of {module} has shape {list(found)}, and the base model needs {list(expected)}"
-            )
-    return ModuleLayout(a=halves["A"], b=halves["B"], scaling=config.scaling_of(module))
+    if len(shape) == 2 and any(halves.values()):
+        for half, entry in halves.items():
+            if entry is None:
+                raise AdapterError(name, f"{module} lacks its lora_{half} matrix")
+        if rank > max_rank:
+            raise AdapterError(name, f"{module} has rank {rank}, more than the {max_rank} that this server takes")
+        for half, expected in (("A", (rank, shape[0])), ("B", (shape[1], rank))):
+            _check_shape(name, f"lora_{half} of {module}", halves[half], expected)
+    # Weights lie [out, in], the embedding's [vocabulary, hidden].
+    whole = shape if module == "model.embed_tokens" else shape[::-1]
+    for part in ("lora_B.bias", "lora_magnitude_vector", "bias"):
+        _check_shape(name, f"{part} of {module}", parts.get(part), shape[-1:])
+    for part in ("weight", "base_layer.weight"):
+        _check_shape(name, f"{part} of {module}", parts.get(part), whole)
+    return ModuleLayout(
+        module=module,
+        scaling=config.scaling_of(module),
+        a=halves["A"],
+        b=halves["B"],
+        lora_bias=parts.get("lora_B.bias"),
+        magnitude=parts.get("lora_magnitude_vector"),
+        bias=parts.get("bias"),
+        weight=parts.get("weight"),
+        base_weight=parts.get("base_layer.weight"),
+    )
+
+
+def _check_shape(name: str, what: str, entry: TensorEntry | None, expected: tuple[int, ...]) -> None:
+    if entry is not None and entry.shape != expected:
+        raise AdapterError(name, f"{what} has shape {list(entry.shape)}, and the base model needs {list(expected)}")

@@ -3,15 +3,18 @@
     flat   [ A of (layer 0, q|k|v) | B q | B k | B v | A of (layer 0, o) | B o | ... ]
 
 One buffer makes the way to a device one copy. The A's of modules that read the same input are stacked, so that one
-product serves all of them; each module keeps its own rank, and nothing is padded.
+product serves all of them; each module keeps its own rank, and nothing is padded. What an adapter changes beyond such
+products lies beside (`Extras`), and most have nothing there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+
+from adapters.peft_format import WHOLE_MODEL
 
 FUSED_GROUPS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Modules that read the same input, in the order in which the decoder stacks their outputs."""
@@ -19,11 +22,46 @@ FUSED_GROUPS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawProjection:
-    """One module as the file has it: `a` [rank, in] and `b` [out, rank] in the file's dtype, and their factor."""
+    """One module as the file has it: `a` [rank, in] and `b` [out, rank] in the file's dtype, and their factor.
+
+    Attributes:
+        gain: [out] float32, a factor of each column of the product beside `scaling`; None for 1.
+    """
 
     a: torch.Tensor
     b: torch.Tensor
     scaling: float
+    gain: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What becomes of a module's output y before the product is added: y * gain + shift, both [out] float32."""
+
+    gain: torch.Tensor
+    shift: torch.Tensor
+
+    @property
+    def has_gain(self) -> bool:
+        """Whether the output is scaled at all."""
+        return bool((self.gain != 1).any())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What an adapter changes beyond low-rank products of the layers' linear modules.
+
+    Attributes:
+        columns: by (layer, module), of linear modules and of norms: biases, lengths of columns, weights of norms.
+        matrices: "embed_tokens" or "lm_head" [vocab, hidden] in the engine's dtype, in place of the base's.
+    """
+
+    columns: Mapping[tuple[int, str], Columns] = field(default_factory=dict)
+    matrices: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all tensors."""
+        return [t for item in self.columns.values() for t in (item.gain, item.shift)] + list(self.matrices.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +102,16 @@ class _Place:
 class AdapterWeights:
     """All tensors of one adapter on one device, views of `flat`. Immutable after construction; safe to share."""
 
-    def __init__(self, flat: torch.Tensor, places: tuple[_Place, ...]) -> None:
+    def __init__(self, flat: torch.Tensor, places: tuple[_Place, ...], extras: Extras | None = None) -> None:
         self.flat = flat
+        self.extras = extras or Extras()
         self._places = places
+        self.changes_whole_model = (
+            any(place.layer == WHOLE_MODEL for place in places)
+            or bool(self.extras.matrices)
+            or any(layer == WHOLE_MODEL or module.endswith("norm") for layer, module in self.extras.columns)
+        )
+        """Whether anything but linear modules of the layers is changed: the embedding, norms, the output matrix."""
         self._group_by_key: dict[tuple[int, str], ProjectionGroup] = {}
         for place in places:
             group = _group_at(flat, place)
@@ -75,13 +120,17 @@ class AdapterWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the buffer in bytes."""
-        return self.flat.numel() * self.flat.element_size()
+        """Memory in bytes."""
+        return self.flat.nbytes + sum(tensor.nbytes for tensor in self.extras.tensors())
 
     @property
     def max_rank(self) -> int:
         """The highest rank of any module."""
-        return max(rank for place in self._places for _, rank, _ in place.modules)
+        return max((rank for place in self._places for _, rank, _ in place.modules), default=0)
+
+    def is_finite(self) -> bool:
+        """Tell whether all numbers are."""
+        return all(bool(tensor.isfinite().all()) for tensor in (self.flat, *self.extras.tensors()))
 
     def projection(self, layer: int, module: str) -> Projection | None:
         """Return the module's matrices, None where the adapter does not target it."""
@@ -98,7 +147,7 @@ class AdapterWeights:
 
     def to(self, device: torch.device) -> AdapterWeights:
         """Copy to a device in one transfer on the current stream; shares memory where `flat` is there already."""
-        return AdapterWeights(self.flat.to(device, non_blocking=True), self._places)
+        return AdapterWeights(self.flat.to(device, non_blocking=True), self._places, self.extras)
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
         """Let memory that was taken on another stream be given out again only after what `stream` has begun by then."""
@@ -106,10 +155,12 @@ class AdapterWeights:
 
     def pinned(self) -> AdapterWeights:
         """Copy to page-locked host memory, from which a transfer to a GPU is asynchronous."""
-        return AdapterWeights(self.flat.pin_memory(), self._places)
+        return AdapterWeights(self.flat.pin_memory(), self._places, self.extras)
 
 
-def build_weights(raw: Mapping[tuple[int, str], RawProjection], dtype: torch.dtype) -> AdapterWeights:
+def build_weights(
+    raw: Mapping[tuple[int, str], RawProjection], dtype: torch.dtype, extras: Extras | None = None
+) -> AdapterWeights:
     """Cast, scale, stack and pack an adapter's modules, keyed by (layer, module), into host memory.
 
     The scaling is multiplied into B in float32 before the cast: the product then costs nothing at run time, and B is
@@ -129,12 +180,13 @@ def build_weights(raw: Mapping[tuple[int, str], RawProjection], dtype: torch.dty
             )
             places.append(place)
             offset += sum(item.a.numel() + item.b.numel() for _, item in members)
-    weights = AdapterWeights(torch.empty(offset, dtype=dtype), tuple(places))
+    weights = AdapterWeights(torch.empty(offset, dtype=dtype), tuple(places), extras)
     for (layer, module), item in raw.items():
         projection = weights.projection(layer, module)
         assert projection is not None
         projection.a.copy_(item.a)
-        projection.b.copy_(item.b.to(torch.float32).mul(item.scaling))
+        scaled = item.b.to(torch.float32).mul(item.scaling)
+        projection.b.copy_(scaled if item.gain is None else scaled.mul_(item.gain[:, None]))
     return weights
 
 

@@ -123,7 +123,7 @@ def registry_config(settings: Settings, registry: RegistrySettings, models: tupl
         bases=tuple(
             AdapterBase(
                 name=model.name,
-                linear_shapes=read_spec(model.engine.model_path).linear_shapes(),
+                module_shapes=read_spec(model.engine.model_path).module_shapes(),
                 max_rank=model.engine.max_adapter_rank,
                 watched=None if asked.adapter_folder is None else os.path.abspath(asked.adapter_folder),
                 allowed=allowed,
@@ -240,7 +240,7 @@ def _adapters(model: ModelSettings, place: str, spec: DecoderSpec, registry: Ada
 
 def _checked(ref: AdapterRef, spec: DecoderSpec, max_rank: int, registry: AdapterRegistry) -> AdapterRef:
     config, tensors = read_adapter(ref.name, ref.path)
-    validate(ref.name, config, tensors.entry_by_name, spec.linear_shapes(), max_rank)
+    validate(ref.name, config, tensors.entry_by_name, spec.module_shapes(), max_rank)
     registry.declare(ref)
     return ref
 

@@ -167,7 +167,7 @@ class RegistryServer:
         source = path if self._folder is None else self._copied(name, path)
         try:
             config, tensors = read_adapter(name, source)
-            validate(name, config, tensors.entry_by_name, base.linear_shapes, base.max_rank)
+            validate(name, config, tensors.entry_by_name, base.module_shapes, base.max_rank)
             bad = find_not_finite(tensors)
             if bad is not None:
                 raise AdapterError(name, f"tensor {bad!r} holds NaN or infinity")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from adapters.identity import AdapterRef
-from adapters.validate import LinearShapes
+from adapters.validate import ModuleShapes
 from engine.config import EngineConfig
 
 
@@ -126,7 +126,7 @@ class AdapterBase:
     """
 
     name: str
-    linear_shapes: LinearShapes
+    module_shapes: ModuleShapes
     max_rank: int
     watched: str | None = None
     allowed: tuple[str, ...] = ()

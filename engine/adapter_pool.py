@@ -11,17 +11,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
 
 from adapters.device_slots import DeviceSlots
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, LayoutError
 from adapters.host_cache import HostCache
 from adapters.identity import AdapterDigest, AdapterRef
-from adapters.loading import load_adapter
+from adapters.loading import BaseTensors, load_adapter
+from adapters.validate import ModuleShapes
 from adapters.weights import AdapterWeights
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
@@ -57,9 +58,11 @@ class AdapterPool:
     Thread-safe. No method blocks or touches a disk, save `close`.
 
     Args:
-        linear_shapes: (in, out) features of the base's linear modules by full name.
+        module_shapes: what of the base takes an adapter.
         dtype: of the engine's activations.
-        lay_out: gives an adapter the form in which the device multiplies by it; called on a background thread.
+        base: tensors of the base, for adapters whose effect depends on them; called on a background thread.
+        lay_out: gives an adapter the form in which the device multiplies by it, or raises `LayoutError`; called on a
+            background thread.
         on_change: called on a background thread when an adapter has become loadable, usable or failed: a waiting
             request may now be able to run or must be ended.
     """
@@ -67,17 +70,19 @@ class AdapterPool:
     def __init__(
         self,
         refs: Iterable[AdapterRef],
-        linear_shapes: Mapping[str, tuple[int, int]],
+        module_shapes: ModuleShapes,
         config: ResolvedConfig,
         dtype: torch.dtype,
         device: torch.device,
         *,
+        base: BaseTensors,
         lay_out: Callable[[AdapterWeights], AdapterWeights] = lambda weights: weights,
         max_host_bytes: int = DEFAULT_HOST_BYTES,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._linear_shapes = dict(linear_shapes)
+        self._module_shapes = dict(module_shapes)
+        self._base = base
         self._max_rank = config.max_adapter_rank
         self._dtype = dtype
         self._device = device
@@ -204,7 +209,11 @@ class AdapterPool:
             ref = self._ref_by_digest.get(digest)
         if ref is None:
             raise AdapterError(digest[:12], "it was unloaded before it was read")
-        weights = self._lay_out(load_adapter(ref, self._linear_shapes, self._max_rank, self._dtype))
+        weights = load_adapter(ref, self._module_shapes, self._max_rank, self._dtype, self._base)
+        try:
+            weights = self._lay_out(weights)
+        except LayoutError as error:
+            raise AdapterError(ref.name, str(error)) from None
         return weights.pinned() if self._device.type == "cuda" else weights
 
     def _try_place(self, digest: AdapterDigest) -> bool:

@@ -110,8 +110,8 @@ class Backend(Protocol):
         """
         ...
 
-    def lora(self, segments: Sequence[AdapterSegment]) -> LoraProducts | None:
-        """Return what adds the adapters' products in this step; None where there are none."""
+    def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
+        """Return what adds the adapters' part to a step, by segments of tokens and of samples; None for none."""
         ...
 
     def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -161,9 +161,9 @@ class TorchBackend:
         multiply = Linear(embedding if head is None else head)
         return lambda token_ids: take_rows(embedding, token_ids), lambda h: multiply(h).float()
 
-    def lora(self, segments: Sequence[AdapterSegment]) -> LoraProducts | None:
+    def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Multiply segment by segment."""
-        return LoraBatch(segments) if segments else None
+        return LoraBatch(segments, samples) if segments else None
 
     def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Index."""

@@ -18,7 +18,7 @@ from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.grammar import GrammarStore
-from engine.loading.checkpoint import WeightSource, load_parameters
+from engine.loading.checkpoint import WeightSource, load_parameters, read_tensor
 from engine.native_backend import NativeBackend, can_run
 from engine.native_lora import PanelAdapter
 from engine.parts import Parts
@@ -43,7 +43,8 @@ def build_engine(
     Sets the number of torch's threads for the whole process.
 
     Args:
-        weights: where the parameters come from; of the checkpoint only config.json is read otherwise.
+        weights: where the parameters come from; of the checkpoint only config.json is read otherwise, and
+            what an adapter needs that is measured by the base (DoRA, biases, norms).
 
     Raises:
         CheckpointError: the checkpoint is missing, broken or of an unknown architecture.
@@ -58,10 +59,11 @@ def build_engine(
     arrival = threading.Event()
     pool = AdapterPool(
         adapters,
-        spec.linear_shapes(),
+        spec.module_shapes(),
         resolved,
         DTYPE_BY_NAME[resolved.dtype],
         device,
+        base=lambda name: read_tensor(config.model_path, spec, name, DTYPE_BY_NAME[resolved.dtype]),
         lay_out=parts.lay_out,
         on_change=arrival.set,
     )
@@ -90,7 +92,11 @@ def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weig
         buffers=buffers,
         model=model,
         cache=cache,
-        lay_out=lambda weights: weights if kernels is None else PanelAdapter(weights, spec.num_layers),
+        lay_out=lambda weights: (
+            weights
+            if kernels is None
+            else PanelAdapter(weights, spec.num_layers, is_quantized=resolved.quantization is not None)
+        ),
     )
 
 

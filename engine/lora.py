@@ -15,13 +15,20 @@ from typing import Protocol
 
 import torch
 
+from adapters.errors import LayoutError
 from adapters.identity import AdapterDigest
+from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights
 from kernels.lora_expand.reference import lora_expand
+from kernels.lora_gather.reference import lora_gather
 from kernels.lora_shrink.reference import lora_shrink
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """In tables of an adapter's matrices; modules that share an input are neighbours."""
+
+HOW_CHANGED = {"embed_tokens": "embedding", "lm_head": "output matrix"} | dict.fromkeys(
+    ("norm", "input_layernorm", "post_attention_layernorm"), "norm"
+)
 
 Segment = tuple[AdapterDigest | None, int, int]
 """(adapter or None for the base model, start, end): a half-open range of the batch's tokens."""
@@ -48,6 +55,19 @@ class AdapterSegment:
     end: int
 
 
+def refuse_extras(weights: AdapterWeights, who: str) -> None:
+    """Refuse an adapter that changes more than linear modules of the layers by low-rank products.
+
+    Raises:
+        LayoutError: naming what, and `who` cannot do it.
+    """
+    changed = [name for name in ("embed_tokens", "lm_head") if name in weights.extras.matrices]
+    changed += [name for name in ("embed_tokens", "lm_head") if weights.projection(WHOLE_MODEL, name) is not None]
+    changed += sorted({module for _, module in weights.extras.columns})
+    if changed:
+        raise LayoutError(f"{who} do not know its {HOW_CHANGED.get(changed[0], 'bias or magnitudes')} ({changed[0]})")
+
+
 def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:
     """Find the adapters of a batch's segments, neighbours of one adapter joined and those of the base left out.
 
@@ -65,10 +85,10 @@ def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tup
 
 
 class LoraProducts(Protocol):
-    """The adapters' part of a step's linear products."""
+    """The adapters' part of a step: in place, segment by segment. Rows are tokens, in `head` and of `norm` samples."""
 
     def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Add scaling * (x A^T) B^T in place to `y` [tokens, out], for `x` [tokens, in], segment by segment."""
+        """Make `y` [tokens, out] y * gain + shift + scaling * (x A^T) B^T, for `x` [tokens, in]; see `Columns`."""
         ...
 
     def apply_fused(
@@ -81,15 +101,30 @@ class LoraProducts(Protocol):
         """
         ...
 
+    def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
+        """Do the same to the embedded tokens `x` [tokens, hidden]."""
+        ...
+
+    def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
+        """Multiply normed states [rows, hidden] by what the adapters' norms are of the base's."""
+        ...
+
+    def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
+        """Do the same to `logits` [samples, vocab] float32 of final states `h` [samples, hidden]."""
+        ...
+
 
 class LoraBatch:
     """`LoraProducts` by torch operators. Valid until the step's forward pass ends; engine's thread only."""
 
-    def __init__(self, segments: Sequence[AdapterSegment]) -> None:
+    def __init__(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> None:
         self._segments = tuple(segments)
+        self._samples = tuple(samples)
+        self._whole = tuple(segment for segment in self._segments if segment.weights.changes_whole_model)
 
     def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
         """Shrink and expand each segment that has the module."""
+        _change_columns(self._segments, layer, module, y)
         found = [
             (projection, (segment.start, segment.end))
             for segment in self._segments
@@ -105,6 +140,8 @@ class LoraBatch:
         self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
     ) -> None:
         """Shrink each segment once for all modules, and expand each module."""
+        for module, part in zip(modules, y.split(list(splits), dim=1), strict=True):
+            _change_columns(self._segments, layer, module, part)
         found = [
             (group, (segment.start, segment.end))
             for segment in self._segments
@@ -128,3 +165,52 @@ class LoraBatch:
                 column=column,
             )
             column += width
+
+    def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
+        """Pick rows of the adapters' matrices."""
+        for segment in self._whole:
+            span = (segment.start, segment.end)
+            own = segment.weights.extras.matrices.get("embed_tokens")
+            if own is not None:
+                x[segment.start : segment.end] = lora_gather(token_ids=token_ids, weights=[own], segments=[span])[0]
+            projection = segment.weights.projection(WHOLE_MODEL, "embed_tokens")
+            if projection is not None:
+                shrunk = lora_gather(token_ids=token_ids, weights=[projection.a.T], segments=[span])
+                lora_expand(y=x, shrunk=shrunk, weights=[projection.b], segments=[span])
+
+    def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
+        """Scale the columns of each segment that has the norm."""
+        _change_columns(self._samples if layer == WHOLE_MODEL else self._whole, layer, module, h)
+
+    def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
+        """Multiply by the adapters' own matrices, then by their products."""
+        for segment in self._samples:
+            states, part = h[segment.start : segment.end], logits[segment.start : segment.end]
+            own = segment.weights.extras.matrices.get("lm_head")
+            if own is not None:
+                part.copy_(states @ own.T)
+            _change_columns((segment,), WHOLE_MODEL, "lm_head", logits)
+            projection = segment.weights.projection(WHOLE_MODEL, "lm_head")
+            if projection is not None:
+                part += (states @ projection.a.T) @ projection.b.T
+
+
+def change_norms(
+    adapters: Sequence[AdapterSegment], ranges: Sequence[tuple[int, int]], states: Sequence[torch.Tensor]
+) -> None:
+    """Make final hidden states [tokens of the range, hidden] those that the adapters' norms give."""
+    for segment in adapters:
+        columns = segment.weights.extras.columns.get((WHOLE_MODEL, "norm"))
+        if columns is not None:
+            for (start, end), h in zip(ranges, states, strict=True):
+                if segment.start <= start and end <= segment.end:
+                    h.copy_(h.float() * columns.gain + columns.shift)
+
+
+def _change_columns(segments: Iterable[AdapterSegment], layer: int, module: str, y: torch.Tensor) -> None:
+    """Multiply by gains and add shifts where the segments' adapters have some for a module; in float32."""
+    for segment in segments:
+        columns = segment.weights.extras.columns.get((layer, module))
+        if columns is not None:
+            part = y[segment.start : segment.end]
+            part.copy_(part.float() * columns.gain + columns.shift)

@@ -42,13 +42,13 @@ class NativeBackend:
 
     def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int, *, quantizes: bool = False) -> None:
         self.program = Program(pool)
-        self.counts = torch.zeros(4, dtype=torch.int64)
-        """What a step has of tokens, rows, samples and adapter segments."""
+        self.counts = torch.zeros(6, dtype=torch.int64)
+        """What a step has of tokens, rows, samples, and segments of adapters, as `NativeLora` counts them."""
         self._arena = Arena()
         self._dtype = dtype
         self._quantizes = quantizes
-        self._tokens, self._rows, self._samples, segments = (self.counts[i : i + 1] for i in range(4))
-        self.adapters = NativeLora(self.program, dtype, max_rank, segments)
+        self._tokens, self._rows, self._samples = (self.counts[i : i + 1] for i in range(3))
+        self.adapters = NativeLora(self.program, dtype, max_rank, self.counts[3:])
         self._count_by_address: dict[int, torch.Tensor] = {}
         self._place_by_key: dict[tuple[object, ...], torch.Tensor] = {}
 
@@ -102,7 +102,7 @@ class NativeBackend:
             "packed_logits", "logits", h, head_panels, None, hidden, vocab, torch.float32
         )
 
-    def lora(self, segments: Sequence[AdapterSegment]) -> LoraProducts | None:
+    def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Record the products of whatever adapters a step will have."""
         return self.adapters
 

@@ -1,9 +1,11 @@
-"""Adapters as the CPU kernels read them, and their products as ops of a recorded step.
+"""Adapters as the CPU kernels read them, and their part of a step as ops of a recorded one.
 
-    table of an adapter    [ layer 0: q k v o gate up down | layer 1: ... ]    (address of A, address of B, rank) each
+    table of an adapter    [ whole model | layer 0: q k v o gate up down norms | layer 1: ... ]    `ENTRIES` each, of
+                           (address of A, address of B, rank, address of gain, address of shift)
     segments of a step     (first token, end, address of a table) each
 
-Nothing is gathered and nothing padded to a common rank: a step writes three numbers for each segment.
+Nothing is gathered and nothing padded to a common rank: a step writes three numbers for each segment. What only some
+adapters need is counted apart, so that it costs nothing where none of them is in the batch.
 """
 
 from __future__ import annotations
@@ -12,71 +14,129 @@ from collections.abc import Sequence
 
 import torch
 
-from adapters.weights import AdapterWeights
+from adapters.errors import LayoutError
+from adapters.peft_format import WHOLE_MODEL
+from adapters.weights import AdapterWeights, Extras
 from engine.errors import EngineError
 from engine.lora import MODULES, AdapterSegment
-from kernels.packed_linear.reference import panel_numel, to_panels
+from kernels.packed_linear.reference import to_panels
 from kernels.program import Program
+
+ENTRIES = (*MODULES, "input_layernorm", "post_attention_layernorm")
+WHOLE_ENTRIES = ("own embed_tokens", "embed_tokens", "norm", "own lm_head", "lm_head")
+ENTRY_NUMBERS = 5
+
+
+def entry_of(layer: int, module: str) -> int:
+    """Return where in an adapter's table a module stands; the whole model's come before those of the first layer."""
+    names = WHOLE_ENTRIES if layer == WHOLE_MODEL else ENTRIES
+    return (layer - WHOLE_MODEL) * len(ENTRIES) + names.index(module)
 
 
 class PanelAdapter(AdapterWeights):
     """An adapter whose B's are in panels, and its table.
 
+    Args:
+        is_quantized: the base's linear layers are in int8.
+
     Attributes:
-        table: [layers, 7, 3] int64; valid as long as this object lives.
+        table: [(1 + layers) * 9, 5] int64; valid as long as this object lives.
+
+    Raises:
+        LayoutError: it measures columns of the base's weights, which the quantized base does not have.
     """
 
-    def __init__(self, source: AdapterWeights, num_layers: int) -> None:
-        found = [
-            (layer, index, projection)
-            for layer in range(num_layers)
-            for index, module in enumerate(MODULES)
-            if (projection := source.projection(layer, module)) is not None
-        ]
-        dtype = source.flat.dtype
-        sizes = [(item.a.numel(), panel_numel(item.b.shape, dtype)) for _, _, item in found]
-        flat = torch.empty(sum(map(sum, sizes)), dtype=dtype)
-        self.table = torch.zeros(num_layers, len(MODULES), 3, dtype=torch.int64)
+    def __init__(self, source: AdapterWeights, num_layers: int, *, is_quantized: bool = False) -> None:
+        if is_quantized:
+            _refuse_magnitudes(source)
+        matrices: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for layer in range(WHOLE_MODEL, num_layers):
+            for module in ("embed_tokens", "lm_head") if layer == WHOLE_MODEL else MODULES:
+                projection = source.projection(layer, module)
+                if projection is not None:
+                    a = projection.a.T if module == "embed_tokens" else projection.a
+                    matrices[entry_of(layer, module)] = a, to_panels(projection.b)
+        flat = torch.empty(sum(a.numel() + b.numel() for a, b in matrices.values()), dtype=source.flat.dtype)
+        self.table = torch.zeros((num_layers + 1) * len(ENTRIES), ENTRY_NUMBERS, dtype=torch.int64)
         at = 0
-        for (layer, index, item), (a_size, b_size) in zip(found, sizes, strict=True):
-            a, b = flat[at : at + a_size], flat[at + a_size : at + a_size + b_size]
-            a.copy_(item.a.flatten())
-            b.copy_(to_panels(item.b).flatten())
-            self.table[layer, index] = torch.tensor([a.data_ptr(), b.data_ptr(), item.a.shape[0]])
-            at += a_size + b_size
-        super().__init__(flat, ())
+        for entry, (matrix, panels) in matrices.items():
+            rank = matrix.shape[entry == entry_of(WHOLE_MODEL, "embed_tokens")]
+            addresses = []
+            for part in (matrix, panels):
+                place = flat[at : at + part.numel()].copy_(part.flatten())
+                addresses.append(place.data_ptr())
+                at += part.numel()
+            self.table[entry, :3] = torch.tensor([*addresses, rank])
+        super().__init__(flat, (), _laid_out(source.extras))
+        self.changes_whole_model = source.changes_whole_model
+        for (layer, module), columns in self.extras.columns.items():
+            entry = entry_of(layer, module)
+            self.table[entry, 3:] = torch.tensor([columns.gain.data_ptr(), columns.shift.data_ptr()])
+        self._enter_matrices()
+
+    def _enter_matrices(self) -> None:
+        """Enter what the adapter has in place of the base's matrices."""
+        embedding, head = (self.extras.matrices.get(name) for name in ("embed_tokens", "lm_head"))
+        if embedding is not None:
+            self.table[entry_of(WHOLE_MODEL, "own embed_tokens"), 0] = embedding.data_ptr()
+            self.table[entry_of(WHOLE_MODEL, "own embed_tokens"), 2] = embedding.shape[1]
+        if head is not None:
+            # A product of full rank, before which the base's logits are multiplied by 0.
+            panels, _, lanes, step = head.shape
+            self._nothing = torch.zeros(panels * lanes)
+            addresses = [head.data_ptr(), head.shape[1] * step, *[self._nothing.data_ptr()] * 2]
+            self.table[entry_of(WHOLE_MODEL, "own lm_head"), 1:] = torch.tensor(addresses)
+
+
+def _laid_out(extras: Extras) -> Extras:
+    own = dict(extras.matrices)
+    if "lm_head" in own:
+        own["lm_head"] = to_panels(own["lm_head"])
+    return Extras(columns=extras.columns, matrices=own)
+
+
+def _refuse_magnitudes(weights: AdapterWeights) -> None:
+    for (layer, module), columns in weights.extras.columns.items():
+        if module in MODULES and columns.has_gain:
+            raise LayoutError(
+                f"use_dora measures the columns of the base's {module} in layer {layer}, which is quantized to int8"
+            )
 
 
 class NativeLora:
     """`LoraProducts` that record themselves; `fill` says which adapters a step has.
 
     Args:
-        count: int64 [1], where the number of segments is written for the kernels.
+        counts: int64 [3], where the numbers of segments are written for the kernels: of tokens; the same, or 0 where
+            no adapter changes the whole model; of samples.
     """
 
-    def __init__(self, program: Program, dtype: torch.dtype, max_rank: int, count: torch.Tensor) -> None:
+    def __init__(self, program: Program, dtype: torch.dtype, max_rank: int, counts: torch.Tensor) -> None:
         self._program = program
         self._dtype = dtype
         # An odd rank is shrunk into one number more.
         self._max_rank = max_rank + max_rank % 2
-        self._count = count
+        self._counts = counts
+        self._count, self._whole_count, self._sample_count = (counts[i : i + 1] for i in range(3))
 
     def begin(self, max_segments: int, max_tokens: int) -> None:
         """Make room for the largest step."""
         self._segments = torch.zeros(max_segments, 3, dtype=torch.int64)
+        self._sample_segments = torch.zeros(max_segments, 3, dtype=torch.int64)
         self._shrunk = torch.empty(max_tokens * 3 * self._max_rank, dtype=self._dtype)
 
-    def fill(self, segments: Sequence[AdapterSegment]) -> None:
+    def fill(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> None:
         """Write a step's segments; their adapters stay where they are until it has run.
 
         Raises:
             EngineError: an adapter was not laid out for the kernels.
         """
-        self._count[0] = len(segments)
-        for index, segment in enumerate(segments):
-            if not isinstance(segment.weights, PanelAdapter):
-                raise EngineError("an adapter reached the kernels without having been laid out for them")
-            self._segments[index] = torch.tensor([segment.start, segment.end, segment.weights.table.data_ptr()])
+        changes_whole_model = any(segment.weights.changes_whole_model for segment in segments)
+        self._counts[0] = len(segments)
+        self._counts[1] = len(segments) if changes_whole_model else 0
+        self._counts[2] = len(samples)
+        _write(segments, self._segments)
+        _write(samples, self._sample_segments)
 
     def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
         """Record the product of one module."""
@@ -86,9 +146,41 @@ class NativeLora:
         self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
     ) -> None:
         """Record the products of neighbouring modules: one shrink, one expand."""
-        sizes = (layer * len(MODULES) + MODULES.index(modules[0]), len(modules), self._max_rank)
-        for name, tensors, more in (
-            ("lora_shrink", (x, self._segments, self._shrunk), (x.shape[1], *sizes)),
-            ("lora_expand", (self._shrunk, self._segments, y), (y.shape[1], *sizes, *splits)),
-        ):
-            self._program.add(name, self._dtype, self._count, tensors, more)
+        sizes = (entry_of(layer, modules[0]), len(modules), self._max_rank)
+        self._add("lora_shrink", self._count, (x, self._segments, self._shrunk), (x.shape[1], *sizes))
+        self._add("lora_expand", self._count, (self._shrunk, self._segments, y), (y.shape[1], *sizes, *splits))
+
+    def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
+        """Record what adapters change in the embedding."""
+        width, own, entry = x.shape[1], entry_of(WHOLE_MODEL, "own embed_tokens"), entry_of(WHOLE_MODEL, "embed_tokens")
+        self._add("lora_gather", self._whole_count, (token_ids, self._segments, x), (own, width))
+        self._add("lora_gather", self._whole_count, (token_ids, self._segments, self._shrunk), (entry, self._max_rank))
+        sizes = (width, entry, 1, self._max_rank, width)
+        self._add("lora_expand", self._whole_count, (self._shrunk, self._segments, x), sizes)
+
+    def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
+        """Record the change of columns."""
+        count, segments = self._whole_count, self._segments
+        if layer == WHOLE_MODEL:
+            count, segments = self._sample_count, self._sample_segments
+        width, entry = h.shape[1], entry_of(layer, module)
+        self._add("lora_expand", count, (self._shrunk, segments, h), (width, entry, 1, self._max_rank, width))
+
+    def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
+        """Record what adapters change in the output matrix."""
+        (depth, width), segments = (h.shape[1], logits.shape[1]), self._sample_segments
+        own, entry = entry_of(WHOLE_MODEL, "own lm_head"), entry_of(WHOLE_MODEL, "lm_head")
+        self._add("lora_logits", self._sample_count, (h, segments, logits), (width, own, 1, depth, width))
+        sizes = (entry, 1, self._max_rank)
+        self._add("lora_shrink", self._sample_count, (h, segments, self._shrunk), (depth, *sizes))
+        self._add("lora_logits", self._sample_count, (self._shrunk, segments, logits), (width, *sizes, width))
+
+    def _add(self, name: str, count: torch.Tensor, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> None:
+        self._program.add(name, self._dtype, count, tensors, sizes)
+
+
+def _write(segments: Sequence[AdapterSegment], out: torch.Tensor) -> None:
+    for index, segment in enumerate(segments):
+        if not isinstance(segment.weights, PanelAdapter):
+            raise EngineError("an adapter reached the kernels without having been laid out for them")
+        out[index] = torch.tensor([segment.start, segment.end, segment.weights.table.data_ptr()])

@@ -23,8 +23,8 @@ class RecordedModel:
         self._cache = cache
         backend.begin(whole)
         self._decoder = decoder
-        self._x, self._delta = decoder.residual(whole, cache)
-        self._logits = decoder.logits(self._x, self._delta, whole.sampled)
+        self._x, self._delta = decoder.residual(whole, cache, backend.adapters)
+        self._logits = decoder.logits(self._x, self._delta, whole.sampled, backend.adapters)
 
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
         """Replay."""
@@ -34,8 +34,8 @@ class RecordedModel:
         num_samples = len(batch.sampled)
         counts = self._backend.counts
         counts[0], counts[1], counts[2] = len(batch.token_ids), len(batch.attention.rows), num_samples
-        self._backend.adapters.fill(batch.adapters)
+        self._backend.adapters.fill(batch.adapters, batch.sample_adapters)
         self._backend.program.run()
         # Few steps want hidden states: not recorded, they cost the others nothing.
-        hidden = self._decoder.hidden(self._x, self._delta, batch.pooled, add_rms_norm)
+        hidden = self._decoder.hidden(self._x, self._delta, batch, add_rms_norm)
         return StepOutput(self._logits[:num_samples], hidden)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ import torch
 from engine.backend import KvCache
 from engine.buffers import InputBuffers
 from engine.decoder.decoder import DecoderBatch, StepOutput
-from engine.lora import ResidentAdapters, collect_segments
+from engine.lora import ResidentAdapters, Segment, collect_segments
 from engine.metrics import StepTimes
 from engine.pooling import Pooler, Vector, pooled_ranges
 from engine.request import RequestId, TokenLogprobs
@@ -121,12 +122,16 @@ class Runner:
                 self._sampler.admit(step_row.row, step_row.request, step_row.output_ids)
 
     def _batch(self, plan: StepPlan) -> DecoderBatch:
-        segments, at = [], 0
+        segments: list[Segment] = []
+        at = 0
         for row in plan.rows:
             self._highest_block = max(self._highest_block, row.block_ids[-1])
             segments.append((row.adapter, at, at + row.num_tokens))
             at += row.num_tokens
-        batch = self._buffers.fill(plan, collect_segments(segments, self._adapters))
+        adapters = collect_segments(segments, self._adapters)
+        batch = self._buffers.fill(plan, adapters)
+        if any(segment.weights.changes_whole_model for segment in adapters):
+            batch = replace(batch, sample_adapters=collect_segments(_sample_segments(plan), self._adapters))
         ranges = pooled_ranges(plan)
         return replace(batch, pooled=ranges) if ranges else batch
 
@@ -146,6 +151,13 @@ class _Submitted(NamedTuple):
     scores: dict[RequestId, list[TokenLogprobs]]
     drawing: Drawing
     vectors: dict[RequestId, Vector]
+
+
+def _sample_segments(plan: StepPlan) -> Iterator[Segment]:
+    at = 0
+    for row in plan.rows:
+        yield row.adapter, at, at + row.num_logits
+        at += row.num_logits
 
 
 def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[TokenLogprobs]], torch.Tensor]:

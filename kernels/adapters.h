@@ -4,10 +4,11 @@
 #include "panels.h"
 
 // One module of one adapter: `a` [rank, in] as it is, `b` [out, rank] in panels of even depth, its scaling multiplied in.
-// A rank of 0 stands for a module that the adapter leaves alone.
+// A rank of 0 stands for no product. `gain` and `shift` [out], both or none, change the output before the product is added.
 struct Projection {
     const void *a, *b;
     int64_t rank;
+    const float *gain, *shift;
 };
 
 // Tokens [start, end) of one adapter; the adapter's projections lie by layer and module.

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from adapters.peft_format import WHOLE_MODEL
 from engine.attention import AttentionBatch
 from engine.backend import Backend, KvCache, Product
 from engine.decoder.spec import DecoderSpec
-from engine.lora import AdapterSegment, LoraProducts
+from engine.lora import AdapterSegment, LoraProducts, change_norms
 
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
 """As `kernels.add_rms_norm.reference` defines it."""
@@ -28,7 +29,9 @@ class DecoderBatch:
         token_ids, positions: [tokens] int64.
         sampled: [samples] int64, indices of the tokens whose logits are wanted.
         adapters: the tokens that have one, in ascending order.
-        pooled: half-open ranges of the tokens whose hidden states are wanted, none in two.
+        sample_adapters: the same of samples; needed where an adapter changes the whole model
+            (`adapters.weights.AdapterWeights`), empty otherwise.
+        pooled: half-open ranges of the tokens whose hidden states are wanted, none in two, each of one request.
     """
 
     token_ids: torch.Tensor
@@ -36,6 +39,7 @@ class DecoderBatch:
     sampled: torch.Tensor
     attention: AttentionBatch
     adapters: tuple[AdapterSegment, ...] = ()
+    sample_adapters: tuple[AdapterSegment, ...] = ()
     pooled: tuple[tuple[int, int], ...] = ()
 
 
@@ -89,43 +93,62 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
         """Compute a step, writing the cache."""
-        x, delta = self.residual(batch, cache)
-        logits = self.logits(x, delta, batch.sampled)
-        return StepOutput(logits, self.hidden(x, delta, batch.pooled, self._backend.add_rms_norm))
+        lora = self._backend.lora(batch.adapters, batch.sample_adapters)
+        x, delta = self.residual(batch, cache, lora)
+        logits = self.logits(x, delta, batch.sampled, lora)
+        return StepOutput(logits, self.hidden(x, delta, batch, self._backend.add_rms_norm))
 
     @torch.inference_mode()
-    def residual(self, batch: DecoderBatch, cache: KvCache) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def residual(
+        self, batch: DecoderBatch, cache: KvCache, lora: LoraProducts | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the layers, writing the cache; returns two [tokens, hidden], whose sum the final norm takes."""
         backend, eps = self._backend, self.spec.rms_eps
-        lora = backend.lora(batch.adapters)
         x = self._embed(batch.token_ids)  # [tokens, hidden]: the residual stream, added to in place
+        if lora is not None:
+            lora.embed(batch.token_ids, x)
         cos_sin = backend.take(self._cos_sin, batch.positions)
         delta = None  # what the last part has to add; the next norm does it
         for index, layer in enumerate(self._layers):
             h = backend.add_rms_norm(x, delta, layer.input_norm, eps)
+            if lora is not None:
+                lora.norm(index, "input_layernorm", h)
             delta = self._attention(index, layer, h, cos_sin, batch.attention, lora, cache)
             h = backend.add_rms_norm(x, delta, layer.mlp_norm, eps)
+            if lora is not None:
+                lora.norm(index, "post_attention_layernorm", h)
             delta = self._mlp(index, layer, h, lora)
         return x, delta
 
     @torch.inference_mode()
-    def logits(self, x: torch.Tensor, delta: torch.Tensor | None, sampled: torch.Tensor) -> torch.Tensor:
+    def logits(
+        self, x: torch.Tensor, delta: torch.Tensor | None, sampled: torch.Tensor, lora: LoraProducts | None
+    ) -> torch.Tensor:
         """Return logits [samples, vocab] float32 of what `residual` returned."""
         if not len(sampled):
             return torch.empty(0, self.spec.vocab_size, device=x.device)
         backend = self._backend
         last = None if delta is None else backend.take(delta, sampled)
-        return self._head(backend.add_rms_norm(backend.take(x, sampled), last, self._norm, self.spec.rms_eps))
+        h = backend.add_rms_norm(backend.take(x, sampled), last, self._norm, self.spec.rms_eps)
+        if lora is None:
+            return self._head(h)
+        lora.norm(WHOLE_MODEL, "norm", h)
+        logits = self._head(h)
+        lora.head(h, logits)
+        return logits
 
     @torch.inference_mode()
     def hidden(
-        self, x: torch.Tensor, delta: torch.Tensor | None, ranges: Sequence[tuple[int, int]], add_rms_norm: AddRmsNorm
+        self, x: torch.Tensor, delta: torch.Tensor | None, batch: DecoderBatch, add_rms_norm: AddRmsNorm
     ) -> list[torch.Tensor]:
-        """Return the final hidden states of ranges of tokens; `x`, as `residual` returned it, is changed there."""
-        return [
+        """Return the final hidden states of `batch.pooled`; `x`, as `residual` returned it, is changed there."""
+        states = [
             add_rms_norm(x[start:end], None if delta is None else delta[start:end], self._norm, self.spec.rms_eps)
-            for start, end in ranges
+            for start, end in batch.pooled
         ]
+        if states:
+            change_norms(batch.adapters, batch.pooled, states)
+        return states
 
     def _attention(
         self,

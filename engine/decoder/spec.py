@@ -58,8 +58,24 @@ class DecoderSpec:
         """Return the bytes that one token takes in the KV cache."""
         return self.num_layers * 2 * self.kv_size * element_bytes
 
+    def module_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says."""
+        shapes: dict[str, tuple[int, ...]] = dict(self.linear_shapes())
+        biases = {"q_proj": self.qkv_bias, "k_proj": self.qkv_bias, "v_proj": self.qkv_bias, "o_proj": self.o_bias}
+        for name, (_, out) in self.linear_shapes().items():
+            if biases.get(name.rpartition(".")[2], self.mlp_bias):
+                shapes[f"{name}.bias"] = (out,)
+        for layer in range(self.num_layers):
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                shapes[f"model.layers.{layer}.{norm}"] = (self.hidden_size,)
+        return shapes | {
+            "model.embed_tokens": (self.vocab_size, self.hidden_size),
+            "model.norm": (self.hidden_size,),
+            "lm_head": (self.hidden_size, self.vocab_size),
+        }
+
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return (in, out) features of every linear module that an adapter may target, by its name."""
+        """Return (in, out) features of every linear module of the layers, by its name."""
         one_layer = {
             "self_attn.q_proj": (self.hidden_size, self.q_size),
             "self_attn.k_proj": (self.hidden_size, self.kv_size),

@@ -16,7 +16,7 @@ from adapters.weights import AdapterWeights
 from engine.errors import EngineError
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
-from engine.lora import MODULES, AdapterSegment
+from engine.lora import MODULES, AdapterSegment, refuse_extras
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_shrink.launch import lora_shrink
 
@@ -38,7 +38,12 @@ class TabledAdapter(AdapterWeights):
 
     @classmethod
     def of(cls, source: AdapterWeights, num_layers: int) -> TabledAdapter:
-        """Lay out an adapter that is in host memory."""
+        """Lay out an adapter that is in host memory.
+
+        Raises:
+            LayoutError: it changes more than the kernels can.
+        """
+        refuse_extras(source, "this model runs on a GPU, whose kernels")
         dtype = source.flat.dtype
         step = ALIGNED_BYTES // dtype.itemsize
         offsets = torch.zeros(num_layers * len(MODULES), 3, dtype=torch.int64)
@@ -114,6 +119,15 @@ class TritonLora:
         """Have no segments now, and programs for so many in the recording that is about to be made."""
         self._staging.send_list([0])
         self.max_segments = max_segments
+
+    def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
+        """Do nothing, as all of the whole model below: an adapter that asks for it is refused when it is laid out."""
+
+    def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
+        """Do nothing."""
+
+    def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
+        """Do nothing."""
 
     def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
         """Multiply by one module."""

@@ -37,7 +37,7 @@ class TritonBackend:
         matrix = embedding if head is None else head
         return lambda token_ids: take_rows(embedding, token_ids), lambda h: functional.linear(h, matrix).float()
 
-    def lora(self, segments: Sequence[AdapterSegment]) -> LoraProducts | None:
+    def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Return the products that have been filled, None where the step has no adapter."""
         return self.adapters if self.adapters.max_segments else None
 

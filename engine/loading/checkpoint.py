@@ -58,6 +58,25 @@ def load_parameters(
             yield parameter.name, whole
 
 
+def read_tensor(model_path: str, spec: DecoderSpec, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """Return one tensor of a checkpoint that `load_parameters` has taken, cast; `lm_head.weight` also where it is tied.
+
+    Raises:
+        CheckpointError: it is not there any more.
+    """
+    if spec.is_tied and name == "lm_head.weight":
+        name = "model.embed_tokens.weight"
+    for path in _weight_files(Path(model_path)):
+        try:
+            with safe_open(path, framework="pt") as file:
+                if name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
+                    tensor: torch.Tensor = file.get_tensor(name)
+                    return tensor.to(dtype)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path}: not a whole safetensors file ({error}).") from None
+    raise CheckpointError(f"{model_path}: the tensor {name} is missing.")
+
+
 def _weight_files(folder: Path) -> list[Path]:
     if (folder / INDEX).is_file():
         try:

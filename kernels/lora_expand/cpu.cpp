@@ -1,4 +1,5 @@
-// y += t B^T for the tokens of each segment. A unit is a block of tokens, a module and some columns. See reference.py.
+// y = y * gain + shift + t B^T for the tokens of each segment, gain and shift where the adapter has them. A unit is a block
+// of tokens, a module and some columns. See reference.py.
 #include "../adapters.h"
 
 namespace lora_expand {
@@ -7,7 +8,7 @@ constexpr int64_t UNIT_PANELS = 16;
 
 // at: t [tokens, modules, max_rank], segments, y [tokens, width]; size: width of y, first module, modules, max_rank, and
 // the modules' widths, which add up to that of y.
-template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t unit) {
     constexpr int64_t step = Depth<T>::step;
     const int64_t width = op.size[0], first = op.size[1], modules = op.size[2], max_rank = op.size[3];
     const int64_t *widths = op.size + 4;
@@ -24,18 +25,25 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
         column += widths[module];
     }
     const Projection &projection = block.segment->adapter[first + module];
-    if (!projection.rank)
+    if (!projection.rank && !projection.gain)
         return 0;
     const int64_t begin = part * UNIT_PANELS * LANES, end = std::min(widths[module], begin + UNIT_PANELS * LANES);
     const int64_t depth = ceil_div(projection.rank, step) * step, rows = block.end - block.begin;
     const int64_t panels = ceil_div(end - begin, LANES), panel_size = depth * LANES;
     alignas(64) float sums[BLOCK_TOKENS][UNIT_PANELS * LANES];
     const T *b = static_cast<const T *>(projection.b) + begin / LANES * panel_size;
-    multiply<false, true>(rows, static_cast<const T *>(op.at[0]) + (block.begin * modules + module) * max_rank, modules * max_rank,
-                    Panels<T>{&b, 1, depth, panel_size}, panels, sums[0], UNIT_PANELS * LANES);
+    if (projection.rank)
+        multiply<false, true>(rows, static_cast<const T *>(op.at[0]) + (block.begin * modules + module) * max_rank,
+                              modules * max_rank, Panels<T>{&b, 1, depth, panel_size}, panels, sums[0],
+                              UNIT_PANELS * LANES);
+    else
+        std::memset(sums, 0, sizeof sums);
     for (int64_t r = 0; r < rows; r++) {
-        T *y = static_cast<T *>(op.at[2]) + (block.begin + r) * width + column + begin;
+        Out *y = static_cast<Out *>(op.at[2]) + (block.begin + r) * width + column + begin;
         int64_t n = 0;
+        if (projection.gain)
+            for (; n < end - begin; n++)
+                store(widen(y[n]) * projection.gain[begin + n] + projection.shift[begin + n] + sums[r][n], y[n]);
         for (; n + LANES <= end - begin; n += LANES)
             store_lanes(load_lanes(y + n) + load_lanes(sums[r] + n), y + n);
         for (; n < end - begin; n++)
@@ -47,6 +55,8 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 } // namespace lora_expand
 
 extern "C" {
-int64_t lora_expand_f32(const Op &op, int64_t unit) { return lora_expand::kernel<float>(op, unit); }
-int64_t lora_expand_bf16(const Op &op, int64_t unit) { return lora_expand::kernel<bfloat16>(op, unit); }
+int64_t lora_expand_f32(const Op &op, int64_t unit) { return lora_expand::kernel<float, float>(op, unit); }
+int64_t lora_expand_bf16(const Op &op, int64_t unit) { return lora_expand::kernel<bfloat16, bfloat16>(op, unit); }
+int64_t lora_logits_f32(const Op &op, int64_t unit) { return lora_expand::kernel<float, float>(op, unit); }
+int64_t lora_logits_bf16(const Op &op, int64_t unit) { return lora_expand::kernel<bfloat16, float>(op, unit); }
 }

@@ -19,7 +19,17 @@ MODULES = {
     "mlp.up_proj": (HIDDEN, INNER),
     "mlp.down_proj": (INNER, HIDDEN),
 }
-SHAPES = {f"model.layers.{layer}.{module}": shape for layer in range(2) for module, shape in MODULES.items()}
+LINEAR_SHAPES = {f"model.layers.{layer}.{module}": shape for layer in range(2) for module, shape in MODULES.items()}
+
+VOCAB = 32
+SHAPES: dict[str, tuple[int, ...]] = {
+    **LINEAR_SHAPES,
+    "model.layers.0.self_attn.q_proj.bias": (HIDDEN,),
+    "model.layers.0.input_layernorm": (HIDDEN,),
+    "model.norm": (HIDDEN,),
+    "model.embed_tokens": (VOCAB, HIDDEN),
+    "lm_head": (HIDDEN, VOCAB),
+}
 
 
 def make_config(**changes: Any) -> dict[str, Any]:
@@ -31,7 +41,7 @@ def make_tensors(
 ) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for module, (in_features, out_features) in SHAPES.items():
+    for module, (in_features, out_features) in LINEAR_SHAPES.items():
         if module.endswith(targets):
             prefix = f"base_model.model.{module}"
             tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, in_features, generator=generator).to(dtype)

@@ -8,16 +8,20 @@ import torch
 from adapters.errors import AdapterError
 from adapters.loading import load_adapter
 from adapters.registry import reference
-from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
+from tests.adapters.handmade import SHAPES, VOCAB, make_config, make_tensors, write
+
+
+def no_base(name: str) -> torch.Tensor:
+    raise AssertionError(f"plain LoRA does not depend on the base's {name}")
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> object:
-    return load_adapter(reference("demo", str(folder)), SHAPES, 64, dtype)
+    return load_adapter(reference("demo", str(folder)), SHAPES, 64, dtype, no_base)
 
 
 def test_an_adapter_loads_with_its_scaling_in_b(tmp_path: Path) -> None:
     write(tmp_path, make_config(lora_alpha=2))
-    weights = load_adapter(reference("demo", str(tmp_path)), SHAPES, 64, torch.float32)
+    weights = load_adapter(reference("demo", str(tmp_path)), SHAPES, 64, torch.float32, no_base)
     projection = weights.projection(1, "q_proj")
     assert projection is not None
     prefix = "base_model.model.model.layers.1.self_attn.q_proj"
@@ -49,4 +53,50 @@ def test_files_that_changed_after_the_declaration_are_refused(tmp_path: Path) ->
     ref = reference("demo", str(tmp_path))
     write(tmp_path, tensors=make_tensors(seed=1))
     with pytest.raises(AdapterError, match="changed since it was declared"):
-        load_adapter(ref, SHAPES, 64, torch.float32)
+        load_adapter(ref, SHAPES, 64, torch.float32, no_base)
+
+
+PREFIX = "base_model.model.model.layers.0.self_attn.q_proj"
+
+
+def test_magnitudes_and_biases_are_measured_by_the_base(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(16, 16), torch.randn(16)
+    magnitude, own_bias = torch.rand(16) + 0.5, torch.randn(16)
+    tensors = make_tensors()
+    for layer in range(2):
+        tensors[f"{PREFIX.replace('layers.0', f'layers.{layer}')}.lora_magnitude_vector"] = magnitude.clone()
+    tensors[f"{PREFIX}.base_layer.bias"] = own_bias
+    write(tmp_path, make_config(use_dora=True, bias="all"), tensors)
+    base = {"weight": weight, "bias": bias}
+    ref = reference("demo", str(tmp_path))
+    weights = load_adapter(ref, SHAPES, 64, torch.float32, lambda name: base[name.rpartition(".")[2]])
+    a, b = tensors[f"{PREFIX}.lora_A.weight"], tensors[f"{PREFIX}.lora_B.weight"]
+    gain = magnitude / (weight + 2 * b @ a).norm(dim=1)
+    columns, projection = weights.extras.columns[(0, "q_proj")], weights.projection(0, "q_proj")
+    assert projection is not None
+    torch.testing.assert_close(columns.gain, gain)
+    torch.testing.assert_close(columns.shift, own_bias - gain * bias)
+    torch.testing.assert_close(projection.b, 2 * gain[:, None] * b)
+    assert not weights.changes_whole_model
+
+
+def test_an_embedding_of_another_base_is_refused(tmp_path: Path) -> None:
+    added = {
+        "base_model.model.model.embed_tokens.lora_embedding_A": torch.randn(4, VOCAB),
+        "base_model.model.model.embed_tokens.lora_embedding_B": torch.randn(16, 4),
+        "base_model.model.model.embed_tokens.base_layer.weight": torch.ones(VOCAB, 16),
+    }
+    write(tmp_path, make_config(target_modules=["q_proj", "embed_tokens"]), make_tensors() | added)
+    ref = reference("demo", str(tmp_path))
+    weights = load_adapter(ref, SHAPES, 64, torch.float32, lambda _: torch.ones(VOCAB, 16))
+    assert weights.changes_whole_model
+    with pytest.raises(AdapterError, match=r"embed_tokens .* not that of the base"):
+        load_adapter(ref, SHAPES, 64, torch.float32, lambda _: torch.zeros(VOCAB, 16))
+
+
+def test_a_norm_that_is_zero_in_the_base_cannot_be_scaled(tmp_path: Path) -> None:
+    tensors = make_tensors() | {"base_model.model.model.norm.weight": torch.ones(16)}
+    write(tmp_path, make_config(modules_to_save=["model.norm"]), tensors)
+    with pytest.raises(AdapterError, match="norms of length 0"):
+        load_adapter(reference("demo", str(tmp_path)), SHAPES, 64, torch.float32, lambda _: torch.zeros(16))

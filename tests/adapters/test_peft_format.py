@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from adapters.errors import AdapterError
-from adapters.peft_format import LoraConfig, parse_config, parse_module_name, parse_tensor_name
+from adapters.peft_format import WHOLE_MODEL, LoraConfig, parse_config, parse_module_name, parse_tensor_name
 from tests.adapters.handmade import make_config
 
 Q3 = "model.layers.3.self_attn.q_proj"
@@ -70,10 +70,11 @@ def test_every_field_that_peft_writes_by_default_is_accepted() -> None:
     [
         ({"peft_type": "IA3"}, "IA3"),
         ({"peft_type": None}, "peft_type"),
-        ({"use_dora": True}, "use_dora"),
-        ({"bias": "all"}, "bias"),
-        ({"lora_bias": True}, "lora_bias"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"use_dora": 1}, "use_dora"),
+        ({"use_dora": True, "lora_bias": True}, "exclude each other"),
+        ({"bias": "some"}, "bias"),
+        ({"modules_to_save": "lm_head"}, "modules_to_save"),
+        ({"modules_to_save": [""]}, "modules_to_save"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
@@ -116,19 +117,34 @@ def test_what_is_not_a_json_object_is_refused(content: bytes) -> None:
         parse_config("demo", content)
 
 
-def test_tensor_names_give_module_and_half() -> None:
-    assert parse_tensor_name("demo", f"base_model.model.{Q3}.lora_A.weight") == (Q3, "A")
+def test_tensor_names_give_module_and_part() -> None:
+    for tensor, part in (
+        (f"{Q3}.lora_A.weight", "lora_A.weight"),
+        (f"{Q3}.lora_B.bias", "lora_B.bias"),
+        (f"{Q3}.base_layer.bias", "bias"),
+        (f"{Q3}.bias", "bias"),
+        (f"{Q3}.lora_magnitude_vector", "lora_magnitude_vector"),
+        ("model.embed_tokens.lora_embedding_A", "lora_embedding_A"),
+        ("lm_head.base_layer.weight", "base_layer.weight"),
+        ("model.norm.weight", "weight"),
+    ):
+        module = tensor.removesuffix(f".{part}").removesuffix(".base_layer")
+        assert parse_tensor_name("demo", f"base_model.model.{tensor}") == (module, part)
+
+
+def test_modules_are_known_by_layer_and_name() -> None:
     assert parse_module_name(Q3) == (3, "q_proj")
-    assert parse_module_name("lm_head") is None
+    assert parse_module_name("model.layers.3.input_layernorm") == (3, "input_layernorm")
+    assert parse_module_name("lm_head") == (WHOLE_MODEL, "lm_head")
+    assert parse_module_name("model.layers.3.self_attn.q_norm") is None
 
 
 @pytest.mark.parametrize(
     "tensor",
     [
-        "base_model.model.lm_head.lora_A.weight",
-        "base_model.model.model.embed_tokens.lora_embedding_A",
-        f"base_model.model.{Q3}.lora_magnitude_vector",
+        "base_model.model.score.lora_A.weight",
         f"base_model.model.{Q3}.lora_A.bias",
+        f"base_model.model.{Q3}.lora_C.weight",
         f"{Q3}.lora_A.weight",
         f"base_model.model.{Q3}.lora_A.weight\n",
         "",
@@ -136,5 +152,5 @@ def test_tensor_names_give_module_and_half() -> None:
     ],
 )
 def test_other_tensors_are_refused(tensor: str) -> None:
-    with pytest.raises(AdapterError, match="not a LoRA matrix"):
+    with pytest.raises(AdapterError, match="not one of a LoRA adapter"):
         parse_tensor_name("demo", tensor)

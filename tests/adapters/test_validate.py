@@ -64,6 +64,67 @@ def broken(change: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     return config, tensors
 
 
+Q0 = "model.layers.0.self_attn.q_proj"
+EMBEDDING = {"model.embed_tokens.lora_embedding_A": (4, 32), "model.embed_tokens.lora_embedding_B": (16, 4)}
+HEAD = {"lm_head.lora_A.weight": (4, 16), "lm_head.lora_B.weight": (32, 4)}
+
+
+def changed(added: dict[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    return make_tensors() | {f"base_model.model.{key}": torch.zeros(shape) for key, shape in added.items()}
+
+
+@pytest.mark.parametrize(
+    ("config", "added", "key"),
+    [
+        ({"bias": "all"}, {f"{Q0}.base_layer.bias": (16,)}, (0, "q_proj")),
+        ({"target_modules": ["q_proj", "lm_head"]}, HEAD | {"lm_head.base_layer.weight": (32, 16)}, (-1, "lm_head")),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, EMBEDDING, (-1, "embed_tokens")),
+        ({"modules_to_save": ["model.norm"]}, {"model.norm.weight": (16,)}, (-1, "norm")),
+        ({"modules_to_save": ["embed_tokens"]}, {"model.embed_tokens.weight": (32, 16)}, (-1, "embed_tokens")),
+        ({"modules_to_save": ["lm_head"]}, {"lm_head.weight": (32, 16)}, (-1, "lm_head")),
+    ],
+)
+def test_biases_embeddings_norms_and_the_head_have_their_places(
+    tmp_path: Path, config: dict[str, Any], added: dict[str, tuple[int, ...]], key: tuple[int, str]
+) -> None:
+    assert key in check(tmp_path, make_config(**config), changed(added))
+
+
+@pytest.mark.parametrize(
+    ("config", "added", "word"),
+    [
+        ({}, {f"{Q0}.bias": (16,)}, "bias setting is 'none'"),
+        ({"bias": "all"}, {"model.layers.1.self_attn.q_proj.bias": (16,)}, "in the base model it has none"),
+        ({"bias": "all"}, {f"{Q0}.bias": (15,)}, r"shape \[15\]"),
+        ({"bias": "all"}, {f"{Q0}.bias": (16,), f"{Q0}.base_layer.bias": (16,)}, "two tensors"),
+        ({}, {f"{Q0}.lora_B.bias": (16,)}, "against its lora_bias"),
+        ({"lora_bias": True}, {}, r"lacks its lora_B\.bias"),
+        ({"use_dora": True}, {}, "lacks its lora_magnitude_vector"),
+        ({"use_dora": True, "target_modules": ["embed_tokens"]}, EMBEDDING, "use_dora of model.embed_tokens"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, {}, "target_modules name model.embed_tokens"),
+        ({"target_modules": ["q_proj", "lm_head"], "ensure_weight_tying": True}, HEAD, "ensure_weight_tying"),
+        ({}, {"model.norm.weight": (16,)}, "modules_to_save do not name"),
+        ({"modules_to_save": ["q_proj"]}, {f"{Q0}.weight": (16, 16)}, "a weight of"),
+        ({"modules_to_save": ["model.norm"]}, {}, "modules_to_save name model.norm"),
+        ({"modules_to_save": ["score"]}, {}, "'score', which is neither"),
+        ({"modules_to_save": ["lm_head"]}, {"lm_head.weight": (33, 16)}, r"shape \[33, 16\]"),
+        (
+            {"modules_to_save": ["lm_head"], "target_modules": ["q_proj", "lm_head"]},
+            HEAD | {"lm_head.weight": (32, 16)},
+            "both",
+        ),
+    ],
+)
+def test_what_no_setting_tells_of_and_what_is_not_done_is_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], added: dict[str, tuple[int, ...]], word: str
+) -> None:
+    tensors = changed(added)
+    if config.get("target_modules") == ["embed_tokens"]:
+        tensors = {key: value for key, value in tensors.items() if "embed" in key}
+    with pytest.raises(AdapterError, match=word):
+        check(tmp_path, make_config(**config), tensors)
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [

@@ -73,7 +73,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/live_request.py": "tests/engine/test_scheduler_properties.py drives it",
     "engine/metrics.py": "tests/engine/test_engine.py and test_scheduler.py count with it",
     "engine/native_backend.py": "tests/engine/test_backend.py attends by it; tests/parity runs whole models on it",
-    "engine/native_lora.py": "tests/parity/test_adapters.py compares it with peft, token by token",
+    "engine/native_lora.py": "tests/parity/test_adapters.py and test_adapter_coverage.py compare it with peft",
     "engine/recorded.py": "tests/parity replays it in every test",
     "engine/step.py": "tests/engine/scripted.py checks every promise of a plan",
     "engine/step_draft.py": "tests/engine/test_scheduler_properties.py holds it to the budget",

@@ -35,8 +35,8 @@ class Place:
             self.store.close()
         self.store = AdapterStore(self.store_path)
         bases = [
-            AdapterBase(name="m", linear_shapes=SHAPES, max_rank=16, watched=str(self.dropin)),
-            AdapterBase(name="other", linear_shapes={}, max_rank=16),
+            AdapterBase(name="m", module_shapes=SHAPES, max_rank=16, watched=str(self.dropin)),
+            AdapterBase(name="other", module_shapes={}, max_rank=16),
         ]
         return RegistryServer(self.store, bases, folder=str(self.copies))
 

@@ -25,6 +25,10 @@ def make_resolved(slots: int = 2, host: int = 4) -> ResolvedConfig:
     )  # fmt: skip
 
 
+def no_base(name: str) -> torch.Tensor:
+    raise AssertionError(f"plain LoRA does not depend on the base's {name}")
+
+
 class Bench:
     """A pool, the adapters on its disk, a clock, and a way to wait for the background."""
 
@@ -48,6 +52,7 @@ class Bench:
             make_resolved(slots, host),
             torch.float32,
             torch.device("cpu"),
+            base=no_base,
             on_change=self.changes.release,
             clock=lambda: self.now_s,
         )

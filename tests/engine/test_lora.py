@@ -3,10 +3,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from adapters.errors import LayoutError
 from adapters.identity import AdapterDigest
-from adapters.weights import AdapterWeights, RawProjection, build_weights
+from adapters.peft_format import WHOLE_MODEL
+from adapters.weights import AdapterWeights, Columns, Extras, RawProjection, build_weights
 from engine.backend import TorchBackend
-from engine.lora import LoraBatch, collect_segments
+from engine.lora import LoraBatch, collect_segments, refuse_extras
+from engine.native_lora import PanelAdapter
 
 QKV = ("q_proj", "k_proj", "v_proj")
 SPLITS = (8, 4, 4)
@@ -106,3 +109,31 @@ def test_an_adapter_alone_gets_what_it_gets_in_a_crowd() -> None:
     build(pool, *SEGMENTS).apply_fused(1, QKV, x, crowd, SPLITS)
     build(pool, (B, 0, 3)).apply_fused(1, QKV, x[6:9].clone(), alone, SPLITS)
     torch.testing.assert_close(crowd[6:9], alone)
+
+
+def changing(name: str) -> AdapterWeights:
+    """Make an adapter that changes one thing besides products."""
+    raw = {(0, "q_proj"): RawProjection(a=torch.randn(2, 8), b=torch.randn(8, 2), scaling=1.0)}
+    if name == "embed_tokens":
+        raw[(WHOLE_MODEL, name)] = RawProjection(a=torch.randn(2, 32), b=torch.randn(8, 2), scaling=1.0)
+        return build_weights(raw, torch.float32)
+    if name == "lm_head":
+        return build_weights(raw, torch.float32, Extras(matrices={name: torch.randn(32, 8)}))
+    layer = WHOLE_MODEL if name == "norm" else 0
+    columns = {(layer, name): Columns(gain=torch.full((8,), 2.0), shift=torch.zeros(8))}
+    return build_weights(raw, torch.float32, Extras(columns=columns))
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("embed_tokens", "embedding"), ("lm_head", "output matrix"), ("norm", "norm"), ("q_proj", "bias or magnitudes")],
+)
+def test_a_device_that_knows_products_only_refuses_the_rest_by_name(name: str, what: str) -> None:
+    with pytest.raises(LayoutError, match=rf"the kernels do not know its {what} \({name}\)"):
+        refuse_extras(changing(name), "the kernels")
+
+
+def test_lengths_of_columns_cannot_be_had_of_an_int8_base_and_norms_can() -> None:
+    with pytest.raises(LayoutError, match=r"use_dora .* q_proj in layer 0, which is quantized to int8"):
+        PanelAdapter(changing("q_proj"), 1, is_quantized=True)
+    assert PanelAdapter(changing("norm"), 1, is_quantized=True).changes_whole_model

@@ -32,23 +32,31 @@ def test_each_segment_is_multiplied_by_its_own_pair_and_the_rest_is_untouched(se
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     ranks=st.lists(st.integers(0, 36), min_size=6, max_size=6),
+    changes=st.lists(st.booleans(), min_size=5, max_size=5),
     widths=st.lists(st.integers(1, 300), min_size=1, max_size=3),
     dtype=st.sampled_from(DTYPES),
 )
 def test_the_kernel_is_the_reference(
-    pool: Pool, lengths: list[int], ranks: list[int], widths: list[int], dtype: torch.dtype
+    pool: Pool, lengths: list[int], ranks: list[int], changes: list[bool], widths: list[int], dtype: torch.dtype
 ) -> None:
-    """Several modules side by side, with gaps between the segments."""
+    """Several modules side by side, with gaps between the segments; columns change with a product or without."""
     gap, max_rank, modules = 2, 36, len(widths)
     tokens = sum(lengths) + gap * len(lengths)
     shrunk, y = torch.randn(tokens, modules, max_rank).to(dtype), torch.randn(tokens, sum(widths)).to(dtype)
     expected = y.double()
-    adapters, at = [], 0
+    adapters, columns, at = [], [], 0
     for number, length in enumerate(lengths):
         pairs: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        columns.append([])
         column = 0
         for module, width in enumerate(widths):
             rank = ranks[(number + module) % len(ranks)]
+            changed = changes[(number + module) % len(changes)]
+            gain_and_shift = (torch.randn(width), torch.randn(width)) if changed else None
+            columns[-1].append(gain_and_shift)
+            if gain_and_shift is not None:
+                part = expected[at : at + length, column : column + width]
+                part.mul_(gain_and_shift[0]).add_(gain_and_shift[1])
             b = torch.randn(width, rank).to(dtype)
             pairs.append((torch.empty(rank, 1, dtype=dtype), b) if rank else None)
             # What makes an odd rank even comes as a zero from the shrink.
@@ -63,7 +71,7 @@ def test_the_kernel_is_the_reference(
         adapters.append((pairs, at, at + length))
         at += length + gap
     before = y.clone()
-    segments = Segments(adapters)
+    segments = Segments(adapters, columns)
     sizes = (sum(widths), 0, modules, max_rank, *widths)
     pool.call("lora_expand", dtype, len(adapters), (shrunk, segments.tensor, y), sizes)
     assert_near(y, expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,42 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "alpha_pattern": {r"layers\.1\..*": 9},
     },
 }
+
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+BEYOND_PRODUCTS: dict[str, dict[str, Any]] = {
+    "bias-all": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "up_proj"], "bias": "all"},
+    "bias-of-targets": {"r": 3, "lora_alpha": 6, "target_modules": ATTENTION, "bias": "lora_only"},
+    "lora-bias": {"r": 4, "lora_alpha": 6, "target_modules": ["v_proj", "down_proj"], "lora_bias": True},
+    "dora": {"r": 5, "lora_alpha": 10, "target_modules": "all-linear", "use_dora": True},
+    "dora-and-biases": {"r": 4, "target_modules": [*ATTENTION, "lm_head"], "use_dora": True, "bias": "all"},
+    "head": {"r": 7, "lora_alpha": 7, "target_modules": ["lm_head"]},
+    "embedding": {"r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "embed_tokens"]},
+    "both-ends": {"r": 8, "use_rslora": True, "target_modules": ["embed_tokens", "lm_head", "down_proj"]},
+    "norms": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "modules_to_save": ["norm"]},
+    "own-ends": {"r": 4, "target_modules": ["gate_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+}
+"""What changes more than linear layers by products."""
+
+
+def save_beyond_products(make_base: Callable[[], PreTrainedModel], folder: Path) -> dict[str, str]:
+    """Save one adapter for each of `BEYOND_PRODUCTS`, each of a base of its own, for some change it."""
+    path_by_name = {}
+    for index, (name, options) in enumerate(BEYOND_PRODUCTS.items()):
+        torch.manual_seed(200 + index)
+        model = peft.get_peft_model(make_base(), peft.LoraConfig(task_type="CAUSAL_LM", **options))
+        for key, parameter in model.named_parameters():
+            if "lora_B" in key or "lora_embedding_A" in key:
+                torch.nn.init.normal_(parameter, std=0.3)
+            elif parameter.requires_grad and "lora_" not in key and parameter.dim() == 1:
+                torch.nn.init.normal_(parameter, 1 if "norm" in key else 0, 0.3)
+            elif "magnitude" in key:
+                parameter.data *= torch.empty_like(parameter).uniform_(0.5, 1.5)
+            elif "modules_to_save" in key:
+                torch.nn.init.normal_(parameter, std=0.2)
+        path_by_name[name] = str(folder / name)
+        model.save_pretrained(path_by_name[name])
+    return path_by_name
 
 
 def save_adapters(base: PreTrainedModel, folder: Path) -> dict[str, str]:

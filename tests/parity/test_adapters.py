@@ -5,57 +5,27 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import peft
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from adapters.identity import AdapterDigest
 from adapters.loading import load_adapter
 from adapters.registry import reference
-from adapters.validate import LinearShapes
+from adapters.validate import ModuleShapes
 from adapters.weights import AdapterWeights
-from engine.build import build_engine
-from engine.config import EngineConfig
 from engine.lora import AdapterSegment, LoraBatch, ResidentAdapters, Segment, collect_segments
-from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
+from engine.request import FinishReason
+from tests.parity.adapter_serving import NUM_TOKENS, VOCAB, Serving, make_base, prompt_of
 from tests.parity.peft_adapters import CONFIGS, load_adapters, save_adapters
 
-VOCAB = 128
-GEOMETRY = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
 
-
-def make_base(family: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    if family == "llama":
-        return LlamaForCausalLM(LlamaConfig(**GEOMETRY)).eval()
-    model = Qwen2ForCausalLM(Qwen2Config(**GEOMETRY)).eval()
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.2)
-    return model
-
-
-def shapes_of(model: PreTrainedModel) -> LinearShapes:
+def shapes_of(model: PreTrainedModel) -> ModuleShapes:
     return {
         name: (module.in_features, module.out_features)
         for name, module in model.named_modules()
@@ -85,13 +55,17 @@ def with_peft(family: str, path_by_name: dict[str, str]) -> peft.PeftModel:
     return load_adapters(make_base(family), path_by_name)
 
 
+def no_base(name: str) -> torch.Tensor:
+    raise AssertionError(f"plain LoRA does not depend on the base's {name}")
+
+
 class Loaded:
     """All adapters, loaded by us."""
 
-    def __init__(self, path_by_name: dict[str, str], shapes: LinearShapes) -> None:
+    def __init__(self, path_by_name: dict[str, str], shapes: ModuleShapes) -> None:
         refs = {name: reference(name, path) for name, path in path_by_name.items()}
         self.digest_by_name = {name: ref.digest for name, ref in refs.items()}
-        self._weights = {ref.digest: load_adapter(ref, shapes, 64, torch.float32) for ref in refs.values()}
+        self._weights = {ref.digest: load_adapter(ref, shapes, 64, torch.float32, no_base) for ref in refs.values()}
 
     def weights(self, digest: AdapterDigest) -> AdapterWeights:
         return self._weights[digest]
@@ -144,13 +118,8 @@ def test_every_adapter_in_one_batch_computes_the_logits_of_peft(
     assert (changed > 0.1).all(), "an adapter without effect proves nothing"
 
 
-NUM_TOKENS = 20
 PROMPT_LENGTHS = (3, 21, 40)
 BASE = "base"
-
-
-def prompt_of(length: int) -> tuple[int, ...]:
-    return tuple(torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(length)).tolist())
 
 
 @pytest.fixture(scope="module")
@@ -173,51 +142,6 @@ def expected(with_peft: peft.PeftModel) -> dict[tuple[str, int], tuple[int, ...]
             answers[(name, length)] = tuple(out[0, length:].tolist())
     assert len(set(answers.values())) == len(answers), "adapters without effect prove nothing"
     return answers
-
-
-class Serving:
-    """An engine over the checkpoint, with all adapters declared."""
-
-    def __init__(self, checkpoint: str, path_by_name: dict[str, str], **options: int) -> None:
-        refs = [reference(name, path) for name, path in path_by_name.items()]
-        self.digest_by_name = {ref.name: ref.digest for ref in refs}
-        settings = {"max_num_seqs": 32, "kv_cache_bytes": 4 << 20, "num_threads": 1, **options}
-        config = EngineConfig(model_path=checkpoint, device="cpu", dtype="float32", **settings)  # type: ignore[arg-type]
-        self.engine = build_engine(config, refs)
-        self._num_requests = 0
-
-    def add(self, name: str, length: int, **changes: object) -> RequestId:
-        self._num_requests += 1
-        request = Request(
-            request_id=RequestId(f"{self._num_requests}"),
-            prompt_ids=prompt_of(length),
-            params=SamplingParams(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True),
-            adapter=self.digest_by_name.get(name),
-        )
-        self.engine.add(replace(request, **changes))  # type: ignore[arg-type]
-        return request.request_id
-
-    def finish(self, ids: list[RequestId]) -> dict[RequestId, list[Emission]]:
-        """Step until all the requests have ended; loads are awaited in between, as they come from other threads."""
-        emissions: dict[RequestId, list[Emission]] = {request_id: [] for request_id in ids}
-        open_ids = set(ids)
-        deadline_s = time.monotonic() + 60
-        while open_ids:
-            assert time.monotonic() < deadline_s
-            stepped = self.engine.step()
-            for emission in stepped:
-                emissions[emission.request_id].append(emission)
-                if emission.finish_reason is not None:
-                    open_ids.discard(emission.request_id)
-            if not stepped:
-                time.sleep(0.001)
-        return emissions
-
-    def answers(self, asked: list[tuple[str, int]]) -> list[tuple[int, ...]]:
-        ids = [self.add(name, length) for name, length in asked]
-        done = self.finish(ids)
-        assert all(done[i][-1].finish_reason == FinishReason.LENGTH for i in ids)
-        return [tuple(token for emission in done[i] for token in emission.token_ids) for i in ids]
 
 
 @pytest.fixture

@@ -1,0 +1,31 @@
+// out = rows of each segment's own matrix [vocab, rank], picked by token id. See reference.py.
+#include "../adapters.h"
+
+namespace lora_gather {
+
+// at: ids [tokens], segments, out [tokens, stride]; size: the projection, whose `a` the rows are of, and stride.
+template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+    const int64_t first = op.size[0], stride = op.size[1];
+    const Segment *segments = static_cast<const Segment *>(op.at[1]);
+    if (unit < 0)
+        return num_token_blocks(segments, *op.count);
+    const TokenBlock block = token_block(segments, unit);
+    const Projection &projection = block.segment->adapter[first];
+    for (int64_t token = block.begin; token < block.end; token++) {
+        const int64_t id = static_cast<const int64_t *>(op.at[0])[token], rank = projection.rank;
+        T *out = static_cast<T *>(op.at[2]) + token * stride;
+        if (rank)
+            std::memcpy(out, static_cast<const T *>(projection.a) + id * rank, rank * sizeof(T));
+        // As after a shrink, for the expand that follows.
+        if (rank % Depth<T>::step)
+            out[rank] = T{};
+    }
+    return 0;
+}
+
+} // namespace lora_gather
+
+extern "C" {
+int64_t lora_gather_f32(const Op &op, int64_t unit) { return lora_gather::kernel<float>(op, unit); }
+int64_t lora_gather_bf16(const Op &op, int64_t unit) { return lora_gather::kernel<bfloat16>(op, unit); }
+}

@@ -1,0 +1,98 @@
+"""What adapters change beyond low-rank products, against peft, token by token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import peft
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from kernels import native
+from tests.parity.adapter_serving import NUM_TOKENS, Serving, make_base, prompt_of
+from tests.parity.peft_adapters import BEYOND_PRODUCTS, save_adapters, save_beyond_products
+
+PROMPT_LENGTHS = (3, 21)
+PLAIN = "everything"
+BASE = "base"
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2-tied"])
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def path_by_name(family: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp(family)
+    plain = save_adapters(make_base(family), folder)[PLAIN]
+    return {PLAIN: plain, **save_beyond_products(lambda: make_base(family), folder)}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(family: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp(f"{family}-base"))
+    make_base(family).save_pretrained(folder)
+    return folder
+
+
+Expected = dict[tuple[str, int], tuple[int, ...]]
+
+
+@pytest.fixture(scope="module")
+def expected(family: str, path_by_name: dict[str, str]) -> Expected:
+    """What peft generates greedily for every adapter and the base, each loaded onto a base of its own."""
+    answers = {}
+    for name in (BASE, *path_by_name):
+        model = make_base(family)
+        if name != BASE:
+            model = peft.PeftModel.from_pretrained(model, path_by_name[name]).eval()
+        for length in PROMPT_LENGTHS:
+            answers[(name, length)] = generated(model, length)
+    assert len(set(answers.values())) == len(answers), "adapters without effect prove nothing"
+    return answers
+
+
+def generated(model: PreTrainedModel, length: int) -> tuple[int, ...]:
+    ids = torch.tensor([prompt_of(length)])
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return tuple(out[0, length:].tolist())
+
+
+@pytest.fixture(params=["kernels", "operators"])
+def serve(
+    request: pytest.FixtureRequest, checkpoint: str, path_by_name: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Serving]]:
+    """Start an engine by our own kernels, or by torch's operators as where there is no compiler."""
+    if request.param == "operators":
+        monkeypatch.setattr("kernels.native.load", lambda: None)
+    else:
+        assert native.load() is not None
+    started: list[Serving] = []
+
+    def start(**options: int) -> Serving:
+        started.append(Serving(checkpoint, path_by_name, **options))
+        return started[-1]
+
+    yield start
+    for serving in started:
+        serving.engine.stop()
+        serving.engine.run(lambda _: None)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_batched_tokens": 7, "max_num_seqs": 7}], ids=["at once", "chunks of 7"])
+def test_all_of_them_mix_with_products_and_the_base_in_one_batch(
+    serve: Callable[..., Serving], expected: Expected, options: dict[str, int]
+) -> None:
+    serving = serve(**options)
+    serving.answers([(name, 3) for name in BEYOND_PRODUCTS])
+    asked = random.Random(5).sample(sorted(expected), len(expected))
+    assert serving.answers(asked) == [expected[pair] for pair in asked]
