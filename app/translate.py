@@ -25,7 +25,7 @@ from deployments.generation import (
     ToolCall,
 )
 from engine.errors import RequestError
-from engine.request import SamplingParams
+from engine.request import DryPenalty, LzPenalty, SamplingParams
 
 if TYPE_CHECKING:
     from app.schemas.chat import ChatCompletionRequest, Message
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 SeedSource = Callable[[], int]
 
+DRY_BREAKERS = ("\n", ":", '"', "*")
+"""Where sequences end in most texts: the default of those who have DRY."""
 _SEED_MASK = 2**64 - 1
 _PRIORITY_BY_TIER = {"priority": -8, "flex": 8}
 """Half of the longest head start, in either direction (`engine.live_request`)."""
@@ -254,6 +256,33 @@ def _logit_bias(body: SamplingFields, limits: LimitSettings) -> tuple[tuple[int,
     return tuple((int(key), value) for key, value in bias.items())
 
 
+def _dry_penalty(body: SamplingFields) -> DryPenalty | None:
+    """Return the penalty that is asked for, its breakers still as text (`_dry_breakers`)."""
+    if not body.dry_multiplier or body.dry_penalty_last_n == 0:
+        return None
+    return DryPenalty(
+        multiplier=body.dry_multiplier,
+        base=1.75 if body.dry_base is None else body.dry_base,
+        allowed_length=2 if body.dry_allowed_length is None else body.dry_allowed_length,
+        last_n=-1 if body.dry_penalty_last_n is None else body.dry_penalty_last_n,
+    )
+
+
+def _dry_breakers(body: SamplingFields) -> tuple[str, ...]:
+    texts = body.dry_sequence_breakers
+    return DRY_BREAKERS if texts is None else tuple(dict.fromkeys(texts))
+
+
+def _lz_penalty(body: SamplingFields) -> LzPenalty | None:
+    if not body.lz_penalty:
+        return None
+    return LzPenalty(
+        strength=body.lz_penalty,
+        buffer=32 if body.lz_buffer_size is None else body.lz_buffer_size,
+        lookback=512 if body.lz_lookback_size is None else body.lz_lookback_size,
+    )
+
+
 def _generation(
     body: SamplingFields, prompt: Prompt, limits: LimitSettings, max_tokens: int | None
 ) -> GenerationRequest:
@@ -284,6 +313,8 @@ def _generation(
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
+        dry=_dry_penalty(body),
+        lz=_lz_penalty(body),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         logit_bias=_logit_bias(body, limits),
@@ -297,6 +328,7 @@ def _generation(
         # Nothing can be drawn from without a step: the one token of an echo alone is computed, and not shown.
         max_tokens=max(1, max_tokens) if max_tokens is not None else None,
         bad_words=tuple(dict.fromkeys(body.bad_words or ())),
+        dry_breakers=() if params.dry is None else _dry_breakers(body),
         stop=_stop_strings(body, limits),
         salt=body.cache_salt or "",
         priority=body.priority or 0,

@@ -35,13 +35,14 @@ from deployments.generation_calls import GenerationCall, TokenBatch, UsageTag, p
 from deployments.metrics import GatewayMetrics
 from deployments.patience import patiently
 from deployments.resumption import Resumption
+from deployments.sequence_breakers import breaker_ids
 from deployments.served_model import ServedModel, check_vocabulary
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream_handler import Judge, StreamHandler
 from deployments.timeline import Recorder
 from engine.errors import EngineError, RequestError
-from engine.request import FinishReason, RequestId, TokenLogprobs
+from engine.request import DryPenalty, FinishReason, RequestId, TokenLogprobs
 
 REFUSAL = "I can't help with that request."
 NUM_TAIL_TOKENS = 16
@@ -102,7 +103,7 @@ class Answer:
                 # Only where a model thinks does it matter how the prompt ends.
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
                 shape = AnswerShape(self._request, self._model.dialect, tail)
-                call = self._call(deadline_s, await shape.grammar())
+                call = self._call(deadline_s, await shape.grammar(), await self._dry_penalty())
                 is_refused = self._is_judged_first and await verdict
             if is_refused:
                 for refusal in self._refusal():
@@ -145,7 +146,14 @@ class Answer:
     def _prompt_tail(self) -> str:
         return tail_of([self._model.decoder.spelling(token_id) for token_id in self._prompt_ids[-NUM_TAIL_TOKENS:]])
 
-    def _call(self, deadline_s: float | None, grammar: str | None) -> GenerationCall:
+    async def _dry_penalty(self) -> DryPenalty | None:
+        penalty = self._request.params.dry
+        if penalty is None:
+            return None
+        texts = self._request.dry_breakers
+        return replace(penalty, breakers=await asyncio.to_thread(breaker_ids, self._model.decoder, texts))
+
+    def _call(self, deadline_s: float | None, grammar: str | None, dry: DryPenalty | None) -> GenerationCall:
         limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
         asked = self._request.max_tokens
         if asked is not None and self._request.clips_max_tokens:
@@ -169,6 +177,7 @@ class Answer:
                 self._request.params,
                 max_tokens=asked or limit - num_prompt,
                 grammar=grammar,
+                dry=dry,
                 bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
             ),
             adapter=self._adapter,

@@ -138,6 +138,7 @@ class GenerationRequest:
         clips_max_tokens: where the context has less room it is that; else such a request is refused.
         stop: stop strings; the text ends before the first of them.
         bad_words: strings that the answer never has, neither at its front nor after a space.
+        dry_breakers: strings over which no repeat reaches, where `params` ask for DRY; its token ids come of them.
         grammar: what the answer follows, apart from its thoughts and calls; None for anything.
         tool_use: how it may call tools, None where there are none.
         echoes: whether the prompt's text is told too.
@@ -156,6 +157,7 @@ class GenerationRequest:
     clips_max_tokens: bool = False
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
+    dry_breakers: tuple[str, ...] = ()
     grammar: Grammar | None = None
     tool_use: ToolUse | None = None
     echoes: bool = False
