@@ -197,6 +197,7 @@ def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -
         tokenizer_path=tokenizer_path,
         max_model_len=max_model_len,
         vocab_size=spec.vocab_size,
+        eos_ids=spec.eos_ids,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
         adapters=tuple(_adapters(model, place, spec, registry)),

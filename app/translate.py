@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
+from app.beams import with_beams
 from app.bounds import check_count, check_depth
 from app.sse import StreamExtras
 from app.structure import chat_grammar, text_grammar
@@ -72,7 +73,10 @@ def chat_generations(
         tool_use=tool_use(body, limits),
         priority=_PRIORITY_BY_TIER.get(body.service_tier or "default", base.priority),
     )
-    return _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
+    choices = _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
+    first, *others = with_beams(body, choices, body.n or 1)
+    # One prompt, told once.
+    return first, *(replace(one, params=replace(one.params, num_prompt_logprobs=None)) for one in others)
 
 
 def text_generations(
@@ -95,9 +99,10 @@ def text_generations(
     bases = []
     for prompt in prompts:
         base = _generation(body, prompt, limits, body.max_tokens)
-        params = replace(base.params, num_logprobs=scores, num_prompt_logprobs=body.logprobs if body.echo else None)
+        asked = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
+        params = replace(base.params, num_logprobs=scores, num_prompt_logprobs=max(asked, default=None))
         bases.append(replace(base, params=params, echoes=bool(body.echo), grammar=grammar))
-    return _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed))
+    return with_beams(body, _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed)), num_answers)
 
 
 def answers_per_prompt(body: CompletionRequest) -> int:
@@ -319,6 +324,7 @@ def _generation(
         ignore_eos=bool(body.ignore_eos),
         logit_bias=_logit_bias(body, limits),
         allowed_token_ids=tuple(dict.fromkeys(body.allowed_token_ids or ())),
+        num_prompt_logprobs=body.prompt_logprobs,
     )
     return GenerationRequest(
         request_id="",  # every choice gets its own

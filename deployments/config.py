@@ -21,6 +21,7 @@ class ModelConfig:
         tokenizer_path: folder with tokenizer.json and the chat template; usually the model's own.
         max_model_len: resolved context length in tokens, known before any replica is up.
         fingerprint: digest of the weights and of how they are computed with.
+        eos_ids: token ids that end an answer.
         tool_format, reasoning_format: name of a format, "none", or None for what the chat template shows.
     """
 
@@ -30,6 +31,7 @@ class ModelConfig:
     max_model_len: int
     vocab_size: int
     fingerprint: str = ""
+    eos_ids: tuple[int, ...] = ()
     tool_format: str | None = None
     reasoning_format: str | None = None
     adapters: tuple[AdapterRef, ...] = ()

@@ -127,6 +127,23 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeamShare:
+    """That an answer is one of those that a beam search finds.
+
+    Attributes:
+        group: the answers of one search have the same, and no others.
+        width: sequences that are followed, and found.
+        place: which of those found the answer is, the best being 0.
+        length_penalty: see `deployments.beam_search.BeamSearch`.
+    """
+
+    group: str
+    width: int
+    place: int
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One answer asked for.
 
@@ -142,6 +159,7 @@ class GenerationRequest:
         grammar: what the answer follows, apart from its thoughts and calls; None for anything.
         tool_use: how it may call tools, None where there are none.
         echoes: whether the prompt's text is told too.
+        beams: the search that the answer comes from; None where its tokens are drawn one by one.
         tenant: whose share of the engine it takes; empty for that of the salt.
         salt: prefix-cache isolation.
         priority: lower is served first.
@@ -161,6 +179,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     tool_use: ToolUse | None = None
     echoes: bool = False
+    beams: BeamShare | None = None
     tenant: str = ""
     salt: str = ""
     priority: int = 0
@@ -186,6 +205,7 @@ class TokenScore(NamedTuple):
         raw: its bytes; those of neighbours joined are those of the text.
         logprob: natural logarithm; None for the first token of a prompt, which follows nothing.
         top: the likeliest tokens at its place, likeliest first.
+        rank: of the token among all at its place, 1 for the likeliest.
     """
 
     token_id: int
@@ -193,6 +213,7 @@ class TokenScore(NamedTuple):
     raw: bytes
     logprob: float | None
     top: tuple[TokenScore, ...] = ()
+    rank: int = 1
 
 
 class EndReason(StrEnum):

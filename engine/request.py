@@ -33,10 +33,12 @@ class TokenLogprobs(NamedTuple):
     Attributes:
         logprob: of the token.
         top: (token id, logprob) of the likeliest tokens, likeliest first; equal ones by ascending id.
+        rank: of the token among all, 1 for the likeliest; equal ones have one rank.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,6 +116,21 @@ class SamplingFields(WireRequest):
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         default=None, max_length=64, description="Extension: words that the answer never has."
     )
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=20,
+        description="Extension: tell the log-probabilities of the prompt's tokens, and of so many likeliest ones.",
+    )
+    use_beam_search: bool | None = Field(
+        default=None, description="Extension: the answers are the `n` best that a search with `n` beams finds."
+    )
+    length_penalty: float | None = Field(
+        default=None,
+        ge=-10,
+        le=10,
+        description="Extension: answers of a search are compared by their log-probability / tokens ^ this; default 1.",
+    )
     structured_outputs: StructuredOutputs | None = Field(
         default=None, description="Extension: what the answer has to look like."
     )
@@ -159,6 +174,18 @@ class TokenLogprob(WireResponse):
     token: str
     logprob: float
     bytes: list[int] | None = None
+
+
+class PromptLogprob(WireResponse):
+    """What the model thought of a token at a place of the prompt."""
+
+    logprob: float
+    rank: int = Field(description="Among all tokens at that place, 1 for the likeliest.")
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of the prompt, by token id: itself, then the likeliest; null for the first, which follows nothing."""
 
 
 class ChosenLogprob(TokenLogprob):

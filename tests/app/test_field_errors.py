@@ -123,6 +123,8 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"functions": [{}]}, "functions"),
     ({"logprobs": 5}, "logprobs"),
     ({"top_logprobs": 5}, "top_logprobs"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs"),
+    ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5"),
     ({"logit_bias": {"five": 1}}, "logit_bias"),
