@@ -221,6 +221,7 @@ def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         pooling=model.pooling,
+        eos_ids=spec.eos_ids,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
         adapters=tuple(_adapters(model, place, spec, registry)),

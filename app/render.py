@@ -12,6 +12,8 @@ from app.schemas.common import (
     ChatLogprobs,
     ChosenLogprob,
     CompletionTokensDetails,
+    PromptLogprob,
+    PromptLogprobs,
     PromptTokensDetails,
     TokenLogprob,
     Usage,
@@ -22,7 +24,7 @@ from app.schemas.models import Model
 from app.schemas.moderations import ModerationResponse, ModerationResult
 from app.schemas.tools import FunctionCall, MessageToolCall
 from app.streaming import Answer
-from deployments.generation import Finished, ModelCard, TokenScore, ToolCall, Verdict
+from deployments.generation import Finished, ModelCard, Started, TokenScore, ToolCall, Verdict
 
 LEAST_LOGPROB = -9999.0
 
@@ -53,7 +55,12 @@ def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> Usage:
 
 
 def chat_completion(
-    head: ResponseHead, answers: Sequence[Answer], *, tells_scores: bool = False, service_tier: str | None = None
+    head: ResponseHead,
+    answers: Sequence[Answer],
+    *,
+    tells_scores: bool = False,
+    service_tier: str | None = None,
+    num_prompt_logprobs: int | None = None,
 ) -> ChatCompletion:
     """Return whole answers to one chat; a refused input has a `refusal` and no content."""
     choices = []
@@ -82,7 +89,32 @@ def chat_completion(
         usage=usage([answer.finished for answer in answers], len(answers)),
         system_fingerprint=answers[0].started.fingerprint or None,
         service_tier=service_tier,
+        prompt_logprobs=prompt_logprobs(answers[0].started, num_prompt_logprobs),
     )
+
+
+def prompt_logprobs(started: Started, num_top: int | None) -> PromptLogprobs | None:
+    """Return a prompt's scores with `num_top` likeliest tokens each; None where nobody asked, or none were told."""
+    if num_top is None or not started.prompt_scores:
+        return None
+    return [
+        None
+        if score.logprob is None
+        # Where the token is among the likeliest its rank is its place there.
+        else {str(token.token_id): _prompt_logprob(token) for token in (score, *score.top[:num_top])}
+        for score in started.prompt_scores
+    ]
+
+
+def _prompt_logprob(score: TokenScore) -> PromptLogprob:
+    return PromptLogprob(logprob=_finite(score.logprob), rank=score.rank, decoded_token=score.text)
+
+
+def echoed_scores(started: Started, num_top: int) -> tuple[TokenScore, ...]:
+    """Return the scores of a prompt that is repeated, with `num_top` likeliest tokens each."""
+    if started.prompt_text is None:
+        return ()
+    return tuple(score._replace(top=score.top[:num_top]) for score in started.prompt_scores)
 
 
 def chat_logprobs(scores: Iterable[TokenScore]) -> ChatLogprobs:
@@ -123,26 +155,30 @@ class CompletionShape:
 
     Attributes:
         num_choices: answers to each prompt.
-        tells_scores: whether log-probabilities are told.
+        num_scores: log-probabilities are told, and those of so many likeliest tokens; None for none.
+        num_prompt_logprobs: the same of the prompt, apart from the text.
         hides_answer: only the echo of the prompt was asked for.
     """
 
     num_choices: int = 1
-    tells_scores: bool = False
+    num_scores: int | None = None
+    num_prompt_logprobs: int | None = None
     hides_answer: bool = False
 
 
 def _completion_choice(index: int, answer: Answer, shape: CompletionShape) -> CompletionChoice:
     echo = answer.started.prompt_text or ""
     logprobs = None
-    if shape.tells_scores:
+    if shape.num_scores is not None:
         told = TextScores()
-        logprobs = told.next(answer.started.prompt_scores + (() if shape.hides_answer else answer.scores))
+        echoed = echoed_scores(answer.started, shape.num_scores)
+        logprobs = told.next(echoed + (() if shape.hides_answer else answer.scores))
     return CompletionChoice(
         index=index,
         text=echo if shape.hides_answer else echo + answer.text,
         logprobs=logprobs,
         finish_reason="length" if shape.hides_answer else text_finish_reason(answer.finished),
+        prompt_logprobs=prompt_logprobs(answer.started, shape.num_prompt_logprobs),
     )
 
 

@@ -19,8 +19,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.errors import ApiError, is_our_fault, to_api_error
-from app.render import CompletionShape, ResponseHead, TextScores, chat_logprobs, usage
-from app.schemas.common import Usage
+from app.render import (
+    CompletionShape,
+    ResponseHead,
+    TextScores,
+    chat_logprobs,
+    echoed_scores,
+    prompt_logprobs,
+    usage,
+)
+from app.schemas.common import PromptLogprobs, Usage
 from app.streaming import ChoiceEvent, EventBatches
 from deployments.generation import EndReason, Finished, Started, TextDelta, TokenScore
 
@@ -107,8 +115,8 @@ class _Frames:
     def _counts(self) -> Usage:
         return usage([self._counted[index] for index in sorted(self._counted)], self._answers_per_prompt)
 
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        chunk = self._head | {"choices": [choice]}
+    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
+        chunk = self._head | {"choices": [choice]} | more
         if self._extras.include_usage:
             chunk["usage"] = self._counts().model_dump(mode="json") if self._extras.continuous_usage else None
         if self._extras.obfuscates:
@@ -128,11 +136,13 @@ class ChatFrames(_Frames):
         num_choices: int = 1,
         tells_scores: bool = False,
         service_tier: str | None = None,
+        num_prompt_logprobs: int | None = None,
     ) -> None:
         super().__init__(head, kind="chat.completion.chunk", extras=extras, answers_per_prompt=num_choices)
         if service_tier is not None:
             self._head["service_tier"] = service_tier
         self._tells_scores = tells_scores
+        self._num_prompt_logprobs = num_prompt_logprobs
         self._opened: set[int] = set()
 
     def event(self, item: ChoiceEvent) -> bytes:
@@ -141,7 +151,7 @@ class ChatFrames(_Frames):
         frames = b""
         if item.index not in self._opened:
             self._opened.add(item.index)
-            frames = self._delta(item.index, {"role": "assistant", "content": "", "refusal": None})
+            frames = self._opening(item)
         if isinstance(item.event, TextDelta):
             logprobs = None
             if self._tells_scores:
@@ -154,6 +164,15 @@ class ChatFrames(_Frames):
                 frames += self._delta(item.index, {"refusal": item.event.refusal})
             frames += self._delta(item.index, {}, item.event.reason.value)
         return frames
+
+    def _opening(self, item: ChoiceEvent) -> bytes:
+        """Return the chunk with the role, and the prompt's scores where the event has those that are asked for."""
+        more: dict[str, Any] = {}
+        if isinstance(item.event, Started):
+            found = prompt_logprobs(item.event, self._num_prompt_logprobs)
+            more = {} if found is None else {"prompt_logprobs": _dumped(found)}
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return self._chunk({"index": item.index, "delta": delta, "logprobs": None, "finish_reason": None}, **more)
 
     def _delta(
         self,
@@ -198,17 +217,30 @@ class CompletionFrames(_Frames):
             case TextDelta(text=text, scores=scores) if not self._shape.hides_answer:
                 self._count(item)
                 return self._text(item.index, text, scores)
-            case Started(prompt_text=text, prompt_scores=scores):
+            case Started() as started:
                 self._count(item)
-                return b"" if text is None else self._text(item.index, text, scores)
+                return self._opening(item.index, started)
         return b""
 
+    def _opening(self, index: int, started: Started) -> bytes:
+        """Return the chunk of the echo and of the prompt's scores, nothing where neither is asked for."""
+        found = prompt_logprobs(started, self._shape.num_prompt_logprobs)
+        if found is None and started.prompt_text is None:
+            return b""
+        choice = self._choice(index, started.prompt_text or "", echoed_scores(started, self._shape.num_scores or 0))
+        return self._chunk(choice if found is None else choice | {"prompt_logprobs": _dumped(found)})
+
     def _text(self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None) -> bytes:
+        return self._chunk(self._choice(index, text, scores, finish_reason))
+
+    def _choice(
+        self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None
+    ) -> dict[str, Any]:
         logprobs = None
-        if self._shape.tells_scores and finish_reason is None:
+        if self._shape.num_scores is not None and finish_reason is None:
             told = self._scores_by_choice.setdefault(index, TextScores())
             logprobs = told.next(scores).model_dump(mode="json")
-        return self._chunk({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 class EventStream(Response):
@@ -251,6 +283,10 @@ class EventStream(Response):
             if is_our_fault(error):
                 _log.exception("stream of request %s failed", self._request_id)
             yield self._frames.failure(to_api_error(error))
+
+
+def _dumped(scores: PromptLogprobs) -> list[Any]:
+    return [place and {token: entry.model_dump(mode="json") for token, entry in place.items()} for place in scores]
 
 
 def _frame(value: object) -> bytes:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
+from app.beams import with_beams
 from app.bounds import check_count, check_depth
 from app.sse import StreamExtras
 from app.structure import chat_grammar, text_grammar
@@ -25,7 +26,7 @@ from deployments.generation import (
     ToolCall,
 )
 from engine.errors import RequestError
-from engine.request import SamplingParams
+from engine.request import DryPenalty, LzPenalty, SamplingParams
 
 if TYPE_CHECKING:
     from app.schemas.chat import ChatCompletionRequest, Message
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 SeedSource = Callable[[], int]
 
+DRY_BREAKERS = ("\n", ":", '"', "*")
+"""Where sequences end in most texts: the default of those who have DRY."""
 _SEED_MASK = 2**64 - 1
 _PRIORITY_BY_TIER = {"priority": -8, "flex": 8}
 """Half of the longest head start, in either direction (`engine.live_request`)."""
@@ -70,7 +73,10 @@ def chat_generations(
         tool_use=tool_use(body, limits),
         priority=_PRIORITY_BY_TIER.get(body.service_tier or "default", base.priority),
     )
-    return _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
+    choices = _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
+    first, *others = with_beams(body, choices, body.n or 1)
+    # One prompt, told once.
+    return first, *(replace(one, params=replace(one.params, num_prompt_logprobs=None)) for one in others)
 
 
 def text_generations(
@@ -93,9 +99,10 @@ def text_generations(
     bases = []
     for prompt in prompts:
         base = _generation(body, prompt, limits, body.max_tokens)
-        params = replace(base.params, num_logprobs=scores, num_prompt_logprobs=body.logprobs if body.echo else None)
+        asked = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
+        params = replace(base.params, num_logprobs=scores, num_prompt_logprobs=max(asked, default=None))
         bases.append(replace(base, params=params, echoes=bool(body.echo), grammar=grammar))
-    return _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed))
+    return with_beams(body, _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed)), num_answers)
 
 
 def answers_per_prompt(body: CompletionRequest) -> int:
@@ -255,6 +262,33 @@ def _logit_bias(body: SamplingFields, limits: LimitSettings) -> tuple[tuple[int,
     return tuple((int(key), value) for key, value in bias.items())
 
 
+def _dry_penalty(body: SamplingFields) -> DryPenalty | None:
+    """Return the penalty that is asked for, its breakers still as text (`_dry_breakers`)."""
+    if not body.dry_multiplier or body.dry_penalty_last_n == 0:
+        return None
+    return DryPenalty(
+        multiplier=body.dry_multiplier,
+        base=1.75 if body.dry_base is None else body.dry_base,
+        allowed_length=2 if body.dry_allowed_length is None else body.dry_allowed_length,
+        last_n=-1 if body.dry_penalty_last_n is None else body.dry_penalty_last_n,
+    )
+
+
+def _dry_breakers(body: SamplingFields) -> tuple[str, ...]:
+    texts = body.dry_sequence_breakers
+    return DRY_BREAKERS if texts is None else tuple(dict.fromkeys(texts))
+
+
+def _lz_penalty(body: SamplingFields) -> LzPenalty | None:
+    if not body.lz_penalty:
+        return None
+    return LzPenalty(
+        strength=body.lz_penalty,
+        buffer=32 if body.lz_buffer_size is None else body.lz_buffer_size,
+        lookback=512 if body.lz_lookback_size is None else body.lz_lookback_size,
+    )
+
+
 def _generation(
     body: SamplingFields, prompt: Prompt, limits: LimitSettings, max_tokens: int | None
 ) -> GenerationRequest:
@@ -285,10 +319,13 @@ def _generation(
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
+        dry=_dry_penalty(body),
+        lz=_lz_penalty(body),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         logit_bias=_logit_bias(body, limits),
         allowed_token_ids=tuple(dict.fromkeys(body.allowed_token_ids or ())),
+        num_prompt_logprobs=body.prompt_logprobs,
     )
     return GenerationRequest(
         request_id="",  # every choice gets its own
@@ -298,6 +335,7 @@ def _generation(
         # Nothing can be drawn from without a step: the one token of an echo alone is computed, and not shown.
         max_tokens=max(1, max_tokens) if max_tokens is not None else None,
         bad_words=tuple(dict.fromkeys(body.bad_words or ())),
+        dry_breakers=() if params.dry is None else _dry_breakers(body),
         stop=_stop_strings(body, limits),
         salt=body.cache_salt or "",
         priority=body.priority or 0,

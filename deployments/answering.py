@@ -35,13 +35,15 @@ from deployments.generation_calls import GenerationCall, TokenBatch, UsageTag, p
 from deployments.metrics import GatewayMetrics
 from deployments.patience import patiently
 from deployments.resumption import Resumption
+from deployments.sequence_breakers import breaker_ids
 from deployments.served_model import ServedModel, check_vocabulary
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream_handler import Judge, StreamHandler
 from deployments.timeline import Recorder
+from deployments.token_scores import check_prompt_scores, scored, scored_prompt
 from engine.errors import EngineError, RequestError
-from engine.request import FinishReason, RequestId, TokenLogprobs
+from engine.request import DryPenalty, FinishReason, RequestId
 
 REFUSAL = "I can't help with that request."
 NUM_TAIL_TOKENS = 16
@@ -102,7 +104,7 @@ class Answer:
                 # Only where a model thinks does it matter how the prompt ends.
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
                 shape = AnswerShape(self._request, self._model.dialect, tail)
-                call = self._call(deadline_s, await shape.grammar())
+                call = self._call(deadline_s, await shape.grammar(), await self._dry_penalty())
                 is_refused = self._is_judged_first and await verdict
             if is_refused:
                 for refusal in self._refusal():
@@ -145,7 +147,14 @@ class Answer:
     def _prompt_tail(self) -> str:
         return tail_of([self._model.decoder.spelling(token_id) for token_id in self._prompt_ids[-NUM_TAIL_TOKENS:]])
 
-    def _call(self, deadline_s: float | None, grammar: str | None) -> GenerationCall:
+    async def _dry_penalty(self) -> DryPenalty | None:
+        penalty = self._request.params.dry
+        if penalty is None:
+            return None
+        texts = self._request.dry_breakers
+        return replace(penalty, breakers=await asyncio.to_thread(breaker_ids, self._model.decoder, texts))
+
+    def _call(self, deadline_s: float | None, grammar: str | None, dry: DryPenalty | None) -> GenerationCall:
         limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
         asked = self._request.max_tokens
         if asked is not None and self._request.clips_max_tokens:
@@ -161,6 +170,7 @@ class Answer:
                 code="context_length_exceeded",
             )
         self._check_ids()
+        check_prompt_scores(self._request, num_prompt)
         bad_words = (self._model.decoder.encode_word(word) for word in self._request.bad_words)
         return GenerationCall(
             request_id=RequestId(self._request.request_id),
@@ -169,6 +179,7 @@ class Answer:
                 self._request.params,
                 max_tokens=asked or limit - num_prompt,
                 grammar=grammar,
+                dry=dry,
                 bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
             ),
             adapter=self._adapter,
@@ -254,7 +265,7 @@ class Answer:
         yield self._finished(text, parts, batch)
 
     async def _fed(self, text: StreamHandler, batch: TokenBatch) -> str:
-        scores = self._scored(batch.token_ids, batch.logprobs) if batch.logprobs else ()
+        scores = scored(self._model.decoder, batch.token_ids, batch.logprobs) if batch.logprobs else ()
         if batch.finish_reason is not FinishReason.STOP:
             return await text.feed(batch.token_ids, scores)
         # The token that ended the answer is counted, and not shown.
@@ -272,8 +283,7 @@ class Answer:
                 prompt.text if isinstance(prompt, TextPrompt) else self._model.decoder.decode(self._prompt_ids)
             )
         if self._request.params.num_prompt_logprobs is not None:
-            first = self._score(self._prompt_ids[0], None)
-            prompt_scores = first, *self._scored(self._prompt_ids[1:], batch.prompt_logprobs)
+            prompt_scores = scored_prompt(self._model.decoder, self._prompt_ids, batch.prompt_logprobs)
         return Started(
             num_prompt_tokens=len(self._prompt_ids),
             num_cached_tokens=batch.num_cached_tokens,
@@ -285,16 +295,6 @@ class Answer:
     def _fingerprint(self) -> str:
         adapter = "" if self._adapter is None else self._adapter.digest
         return "fp_" + hashlib.sha256(f"{self._model.config.fingerprint} {adapter}".encode()).hexdigest()[:16]
-
-    def _scored(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenScore, ...]:
-        return tuple(
-            self._score(token_id, entry.logprob, tuple(self._score(*pair) for pair in entry.top))
-            for token_id, entry in zip(token_ids, logprobs, strict=True)
-        )
-
-    def _score(self, token_id: int, logprob: float | None, top: tuple[TokenScore, ...] = ()) -> TokenScore:
-        raw = self._model.decoder.spelling(token_id)
-        return TokenScore(token_id, raw.decode("utf-8", "replace"), raw, logprob, top)
 
     def _stream_handler(self, shape: AnswerShape) -> StreamHandler:
         screen = None

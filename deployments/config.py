@@ -23,6 +23,7 @@ class ModelConfig:
         fingerprint: digest of the weights and of how they are computed with.
         hidden_size: numbers in a vector of `/v1/embeddings`.
         pooling: "last" or "mean", where a request for vectors does not say.
+        eos_ids: token ids that end an answer.
         tool_format, reasoning_format: name of a format, "none", or None for what the chat template shows.
     """
 
@@ -34,6 +35,7 @@ class ModelConfig:
     hidden_size: int = 0
     pooling: str = "last"
     fingerprint: str = ""
+    eos_ids: tuple[int, ...] = ()
     tool_format: str | None = None
     reasoning_format: str | None = None
     adapters: tuple[AdapterRef, ...] = ()

@@ -28,6 +28,7 @@ from deployments.accounts.spool import Spool
 from deployments.adapter_directory import AdapterDirectory
 from deployments.answer_log import AnswerLog
 from deployments.answering import Answer
+from deployments.beam_source import BeamSources
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.dialect import dialect_of
 from deployments.embedding import Embedding, EmbeddingRequest, Embeddings
@@ -115,6 +116,7 @@ class Gateway:
             self._meter = Meter(accounts, spool, self._name, self._traces)
         self._traced: TraceWriter | None = None
         self._served: dict[str, ServedModel] = {}
+        self._beams = BeamSources()
         self._safety: SafetyPort | None = None
         self._listener: ChannelListener | None = None
 
@@ -188,10 +190,14 @@ class Gateway:
         target = self._target(request.model)
         if request.timeout_s is None:
             request = replace(request, timeout_s=self._config.default_timeout_s)
+        model = self._served[target.model]
+        if request.beams is not None:
+            source = self._beams.source(model.source, request.beams, frozenset(model.config.eos_ids))
+            model = replace(model, source=source)
         with self._log.answer(request, target.model, target.adapter) as recorder:
             answer = Answer(
                 request,
-                self._served[target.model],
+                model,
                 target.adapter,
                 safety=self._config.safety,
                 judge=self._judge,

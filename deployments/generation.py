@@ -127,6 +127,23 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeamShare:
+    """That an answer is one of those that a beam search finds.
+
+    Attributes:
+        group: the answers of one search have the same, and no others.
+        width: sequences that are followed, and found.
+        place: which of those found the answer is, the best being 0.
+        length_penalty: see `deployments.beam_search.BeamSearch`.
+    """
+
+    group: str
+    width: int
+    place: int
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One answer asked for.
 
@@ -138,9 +155,11 @@ class GenerationRequest:
         clips_max_tokens: where the context has less room it is that; else such a request is refused.
         stop: stop strings; the text ends before the first of them.
         bad_words: strings that the answer never has, neither at its front nor after a space.
+        dry_breakers: strings over which no repeat reaches, where `params` ask for DRY; its token ids come of them.
         grammar: what the answer follows, apart from its thoughts and calls; None for anything.
         tool_use: how it may call tools, None where there are none.
         echoes: whether the prompt's text is told too.
+        beams: the search that the answer comes from; None where its tokens are drawn one by one.
         tenant: whose share of the engine it takes; empty for that of the salt.
         salt: prefix-cache isolation.
         priority: lower is served first.
@@ -156,9 +175,11 @@ class GenerationRequest:
     clips_max_tokens: bool = False
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
+    dry_breakers: tuple[str, ...] = ()
     grammar: Grammar | None = None
     tool_use: ToolUse | None = None
     echoes: bool = False
+    beams: BeamShare | None = None
     tenant: str = ""
     salt: str = ""
     priority: int = 0
@@ -184,6 +205,7 @@ class TokenScore(NamedTuple):
         raw: its bytes; those of neighbours joined are those of the text.
         logprob: natural logarithm; None for the first token of a prompt, which follows nothing.
         top: the likeliest tokens at its place, likeliest first.
+        rank: of the token among all at its place, 1 for the likeliest.
     """
 
     token_id: int
@@ -191,6 +213,7 @@ class TokenScore(NamedTuple):
     raw: bytes
     logprob: float | None
     top: tuple[TokenScore, ...] = ()
+    rank: int = 1
 
 
 class EndReason(StrEnum):

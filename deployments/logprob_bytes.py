@@ -2,7 +2,7 @@
 
 All numbers are little-endian; one entry after the other, none of them counted:
 
-    entry     number of top tokens u16 | logprob f32 | (token id i32 | logprob f32) * number
+    entry     number of top tokens u16 | logprob f32 | rank u32 | (token id i32 | logprob f32) * number
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from engine.request import TokenLogprobs
 
-_HEAD = struct.Struct("<Hf")
+_HEAD = struct.Struct("<HfI")
 _PAIR = struct.Struct("<if")
 
 
@@ -24,7 +24,7 @@ def pack_logprobs(entries: Sequence[TokenLogprobs]) -> bytes:
     """
     parts = []
     for entry in entries:
-        parts.append(_HEAD.pack(len(entry.top), entry.logprob))
+        parts.append(_HEAD.pack(len(entry.top), entry.logprob, entry.rank))
         parts.extend(_PAIR.pack(*pair) for pair in entry.top)
     return b"".join(parts)
 
@@ -40,11 +40,11 @@ def unpack_logprobs(packed: bytes) -> tuple[TokenLogprobs, ...]:
     while offset < len(packed):
         if offset + _HEAD.size > len(packed):
             raise ValueError("log-probabilities end within the head of an entry")
-        num_top, logprob = _HEAD.unpack_from(packed, offset)
+        num_top, logprob, rank = _HEAD.unpack_from(packed, offset)
         offset += _HEAD.size
         end = offset + num_top * _PAIR.size
         if end > len(packed):
             raise ValueError("log-probabilities end within an entry")
-        entries.append(TokenLogprobs(logprob, tuple(_PAIR.iter_unpack(packed[offset:end]))))
+        entries.append(TokenLogprobs(logprob, tuple(_PAIR.iter_unpack(packed[offset:end])), rank))
         offset = end
     return tuple(entries)

@@ -30,6 +30,10 @@ class TextDecoder(Protocol):
         """Return the bytes that a token stands for."""
         ...
 
+    def tokens_with(self, text: str) -> tuple[int, ...]:
+        """Return the ids of the tokens whose spelling has this text inside; may take as long as a look at all."""
+        ...
+
     def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
         """Return the token ids of a word at the front of a text, and after a space."""
         ...

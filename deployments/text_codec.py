@@ -7,6 +7,7 @@ knows no Ray.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from deployments.chat_template import ChatTemplate, tool_fields, turn_fields
 from deployments.control_tokens import ControlTokens
 from deployments.generation import ChatPrompt
 from deployments.light_transformers import auto_tokenizer
+from deployments.spelling_index import SpellingIndex
 from deployments.stream.detokenizer import Detokenizer
 from deployments.token_pieces import TokenPieces
 from engine.errors import CheckpointError, RequestError
@@ -49,6 +51,8 @@ class TextCodec:
         self._backend = backend
         self._control_tokens = ControlTokens(backend)
         self._pieces = TokenPieces(backend, self._name)
+        self._spellings: SpellingIndex | None = None
+        self._spellings_lock = threading.Lock()
         sources = self._tokenizer.chat_template or {}
         self._sources: dict[str, str] = sources if isinstance(sources, dict) else {"default": sources}
         self._template = ChatTemplate(
@@ -126,6 +130,14 @@ class TextCodec:
     def spelling(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for inside a text; a special token is its own name."""
         return self._pieces.spelling(token_id)
+
+    def tokens_with(self, text: str) -> tuple[int, ...]:
+        """Return the ids of the tokens whose spelling has this text inside."""
+        with self._spellings_lock:
+            # Made when it is first needed: it reads the whole vocabulary.
+            if self._spellings is None:
+                self._spellings = SpellingIndex(map(self.spelling, range(self.vocab_size)))
+        return self._spellings.containing(text.encode())
 
     def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
         """Return the token ids of a word where a text begins with it, and where a space stands before it."""

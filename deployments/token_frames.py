@@ -107,7 +107,7 @@ def payload_bytes(emission: Emission) -> int:
     """Return about how many bytes an emission occupies in a frame: what buffers are bounded by."""
     num_scored = len(emission.logprobs) + len(emission.prompt_logprobs)
     num_top = sum(len(entry.top) for entry in (*emission.logprobs, *emission.prompt_logprobs)) if num_scored else 0
-    numbers = 4 * len(emission.token_ids) + 6 * num_scored + 8 * num_top
+    numbers = 4 * len(emission.token_ids) + 10 * num_scored + 8 * num_top
     return _EMISSION.size + len(emission.request_id) + numbers + len(emission.error or "")
 
 

@@ -42,10 +42,45 @@ class TokenLogprobs(NamedTuple):
     Attributes:
         logprob: of the token.
         top: (token id, logprob) of the likeliest tokens, likeliest first; equal ones by ascending id.
+        rank: of the token among all, 1 for the likeliest; equal ones have one rank.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryPenalty:
+    """What DRY takes from tokens that would extend a repeat (`engine.sampling.repeats.DryRow`).
+
+    Attributes:
+        multiplier: what a token loses that extends a repeat of `allowed_length` tokens.
+        base: how many times more for each further token of the repeat.
+        last_n: how many of the last tokens are looked at; -1 for all.
+        breakers: sequences of token ids over which no repeat reaches.
+    """
+
+    multiplier: float
+    base: float = 1.75
+    allowed_length: int = 2
+    last_n: int = -1
+    breakers: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LzPenalty:
+    """What the LZ penalty takes from tokens that compress well (`engine.sampling.repeats.LzRow`).
+
+    Attributes:
+        strength: taken for each bit that is saved.
+        buffer: tokens of the output's end that are matched at most.
+        lookback: tokens of the output in which they are looked for, at least one.
+    """
+
+    strength: float
+    buffer: int = 32
+    lookback: int = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +103,8 @@ class SamplingParams:
         repetition_penalty: divides (multiplies) positive (negative) logits of tokens in prompt or output; 1 is none.
         frequency_penalty: subtracted once for each occurrence in the output.
         presence_penalty: subtracted once for each distinct token of the output.
+        dry: what tokens lose that would extend a repeat in prompt or output; None for nothing.
+        lz: what tokens lose that would repeat the output; None for nothing.
         stop_token_ids: drawing one of these ends the request, besides the model's own end-of-sequence ids.
         ignore_eos: the model's own end-of-sequence ids do not end the request.
         logit_bias: (token id, what is added to its logit), before everything else.
@@ -95,6 +132,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    dry: DryPenalty | None = None
+    lz: LzPenalty | None = None
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -106,13 +145,19 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether tokens that were seen weigh on the next one."""
+        """Whether tokens that were seen weigh on the next one, whatever their order."""
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     @property
     def is_followed(self) -> bool:
         """Whether what may come next depends on the tokens so far by more than the model: the host must know them."""
-        return self.grammar is not None or bool(self.bad_words) or self.has_penalties
+        return (
+            self.grammar is not None
+            or bool(self.bad_words)
+            or self.has_penalties
+            or self.dry is not None
+            or self.lz is not None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

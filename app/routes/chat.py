@@ -29,6 +29,15 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
             num_choices=len(answers),
             tells_scores=tells_scores,
             service_tier=tier,
+            num_prompt_logprobs=body.prompt_logprobs,
         )
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
-    return JsonResponse(chat_completion(head, await collect(answers), tells_scores=tells_scores, service_tier=tier))
+    return JsonResponse(
+        chat_completion(
+            head,
+            await collect(answers),
+            tells_scores=tells_scores,
+            service_tier=tier,
+            num_prompt_logprobs=body.prompt_logprobs,
+        )
+    )

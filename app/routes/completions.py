@@ -22,7 +22,10 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
     generations = text_generations(body, context.limits, request_id=context.generation_id(head))
     answers = [context.generate(generation) for generation in generations]
     shape = CompletionShape(
-        num_choices=body.n or 1, tells_scores=body.logprobs is not None, hides_answer=body.max_tokens == 0
+        num_choices=body.n or 1,
+        num_scores=body.logprobs,
+        num_prompt_logprobs=body.prompt_logprobs,
+        hides_answer=body.max_tokens == 0,
     )
     if body.stream:
         frames = CompletionFrames(head, extras=stream_extras(body), shape=shape)

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import FINGERPRINT, ChatFinishReason, ChatLogprobs, SamplingFields, Usage
+from app.schemas.common import (
+    FINGERPRINT,
+    ChatFinishReason,
+    ChatLogprobs,
+    PromptLogprobs,
+    SamplingFields,
+    Usage,
+)
 from app.schemas.structured import ResponseFormat
 from app.schemas.tools import EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -154,19 +161,10 @@ class ChatCompletionRequest(SamplingFields):
     )
 
 
-class _WithoutUnused(WireResponse):
-    """Leaves out the fields that only some answers have."""
+class AssistantMessage(WithoutUnused):
+    """The answer. `content` is null where the input was refused, and where there are only calls."""
 
     UNUSED: ClassVar[tuple[str, ...]] = ("tool_calls", "reasoning_content")
-
-    @model_serializer(mode="wrap")
-    def _leave_out(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        return {name: value for name, value in fields.items() if value is not None or name not in self.UNUSED}
-
-
-class AssistantMessage(_WithoutUnused):
-    """The answer. `content` is null where the input was refused, and where there are only calls."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -185,8 +183,10 @@ class ChatChoice(WireResponse):
     finish_reason: ChatFinishReason
 
 
-class ChatCompletion(WireResponse):
+class ChatCompletion(WithoutUnused):
     """The whole answer."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("prompt_logprobs",)
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -196,6 +196,7 @@ class ChatCompletion(WireResponse):
     usage: Usage
     system_fingerprint: str | None = Field(default=None, description=FINGERPRINT)
     service_tier: str | None = Field(default=None, description="The tier that served, where one was asked for.")
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: where they are asked for.")
 
 
 class ChatDelta(WireResponse):
@@ -228,4 +229,5 @@ class ChatCompletionChunk(WireResponse):
     usage: Usage | None = None
     system_fingerprint: str | None = None
     service_tier: str | None = None
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Of the first chunk, where asked for.")
     obfuscation: str | None = Field(default=None, description="Random characters, where they are asked for.")

@@ -77,6 +77,32 @@ class SamplingFields(WireRequest):
     repetition_penalty: float | None = Field(
         default=None, ge=0.01, le=100, description="Extension: divides positive logits of tokens seen; 1 is none."
     )
+    dry_multiplier: float | None = Field(
+        default=None, ge=0, le=10, description="Extension: what a token loses that extends a repeat; 0 is none."
+    )
+    dry_base: float | None = Field(
+        default=None, ge=1, le=10, description="Extension: how many times more for each token of it; default 1.75."
+    )
+    dry_allowed_length: int | None = Field(
+        default=None, ge=1, le=1024, description="Extension: shorter repeats cost nothing; default 2."
+    )
+    dry_sequence_breakers: list[Annotated[str, Field(min_length=1, max_length=64)]] | None = Field(
+        default=None,
+        max_length=32,
+        description='Extension: no repeat reaches over these strings; default `["\\n", ":", "\\"", "*"]`.',
+    )
+    dry_penalty_last_n: int | None = Field(
+        default=None, ge=-1, le=2**31 - 1, description="Extension: tokens looked back at; -1, the default, is all."
+    )
+    lz_penalty: float | None = Field(
+        default=None, ge=0, le=2, description="Extension: taken for each bit that repeating the token saves; 0 is none."
+    )
+    lz_buffer_size: int | None = Field(
+        default=None, ge=1, le=512, description="Extension: tokens of the end that are matched at most; default 32."
+    )
+    lz_lookback_size: int | None = Field(
+        default=None, ge=1, le=32768, description="Extension: tokens of the answer they are looked for in; default 512."
+    )
     min_tokens: int | None = Field(
         default=None, ge=0, le=2**31 - 1, description="Extension: the answer cannot end before this many tokens."
     )
@@ -89,6 +115,21 @@ class SamplingFields(WireRequest):
     )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         default=None, max_length=64, description="Extension: words that the answer never has."
+    )
+    prompt_logprobs: int | None = Field(
+        default=None,
+        ge=0,
+        le=20,
+        description="Extension: tell the log-probabilities of the prompt's tokens, and of so many likeliest ones.",
+    )
+    use_beam_search: bool | None = Field(
+        default=None, description="Extension: the answers are the `n` best that a search with `n` beams finds."
+    )
+    length_penalty: float | None = Field(
+        default=None,
+        ge=-10,
+        le=10,
+        description="Extension: answers of a search are compared by their log-probability / tokens ^ this; default 1.",
     )
     structured_outputs: StructuredOutputs | None = Field(
         default=None, description="Extension: what the answer has to look like."
@@ -133,6 +174,18 @@ class TokenLogprob(WireResponse):
     token: str
     logprob: float
     bytes: list[int] | None = None
+
+
+class PromptLogprob(WireResponse):
+    """What the model thought of a token at a place of the prompt."""
+
+    logprob: float
+    rank: int = Field(description="Among all tokens at that place, 1 for the likeliest.")
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of the prompt, by token id: itself, then the likeliest; null for the first, which follows nothing."""
 
 
 class ChosenLogprob(TokenLogprob):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.common import FINGERPRINT, SamplingFields, Usage, WireFinishReason
-from app.schemas.wire import WireResponse
+from app.schemas.common import FINGERPRINT, PromptLogprobs, SamplingFields, Usage, WireFinishReason
+from app.schemas.wire import WireResponse, WithoutUnused
 
 _MAX_TOKEN_ID = 2**31 - 1
 _SHAPES = "must be a string, an array of strings, an array of token ids, or an array of arrays of token ids"
@@ -74,13 +74,16 @@ class CompletionLogprobs(WireResponse):
     text_offset: list[int] = Field(description="Characters before each token.")
 
 
-class CompletionChoice(WireResponse):
+class CompletionChoice(WithoutUnused):
     """The continuation of one prompt."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("prompt_logprobs",)
 
     index: int = Field(description="Place of the prompt in the request.")
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: WireFinishReason | None
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: where they are asked for.")
 
 
 class Completion(WireResponse):

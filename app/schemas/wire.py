@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 ASKS_NOTHING: tuple[object, ...] = (None,)
@@ -76,3 +76,14 @@ class WireResponse(BaseModel):
     """A JSON object of ours."""
 
     model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+
+class WithoutUnused(WireResponse):
+    """Leaves out the fields that only some answers have, where they are null."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ()
+
+    @model_serializer(mode="wrap")
+    def _leave_out(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        return {name: value for name, value in fields.items() if value is not None or name not in self.UNUSED}

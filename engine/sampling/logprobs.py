@@ -21,9 +21,10 @@ def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) ->
     logprobs = torch.log_softmax(logits, dim=-1)
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1))
     own: list[float] = chosen.squeeze(1).tolist()
+    ranks: list[int] = ((logprobs > chosen).sum(dim=-1) + 1).tolist()
     if num_top == 0:
-        return [TokenLogprobs(logprob) for logprob in own]
+        return [TokenLogprobs(logprob, rank=rank) for logprob, rank in zip(own, ranks, strict=True)]
     top = select_top_k(logprobs, min(num_top, logits.shape[1]))
     assert top.token_ids is not None
-    rows = zip(own, top.token_ids.tolist(), top.scores.tolist(), strict=True)
-    return [TokenLogprobs(logprob, tuple(zip(ids, scores, strict=True))) for logprob, ids, scores in rows]
+    rows = zip(own, top.token_ids.tolist(), top.scores.tolist(), ranks, strict=True)
+    return [TokenLogprobs(logprob, tuple(zip(ids, scores, strict=True)), rank) for logprob, ids, scores, rank in rows]

@@ -4,7 +4,7 @@ The order, which is that of transformers:
 
        log-probabilities      told of the logits as they came
     1. bias and masks         logit_bias, allowed ids, bad words, grammar
-       penalties              repetition (prompt and output), then frequency and presence (output)
+       penalties              repetition (prompt and output), then frequency and presence (output), DRY, LZ
     2. min_tokens             end-of-sequence and stop ids masked
        temperature 0:         argmax, and nothing below
     3. temperature
@@ -29,6 +29,7 @@ from engine.sampling.edits import LogitEdits
 from engine.sampling.logits import Candidates, Penalties, keep_min_p, keep_top_p, penalize, scale, select_top_k
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.random import draw_keys, uniforms
+from engine.sampling.repeats import RepeatPenalties
 from engine.sampling.truncation import exclude_top_choices, keep_epsilon, keep_eta, keep_top_n_sigma, keep_typical
 from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_of_all, race
 
@@ -95,6 +96,7 @@ class _RowState:
     has_penalties: bool
     edits: LogitEdits | None
     follower: GrammarFollower | None
+    repeats: RepeatPenalties | None
 
 
 class Sampler:
@@ -141,6 +143,7 @@ class Sampler:
             has_penalties=has_penalties,
             edits=LogitEdits.of(params, self._vocab_size, output_ids, self._device),
             follower=follower,
+            repeats=RepeatPenalties.of(request, self._vocab_size, output_ids),
         )
         if has_penalties:
             in_prompt, output_counts = self._penalty_tables()
@@ -174,6 +177,9 @@ class Sampler:
             if state.follower is not None:
                 state.follower.mask(logits[line])
         self._penalize(logits, rows, states)
+        for line, state in enumerate(states):
+            if state.repeats is not None:
+                state.repeats.apply(logits[line])
         self._mask_stops(logits, states, positions)
         params = [state.params for state in states]
         choose = _likeliest if self._choose is None else self._choose
@@ -245,6 +251,8 @@ class Sampler:
                 state.edits.note(token_id)
             if state.follower is not None and token_id >= 0:
                 state.follower.note(token_id)
+            if state.repeats is not None and token_id >= 0:
+                state.repeats.note(token_id)
         drawn = [
             (row, token_id)
             for row, state, token_id in zip(rows, states, token_ids, strict=True)

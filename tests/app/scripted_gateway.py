@@ -194,8 +194,9 @@ class ScriptedGateway:
     def _score(self, text: str, request: GenerationRequest) -> TokenScore:
         # Later answers to a prompt are likelier.
         logprob = self.shifts_logprob_by - 10.0 + int(request.request_id.rpartition("-")[2])
-        top = tuple(TokenScore(5, f"x{i}", b"x", -0.5 - i) for i in range(request.params.num_logprobs or 0))
-        return TokenScore(len(text), text, text.encode(), logprob, top)
+        count = max(request.params.num_logprobs or 0, request.params.num_prompt_logprobs or 0)
+        top = tuple(TokenScore(5 + i, f"x{i}", b"x", -0.5 - i, rank=1 + i) for i in range(count))
+        return TokenScore(len(text), text, text.encode(), logprob, top, rank=9)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         self.embedded.append(request)

@@ -10,7 +10,7 @@ from app.settings import LimitSettings
 from app.translate import chat_generations, random_seed, text_generations
 from deployments.generation import GenerationRequest
 from engine.errors import RequestError
-from engine.request import SamplingParams
+from engine.request import DryPenalty, LzPenalty, SamplingParams
 
 LIMITS = LimitSettings()
 
@@ -48,6 +48,23 @@ def test_every_field_arrives() -> None:
     )  # fmt: skip
     assert (generation.max_tokens, generation.stop) == (9, ("a", "b"))
     assert (generation.priority, generation.salt) == (-3, "s")
+
+
+def test_penalties_of_repeats_arrive_with_their_defaults() -> None:
+    assert translate(dry_base=3, lz_buffer_size=5).params == translate().params
+    assert translate(dry_multiplier=0.8, dry_penalty_last_n=0).params.dry is None
+    generation = translate(dry_multiplier=0.8, lz_penalty=0.1)
+    assert generation.params.dry == DryPenalty(multiplier=0.8, base=1.75, allowed_length=2, last_n=-1)
+    assert generation.params.lz == LzPenalty(strength=0.1, buffer=32, lookback=512)
+    assert generation.dry_breakers == ("\n", ":", '"', "*")
+    generation = translate(
+        dry_multiplier=0.8, dry_base=3, dry_allowed_length=5, dry_penalty_last_n=9, dry_sequence_breakers=["x", "x"],
+        lz_penalty=0.1, lz_buffer_size=4, lz_lookback_size=6,
+    )  # fmt: skip
+    assert generation.params.dry == DryPenalty(multiplier=0.8, base=3.0, allowed_length=5, last_n=9)
+    assert generation.params.lz == LzPenalty(strength=0.1, buffer=4, lookback=6)
+    assert generation.dry_breakers == ("x",)
+    assert translate(dry_multiplier=0.8, dry_sequence_breakers=[]).dry_breakers == ()
 
 
 def test_top_k_of_minus_one_keeps_all() -> None:

@@ -25,6 +25,7 @@ from deployments.generation import (
 from deployments.generation_calls import unpack_ids
 from deployments.handles import reached
 from engine.errors import OverloadError, RequestError
+from engine.request import DryPenalty, LzPenalty
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import Judge, ask, events_of, text_of
 from tests.deployments.tiny_models import CONTEXT
@@ -62,7 +63,9 @@ async def test_a_dead_replica_s_stream_goes_on_elsewhere_as_if_nothing_had_been(
     gateway: OpenGateway, serving: Serving
 ) -> None:
     opened = await gateway()
-    request = ask(max_tokens=120, params={"temperature": 1.0, "seed": 7})
+    dry, lz = DryPenalty(multiplier=0.5, allowed_length=1), LzPenalty(strength=0.1)
+    params = {"temperature": 1.0, "seed": 7, "dry": dry, "lz": lz}
+    request = ask(max_tokens=120, params=params, dry_breakers=("\n", ":"))
     expected = text_of(await events_of(opened, request))
     serving.replicas.calls.clear()
     serving.replicas.engine.hold_after_steps = 130
@@ -77,6 +80,9 @@ async def test_a_dead_replica_s_stream_goes_on_elsewhere_as_if_nothing_had_been(
     assert events[-1].num_completion_tokens == 120
     first, second = serving.replicas.calls
     assert unpack_ids(second.prior_output_ids)
+    assert first.params == second.params
+    assert first.params.dry is not None
+    assert first.params.dry.breakers
     assert first.request_id != second.request_id
 
 

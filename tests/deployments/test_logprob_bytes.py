@@ -12,7 +12,12 @@ from engine.request import TokenLogprobs
 
 LOGPROBS = st.floats(width=32, allow_nan=False, max_value=0)
 ENTRIES = st.lists(
-    st.builds(TokenLogprobs, LOGPROBS, st.lists(st.tuples(st.integers(0, 2**31 - 1), LOGPROBS), max_size=5).map(tuple)),
+    st.builds(
+        TokenLogprobs,
+        LOGPROBS,
+        st.lists(st.tuples(st.integers(0, 2**31 - 1), LOGPROBS), max_size=5).map(tuple),
+        st.integers(1, 2**31),
+    ),
     max_size=6,
 )
 

@@ -118,6 +118,6 @@ def test_log_probabilities_travel_with_their_tokens() -> None:
 def test_log_probabilities_that_end_too_early_are_refused() -> None:
     frame = bytearray(encode_frame([emission(logprobs=(TokenLogprobs(-0.5, ((7, -0.5),)),))])[4:])
     # One more likeliest token than there are bytes for.
-    frame[-14] += 1
+    frame[-18] += 1
     with pytest.raises(FrameError, match="end within an entry"):
         decode_body(bytes(frame))

@@ -13,6 +13,8 @@ def test_each_row_tells_its_token_and_the_likeliest_by_ascending_id() -> None:
     assert first.logprob == pytest.approx(float(expected[0, 3]))
     assert [token_id for token_id, _ in first.top] == [1, 2]
     assert second.top[0] == (0, pytest.approx(second.logprob))
+    assert (first.rank, second.rank) == (4, 1)
+    assert [entry.rank for entry in logprobs_of(logits, [2, 1], 0)] == [1, 2]
 
 
 def test_none_of_the_likeliest_and_more_than_there_are() -> None:

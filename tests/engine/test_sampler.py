@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.request import Request, RequestId, SamplingParams
+from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingParams
 from engine.sampling.sampler import Sampler, SampleResult
 from tests.oracles import naive_sampler
 
@@ -16,7 +16,7 @@ VOCAB = 50
 EOS = (3,)
 
 
-def make_params(**changes: float | int | tuple[int, ...]) -> SamplingParams:
+def make_params(**changes: float | int | tuple[int, ...] | DryPenalty | LzPenalty) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 100, **changes})  # type: ignore[arg-type]
 
 
@@ -51,6 +51,8 @@ PARAMS = st.builds(
     repetition_penalty=st.sampled_from([1.0, 1.0, 1.4]),
     frequency_penalty=st.sampled_from([0.0, 0.0, 0.7]),
     presence_penalty=st.sampled_from([0.0, 0.0, -1.1]),
+    dry=st.sampled_from([None, None, DryPenalty(multiplier=1.1, allowed_length=1, breakers=((7,),))]),
+    lz=st.sampled_from([None, None, LzPenalty(strength=0.3, lookback=4)]),
     min_tokens=st.sampled_from([0, 0, 2, 9]),
     stop_token_ids=st.sampled_from([(), (7, 11), (10_000,)]),
 )
@@ -141,7 +143,11 @@ def test_consecutive_positions_of_one_seed_are_independent_draws() -> None:
 
 
 def test_a_resumed_generation_goes_on_as_the_unbroken_one() -> None:
-    params = make_params(seed=9, temperature=0.8, top_p=0.95, repetition_penalty=1.2, presence_penalty=0.4)
+    params = make_params(
+        seed=9, temperature=0.8, top_p=0.95, repetition_penalty=1.2, presence_penalty=0.4,
+        dry=DryPenalty(multiplier=0.9, allowed_length=1, breakers=((3,), (8, 9))),
+        lz=LzPenalty(strength=0.5, lookback=4),
+    )  # fmt: skip
 
     def continue_from(output: list[int], steps: int) -> list[int]:
         sampler = Sampler(4, VOCAB, CPU, EOS)

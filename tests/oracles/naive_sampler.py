@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from engine.request import SamplingParams
+from tests.oracles import naive_repeats
 
 WORD = 0xFFFFFFFF
 
@@ -36,6 +37,12 @@ def edited(
         values[token] = values[token] / factor if values[token] > 0 else values[token] * factor
     for token in set(output):
         values[token] -= params.frequency_penalty * list(output).count(token) + params.presence_penalty
+    if params.dry is not None:
+        for token, loss in naive_repeats.dry(params.dry, [*prompt, *output]).items():
+            values[token] -= loss
+    if params.lz is not None:
+        for token, loss in naive_repeats.lz(params.lz, output, len(logits)).items():
+            values[token] -= loss
     if len(output) < params.min_tokens:
         for token in stops:
             values[token] = -math.inf

@@ -42,6 +42,7 @@ def check(checkpoint: Checkpoint, prompt: tuple[int, ...], emissions: list[Emiss
 
 def check_one(expected: torch.Tensor, token_id: int, entry: TokenLogprobs) -> None:
     assert entry.logprob == pytest.approx(float(expected[token_id]), abs=2e-3)
+    assert (expected > entry.logprob + 4e-3).sum() < entry.rank <= (expected >= entry.logprob - 4e-3).sum()
     likeliest = expected.topk(NUM_TOP)
     assert [logprob for _, logprob in entry.top] == pytest.approx(likeliest.values.tolist(), abs=2e-3)
     assert all(float(expected[other]) == pytest.approx(logprob, abs=2e-3) for other, logprob in entry.top)

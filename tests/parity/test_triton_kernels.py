@@ -15,7 +15,7 @@ from engine import build
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.gpu.build import gpu_parts
-from engine.request import Request, SamplingParams
+from engine.request import DryPenalty, LzPenalty, Request, SamplingParams
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.paged_attention import launch as attention_launch
 from tests.engine.gpu.host_runtime import HostRuntime
@@ -82,7 +82,10 @@ def test_adapters_and_draws_are_those_of_the_cpu(
     prompts = random_prompts(6, longest=20)
     digests = [first, second, None, first, None, second]
     drawn = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, seed=11, ignore_eos=True)
-    sorted_too = replace(drawn, top_k=20, top_p=0.9, repetition_penalty=1.2)
+    sorted_too = replace(
+        drawn, top_k=20, top_p=0.9, repetition_penalty=1.2, dry=DryPenalty(multiplier=2.0, allowed_length=1),
+        lz=LzPenalty(strength=0.5),
+    )  # fmt: skip
 
     def requests() -> list[Request]:
         plain = [

@@ -187,3 +187,16 @@ async def test_a_deadline_that_is_none_is_refused(client: httpx.AsyncClient, giv
     body = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
     response = await client.post("/v1/chat/completions", json=body, headers={"x-request-timeout": given})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout")
+
+
+async def test_a_prompt_s_scores_are_told_once(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    expected = [None, {"2": {"logprob": -10.0, "rank": 9, "decoded_token": ": "}}]
+    asked = GOOD | {"prompt_logprobs": 0, "n": 2}
+    answer = (await client.post(PATH, json=asked)).json()
+    assert answer["prompt_logprobs"] == expected
+    assert [request.params.num_prompt_logprobs for request in gateway.requests] == [0, None]
+    chunks = events((await client.post(PATH, json=asked | {"stream": True})).text)[:-1]
+    assert [chunk["prompt_logprobs"] for chunk in chunks if "prompt_logprobs" in chunk] == [expected]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    del asked["prompt_logprobs"]
+    assert "prompt_logprobs" not in (await client.post(PATH, json=asked)).json()

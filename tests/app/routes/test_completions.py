@@ -56,3 +56,36 @@ async def test_one_failed_choice_ends_all(client: httpx.AsyncClient, gateway: Sc
     response = await client.post(PATH, json={"model": "base", "prompt": ["a", "b"]})
     assert response.status_code == 500
     assert gateway.num_open == 0
+
+
+PROMPT_LOGPROBS = [
+    None,
+    {
+        "2": {"logprob": -10.0, "rank": 9, "decoded_token": ": "},
+        "5": {"logprob": -0.5, "rank": 1, "decoded_token": "x0"},
+    },
+]
+
+
+async def test_a_prompt_s_scores_stand_beside_the_text(client: httpx.AsyncClient) -> None:
+    asked = {"model": "base", "prompt": "Hi", "prompt_logprobs": 1, "logprobs": 0}
+    (choice,) = (await client.post(PATH, json=asked)).json()["choices"]
+    assert choice["prompt_logprobs"] == PROMPT_LOGPROBS
+    assert choice["logprobs"]["tokens"] == ["Hel", "lo", " 🙂"]
+    chunks = events((await client.post(PATH, json=asked | {"stream": True})).text)
+    first, *others = [chunk["choices"][0] for chunk in chunks[:-1]]
+    assert (first["text"], first["prompt_logprobs"], first["logprobs"]["tokens"]) == ("", PROMPT_LOGPROBS, [])
+    assert all("prompt_logprobs" not in choice for choice in others)
+    assert others[0]["logprobs"]["text_offset"] == [0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_echo_and_the_prompt_s_scores_have_each_as_many_as_was_asked(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, stream: bool
+) -> None:
+    asked = {"model": "base", "prompt": "Hi", "prompt_logprobs": 1, "logprobs": 2, "echo": True, "stream": stream}
+    response = await client.post(PATH, json=asked)
+    assert gateway.requests[0].params.num_prompt_logprobs == 2
+    choice = (events(response.text)[0] if stream else response.json())["choices"][0]
+    assert choice["prompt_logprobs"] == PROMPT_LOGPROBS
+    assert choice["logprobs"]["top_logprobs"][:2] == [None, {"x0": -0.5, "x1": -1.5, ": ": -10.0}]

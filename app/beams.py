@@ -1,0 +1,83 @@
+"""Which requests can be answered by a beam search, and the share of it that each answer is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
+
+from deployments.generation import BeamShare, GenerationRequest
+from engine.errors import RequestError
+from engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from app.schemas.common import SamplingFields
+
+MAX_BEAMS = 16
+_FREE = ("max_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "num_logprobs")
+"""Those parameters that a search heeds, and those that draw nothing from it whatever they are."""
+_WIRE_NAMES = {
+    "dry": "dry_multiplier",
+    "lz": "lz_penalty",
+    "num_prompt_logprobs": "prompt_logprobs",
+}
+_PLAIN = SamplingParams(max_tokens=1)
+
+
+def with_beams(
+    body: SamplingFields, generations: Sequence[GenerationRequest], num_answers: int
+) -> tuple[GenerationRequest, ...]:
+    """Return the requests, those to one prompt (`num_answers`, side by side) sharing a search where that is asked for.
+
+    Raises:
+        RequestError: the search cannot be combined with something else that is asked for.
+    """
+    if not body.use_beam_search:
+        if body.length_penalty is not None:
+            raise RequestError("'length_penalty' needs 'use_beam_search' to be true.", field="length_penalty")
+        return tuple(generations)
+    if body.stream:
+        raise RequestError("A beam search cannot be streamed: nothing is certain before its end.", field="stream")
+    if num_answers > MAX_BEAMS:
+        raise RequestError(f"'n' is {num_answers}; a beam search has at most {MAX_BEAMS} beams.", field="n")
+    if getattr(body, "best_of", None) not in (None, body.n or 1):
+        raise _conflict("best_of")
+    for generation in generations:
+        _check(generation)
+    length_penalty = 1.0 if body.length_penalty is None else body.length_penalty
+    return tuple(
+        replace(
+            generation,
+            beams=BeamShare(
+                group=generations[index - index % num_answers].request_id,
+                width=num_answers,
+                place=index % num_answers,
+                length_penalty=length_penalty,
+            ),
+        )
+        for index, generation in enumerate(generations)
+    )
+
+
+def _check(generation: GenerationRequest) -> None:
+    if generation.grammar is not None:
+        raise _conflict(generation.grammar.field)
+    asked = {
+        "stop": bool(generation.stop),
+        "bad_words": bool(generation.bad_words),
+        "tools": generation.tool_use is not None,
+        "echo": generation.echoes,
+    }
+    for field, is_asked in asked.items():
+        if is_asked:
+            raise _conflict(field)
+    for parameter in fields(SamplingParams):
+        name = parameter.name
+        if name not in _FREE and getattr(generation.params, name) != getattr(_PLAIN, name):
+            raise _conflict(_WIRE_NAMES.get(name, name))
+    if generation.params.temperature not in (0, 1):
+        raise _conflict("temperature")
+
+
+def _conflict(field: str) -> RequestError:
+    return RequestError(f"'{field}' cannot be used together with 'use_beam_search'.", field=field)

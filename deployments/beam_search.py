@@ -1,0 +1,93 @@
+"""Beam search over sequences of tokens: which ones to expand, and which are found. Pure: knows no replicas, no text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from itertools import chain
+
+from engine.request import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """A sequence and the logarithm of its probability; what the model thought of its tokens stands beside them."""
+
+    token_ids: tuple[int, ...] = ()
+    logprob: float = 0.0
+    scores: tuple[TokenLogprobs, ...] = ()
+
+    def grown(self, expansion: TokenLogprobs, num_top: int) -> list[Beam]:
+        """Return what it becomes with each of the likeliest tokens of its next place, `num_top` of which it keeps."""
+        kept = expansion.top[:num_top]
+        return [
+            Beam(
+                (*self.token_ids, token_id),
+                self.logprob + logprob,
+                (*self.scores, TokenLogprobs(logprob, kept, rank)),
+            )
+            for rank, (token_id, logprob) in enumerate(expansion.top, 1)
+        ]
+
+
+class BeamSearch:
+    """A search for the `width` best continuations of one prompt, of at most `max_tokens` tokens.
+
+    A continuation that ends scores its log-probability / its number of tokens ^ `length_penalty`. The search is over
+    where `width` are found that the best of the open ones, were it to end now, does not surpass; where there are open
+    ones at the last place, they end there. Source: the search of transformers' `generate` with `early_stopping` false,
+    after Graves, 2012, "Sequence transduction with recurrent neural networks", section 2.5.
+
+    Args:
+        ends: token ids that end a continuation.
+        num_top: how many of the likeliest tokens are kept for each place of a continuation.
+    """
+
+    def __init__(
+        self, width: int, *, max_tokens: int, length_penalty: float, ends: frozenset[int], num_top: int = 0
+    ) -> None:
+        self._width = width
+        self._max_tokens = max_tokens
+        self._length_penalty = length_penalty
+        self._ends = ends
+        self._num_top = num_top
+        self._open = [Beam()]
+        self._found: list[Beam] = []
+
+    @property
+    def open(self) -> Sequence[Beam]:
+        """Those to expand, likeliest first; none where the search is over."""
+        return self._open
+
+    @property
+    def found(self) -> Sequence[Beam]:
+        """The best that have ended so far, best first."""
+        return self._found
+
+    @property
+    def num_expansions(self) -> int:
+        """How many of the likeliest tokens an expansion has to tell: enough that `width` go on if all ends come."""
+        return max(2, 1 + len(self._ends)) * self._width
+
+    def advance(self, expansions: Sequence[TokenLogprobs]) -> None:
+        """Go on with the likeliest tokens of the next place, one expansion for each of `open`."""
+        grown = chain.from_iterable(
+            beam.grown(expansion, self._num_top) for beam, expansion in zip(self._open, expansions, strict=True)
+        )
+        likeliest = nlargest(self.num_expansions, grown, key=lambda beam: beam.logprob)
+        ended = [beam for beam in likeliest[: self._width] if self._has_ended(beam)]
+        self._found = nlargest(self._width, [*self._found, *ended], key=self._score)
+        self._open = [beam for beam in likeliest if not self._has_ended(beam)][: self._width]
+        if len(self._found) == self._width and not self._can_improve():
+            self._open = []
+
+    def _can_improve(self) -> bool:
+        return bool(self._open) and self._score(self._open[0]) > self._score(self._found[-1])
+
+    def _has_ended(self, beam: Beam) -> bool:
+        return beam.token_ids[-1] in self._ends or len(beam.token_ids) == self._max_tokens
+
+    def _score(self, beam: Beam) -> float:
+        return beam.logprob / math.pow(len(beam.token_ids), self._length_penalty)

@@ -1,0 +1,56 @@
+"""Log-probabilities of tokens with the tokens as text, and how many of a prompt's may be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deployments.generation import GenerationRequest, TokenScore
+from deployments.served_model import TextDecoder
+from engine.errors import RequestError
+from engine.request import TokenLogprobs
+
+MAX_PROMPT_SCORES = 262_144
+"""Some tens of megabytes of text, all of them told at once."""
+
+
+def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:
+    """Do nothing where the log-probabilities that are asked of a prompt are not too many.
+
+    Raises:
+        RequestError: they are.
+    """
+    num_top = request.params.num_prompt_logprobs
+    if num_top is None or (num_top + 1) * num_prompt_tokens <= MAX_PROMPT_SCORES:
+        return
+    field = "logprobs" if request.echoes else "prompt_logprobs"
+    raise RequestError(
+        f"'{field}' asks for {num_top + 1} log-probabilities of each of the prompt's {num_prompt_tokens} tokens; "
+        f"at most {MAX_PROMPT_SCORES} are told of one prompt.",
+        field=field,
+    )
+
+
+def scored(decoder: TextDecoder, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenScore, ...]:
+    """Return the scores of tokens, one for each."""
+    return tuple(
+        _score(decoder, token_id, entry.logprob)._replace(
+            top=tuple(
+                _score(decoder, other, logprob)._replace(rank=place)
+                for place, (other, logprob) in enumerate(entry.top, 1)
+            ),
+            rank=entry.rank,
+        )
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
+    )
+
+
+def scored_prompt(
+    decoder: TextDecoder, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> tuple[TokenScore, ...]:
+    """Return the scores of a prompt's tokens; the first has none, for it follows nothing."""
+    return _score(decoder, token_ids[0], None), *scored(decoder, token_ids[1:], logprobs)
+
+
+def _score(decoder: TextDecoder, token_id: int, logprob: float | None) -> TokenScore:
+    raw = decoder.spelling(token_id)
+    return TokenScore(token_id, raw.decode("utf-8", "replace"), raw, logprob)
