@@ -27,13 +27,22 @@ from app.admin import ADMIN_KEY_VARIABLE
 from app.api import create_app
 from app.checkpoint_source import local_folder
 from app.fingerprint import model_fingerprint
-from app.settings import AccountSettings, ModelSettings, RegistrySettings, SafetySettings, Settings, TracingSettings
+from app.settings import (
+    AccountSettings,
+    BatchSettings,
+    ModelSettings,
+    RegistrySettings,
+    SafetySettings,
+    Settings,
+    TracingSettings,
+)
 from app.tenants import KeyRing, Tenant, key_digest
 from deployments.accounts.values import TenantLimits
 from deployments.adapter_registry import GATEWAY, Registry
 from deployments.config import (
     AccountsConfig,
     AdapterBase,
+    BatchesConfig,
     ChannelConfig,
     GatewayConfig,
     ModelConfig,
@@ -82,6 +91,7 @@ def build(settings: Settings) -> serve.Application:
         moderation_model=None if settings.safety is None else settings.safety.name,
         admin_key_sha256=_admin_key(settings),
         key_ring=key_ring(settings),
+        batch_settings=settings.batches,
     )
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
         name=GATEWAY,
@@ -92,7 +102,8 @@ def build(settings: Settings) -> serve.Application:
     )
     registry = None if settings.registry is None else _registry(settings, settings.registry, config.models)
     accounts = None if config.accounts is None else _accounts(config.accounts)
-    bound: serve.Application = gateway.bind(config, app, models, tokenizer, safety, registry, accounts)
+    batches = None if settings.batches is None else _batches(settings, settings.batches)
+    bound: serve.Application = gateway.bind(config, app, models, tokenizer, safety, registry, accounts, batches)
     return bound
 
 
@@ -125,6 +136,17 @@ def accounts_config(accounts: AccountSettings) -> AccountsConfig:
         database_url=accounts.database_url or f"sqlite:///{os.path.join(os.path.dirname(spool), 'accounts.sqlite')}",
         limits_url=accounts.limits_url,
         spool_folder=spool,
+    )
+
+
+def batches_config(settings: Settings, batches: BatchSettings) -> BatchesConfig:
+    """Return what the actor that runs batches is told; its folder is absolute."""
+    return BatchesConfig(
+        folder=os.path.abspath(batches.folder),
+        gateway=GATEWAY,
+        # A line is a request and its name; over the bound of a body the gateway refuses it by itself.
+        max_line_bytes=2 * settings.limits.max_body_bytes,
+        **batches.model_dump(exclude={"folder", "max_file_bytes"}),
     )
 
 
@@ -294,6 +316,13 @@ def _accounts(config: AccountsConfig) -> serve.Application:
     from deployments.accounts.actor import Accounts
 
     return _the_only("Accounts", Accounts, config, max_ongoing_requests=_GATEWAY_REQUESTS)
+
+
+def _batches(settings: Settings, batches: BatchSettings) -> serve.Application:
+    from deployments.batches.actor import Batches
+
+    config = batches_config(settings, batches)
+    return _the_only("Batches", Batches, config, max_ongoing_requests=_GATEWAY_REQUESTS)
 
 
 def _the_only(name: str, actor: type, config: object, **options: Any) -> serve.Application:
