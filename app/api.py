@@ -18,9 +18,11 @@ from app.openapi import document
 from app.routes import (
     accounts,
     adapters,
+    batches,
     chat,
     completions,
     embeddings,
+    files,
     health,
     messages,
     models,
@@ -31,14 +33,14 @@ from app.routes import (
     responses,
     tokens,
 )
-from app.settings import LimitSettings
+from app.settings import BatchSettings, LimitSettings
 from app.tenants import KeyRing
 
 __all__ = ["GatewayPort", "create_app"]
 
 _RESOURCES = (
     chat, completions, responses, messages, embeddings, rerank, models, moderations, tokens, adapters, accounts,
-    requests, health, page,
+    files, batches, requests, health, page,
 )  # fmt: skip
 _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters."
 
@@ -51,6 +53,7 @@ def create_app(
     admin_key_sha256: str | None = None,
     key_ring: KeyRing | None = None,
     host_rule: HostRule | None = None,
+    batch_settings: BatchSettings | None = None,
     sends_request_id: bool = False,
 ) -> FastAPI:
     """Build the application that answers for `gateway`.
@@ -62,6 +65,7 @@ def create_app(
         admin_key_sha256: of the key that admin routes need; None where nobody may use them.
         key_ring: whose each API key is; None where no key is needed.
         host_rule: which names the server answers to; None: to any.
+        batch_settings: bounds on files; None takes the defaults.
         sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
             would reach clients as "id, id".
     """
@@ -71,11 +75,13 @@ def create_app(
     app.state.moderation_model = moderation_model
     app.state.admin_key_sha256 = admin_key_sha256
     app.state.key_ring = key_ring or KeyRing()
+    app.state.max_file_bytes = (batch_settings or BatchSettings()).max_file_bytes
+    app.state.paths = {getattr(route, "path", "") for resource in _RESOURCES for route in resource.router.routes}
     for resource in _RESOURCES:
         app.include_router(resource.router)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)
     app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes)
+    app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
     app.add_middleware(HostCheck, rule=host_rule or HostRule())
     app.add_middleware(Border, sends_request_id=sends_request_id)  # the last one added is the outermost
     app.openapi = partial(document, app)  # type: ignore[method-assign]

@@ -31,6 +31,7 @@ from app.fingerprint import model_fingerprint
 from app.hosts import HostRule
 from app.settings import (
     AccountSettings,
+    BatchSettings,
     ModelSettings,
     RegistrySettings,
     RerankerSettings,
@@ -44,6 +45,7 @@ from deployments.adapter_registry import GATEWAY, Registry
 from deployments.config import (
     AccountsConfig,
     AdapterBase,
+    BatchesConfig,
     ChannelConfig,
     GatewayConfig,
     ModelConfig,
@@ -97,6 +99,7 @@ def build(settings: Settings) -> serve.Application:
         admin_key_sha256=_admin_key(settings),
         key_ring=key_ring(settings),
         host_rule=HostRule.of(settings.allowed_hosts, is_open=not settings.tenants and not settings.allow_anonymous),
+        batch_settings=settings.batches,
     )
     gateway = serve.deployment(serve.ingress()(Gateway)).options(
         name=GATEWAY,
@@ -107,8 +110,9 @@ def build(settings: Settings) -> serve.Application:
     )
     registry = None if settings.registry is None else _registry(settings, settings.registry, config.models)
     accounts = None if config.accounts is None else _accounts(config.accounts)
+    batches = None if settings.batches is None else _batches(settings, settings.batches)
     bound: serve.Application = gateway.bind(
-        config, app, models, tokenizer, safety, registry, accounts, rerankers=rerankers
+        config, app, models, tokenizer, safety, registry, accounts, batches, rerankers=rerankers
     )
     return bound
 
@@ -142,6 +146,17 @@ def accounts_config(accounts: AccountSettings) -> AccountsConfig:
         database_url=accounts.database_url or f"sqlite:///{os.path.join(os.path.dirname(spool), 'accounts.sqlite')}",
         limits_url=accounts.limits_url,
         spool_folder=spool,
+    )
+
+
+def batches_config(settings: Settings, batches: BatchSettings) -> BatchesConfig:
+    """Return what the actor that runs batches is told; its folder is absolute."""
+    return BatchesConfig(
+        folder=os.path.abspath(batches.folder),
+        gateway=GATEWAY,
+        # A line is a request and its name; over the bound of a body the gateway refuses it by itself.
+        max_line_bytes=2 * settings.limits.max_body_bytes,
+        **batches.model_dump(exclude={"folder", "max_file_bytes"}),
     )
 
 
@@ -346,6 +361,13 @@ def _accounts(config: AccountsConfig) -> serve.Application:
     from deployments.accounts.actor import Accounts
 
     return _the_only("Accounts", Accounts, config, max_ongoing_requests=_GATEWAY_REQUESTS)
+
+
+def _batches(settings: Settings, batches: BatchSettings) -> serve.Application:
+    from deployments.batches.actor import Batches
+
+    config = batches_config(settings, batches)
+    return _the_only("Batches", Batches, config, max_ongoing_requests=_GATEWAY_REQUESTS)
 
 
 def _the_only(name: str, actor: type, config: object, **options: Any) -> serve.Application:

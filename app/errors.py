@@ -15,7 +15,13 @@ MAX_RETRY_AFTER_S = 120
 """The OpenAI SDK gives up where it is asked to wait longer."""
 
 _MAX_MESSAGE_CHARS = 1000
-_STATUS_BY_CODE = {"model_not_found": 404}
+_STATUS_BY_CODE = {
+    "model_not_found": 404,
+    "file_not_found": 404,
+    "batch_not_found": 404,
+    "storage_full": 413,
+    "batch_limit_exceeded": 429,
+}
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
 _FILE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.~+-]+/)+[\w.~+-]*")
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
 from adapters.catalogue import AdapterEntry
@@ -19,6 +19,7 @@ from deployments.accounts.values import (
     UsageTotal,
 )
 from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
+from deployments.batches.values import Batch, NewBatch, NewFile, Page, PageQuestion, StoredFile
 from deployments.embedding import EmbeddingRequest, Embeddings
 from deployments.generation import (
     ChatPrompt,
@@ -91,6 +92,46 @@ class MeterPort(Protocol):
         ...
 
 
+class BatchPort(Protocol):
+    """Files and batches of tenants. Errors of its methods: `RequestError`, `OverloadError`."""
+
+    async def add_file(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+        """Keep a content, which comes in parts, as a tenant's file."""
+        ...
+
+    async def file(self, tenant: str, file_id: str) -> StoredFile:
+        """Return a file of a tenant."""
+        ...
+
+    async def list_files(self, tenant: str, question: PageQuestion) -> Page[StoredFile]:
+        """Return a page of a tenant's files."""
+        ...
+
+    def content(self, tenant: str, file_id: str) -> AsyncGenerator[bytes, None]:
+        """Yield a file's content in parts."""
+        ...
+
+    async def delete_file(self, tenant: str, file_id: str) -> None:
+        """Delete a file of a tenant."""
+        ...
+
+    async def create(self, new: NewBatch) -> Batch:
+        """Keep a batch, and begin to run it."""
+        ...
+
+    async def batch(self, tenant: str, batch_id: str) -> Batch:
+        """Return a batch of a tenant as it stands."""
+        ...
+
+    async def list_batches(self, tenant: str, question: PageQuestion) -> Page[Batch]:
+        """Return a page of a tenant's batches as they stand."""
+        ...
+
+    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+        """Give up a batch; what was answered stays in its output file."""
+        ...
+
+
 class GatewayPort(Protocol):
     """The serving side of the border.
 
@@ -128,6 +169,11 @@ class GatewayPort(Protocol):
     @property
     def meter(self) -> MeterPort | None:
         """What counts what tenants use; None where nothing does."""
+        ...
+
+    @property
+    def batches(self) -> BatchPort | None:
+        """Files and batches; None where there are none."""
         ...
 
     @property

@@ -12,6 +12,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -89,15 +90,19 @@ class RequestBody:
     """Reads the whole body within a bound, then watches for the client to go away and cancels its work.
 
     Servers differ in whether they cancel a handler at a disconnect; here it is always done, streaming or not.
+
+    Args:
+        streamed: method and path of routes that read and bound their bodies themselves.
     """
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, streamed: Collection[tuple[str, str]] = ()) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._streamed = streamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or (scope.get("method"), scope.get("path")) in self._streamed:
             await self._app(scope, receive, send)
             return
         body = await self._read(scope, receive)

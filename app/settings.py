@@ -268,6 +268,21 @@ class AccountSettings(SettingsNode):
     )
 
 
+class BatchSettings(SettingsNode):
+    """Files and batches; the actor `Batches` has them and runs them behind all other requests."""
+
+    folder: FolderPath = Field(
+        default=".antiphon/batches", description="Folder that keeps them; it outlives the server, and is for one alone."
+    )
+    max_file_bytes: int = Field(default=200_000_000, ge=1, description="Bytes of one uploaded file.")
+    max_tenant_bytes: int = Field(default=10_000_000_000, ge=1, description="Bytes of all files of a tenant together.")
+    max_lines: int = Field(default=50_000, ge=1, description="Requests in one batch.")
+    max_unfinished: int = Field(default=8, ge=1, description="Batches of a tenant at once.")
+    max_concurrent_requests: int = Field(
+        default=8, ge=1, description="Requests of all batches together that are under way at once."
+    )
+
+
 class TracingSettings(SettingsNode):
     """Traces for OpenTelemetry; needs `pip install opentelemetry-exporter-otlp-proto-http`."""
 
@@ -319,6 +334,9 @@ class Settings(SettingsNode):
     )
     accounts: AccountSettings | None = Field(
         default_factory=AccountSettings, description="Usage records and limits; null: nothing is counted."
+    )
+    batches: BatchSettings | None = Field(
+        default_factory=BatchSettings, description="Files and batches of requests; null: their routes answer 404."
     )
     tracing: TracingSettings | None = Field(default=None, description="Where traces go; null: nowhere.")
     allow_anonymous: bool = Field(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from starlette.datastructures import Headers
 
 from app.errors import ApiError
-from app.gateway_port import AdapterPort, GatewayPort, MeterPort
+from app.gateway_port import AdapterPort, BatchPort, GatewayPort, MeterPort
 from app.limits import CHARS_PER_TOKEN, over_limit, quota_headers
 from deployments.accounts.values import Charge, TenantLimits
 from deployments.embedding import EmbeddingRequest, Embeddings
@@ -87,14 +87,28 @@ class KeyRing:
         tenant = self.tenant_by_name.get(name)
         if tenant is None:
             message = "No API key was given." if key is None else "The API key is wrong."
-            raise ApiError(
-                401,
-                f"{message} Send one as 'Authorization: Bearer ...' or 'x-api-key'.",
-                error_type="authentication_error",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+            raise _unknown(f"{message} Send one as 'Authorization: Bearer ...' or 'x-api-key'.")
         return tenant
+
+    def named(self, name: str) -> Tenant:
+        """Return the tenant for whom the server itself asks.
+
+        Raises:
+            ApiError: 401 where the configuration has it no more.
+        """
+        if name not in self.tenant_by_name:
+            raise _unknown("The tenant that this was asked for is not known any more.")
+        return self.tenant_by_name[name]
+
+
+def _unknown(message: str) -> ApiError:
+    return ApiError(
+        401,
+        message,
+        error_type="authentication_error",
+        code="invalid_api_key",
+        headers={"www-authenticate": "Bearer"},
+    )
 
 
 @dataclass(slots=True)
@@ -121,6 +135,11 @@ class TenantGateway:
     def meter(self) -> MeterPort | None:
         """What counts what tenants use."""
         return self._gateway.meter
+
+    @property
+    def batches(self) -> BatchPort | None:
+        """Files and batches; their methods are told the tenant."""
+        return self._gateway.batches
 
     @property
     def adapters(self) -> AdapterPort:

@@ -169,6 +169,28 @@ class AccountsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchesConfig:
+    """Files of clients, and batches of requests that are run for them.
+
+    Attributes:
+        folder: of both, for one server at a time.
+        gateway: name of the deployment that answers the requests.
+        max_tenant_bytes: of all files of a tenant together.
+        max_unfinished: batches of a tenant at once.
+        max_lines, max_line_bytes: of an input file.
+        max_concurrent_requests: of all batches together.
+    """
+
+    folder: str
+    gateway: str
+    max_tenant_bytes: int
+    max_unfinished: int
+    max_lines: int
+    max_line_bytes: int
+    max_concurrent_requests: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig:
     """Where traces go, by OTLP over HTTP; `sample_ratio` is the share of answers that are traced."""
 

@@ -28,6 +28,8 @@ from deployments.accounts.spool import Spool
 from deployments.adapter_directory import AdapterDirectory
 from deployments.answer_log import AnswerLog
 from deployments.answering import Answer
+from deployments.batches.client import BatchClient
+from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.beam_source import BeamSources
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.dialect import dialect_of
@@ -46,6 +48,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, pooled, reached
+from deployments.inside import answer_inside
 from deployments.metrics import GatewayMetrics, render
 from deployments.reranking import Rerankers, Reranking, RerankRequest
 from deployments.resumption import TokenSource
@@ -86,7 +89,11 @@ class Gateway:
         tokenizer, safety: None for what runs in the gateway's own process.
         registry: None where adapters cannot be changed while the server runs.
         accounts: None where nothing is counted.
+        batches: None where no batches are run.
         rerankers: handle of each cross-encoder's deployment, by its name.
+
+    Attributes:
+        batches: files and batches; None where there are none.
     """
 
     def __init__(
@@ -98,6 +105,7 @@ class Gateway:
         safety: DeploymentHandle | None = None,
         registry: DeploymentHandle | None = None,
         accounts: DeploymentHandle | None = None,
+        batches: DeploymentHandle | None = None,
         rerankers: Mapping[str, DeploymentHandle] | None = None,
     ) -> None:
         self._config = config
@@ -119,6 +127,8 @@ class Gateway:
         self._beams = BeamSources()
         self._safety: SafetyPort | None = None
         self._listener: ChannelListener | None = None
+        self.batches = None if batches is None else BatchClient(batches)
+        self._app: ASGIApp | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Open what needs the event loop, and return the application; Serve calls it once, before any request."""
@@ -146,7 +156,8 @@ class Gateway:
             self._traced.start()
         if self._meter is not None:
             await self._meter.start()
-        return self._create_app(self)
+        self._app = self._create_app(self)
+        return self._app
 
     @property
     def adapters(self) -> AdapterDirectory:
@@ -157,6 +168,11 @@ class Gateway:
     def meter(self) -> Meter | None:
         """What counts what tenants use; None where nothing does."""
         return self._meter
+
+    async def answer_inside(self, call: InsideCall) -> InsideAnswer:
+        """Answer a line of a batch as if its tenant had asked; asked by the actor that runs batches."""
+        assert self._app is not None
+        return await answer_inside(self._app, call)
 
     def models(self) -> Sequence[ModelCard]:
         """Return every servable name, bases before their adapters, and cross-encoders last."""

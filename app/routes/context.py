@@ -18,6 +18,7 @@ from app.schemas.errors import ErrorResponse
 from app.settings import LimitSettings
 from app.tenants import KeyRing, TenantGateway
 from deployments.generation import GenerationEvent, GenerationRequest
+from deployments.inside import INSIDE, Insider
 
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TRACE_PARENT_CHARS = 128
@@ -50,6 +51,8 @@ class RouteContext:
         request_id: as answered in `x-request-id`; a client may repeat one.
         timeout_s: how long the client waits for the whole answer; None for as long as the configuration says.
         trace_parent: as in W3C's Trace Context; what is none is ignored, as it says.
+        tenant: who asks; empty where no keys are known.
+        priority: added to that of each answer, where the server itself asks.
     """
 
     gateway: GatewayPort
@@ -58,10 +61,19 @@ class RouteContext:
     request_id: str
     timeout_s: float | None = None
     trace_parent: str = ""
+    tenant: str = ""
+    priority: int = 0
 
     def generate(self, generation: GenerationRequest) -> AsyncIterator[GenerationEvent]:
         """Yield the events of one answer, until the client's deadline."""
-        return self.gateway.generate(replace(generation, timeout_s=self.timeout_s, trace_parent=self.trace_parent))
+        return self.gateway.generate(
+            replace(
+                generation,
+                timeout_s=self.timeout_s,
+                trace_parent=self.trace_parent,
+                priority=generation.priority + self.priority,
+            )
+        )
 
     def head(self, prefix: str, model: str, *, joint: str = "-") -> ResponseHead:
         """Return a new response id, the time, and the model's name."""
@@ -82,9 +94,20 @@ async def _context(request: Request) -> RouteContext:  # a dependency that is no
     ring: KeyRing = request.app.state.key_ring
     if not ring.tenant_by_name:
         return context
-    meter = context.gateway.meter
-    tenant = ring.identify(request.headers, {} if meter is None else meter.tenant_by_key)
-    return replace(context, gateway=TenantGateway(context.gateway, tenant, request.state.response_headers))
+    insider = _insider(request)
+    if insider is None:
+        meter = context.gateway.meter
+        tenant = ring.identify(request.headers, {} if meter is None else meter.tenant_by_key)
+    else:
+        tenant = ring.named(insider.tenant)
+    gateway = TenantGateway(context.gateway, tenant, request.state.response_headers)
+    return replace(context, gateway=gateway, tenant=tenant.name)
+
+
+def _insider(request: Request) -> Insider | None:
+    """Return for whom the server itself asks; None for a request that came by HTTP."""
+    found = getattr(request.state, INSIDE, None)
+    return found if isinstance(found, Insider) else None
 
 
 async def _reader_context(request: Request) -> RouteContext:
@@ -95,6 +118,7 @@ async def _reader_context(request: Request) -> RouteContext:
 
 async def _open_context(request: Request) -> RouteContext:
     state = request.app.state
+    insider = _insider(request)
     return RouteContext(
         gateway=state.gateway,
         limits=state.limits,
@@ -102,6 +126,7 @@ async def _open_context(request: Request) -> RouteContext:
         request_id=request.state.request_id,
         timeout_s=_timeout_s(request.headers.get(TIMEOUT_HEADER)),
         trace_parent=request.headers.get("traceparent", "")[:MAX_TRACE_PARENT_CHARS],
+        priority=0 if insider is None else insider.priority,
     )
 
 

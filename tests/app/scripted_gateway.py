@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 
 from adapters.catalogue import AdapterEntry, AdapterVersion
 from adapters.identity import AdapterDigest, AdapterRef
+from app.gateway_port import BatchPort
 from deployments.accounts.values import (
     Admission,
     Charge,
@@ -140,6 +141,7 @@ class ScriptedGateway:
         self.num_reasoning_tokens = 0
         self.shifts_logprob_by = 0.0
         self.meter: ScriptedMeter | None = None
+        self.batches: BatchPort | None = None
         self.known_timelines: dict[str, list[Timeline]] = {}
 
     def models(self) -> Sequence[ModelCard]:

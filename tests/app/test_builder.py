@@ -12,7 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from app.admin import ADMIN_KEY_VARIABLE
-from app.builder import build, gateway_config, registry_config
+from app.builder import batches_config, build, gateway_config, registry_config
 from app.settings import Settings
 from app.tenants import key_digest
 from engine.errors import ConfigError
@@ -56,8 +56,8 @@ def test_no_two_servers_share_the_secret_of_their_channels(folder: Path) -> None
 @pytest.mark.parametrize(
     ("placement", "names"),
     [
-        ("deployment", {"Gateway", "Tokenizer", "Safety", "Registry", "Accounts", "Model-chat"}),
-        ("inline", {"Gateway", "Registry", "Accounts", "Model-chat"}),
+        ("deployment", {"Gateway", "Tokenizer", "Safety", "Registry", "Accounts", "Batches", "Model-chat"}),
+        ("inline", {"Gateway", "Registry", "Accounts", "Batches", "Model-chat"}),
     ],
 )
 def test_each_part_is_a_deployment_unless_it_is_placed_inline(placement: str, names: set[str], folder: Path) -> None:
@@ -127,6 +127,18 @@ def test_the_registry_has_absolute_places_and_can_be_left_out(folder: Path) -> N
         part._bound_deployment.name for part in app._bound_deployment.init_args if hasattr(part, "_bound_deployment")
     ]
     assert "Registry" not in names
+
+
+def test_batches_have_an_absolute_folder_and_can_be_left_out(folder: Path) -> None:
+    chosen = settings(folder, batches={"folder": "kept", "max_lines": 7}, limits={"max_body_bytes": 5000})
+    assert chosen.batches is not None
+    config = batches_config(chosen, chosen.batches)
+    assert (config.folder, config.max_lines, config.max_line_bytes) == (str(Path("kept").absolute()), 7, 10_000)
+    app = build(settings(folder, batches=None))
+    names = [
+        part._bound_deployment.name for part in app._bound_deployment.init_args if hasattr(part, "_bound_deployment")
+    ]
+    assert "Batches" not in names
 
 
 def test_the_admin_key_comes_from_the_environment_or_as_its_digest(

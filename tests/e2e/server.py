@@ -123,6 +123,7 @@ def config_on_a_free_port(source: Path, folder: Path) -> Path:
         # What one test loads is nothing to the next.
         application["args"]["registry"] = {"folder": str(folder / "registry"), "watch_period_s": 0.2}
         application["args"]["accounts"] = {"spool_folder": str(folder / "usage")}
+        application["args"]["batches"] = {"folder": str(folder / "batches")}
         application["args"]["admin_key_sha256"] = key_digest(ADMIN_KEY)
     target = folder / source.name
     target.write_text(yaml.safe_dump(tree))

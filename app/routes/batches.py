@@ -1,0 +1,89 @@
+"""`/v1/batches`: requests of a file, answered behind all others. A tenant sees its own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from app.errors import ApiError
+from app.json_route import JsonResponse, JsonRoute
+from app.routes.context import ERRORS, Context
+from app.routes.files import After, Batches
+from app.schemas.batches import BatchList, BatchObject, BatchRequest, InputError, InputErrors, RequestCounts
+from deployments.batches.values import Batch, BatchStatus, NewBatch, PageQuestion
+
+MAX_PAGE = 100
+
+BatchId = Annotated[str, Path(max_length=64)]
+
+router = APIRouter(route_class=JsonRoute, tags=["batches"])
+
+
+@router.post("/v1/batches", response_model=BatchObject, responses=ERRORS)
+async def create_batch(body: BatchRequest, context: Context, batches: Batches, request: Request) -> Response:
+    """Begin to answer the requests of a file."""
+    if body.endpoint not in request.app.state.paths:
+        message = f"Unsupported: 'endpoint': this server has no '{body.endpoint}'."
+        raise ApiError(400, message, param="endpoint", code="unsupported_value")
+    new = NewBatch(
+        tenant=context.tenant,
+        input_file_id=body.input_file_id,
+        endpoint=body.endpoint,
+        metadata=body.metadata,
+        outputs_last_s=None if body.output_expires_after is None else body.output_expires_after.seconds,
+    )
+    return JsonResponse(_batch(await batches.create(new)))
+
+
+@router.get("/v1/batches", response_model=BatchList, responses=ERRORS)
+async def list_batches(
+    context: Context,
+    batches: Batches,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
+) -> Response:
+    """List batches, the newest first."""
+    page = await batches.list_batches(context.tenant, PageQuestion(limit=limit, after=after))
+    data = [_batch(batch) for batch in page.items]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return JsonResponse(BatchList(data=data, first_id=first, last_id=last, has_more=page.has_more))
+
+
+@router.get("/v1/batches/{batch_id}", response_model=BatchObject, responses=ERRORS)
+async def retrieve_batch(batch_id: BatchId, context: Context, batches: Batches) -> Response:
+    """Tell how a batch stands."""
+    return JsonResponse(_batch(await batches.batch(context.tenant, batch_id)))
+
+
+@router.post("/v1/batches/{batch_id}/cancel", response_model=BatchObject, responses=ERRORS)
+async def cancel_batch(batch_id: BatchId, context: Context, batches: Batches) -> Response:
+    """Give up what is not answered yet; what is stays in the output file."""
+    return JsonResponse(_batch(await batches.cancel(context.tenant, batch_id)))
+
+
+def _batch(batch: Batch) -> BatchObject:
+    reached = batch.reached_s
+    errors = [InputError(**asdict(error)) for error in batch.errors]
+    return BatchObject(
+        id=batch.batch_id,
+        endpoint=batch.endpoint,
+        model=batch.model,
+        errors=InputErrors(data=errors) if errors else None,
+        input_file_id=batch.input_file_id,
+        status=batch.status,
+        output_file_id=batch.output_file_id,
+        error_file_id=batch.error_file_id,
+        created_at=batch.created_s,
+        expires_at=batch.expires_s,
+        request_counts=RequestCounts(**asdict(batch.counts)),
+        metadata=batch.metadata,
+        in_progress_at=reached.get(BatchStatus.IN_PROGRESS),
+        finalizing_at=reached.get(BatchStatus.FINALIZING),
+        completed_at=reached.get(BatchStatus.COMPLETED),
+        failed_at=reached.get(BatchStatus.FAILED),
+        expired_at=reached.get(BatchStatus.EXPIRED),
+        cancelling_at=reached.get(BatchStatus.CANCELLING),
+        cancelled_at=reached.get(BatchStatus.CANCELLED),
+    )

@@ -1,0 +1,116 @@
+"""`/v1/files`: what batches read and write. A tenant sees its own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from app.errors import ApiError
+from app.file_form import file_form
+from app.gateway_port import BatchPort
+from app.json_route import JsonResponse, JsonRoute
+from app.routes.context import ERRORS, Context
+from app.schemas.files import DeletedFile, FileList, FileObject
+from deployments.batches.values import INPUT_PURPOSE, NewFile, PageQuestion, StoredFile
+
+UPLOAD = ("POST", "/v1/files")
+"""The one route whose body is not JSON, and may be larger than others."""
+MAX_PAGE = 10_000
+
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": [INPUT_PURPOSE]},
+        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+        "expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2_592_000},
+    },
+}
+
+router = APIRouter(route_class=JsonRoute, tags=["files"])
+
+
+async def _batches(context: Context) -> BatchPort:
+    batches = context.gateway.batches
+    if batches is None:
+        raise ApiError(404, "This server has no files and batches: `batches` is null.", code="batches_disabled")
+    return batches
+
+
+Batches = Annotated[BatchPort, Depends(_batches)]
+FileId = Annotated[str, Path(max_length=64)]
+After = Annotated[str | None, Query(max_length=64, description="The last id of the page before.")]
+
+
+@router.post(
+    "/v1/files",
+    response_model=FileObject,
+    responses=ERRORS,
+    openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}},
+)
+async def create_file(request: Request, context: Context, batches: Batches) -> Response:
+    """Keep a file."""
+    async with file_form(request, max_file_bytes=request.app.state.max_file_bytes) as form:
+        new = NewFile(tenant=context.tenant, name=form.name, purpose=INPUT_PURPOSE, lasts_s=form.lasts_s)
+        stored = await batches.add_file(new, form.parts())
+    return JsonResponse(_file(stored))
+
+
+@router.get("/v1/files", response_model=FileList, responses=ERRORS)
+async def list_files(
+    context: Context,
+    batches: Batches,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: Annotated[str | None, Query(max_length=64)] = None,
+) -> Response:
+    """List files, the newest first unless asked otherwise."""
+    question = PageQuestion(limit=limit, after=after, is_ascending=order == "asc", purpose=purpose)
+    page = await batches.list_files(context.tenant, question)
+    data = [_file(stored) for stored in page.items]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return JsonResponse(FileList(data=data, first_id=first, last_id=last, has_more=page.has_more))
+
+
+@router.get("/v1/files/{file_id}", response_model=FileObject, responses=ERRORS)
+async def retrieve_file(file_id: FileId, context: Context, batches: Batches) -> Response:
+    """Describe a file."""
+    return JsonResponse(_file(await batches.file(context.tenant, file_id)))
+
+
+@router.get(
+    "/v1/files/{file_id}/content",
+    response_class=Response,
+    responses=ERRORS | {200: {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
+)
+async def file_content(file_id: FileId, context: Context, batches: Batches) -> Response:
+    """Return what is in a file."""
+    stored = await batches.file(context.tenant, file_id)
+    return StreamingResponse(
+        batches.content(context.tenant, file_id),
+        media_type="application/octet-stream",
+        # Whoever reads notices where the stream breaks off; a browser never takes it for a page.
+        headers={"content-length": str(stored.num_bytes), "x-content-type-options": "nosniff"},
+    )
+
+
+@router.delete("/v1/files/{file_id}", response_model=DeletedFile, responses=ERRORS)
+async def delete_file(file_id: FileId, context: Context, batches: Batches) -> Response:
+    """Delete a file that no unfinished batch reads."""
+    await batches.delete_file(context.tenant, file_id)
+    return JsonResponse(DeletedFile(id=file_id))
+
+
+def _file(stored: StoredFile) -> FileObject:
+    return FileObject(
+        id=stored.file_id,
+        bytes=stored.num_bytes,
+        created_at=stored.created_s,
+        expires_at=stored.expires_s,
+        filename=stored.name,
+        purpose=stored.purpose,
+    )

@@ -1,0 +1,48 @@
+"""`/v1/files`: OpenAI's shapes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from app.schemas.wire import WireRequest, WireResponse
+
+
+class ExpiresAfter(WireRequest):
+    """When a file goes by itself."""
+
+    anchor: Literal["created_at"] = Field(description="From where the seconds are counted.")
+    seconds: int = Field(ge=3600, le=2_592_000, description="One hour to thirty days.")
+
+
+class FileObject(WireResponse):
+    """A file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int | None = None
+    filename: str
+    purpose: str = Field(description="`batch` for what was uploaded, `batch_output` for what batches have made.")
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class FileList(WireResponse):
+    """A page of files."""
+
+    object: Literal["list"] = "list"
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(WireResponse):
+    """A file that is no more."""
+
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True

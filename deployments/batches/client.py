@@ -1,0 +1,94 @@
+"""A gateway's side of files and batches: asks the one actor that has them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from deployments.batches.values import Batch, NewBatch, NewFile, Page, PageQuestion, StoredFile
+from deployments.errors import UnavailableError
+from deployments.handle_errors import unwrap
+from engine.errors import OverloadError, RequestError
+
+RETRY_AFTER_S = 5.0
+
+
+class BatchClient:
+    """Files and batches of tenants.
+
+    Errors of every method: `RequestError` (there is no such thing, or it may not be), `UnavailableError` (the actor
+    cannot be reached, or its disk takes nothing now).
+    """
+
+    def __init__(self, actor: DeploymentHandle) -> None:
+        self._actor = actor
+
+    async def add_file(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
+        """Keep a content, which comes in parts, as a tenant's file."""
+        upload_id: str = await self._ask("begin_upload")
+        offset = 0
+        is_kept = False
+        try:
+            async for part in content:
+                await self._ask("append_upload", upload_id, offset, part)
+                offset += len(part)
+            stored: StoredFile = await self._ask("finish_upload", upload_id, new)
+            is_kept = True
+        finally:
+            if not is_kept:
+                # Nobody waits for it: what is left of an upload goes by itself after an hour.
+                self._actor.drop_upload.remote(upload_id)
+        return stored
+
+    async def file(self, tenant: str, file_id: str) -> StoredFile:
+        """Return a file of a tenant."""
+        stored: StoredFile = await self._ask("file", tenant, file_id)
+        return stored
+
+    async def list_files(self, tenant: str, question: PageQuestion) -> Page[StoredFile]:
+        """Return a page of a tenant's files."""
+        page: Page[StoredFile] = await self._ask("list_files", tenant, question)
+        return page
+
+    async def content(self, tenant: str, file_id: str) -> AsyncGenerator[bytes, None]:
+        """Yield a file's content in parts."""
+        offset = 0
+        while part := await self._ask("read_file", tenant, file_id, offset):
+            offset += len(part)
+            yield part
+
+    async def delete_file(self, tenant: str, file_id: str) -> None:
+        """Delete a file of a tenant."""
+        await self._ask("delete_file", tenant, file_id)
+
+    async def create(self, new: NewBatch) -> Batch:
+        """Keep a batch, and begin to run it."""
+        batch: Batch = await self._ask("create", new)
+        return batch
+
+    async def batch(self, tenant: str, batch_id: str) -> Batch:
+        """Return a batch of a tenant as it stands."""
+        batch: Batch = await self._ask("batch", tenant, batch_id)
+        return batch
+
+    async def list_batches(self, tenant: str, question: PageQuestion) -> Page[Batch]:
+        """Return a page of a tenant's batches as they stand."""
+        page: Page[Batch] = await self._ask("list_batches", tenant, question)
+        return page
+
+    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+        """Give up a batch; what was answered stays in its output file."""
+        batch: Batch = await self._ask("cancel", tenant, batch_id)
+        return batch
+
+    async def _ask(self, method: str, *args: object) -> Any:
+        try:
+            return await getattr(self._actor, method).remote(*args)
+        except (RequestError, OverloadError) as error:
+            raise unwrap(error) from None
+        except (RayError, RayServeException) as error:
+            raise UnavailableError("Files and batches cannot be reached.", retry_after_s=RETRY_AFTER_S) from error

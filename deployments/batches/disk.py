@@ -1,0 +1,65 @@
+"""The one thread that touches the disk, and what is done where the disk cannot take something now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from sqlalchemy.exc import OperationalError
+
+from deployments.errors import UnavailableError
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+TROUBLES = (OSError, OperationalError)
+"""What a full or failing disk raises: nothing was done, and the same may be tried again."""
+
+Sleep = Callable[[float], Awaitable[None]]
+
+
+class Disk:
+    """Runs work one after the other, in a thread."""
+
+    def __init__(self, *, sleep: Sleep = asyncio.sleep) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._sleep = sleep
+
+    async def once(self, work: Callable[[], T]) -> T:
+        """Do something that a client waits for.
+
+        Raises:
+            UnavailableError: the disk cannot take it now.
+            Exception: what the work raised otherwise.
+        """
+        try:
+            return await self._run(work)
+        except TROUBLES as error:
+            _logger.warning("the disk of files and batches: %s", error)
+            message = "The server's disk cannot take it now; it may be full."
+            raise UnavailableError(message, retry_after_s=RETRY_S) from error
+
+    async def surely(self, work: Callable[[], T]) -> T:
+        """Do something that has to be done: where the disk cannot take it, wait, and try again for ever."""
+        while True:
+            try:
+                return await self._run(work)
+            except TROUBLES as error:
+                _logger.warning("a batch waits for the disk: %s", error)
+                await self._sleep(RETRY_S)
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Do something after all that is under way; nobody waits for it."""
+        self._thread.submit(work)
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)

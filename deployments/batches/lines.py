@@ -1,0 +1,203 @@
+"""Lines of input and output files, in OpenAI's shape. Pure.
+
+{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"model": ...}}
+{"id": ..., "custom_id": "a", "response": {"status_code": 200, "request_id": ..., "body": ...}, "error": null}
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from deployments.batches.values import LineError
+
+MAX_CUSTOM_ID_CHARS = 256
+MAX_ERRORS = 100
+"""Mistakes of one input file that are listed; no more are looked for."""
+_FIELDS = ("custom_id", "method", "url", "body")
+
+
+class BadLineError(ValueError):
+    """A line that is wrong."""
+
+    def __init__(self, code: str, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputLine:
+    """One request of a batch; `body` is JSON."""
+
+    custom_id: str
+    model: str
+    body: bytes
+
+
+class LineReader:
+    """Reads an input file line by line; a failed read can be tried again and skips nothing."""
+
+    def __init__(self, path: str, max_line_bytes: int) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115 - `close` does it
+        self._max_bytes = max_line_bytes
+        self._offset = 0
+        self.number = 0
+
+    def next(self) -> bytes | None:
+        """Return the next line that is not blank, None at the end; one that is too long comes cut, without its end.
+
+        Raises:
+            OSError: the file cannot be read now.
+        """
+        while True:
+            self._file.seek(self._offset)
+            line = self._file.readline(self._max_bytes + 1)
+            offset = self._offset + len(line)
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = self._file.readline(1 << 16)
+                offset += len(rest)
+            self._offset = offset
+            if not line:
+                return None
+            self.number += 1
+            if line.strip():
+                return line
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputReport:
+    """What an input file holds: so many lines for a model, or what is wrong with it."""
+
+    num_lines: int
+    model: str
+    errors: tuple[LineError, ...]
+
+
+def check_input(path: str, endpoint: str, *, max_lines: int, max_line_bytes: int) -> InputReport:
+    """Read a whole input file: every line by itself, no `custom_id` twice, one model, not too many lines.
+
+    Raises:
+        OSError: the file cannot be read now.
+    """
+    errors: list[LineError] = []
+    custom_ids: set[str] = set()
+    model, num_lines = "", 0
+    reader = LineReader(path, max_line_bytes)
+    try:
+        while (raw := reader.next()) is not None and len(errors) < MAX_ERRORS:
+            num_lines += 1
+            if num_lines > max_lines:
+                message = f"The file has more than {max_lines} lines (`batches.max_lines`)."
+                errors.append(LineError(code="too_many_lines", message=message, line=reader.number))
+                break
+            try:
+                line = parse_line(raw, endpoint, max_line_bytes=max_line_bytes)
+                model = model or line.model
+                _check_beside_others(line, custom_ids, model)
+            except BadLineError as error:
+                errors.append(LineError(code=error.code, message=error.message, line=reader.number, param=error.param))
+            else:
+                custom_ids.add(line.custom_id)
+    finally:
+        reader.close()
+    if not num_lines:
+        errors.append(LineError(code="empty_file", message="The file has no lines."))
+    return InputReport(num_lines=num_lines, model=model, errors=tuple(errors))
+
+
+def parse_line(raw: bytes, endpoint: str, *, max_line_bytes: int) -> InputLine:
+    """Return the request of a line.
+
+    Raises:
+        BadLineError: it is not one, or not one for this endpoint.
+    """
+    if len(raw) > max_line_bytes:
+        raise BadLineError("line_too_long", f"The line is over {max_line_bytes} bytes.")
+    try:
+        line = json.loads(raw, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        reason = error.message if isinstance(error, BadLineError) else "The line is not valid JSON."
+        raise BadLineError("invalid_json_line", reason) from error
+    if not isinstance(line, dict):
+        raise BadLineError("invalid_json_line", "The line is not a JSON object.")
+    for name in _FIELDS:
+        if name not in line:
+            raise BadLineError("missing_required_parameter", f"Missing required parameter: '{name}'.", param=name)
+    for name in line:
+        if name not in _FIELDS:
+            raise BadLineError("unknown_parameter", f"Unknown parameter: '{name[:64]}'.", param=name[:64])
+    return _checked(line, endpoint)
+
+
+def _checked(line: dict[str, Any], endpoint: str) -> InputLine:
+    custom_id, body = line["custom_id"], line["body"]
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS or not _is_text(custom_id):
+        message = f"'custom_id' must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters."
+        raise BadLineError("invalid_custom_id", message, param="custom_id")
+    if line["method"] != "POST":
+        raise BadLineError("invalid_method", "'method' must be 'POST'.", param="method")
+    if line["url"] != endpoint:
+        raise BadLineError("invalid_url", f"'url' must be the batch's endpoint, '{endpoint}'.", param="url")
+    if not isinstance(body, dict):
+        raise BadLineError("invalid_body", "'body' must be an object.", param="body")
+    model = body.get("model")
+    if not isinstance(model, str) or not model or not _is_text(model):
+        raise BadLineError(
+            "missing_required_parameter", "Missing required parameter: 'body.model'.", param="body.model"
+        )
+    if body.get("stream"):
+        raise BadLineError("unsupported_value", "'body.stream' must be false in a batch.", param="body.stream")
+    return InputLine(custom_id=custom_id, model=model, body=json.dumps(body, separators=(",", ":")).encode())
+
+
+def _check_beside_others(line: InputLine, custom_ids: set[str], model: str) -> None:
+    if line.custom_id in custom_ids:
+        message = f"The custom_id '{line.custom_id}' stands on an earlier line too."
+        raise BadLineError("duplicate_custom_id", message, param="custom_id")
+    if line.model != model:
+        message = f"All lines of a batch must have one model; the first has '{model[:128]}'."
+        raise BadLineError("mismatched_model", message, param="body.model")
+
+
+def answered_line(line_id: str, custom_id: str, status: int, body: bytes) -> bytes:
+    """Return the output line of a request that was answered; `line_id` is also the name of the request."""
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return failed_line(line_id, custom_id, "server_error", "The server gave no answer that is JSON.")
+    response = {"status_code": status, "request_id": line_id, "body": parsed}
+    return _line({"id": line_id, "custom_id": custom_id, "response": response, "error": None})
+
+
+def failed_line(line_id: str, custom_id: str, code: str, message: str) -> bytes:
+    """Return the output line of a request that was never answered."""
+    error = {"code": code, "message": message}
+    return _line({"id": line_id, "custom_id": custom_id, "response": None, "error": error})
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise BadLineError("invalid_json_line", "A key stands twice in one object.")
+    return made
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(name)
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: a lone surrogate cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in value)

@@ -1,0 +1,260 @@
+"""Runs one batch from wherever it stands to its end.
+
+    validating -> in_progress -> finalizing -> completed | failed | expired, and from any -> cancelling -> cancelled
+
+What is done is what the output files hold, so that a runner that is killed at any point is followed by one that goes
+on from there: it asks again only for lines whose answers were not written yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TypeVar
+
+from deployments.batches.disk import Disk, Sleep
+from deployments.batches.lines import InputLine, LineReader, answered_line, check_input, failed_line, parse_line
+from deployments.batches.result_file import ResultFile
+from deployments.batches.retries import Retries
+from deployments.batches.store import BatchStore, output_ids
+from deployments.batches.values import (
+    Batch,
+    BatchCounts,
+    BatchStatus,
+    InsideAnswer,
+    InsideCall,
+    LineError,
+)
+from deployments.config import BatchesConfig
+from engine.errors import OverloadError
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+Ask = Callable[[InsideCall], Awaitable[InsideAnswer]]
+"""Answers a request; raises `OverloadError` where nobody can be asked now."""
+
+_MESSAGE_BY_END = {
+    BatchStatus.CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
+    BatchStatus.EXPIRED: ("batch_expired", "The batch expired before this request was answered."),
+}
+
+
+class BatchRunner:
+    """One batch under way.
+
+    Args:
+        turns: how many requests of all batches may be under way at once; fair, first come, first served.
+        clock: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        config: BatchesConfig,
+        store: BatchStore,
+        disk: Disk,
+        ask: Ask,
+        turns: asyncio.Semaphore,
+        batch: Batch,
+        *,
+        clock: Callable[[], float],
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self._config = config
+        self._store = store
+        self._disk = disk
+        self._ask = ask
+        self._turns = turns
+        self._batch = batch
+        self._clock = clock
+        self._sleep = sleep
+        self._is_cancelled = asyncio.Event()
+        self._results: ResultFile | None = None
+        self._failures: ResultFile | None = None
+
+    @property
+    def counts(self) -> BatchCounts:
+        """Lines done so far."""
+        if self._results is None or self._failures is None:
+            return self._batch.counts
+        return BatchCounts(
+            total=self._batch.counts.total,
+            completed=len(self._results.custom_ids),
+            failed=len(self._failures.custom_ids),
+        )
+
+    def cancel(self) -> None:
+        """Give up what is under way; the store knows already that the batch is cancelling."""
+        self._is_cancelled.set()
+
+    async def run(self) -> None:
+        """Take the batch to its end."""
+        if self._batch.status is BatchStatus.VALIDATING:
+            await self._validate()
+        if self._batch.status in (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING, BatchStatus.FINALIZING):
+            try:
+                await self._work()
+            finally:
+                for file in filter(None, (self._results, self._failures)):
+                    self._disk.later(file.close)
+
+    async def _validate(self) -> None:
+        path = self._store.content_path(self._batch.input_file_id)
+        check = partial(
+            check_input,
+            path,
+            self._batch.endpoint,
+            max_lines=self._config.max_lines,
+            max_line_bytes=self._config.max_line_bytes,
+        )
+        # In a thread of its own: a large file must not keep other batches from being written.
+        report = await asyncio.to_thread(check)
+        errors = report.errors or await self._check_model(report.model)
+        move = partial(self._store.move, self._batch.batch_id, out_of=[BatchStatus.VALIDATING])
+        if errors:
+            move = partial(move, BatchStatus.FAILED, errors=tuple(errors))
+        else:
+            counts = BatchCounts(total=report.num_lines)
+            move = partial(move, BatchStatus.IN_PROGRESS, model=report.model, counts=counts)
+        self._batch = await self._disk.surely(move)
+
+    async def _check_model(self, model: str) -> list[LineError]:
+        # A version of an adapter's name is not listed; whether there is one is told to each line.
+        path = f"/v1/models/{model.partition('@')[0]}"
+        answer = await self._answer(partial(self._call, "GET", path, self._line_id()))
+        if answer is None or answer.status == 200:
+            return []
+        if answer.status == 404:
+            message = f"The model '{model[:128]}' does not exist."
+            return [LineError(code="model_not_found", message=message, line=1, param="body.model")]
+        message = f"The server could not tell whether the model '{model[:128]}' exists (status {answer.status})."
+        return [LineError(code="server_error", message=message)]
+
+    async def _work(self) -> None:
+        if self._batch.counts.total:  # or else it was cancelled before anybody knew what it holds
+            output_id, error_id = output_ids(self._batch.batch_id)
+            self._results = await self._disk.surely(partial(ResultFile, self._store.content_path(output_id)))
+            self._failures = await self._disk.surely(partial(ResultFile, self._store.content_path(error_id)))
+            await self._answer_lines()
+        out_of = [BatchStatus.IN_PROGRESS]
+        move = partial(self._store.move, self._batch.batch_id, BatchStatus.FINALIZING, out_of=out_of)
+        self._batch = await self._disk.surely(move)
+        end = BatchStatus.COMPLETED
+        if self._batch.status is BatchStatus.CANCELLING:
+            end = BatchStatus.CANCELLED
+        elif self._num_left:
+            end = BatchStatus.EXPIRED
+        await self._give_up_rest(end)
+        self._batch = await self._disk.surely(
+            partial(self._store.finish, self._batch.batch_id, end, counts=self.counts)
+        )
+
+    @property
+    def _num_left(self) -> int:
+        return self.counts.total - self.counts.completed - self.counts.failed
+
+    async def _answer_lines(self) -> None:
+        reader = await self._disk.surely(self._reader)
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(self._config.max_concurrent_requests):
+                    workers.create_task(self._answer_some(reader))
+        finally:
+            self._disk.later(reader.close)
+
+    async def _answer_some(self, reader: LineReader) -> None:
+        while not self._is_over:
+            line = await self._disk.surely(partial(self._next, reader))
+            if line is None:
+                return
+            line_id = self._line_id()
+            answer = await self._answer(partial(self._call, "POST", self._batch.endpoint, line_id, line.body))
+            if answer is not None:
+                text = answered_line(line_id, line.custom_id, answer.status, answer.body)
+                await self._write(line.custom_id, text, is_good=200 <= answer.status < 300)
+
+    async def _give_up_rest(self, end: BatchStatus) -> None:
+        """Say of every line that has no answer why it has none."""
+        if end not in _MESSAGE_BY_END or not self._num_left:
+            return
+        reader = await self._disk.surely(self._reader)
+        try:
+            while (line := await self._disk.surely(partial(self._next, reader))) is not None:
+                text = failed_line(self._line_id(), line.custom_id, *_MESSAGE_BY_END[end])
+                await self._write(line.custom_id, text, is_good=False)
+        finally:
+            self._disk.later(reader.close)
+
+    async def _write(self, custom_id: str, text: bytes, *, is_good: bool) -> None:
+        file = self._results if is_good else self._failures
+        assert file is not None
+        await self._disk.surely(partial(file.append, custom_id, text))
+
+    async def _answer(self, call: Callable[[], InsideCall]) -> InsideAnswer | None:
+        """Ask until there is an answer that stays; None where the batch is over before."""
+        retries = Retries()
+        while not self._is_over:
+            async with self._turns:
+                answer = None if self._is_over else await self._unless_over(self._asked(call()))
+            if answer is None:
+                return None
+            wait_s = retries.wait_s(answer)
+            if wait_s is None:
+                return answer
+            await self._unless_over(self._sleep(wait_s))
+        return None
+
+    async def _asked(self, call: InsideCall) -> InsideAnswer:
+        try:
+            return await self._ask(call)
+        except OverloadError as error:
+            return InsideAnswer(status=503, retry_after_s=error.retry_after_s)
+
+    async def _unless_over(self, work: Awaitable[T]) -> T | None:
+        """Await something until the batch is cancelled or expires."""
+        task, cancelled = asyncio.ensure_future(work), asyncio.ensure_future(self._is_cancelled.wait())
+        try:
+            await asyncio.wait({task, cancelled}, timeout=self._left_s, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            cancelled.cancel()
+            await asyncio.wait({task, cancelled})
+
+    def _call(self, method: str, path: str, line_id: str, body: bytes = b"") -> InsideCall:
+        return InsideCall(
+            tenant=self._batch.tenant,
+            method=method,
+            path=path,
+            request_id=line_id,
+            body=body,
+            timeout_s=self._left_s,
+        )
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._batch.expires_s - self._clock())
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_cancelled.is_set() or self._left_s == 0 or self._batch.status is BatchStatus.CANCELLING
+
+    def _reader(self) -> LineReader:
+        return LineReader(self._store.content_path(self._batch.input_file_id), self._config.max_line_bytes)
+
+    def _next(self, reader: LineReader) -> InputLine | None:
+        """Return the next line that is not done; the file was found good when the batch began."""
+        assert self._results is not None
+        assert self._failures is not None
+        while (raw := reader.next()) is not None:
+            line = parse_line(raw, self._batch.endpoint, max_line_bytes=self._config.max_line_bytes)
+            if line.custom_id not in self._results.custom_ids and line.custom_id not in self._failures.custom_ids:
+                return line
+        return None
+
+    def _line_id(self) -> str:
+        return f"batch_req_{uuid.uuid4().hex}"

@@ -1,0 +1,371 @@
+"""Files and batches on disk: rows in SQLite, contents in a folder. They outlive every process.
+
+    folder/batches.sqlite   what there is, and how far it is
+    folder/files/ID         contents; those of a batch's outputs grow while it runs, and get their row as it ends
+    folder/uploads/ID       contents that are on their way
+
+One process has the folder (`taken_folder`); the methods are for one thread at a time. A change is whole or it is none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Select, Table, delete, func, insert, select, update
+
+from deployments.batches.tables import batch_of, batch_row, batches, file_of, files, open_database
+from deployments.batches.values import (
+    INPUT_PURPOSE,
+    OUTPUT_PURPOSE,
+    UNFINISHED,
+    WINDOW_S,
+    Batch,
+    BatchStatus,
+    NewBatch,
+    NewFile,
+    Page,
+    PageQuestion,
+    StoredFile,
+)
+from engine.errors import RequestError
+
+UPLOAD_LASTS_S = 3600.0
+"""An upload that has not grown for so long has been left."""
+
+
+class FolderTakenError(Exception):
+    """Another process has the folder."""
+
+
+class BatchStore:
+    """The files and batches in a folder, which this object has for itself.
+
+    Args:
+        max_tenant_bytes: of all files of a tenant together.
+        max_unfinished: batches of a tenant at once.
+
+    Raises:
+        FolderTakenError: another process has it.
+        OSError, sqlalchemy.exc.SQLAlchemyError: it cannot be used.
+    """
+
+    def __init__(
+        self, folder: str, *, max_tenant_bytes: int, max_unfinished: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._files, self._uploads = Path(folder, "files"), Path(folder, "uploads")
+        self._max_tenant_bytes, self._max_unfinished = max_tenant_bytes, max_unfinished
+        self._clock = clock
+        for path in (self._files, self._uploads):
+            path.mkdir(parents=True, exist_ok=True)
+        self._lock = _taken(Path(folder, "lock"))
+        self._engine = open_database(str(Path(folder, "batches.sqlite")))
+        self._sweep()
+
+    def content_path(self, file_id: str) -> str:
+        """Return where a file's content lies; `file_id` is one of ours."""
+        return str(self._files / file_id)
+
+    # Files
+
+    def begin_upload(self) -> str:
+        """Make room for a content, and return the name of the upload."""
+        upload_id = uuid.uuid4().hex
+        (self._uploads / upload_id).touch()
+        return upload_id
+
+    def append_upload(self, upload_id: str, offset: int, data: bytes) -> None:
+        """Put a part of a content in its place; one that comes twice changes nothing.
+
+        Raises:
+            RequestError: there is no such upload any more.
+        """
+        with self._upload(upload_id) as file:
+            file.seek(offset)
+            file.write(data)
+            file.truncate()
+
+    def finish_upload(self, upload_id: str, new: NewFile) -> StoredFile:
+        """Keep an uploaded content as a tenant's file.
+
+        Raises:
+            RequestError: there is no such upload any more, or it would be more than a tenant may have.
+        """
+        with self._upload(upload_id) as file:
+            num_bytes = file.seek(0, os.SEEK_END)
+            os.fsync(file.fileno())
+        used = self._tenant_bytes(new.tenant)
+        if used + num_bytes > self._max_tenant_bytes:
+            self.drop_upload(upload_id)
+            message = f"Files of {used} bytes are kept already; {self._max_tenant_bytes} are allowed. Delete some."
+            raise RequestError(message, field="file", code="storage_full")
+        now_s = int(self._clock())
+        stored = StoredFile(
+            file_id=f"file-{uuid.uuid4().hex}",
+            tenant=new.tenant,
+            name=new.name,
+            purpose=new.purpose,
+            num_bytes=num_bytes,
+            created_s=now_s,
+            expires_s=None if new.lasts_s is None else now_s + new.lasts_s,
+        )
+        # A content without a row is swept away at the next start; a row without a content would be a lie.
+        os.replace(self._uploads / upload_id, self._files / stored.file_id)
+        with self._engine.begin() as connection:
+            connection.execute(insert(files), [asdict(stored)])
+        return stored
+
+    def drop_upload(self, upload_id: str) -> None:
+        """Forget an upload."""
+        if upload_id.isalnum():
+            (self._uploads / upload_id).unlink(missing_ok=True)
+
+    def file(self, tenant: str, file_id: str) -> StoredFile:
+        """Return a file of a tenant.
+
+        Raises:
+            RequestError: it has none of this id.
+        """
+        with self._engine.connect() as connection:
+            return self._file(connection, tenant, file_id)
+
+    def list_files(self, tenant: str, question: PageQuestion) -> Page[StoredFile]:
+        """Return a page of a tenant's files.
+
+        Raises:
+            RequestError: `after` is none of them.
+        """
+        statement = select(files).where(files.c.tenant == tenant, self._is_current())
+        if question.purpose is not None:
+            statement = statement.where(files.c.purpose == question.purpose)
+        rows, has_more = self._page(files, files.c.file_id, statement, tenant, question)
+        return Page(items=tuple(map(file_of, rows)), has_more=has_more)
+
+    def delete_file(self, tenant: str, file_id: str) -> None:
+        """Delete a file of a tenant.
+
+        Raises:
+            RequestError: it has none of this id, or an unfinished batch reads it.
+        """
+        with self._engine.begin() as connection:
+            self._file(connection, tenant, file_id)
+            if file_id in self._read_by_batches(connection):
+                raise RequestError(
+                    f"An unfinished batch reads the file '{file_id}'; cancel it first.",
+                    field="file_id",
+                    code="file_in_use",
+                )
+            connection.execute(delete(files).where(files.c.file_id == file_id))
+        (self._files / file_id).unlink(missing_ok=True)
+
+    def drop_expired(self) -> int:
+        """Delete what has come to its end, uploads that were left among it; return how many files."""
+        now_s = self._clock()
+        with self._engine.begin() as connection:
+            c = files.c
+            expired = set(connection.execute(select(c.file_id).where(c.expires_s <= now_s)).scalars())
+            expired -= self._read_by_batches(connection)
+            if expired:
+                connection.execute(delete(files).where(c.file_id.in_(expired)))
+        for file_id in expired:
+            (self._files / file_id).unlink(missing_ok=True)
+        for path in self._uploads.iterdir():
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime < now_s - UPLOAD_LASTS_S:
+                    path.unlink()
+        return len(expired)
+
+    # Batches
+
+    def add_batch(self, new: NewBatch) -> Batch:
+        """Keep a batch that is to be run.
+
+        Raises:
+            RequestError: its input is no file of the tenant's or not one for batches, or too many are unfinished.
+        """
+        now_s = int(self._clock())
+        with self._engine.begin() as connection:
+            c = batches.c
+            source = self._file(connection, new.tenant, new.input_file_id, field="input_file_id")
+            if source.purpose != INPUT_PURPOSE:
+                message = f"The file '{source.file_id}' has the purpose '{source.purpose}', not '{INPUT_PURPOSE}'."
+                raise RequestError(message, field="input_file_id", code="invalid_value")
+            of_tenant = select(func.count()).where(c.tenant == new.tenant, c.status.in_(UNFINISHED))
+            if connection.execute(of_tenant).scalar_one() >= self._max_unfinished:
+                message = f"{self._max_unfinished} batches are unfinished already; no more are allowed at once."
+                raise RequestError(message, field="input_file_id", code="batch_limit_exceeded")
+            batch = Batch(
+                batch_id=f"batch_{uuid.uuid4().hex}",
+                tenant=new.tenant,
+                endpoint=new.endpoint,
+                input_file_id=new.input_file_id,
+                metadata=new.metadata,
+                outputs_last_s=new.outputs_last_s,
+                status=BatchStatus.VALIDATING,
+                created_s=now_s,
+                expires_s=now_s + int(WINDOW_S),
+            )
+            connection.execute(insert(batches), [batch_row(batch)])
+        return batch
+
+    def batch(self, batch_id: str, tenant: str | None = None) -> Batch:
+        """Return a batch; with a tenant, one of its own.
+
+        Raises:
+            RequestError: there is none of this id.
+        """
+        with self._engine.connect() as connection:
+            return self._batch(connection, batch_id, tenant)
+
+    def list_batches(self, tenant: str, question: PageQuestion) -> Page[Batch]:
+        """Return a page of a tenant's batches, the newest first.
+
+        Raises:
+            RequestError: `after` is none of them.
+        """
+        statement = select(batches).where(batches.c.tenant == tenant)
+        rows, has_more = self._page(batches, batches.c.batch_id, statement, tenant, question)
+        return Page(items=tuple(map(batch_of, rows)), has_more=has_more)
+
+    def unfinished(self) -> list[Batch]:
+        """Return all batches that have not ended, the oldest first."""
+        statement = select(batches).where(batches.c.status.in_(UNFINISHED)).order_by(batches.c.number)
+        with self._engine.connect() as connection:
+            return [batch_of(row) for row in connection.execute(statement).mappings()]
+
+    def move(self, batch_id: str, to: BatchStatus, *, out_of: Iterable[BatchStatus], **changes: Any) -> Batch:
+        """Take a batch from one of some statuses to another, with further fields; return it as it stands then.
+
+        From any other status nothing changes.
+        """
+        with self._engine.begin() as connection:
+            batch = self._batch(connection, batch_id, None)
+            if batch.status in tuple(out_of):
+                batch = self._moved(connection, batch, to, **changes)
+        return batch
+
+    def finish(self, batch_id: str, to: BatchStatus, **changes: Any) -> Batch:
+        """End a batch: what is in its output files becomes files of its tenant, with its end or not at all."""
+        with self._engine.begin() as connection:
+            batch = self._batch(connection, batch_id, None)
+            if batch.status not in UNFINISHED:
+                return batch
+            kept = {}
+            for kind, file_id in zip(("output", "error"), output_ids(batch_id), strict=True):
+                num_bytes = _size(self._files / file_id)
+                if num_bytes:
+                    kept[f"{kind}_file_id"] = file_id
+                    connection.execute(insert(files), [asdict(self._output(batch, kind, file_id, num_bytes))])
+            return self._moved(connection, batch, to, **kept, **changes)
+
+    def close(self) -> None:
+        """Close the database, and let go of the folder."""
+        self._engine.dispose()
+        os.close(self._lock)
+
+    def _output(self, batch: Batch, kind: str, file_id: str, num_bytes: int) -> StoredFile:
+        now_s = int(self._clock())
+        return StoredFile(
+            file_id=file_id,
+            tenant=batch.tenant,
+            name=f"{batch.batch_id}_{kind}.jsonl",
+            purpose=OUTPUT_PURPOSE,
+            num_bytes=num_bytes,
+            created_s=now_s,
+            expires_s=None if batch.outputs_last_s is None else now_s + batch.outputs_last_s,
+        )
+
+    def _moved(self, connection: Connection, batch: Batch, to: BatchStatus, **changes: Any) -> Batch:
+        reached = batch.reached_s | {str(to): int(self._clock())}
+        moved = replace(batch, status=to, reached_s=reached, **changes)
+        connection.execute(update(batches).where(batches.c.batch_id == batch.batch_id).values(**batch_row(moved)))
+        return moved
+
+    def _batch(self, connection: Connection, batch_id: str, tenant: str | None) -> Batch:
+        statement = select(batches).where(batches.c.batch_id == batch_id)
+        if tenant is not None:
+            statement = statement.where(batches.c.tenant == tenant)
+        row = connection.execute(statement).mappings().one_or_none()
+        if row is None:
+            raise RequestError(f"There is no batch '{batch_id[:128]}'.", field="batch_id", code="batch_not_found")
+        return batch_of(row)
+
+    def _file(self, connection: Connection, tenant: str, file_id: str, *, field: str = "file_id") -> StoredFile:
+        c = files.c
+        statement = select(files).where(c.file_id == file_id, c.tenant == tenant, self._is_current())
+        row = connection.execute(statement).mappings().one_or_none()
+        if row is None:
+            raise RequestError(f"There is no file '{file_id[:128]}'.", field=field, code="file_not_found")
+        return file_of(row)
+
+    def _is_current(self) -> Any:
+        return (files.c.expires_s.is_(None)) | (files.c.expires_s > self._clock())
+
+    def _read_by_batches(self, connection: Connection) -> set[str]:
+        statement = select(batches.c.input_file_id).where(batches.c.status.in_(UNFINISHED))
+        return set(connection.execute(statement).scalars())
+
+    def _tenant_bytes(self, tenant: str) -> int:
+        statement = select(func.coalesce(func.sum(files.c.num_bytes), 0)).where(files.c.tenant == tenant)
+        with self._engine.connect() as connection:
+            return int(connection.execute(statement).scalar_one())
+
+    def _page(
+        self, table: Table, id_column: Any, statement: Select[Any], tenant: str, question: PageQuestion
+    ) -> tuple[list[Any], bool]:
+        number = table.c.number
+        with self._engine.connect() as connection:
+            if question.after is not None:
+                last = select(number).where(id_column == question.after, table.c.tenant == tenant)
+                place = connection.execute(last).scalar_one_or_none()
+                if place is None:
+                    raise RequestError(f"There is no '{question.after[:128]}' in the list.", field="after")
+                statement = statement.where(number > place if question.is_ascending else number < place)
+            order = number.asc() if question.is_ascending else number.desc()
+            rows = connection.execute(statement.order_by(order).limit(question.limit + 1)).mappings().all()
+        return list(rows[: question.limit]), len(rows) > question.limit
+
+    def _upload(self, upload_id: str) -> Any:
+        try:
+            # The name is ours, and came back from a gateway.
+            return open(self._uploads / str(uuid.UUID(upload_id).hex), "r+b")
+        except (FileNotFoundError, ValueError) as error:
+            raise RequestError("The upload was interrupted; send the file again.", field="file") from error
+
+    def _sweep(self) -> None:
+        """Remove contents that nothing tells of: their process died between the two."""
+        with self._engine.connect() as connection:
+            known = set(connection.execute(select(files.c.file_id)).scalars())
+        for batch in self.unfinished():
+            known.update(output_ids(batch.batch_id))
+        for path in (*self._uploads.iterdir(), *self._files.iterdir()):
+            if path.name not in known:
+                path.unlink(missing_ok=True)
+
+
+def output_ids(batch_id: str) -> tuple[str, str]:
+    """Return the ids of a batch's output and error file: known before they are, so that no end of it makes two."""
+    name = batch_id.removeprefix("batch_")
+    return f"file-out{name}", f"file-err{name}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _taken(path: Path) -> int:
+    lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        # The kernel lets go of it however the process ends.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise FolderTakenError(str(path)) from error
+    return lock

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.schemas.files import DeletedFile, FileList, FileObject
+from app.tenants import KeyRing, Tenant, key_digest
+from tests.app.batch_gateway import serve
+
+RING = KeyRing(
+    tenant_by_name={"blue": Tenant(name="blue"), "red": Tenant(name="red")},
+    name_by_digest={key_digest("b"): "blue", key_digest("r"): "red"},
+)
+BATCH = {"purpose": "batch"}
+
+
+@pytest.fixture
+async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    _, client = await serve(tmp_path)
+    async with client:
+        yield client
+
+
+def named(name: str = "in.jsonl", content: bytes = b"{}\n") -> dict[str, Any]:
+    return {"file": (name, content, "application/jsonl")}
+
+
+async def test_a_file_is_kept_described_listed_read_and_deleted(http: httpx.AsyncClient) -> None:
+    content = b'{"x": 1}\r\n\x00\xff' * 900
+    made = await http.post("/v1/files", data=BATCH, files=named(content=content))
+    file = FileObject.model_validate(made.json())
+    assert (file.bytes, file.filename, file.purpose, file.expires_at) == (len(content), "in.jsonl", "batch", None)
+    assert (await http.get(f"/v1/files/{file.id}")).json() == made.json()
+    listed = FileList.model_validate((await http.get("/v1/files?purpose=batch&limit=5")).json())
+    assert (listed.data, listed.has_more, listed.first_id, listed.last_id) == ([file], False, file.id, file.id)
+    read = await http.get(f"/v1/files/{file.id}/content")
+    assert (read.content, read.headers["content-type"]) == (content, "application/octet-stream")
+    deleted = await http.delete(f"/v1/files/{file.id}")
+    assert DeletedFile.model_validate(deleted.json()) == DeletedFile(id=file.id)
+    gone = await http.get(f"/v1/files/{file.id}/content")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "file_not_found")
+    assert (await http.get("/v1/files")).json()["data"] == []
+
+
+async def test_the_file_may_come_before_the_other_fields_and_in_pieces(http: httpx.AsyncClient) -> None:
+    head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a\x01.jsonl"\r\n\r\n'
+    fields = b"".join(
+        b'\r\n--b\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s' % pair
+        for pair in (
+            (b"purpose", b"batch"),
+            (b"expires_after[anchor]", b"created_at"),
+            (b"expires_after[seconds]", b"3600"),
+        )
+    )
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for piece in (head, b"x" * 5000, b"y" * 5000, fields, b"\r\n--b--\r\n"):
+            yield piece
+
+    response = await http.post(
+        "/v1/files", content=pieces(), headers={"content-type": "multipart/form-data; boundary=b"}
+    )
+    file = FileObject.model_validate(response.json())
+    assert (file.bytes, file.filename, file.expires_at) == (10_000, "a.jsonl", file.created_at + 3600)
+
+
+@pytest.mark.parametrize(
+    ("data", "files", "status", "param"),
+    [
+        ({}, named(), 400, "purpose"),
+        (BATCH, {"other": ("x", b"x")}, 400, "other"),
+        (BATCH, {"purpose": ("x", b"x")}, 400, "file"),
+        ({"purpose": "fine-tune"}, named(), 400, "purpose"),
+        (BATCH | {"file": "text"}, {"x": None}, 400, "file"),
+        (BATCH | {"y": "1"}, named(), 400, "y"),
+        (BATCH | {"expires_after[seconds]": "3600"}, named(), 400, "expires_after.anchor"),
+        (
+            BATCH | {"expires_after[anchor]": "created_at", "expires_after[seconds]": "5"},
+            named(),
+            400,
+            "expires_after.seconds",
+        ),
+        (
+            BATCH | {"expires_after[anchor]": "created_at", "expires_after[seconds]": "x"},
+            named(),
+            400,
+            "expires_after.seconds",
+        ),
+        (BATCH, named(content=b"x" * 20_001), 413, "file"),
+        (BATCH, named(content=b"x" * 200_000), 413, "file"),
+    ],
+)
+async def test_what_is_wrong_is_named(
+    http: httpx.AsyncClient, data: dict[str, str], files: dict[str, Any], status: int, param: str
+) -> None:
+    if files == {"x": None}:
+        files = {"file": (None, b"text")}
+        data = BATCH
+    response = await http.post("/v1/files", data=data, files=files)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+    assert (await http.get("/v1/files")).json()["data"] == []
+
+
+async def test_a_body_without_a_length_is_bounded_while_it_is_read(http: httpx.AsyncClient) -> None:
+    sent = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal sent
+        yield b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        while sent < 100 << 20:
+            sent += 1 << 16
+            yield b"x" * (1 << 16)
+
+    response = await http.post(
+        "/v1/files", content=endless(), headers={"content-type": "multipart/form-data; boundary=b"}
+    )
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+    assert sent < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [("application/json", 415), ("multipart/form-data", 400), ("multipart/form-data; boundary=b", 400)],
+)
+async def test_what_is_no_form_is_refused(http: httpx.AsyncClient, content_type: str, status: int) -> None:
+    response = await http.post("/v1/files", content=b"{}", headers={"content-type": content_type})
+    assert response.status_code == status
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_more_than_a_tenant_may_keep_is_refused(tmp_path: Path) -> None:
+    _, client = await serve(tmp_path, max_tenant_bytes=100)
+    async with client as http:
+        assert (await http.post("/v1/files", data=BATCH, files=named(content=b"x" * 60))).status_code == 200
+        response = await http.post("/v1/files", data=BATCH, files=named(content=b"x" * 60))
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "storage_full")
+
+
+async def test_a_tenant_sees_its_own_and_who_has_no_key_nothing(tmp_path: Path) -> None:
+    _, client = await serve(tmp_path, RING)
+    blue, red = {"x-api-key": "b"}, {"x-api-key": "r"}
+    async with client as http:
+        file_id = (await http.post("/v1/files", data=BATCH, files=named(), headers=blue)).json()["id"]
+        assert (await http.get(f"/v1/files/{file_id}", headers=blue)).status_code == 200
+        for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+            response = await http.request(method, f"/v1/files/{file_id}{path}", headers=red)
+            assert response.status_code == 404
+        assert (await http.get("/v1/files", headers=red)).json()["data"] == []
+        assert (await http.post("/v1/files", data=BATCH, files=named())).status_code == 401
+        assert (await http.get("/v1/files")).status_code == 401
+
+
+async def test_a_server_without_files_says_so(tmp_path: Path) -> None:
+    gateway, client = await serve(tmp_path)
+    gateway.batches = None
+    async with client as http:
+        for method, path in (("GET", "/v1/files"), ("POST", "/v1/files"), ("GET", "/v1/batches")):
+            response = await http.request(method, path)
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "batches_disabled")

@@ -1,0 +1,238 @@
+"""A batch comes to its end, each line once, whatever happens to its process and its disk on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deployments.batches.disk import RETRY_S
+from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideCall, NewBatch
+from deployments.errors import UnavailableError
+from engine.errors import RequestError
+from tests.deployments.batches.batch_world import (
+    Fate,
+    KilledError,
+    World,
+    a_batch,
+    a_line,
+    fateful_files,
+    open_world,
+    written,
+)
+
+MEMORY = "/dev/shm"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = open_world(tmp_path)
+    yield world
+    world.close()
+
+
+def lines(*names: str, **body: object) -> list[dict[str, object]]:
+    return [a_line(name, name=name, **body) for name in names]
+
+
+async def run(world: World, *given: object, **fields: object) -> Batch:
+    batch = a_batch(world.store, *given, **fields)  # type: ignore[arg-type]
+    await world.server.resume()
+    return await world.end(batch)
+
+
+async def test_each_line_is_answered_once_and_good_and_bad_answers_have_files_of_their_own(world: World) -> None:
+    batch = await run(world, *lines("a", "b"), *lines("c", statuses=[400]))
+    assert batch.status is BatchStatus.COMPLETED
+    assert batch.counts == BatchCounts(total=3, completed=2, failed=1)
+    assert list(batch.reached_s) == ["in_progress", "finalizing", "completed"]
+    assert batch.model == "base"
+    assert batch.output_file_id is not None
+    assert batch.error_file_id is not None
+    output, errors = (Path(world.store.content_path(i)) for i in (batch.output_file_id, batch.error_file_id))
+    assert sorted(json.loads(line)["custom_id"] for line in output.read_text().splitlines()) == ["a", "b"]
+    [line] = map(json.loads, errors.read_text().splitlines())
+    assert (line["custom_id"], line["response"]["status_code"], line["error"]) == ("c", 400, None)
+    assert line["response"]["request_id"] == line["id"] in {call.request_id for call in world.ask.calls}
+    assert {call.tenant for call in world.ask.calls} == {"blue"}
+    assert all(0 < (call.timeout_s or 0) <= WINDOW_S for call in world.ask.calls)
+
+
+async def test_who_is_told_to_come_back_does_and_failures_are_tried_again(world: World) -> None:
+    batch = await run(world, *lines("a", statuses=[429, 503, 500, 200]), *lines("b", statuses=[500]))
+    assert world.ended(batch) == {"a": "200", "b": "500"}
+    assert sorted(world.slept) == [1.0, 2.0, 2.0, 4.0, 7.0]
+    assert world.ask.names.count("a") == 4
+
+
+async def test_nobody_to_ask_is_waited_for(world: World) -> None:
+    times = [3]
+
+    def away(call: InsideCall) -> None:
+        times[0] -= 1
+        if times[0] >= 0:
+            raise UnavailableError("No gateway answers.", retry_after_s=5.0)
+
+    world.ask.on_call = away
+    batch = await run(world, *lines("a"))
+    assert (world.ended(batch), world.slept) == ({"a": "200"}, [5.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "line"),
+    [(a_line("x", model="gone"), "model_not_found", 1), (["no"], "invalid_json_line", 1)],
+)
+async def test_a_bad_input_fails_before_anything_is_asked(world: World, bad: object, code: str, line: int) -> None:
+    batch = await run(world, bad)
+    assert (batch.status, [(error.code, error.line) for error in batch.errors]) == (BatchStatus.FAILED, [(code, line)])
+    assert (world.ask.calls, batch.output_file_id, batch.error_file_id) == ([], None, None)
+
+
+async def test_a_version_of_an_adapter_is_looked_for_by_its_name(world: World) -> None:
+    batch = await run(world, a_line("a", model="base@3", name="a"))
+    assert batch.status is BatchStatus.COMPLETED
+
+
+async def test_counts_move_while_it_runs_and_a_cancelled_batch_keeps_what_it_has(world: World) -> None:
+    seen = []
+    batch = a_batch(world.store, *lines(*"abcdef"))
+
+    def look(call: InsideCall) -> None:
+        world.ask.never_answers = len(world.ask.calls) > 3
+
+    world.ask.on_call = look
+    await world.server.resume()
+    while (now := await world.server.batch("blue", batch.batch_id)).counts.completed < 3:
+        seen.append(now.counts.completed)
+    assert now.counts.total == 6
+    with pytest.raises(RequestError, match="no batch"):
+        await world.server.cancel("red", batch.batch_id)
+    assert (await world.server.cancel("blue", batch.batch_id)).status is BatchStatus.CANCELLING
+    batch = await world.end(batch)
+    assert batch.status is BatchStatus.CANCELLED
+    assert sorted(world.ended(batch).values()) == ["200"] * 3 + ["batch_cancelled"] * 3
+    assert batch.counts == BatchCounts(total=6, completed=3, failed=3)
+    with pytest.raises(RequestError, match="cannot be cancelled"):
+        await world.server.cancel("blue", batch.batch_id)
+
+
+async def test_a_batch_that_is_cancelled_before_it_was_looked_at_has_no_lines(world: World) -> None:
+    batch = a_batch(world.store, *lines("a"))
+    await world.server.cancel("blue", batch.batch_id)
+    await world.server.resume()
+    batch = await world.end(batch)
+    assert (batch.status, world.ask.calls, batch.error_file_id) == (BatchStatus.CANCELLED, [], None)
+
+
+async def test_what_is_not_answered_in_time_has_expired(world: World) -> None:
+    def late(call: InsideCall) -> None:
+        world.now_s[0] += WINDOW_S / 2
+
+    world.ask.on_call = late
+    batch = await run(world, *lines(*"abcd"))
+    assert batch.status is BatchStatus.EXPIRED
+    assert sorted(set(world.ended(batch).values())) == ["200", "batch_expired"]
+    assert len(world.ended(batch)) == 4
+
+
+async def test_so_many_requests_are_under_way_and_no_more(world: World) -> None:
+    world.ask.never_answers = True
+    batches = [a_batch(world.store, *lines(*"abcd")) for _ in range(2)]
+    await world.server.resume()
+    while len(world.ask.calls) < 3:
+        await asyncio.sleep(0.001)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert len(world.ask.calls) == 3
+    for batch in batches:
+        await world.server.cancel("blue", batch.batch_id)
+    await world.server.until_idle()
+
+
+async def test_a_batch_that_trips_is_gone_on_with(world: World) -> None:
+    trips = [True]
+
+    def trip(call: InsideCall) -> None:
+        if trips and len(world.ask.calls) > 2:
+            trips.pop()
+            raise ValueError("a bug")
+
+    world.ask.on_call = trip
+    batch = await run(world, *lines(*"abcd"))
+    assert (batch.status, len(world.ended(batch))) == (BatchStatus.COMPLETED, 4)
+
+
+async def test_a_batch_begins_as_it_is_made(world: World) -> None:
+    made = a_batch(world.store, *lines("a"))
+    new = NewBatch(tenant="blue", input_file_id=made.input_file_id, endpoint=made.endpoint)
+    batch = await world.end(await world.server.create(new))
+    assert batch.status is BatchStatus.COMPLETED
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    num_lines=st.integers(1, 5),
+    deaths=st.lists(st.integers(1, 45), max_size=4),
+    full_at=st.frozensets(st.integers(1, 45), max_size=4),
+    is_cancelled=st.booleans(),
+)
+def test_every_line_has_one_answer_wherever_the_process_dies_and_the_disk_is_full(
+    num_lines: int, deaths: list[int], full_at: frozenset[int], is_cancelled: bool
+) -> None:
+    names = [f"line-{i}" for i in range(num_lines)]
+    # In memory: what a disk takes for every line is not what is tested.
+    with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as folder:
+        world = open_world(Path(folder))
+        batch = a_batch(world.store, *lines(*names[:-1]), *lines(names[-1], statuses=[503, 400]))
+        world.close()
+        for number, dies_at in enumerate([*deaths, None]):
+            fate = Fate(dies_at=dies_at, full_at=full_at)
+            done_before = {line["custom_id"] for line in written(Path(folder), batch.batch_id)}
+            world = open_world(Path(folder), fate=fate)
+            try:
+                if is_cancelled and number == len(deaths) and number > 0:
+                    fate.dies_at = None
+                    asyncio.run(cancelled(world, batch))
+                with fateful_files(fate):
+                    asyncio.run(one_life(world, batch))
+            finally:
+                world.close()
+            # What is on the disk is never asked for again, and waits for the disk are short.
+            assert done_before.isdisjoint(world.ask.names)
+            assert {*world.slept} <= {RETRY_S, 1.0}
+        ended = world.ended(batch)
+        assert set(ended) in ({*names}, set())
+        with_status = {name for name, end in ended.items() if end.isdigit()}
+        world = open_world(Path(folder))
+        batch = world.store.batch(batch.batch_id)
+        world.close()
+        assert batch.counts.completed + batch.counts.failed == batch.counts.total == len(ended)
+        if batch.status is BatchStatus.COMPLETED:
+            assert with_status == {*names}
+            assert (batch.counts.failed, batch.error_file_id is not None) == (1, True)
+        else:
+            assert is_cancelled
+            assert batch.status is BatchStatus.CANCELLED
+
+
+async def one_life(world: World, batch: Batch) -> None:
+    """Run what there is until its end, or the process's."""
+    for found in world.store.unfinished():
+        try:
+            await world.server._new_runner(found).run()
+        except BaseException as death:
+            rest = death.split(KilledError)[1] if isinstance(death, BaseExceptionGroup) else death
+            if not isinstance(rest, KilledError | None):
+                raise
+
+
+async def cancelled(world: World, batch: Batch) -> None:
+    if world.store.unfinished():
+        await world.server.cancel("blue", batch.batch_id)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.batches.store import UPLOAD_LASTS_S, BatchStore, FolderTakenError, output_ids
+from deployments.batches.values import BatchCounts, BatchStatus, LineError, NewBatch, NewFile, PageQuestion
+from engine.errors import RequestError
+from tests.deployments.batches.batch_world import ENDPOINT, LIMITS, a_batch, a_line, upload
+
+
+@pytest.fixture
+def now_s() -> list[float]:
+    return [1_700_000_000.0]
+
+
+@pytest.fixture
+def store(tmp_path: Path, now_s: list[float]) -> Iterator[BatchStore]:
+    store = open_store(tmp_path, now_s)
+    yield store
+    store.close()
+
+
+def open_store(folder: Path, now_s: list[float], **limits: int) -> BatchStore:
+    return BatchStore(str(folder), **LIMITS | limits, clock=lambda: now_s[0])
+
+
+def refusal(call: Any, *args: Any) -> str | None:
+    with pytest.raises(RequestError) as refused:
+        call(*args)
+    return refused.value.code
+
+
+def test_a_content_comes_in_parts_and_twice_is_once(store: BatchStore) -> None:
+    upload_id = store.begin_upload()
+    for offset, part in ((0, b"abc"), (3, b"de"), (3, b"de"), (5, b"f")):
+        store.append_upload(upload_id, offset, part)
+    stored = store.finish_upload(upload_id, NewFile(tenant="blue", name="x", purpose="batch", lasts_s=3600))
+    assert Path(store.content_path(stored.file_id)).read_bytes() == b"abcdef"
+    assert (stored.num_bytes, stored.created_s, stored.expires_s) == (6, 1_700_000_000, 1_700_003_600)
+    assert store.file("blue", stored.file_id) == stored
+    with pytest.raises(RequestError, match="interrupted"):
+        store.append_upload(upload_id, 6, b"g")
+    with pytest.raises(RequestError, match="interrupted"):
+        store.append_upload("../../etc/passwd", 0, b"g")
+
+
+def test_a_tenant_sees_its_own_only(store: BatchStore) -> None:
+    batch = a_batch(store, a_line("a"))
+    assert refusal(store.file, "red", batch.input_file_id) == "file_not_found"
+    assert refusal(store.delete_file, "red", batch.input_file_id) == "file_not_found"
+    assert refusal(store.batch, batch.batch_id, "red") == "batch_not_found"
+    new = NewBatch(tenant="red", input_file_id=batch.input_file_id, endpoint=ENDPOINT)
+    assert refusal(store.add_batch, new) == "file_not_found"
+    assert store.list_files("red", PageQuestion(9)).items == store.list_batches("red", PageQuestion(9)).items == ()
+
+
+def test_lists_are_paged_in_both_directions(store: BatchStore) -> None:
+    ids = [upload(store, b"x") for _ in range(5)]
+    page = store.list_files("blue", PageQuestion(2))
+    assert ([file.file_id for file in page.items], page.has_more) == ([ids[4], ids[3]], True)
+    page = store.list_files("blue", PageQuestion(2, ids[1]))
+    assert ([file.file_id for file in page.items], page.has_more) == ([ids[0]], False)
+    page = store.list_files("blue", PageQuestion(2, ids[1], is_ascending=True))
+    assert ([file.file_id for file in page.items], page.has_more) == ([ids[2], ids[3]], True)
+    assert store.list_files("blue", PageQuestion(9, purpose="batch_output")).items == ()
+    assert refusal(store.list_files, "red", PageQuestion(2, ids[1])) is None
+
+
+def test_bounds_are_told(store: BatchStore) -> None:
+    for _ in range(LIMITS["max_unfinished"]):
+        last = a_batch(store, a_line("a"))
+    new = NewBatch(tenant="blue", input_file_id=last.input_file_id, endpoint=ENDPOINT)
+    assert refusal(store.add_batch, new) == "batch_limit_exceeded"
+    a_batch(store, a_line("a"), tenant="red")
+    store.finish(last.batch_id, BatchStatus.COMPLETED)
+    store.add_batch(new)
+    with pytest.raises(RequestError, match="Delete some") as refused:
+        upload(store, b"x" * LIMITS["max_tenant_bytes"])
+    assert refused.value.code == "storage_full"
+    assert len(list((Path(store.content_path("x")).parents[1] / "uploads").iterdir())) == 0
+
+
+def test_a_file_that_a_batch_reads_stays_until_the_batch_has_ended(store: BatchStore, now_s: list[float]) -> None:
+    batch = a_batch(store, a_line("a"))
+    assert refusal(store.delete_file, "blue", batch.input_file_id) == "file_in_use"
+    store.finish(batch.batch_id, BatchStatus.COMPLETED)
+    store.delete_file("blue", batch.input_file_id)
+    assert refusal(store.file, "blue", batch.input_file_id) == "file_not_found"
+    assert not os.path.exists(store.content_path(batch.input_file_id))
+
+
+def test_files_and_left_uploads_go_when_their_time_has_come(store: BatchStore, now_s: list[float]) -> None:
+    short, long = upload(store, b"x", lasts_s=3600), upload(store, b"x", lasts_s=7200)
+    left = store.begin_upload()
+    now_s[0] += 3601
+    # Nobody sees it any more, though it is still to be deleted.
+    assert refusal(store.file, "blue", short) == "file_not_found"
+    assert [file.file_id for file in store.list_files("blue", PageQuestion(9)).items] == [long]
+    assert store.drop_expired() == 1
+    assert not os.path.exists(store.content_path(short))
+    os.utime(Path(store.content_path("x")).parents[1] / "uploads" / left, (0, now_s[0] - UPLOAD_LASTS_S - 1))
+    store.drop_expired()
+    with pytest.raises(RequestError, match="interrupted"):
+        store.append_upload(left, 0, b"x")
+
+
+def test_a_batch_moves_only_out_of_what_it_is_in_and_outlives_the_process(tmp_path: Path, now_s: list[float]) -> None:
+    store = open_store(tmp_path, now_s)
+    batch = a_batch(store, a_line("a"), metadata={"k": "v"}, outputs_last_s=3600)
+    now_s[0] += 5
+    error = LineError(code="c", message="m", line=3, param="p")
+    moved = store.move(
+        batch.batch_id,
+        BatchStatus.IN_PROGRESS,
+        out_of=[BatchStatus.VALIDATING],
+        model="base",
+        counts=BatchCounts(total=1),
+        errors=(error,),
+    )
+    assert moved.reached_s == {"in_progress": batch.created_s + 5}
+    assert store.move(batch.batch_id, BatchStatus.FAILED, out_of=[BatchStatus.VALIDATING]) == moved
+    store.close()
+    store = open_store(tmp_path, now_s)
+    assert store.unfinished() == [moved]
+    output_id, _ = output_ids(batch.batch_id)
+    Path(store.content_path(output_id)).write_bytes(b"{}\n")
+    done = store.finish(batch.batch_id, BatchStatus.COMPLETED, counts=BatchCounts(total=1, completed=1))
+    assert (done.output_file_id, done.error_file_id) == (output_id, None)
+    output = store.file("blue", output_id)
+    assert (output.purpose, output.num_bytes, output.expires_s) == ("batch_output", 3, int(now_s[0]) + 3600)
+    # A second end is none.
+    assert store.finish(batch.batch_id, BatchStatus.FAILED) == done
+    assert store.unfinished() == []
+    store.close()
+
+
+def test_a_start_sweeps_what_nothing_tells_of(tmp_path: Path, now_s: list[float]) -> None:
+    store = open_store(tmp_path, now_s)
+    batch = a_batch(store, a_line("a"))
+    output_id, _ = output_ids(batch.batch_id)
+    for name in (output_id, "file-orphan"):
+        Path(store.content_path(name)).write_bytes(b"{}\n")
+    store.begin_upload()
+    store.close()
+    open_store(tmp_path, now_s).close()
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == sorted([batch.input_file_id, output_id])
+    assert list((tmp_path / "uploads").iterdir()) == []
+
+
+def test_a_folder_is_for_one_process(store: BatchStore, tmp_path: Path, now_s: list[float]) -> None:
+    with pytest.raises(FolderTakenError):
+        open_store(tmp_path, now_s)
