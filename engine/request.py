@@ -151,13 +151,7 @@ class SamplingParams:
     @property
     def is_followed(self) -> bool:
         """Whether what may come next depends on the tokens so far by more than the model: the host must know them."""
-        return (
-            self.grammar is not None
-            or bool(self.bad_words)
-            or self.has_penalties
-            or self.dry is not None
-            or self.lz is not None
-        )
+        return self.grammar is not None or bool(self.bad_words) or self.dry is not None or self.lz is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

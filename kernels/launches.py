@@ -51,7 +51,7 @@ def all_launches(target: str) -> list[Launch]:
         layer(GEOMETRIES[0], torch.float16)
         layer(GEOMETRIES[0], torch.float32)
         layer(GEOMETRIES[0], torch.bfloat16, window=4096, softcap=50.0)
-        choose_tokens(_empty(64, VOCAB, dtype=torch.float32), _empty(64, 2, dtype=torch.float64), _whole(64, 2))
+        choose_tokens(_empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64), _whole(64, 2))
     return launches
 
 

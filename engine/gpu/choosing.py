@@ -1,4 +1,4 @@
-"""The choice of tokens on a GPU by one kernel, for rows that need no sorted candidates."""
+"""The choice of tokens on a GPU by one kernel, which sorts nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _HALF = 1 << 63
 
 
 class TokenChooser:
-    """Chooses for rows that are greedy, or draw from all tokens or from those within min-p."""
+    """Chooses for rows that are greedy, or draw from what top-k, top-p and min-p leave."""
 
     def __init__(self, runtime: GpuRuntime, max_rows: int) -> None:
         self._runtime = runtime
-        self._staging = Staging(4 * max_rows, runtime)
+        self._staging = Staging(6 * max_rows, runtime)
 
     def __call__(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
@@ -30,15 +30,19 @@ class TokenChooser:
         Rows that need more than this get the token that they would draw without it.
         """
         rows = len(params)
-        knobs = torch.tensor([(p.temperature, _logarithm(p.min_p)) for p in params], dtype=torch.float64)
+        knobs = torch.tensor(
+            [(p.temperature, _logarithm(p.min_p), p.top_k, p.top_p) for p in params], dtype=torch.float64
+        )
         seeds = torch.tensor([(_signed(p.seed), at) for p, at in zip(params, positions, strict=True)])
         self._staging.send(torch.cat((knobs.view(torch.int64).flatten(), seeds.flatten())))
-        sent = self._staging.device[: 4 * rows].view(2, rows, 2)
-        return choose_tokens(logits, sent[0].view(torch.float64), sent[1])
+        sent = self._staging.device
+        return choose_tokens(
+            logits, sent[: 4 * rows].view(torch.float64).view(rows, 4), sent[4 * rows : 6 * rows].view(rows, 2)
+        )
 
-    def fetch(self, token_ids: torch.Tensor) -> Callable[[], list[int]]:
-        """Begin to bring token ids to the host; return what waits for them."""
-        return self._runtime.fetch(token_ids)
+    def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to bring numbers to the host; return what waits for them."""
+        return self._runtime.fetch(numbers)
 
 
 def _logarithm(number: float) -> float:

@@ -30,8 +30,8 @@ class GpuRuntime(Protocol):
         """Return what waits until all that has been enqueued so far is done."""
         ...
 
-    def fetch(self, numbers: torch.Tensor) -> Callable[[], list[int]]:
-        """Begin to bring int64 numbers to the host; return what waits for them, and for nothing enqueued later."""
+    def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to bring numbers to the host; return what waits for them, and for nothing enqueued later."""
         ...
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
@@ -60,16 +60,15 @@ class CudaRuntime:
         event.record()
         return event.synchronize
 
-    def fetch(self, numbers: torch.Tensor) -> Callable[[], list[int]]:
+    def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Copy to page-locked memory and record an event."""
         host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         host.copy_(numbers, non_blocking=True)
         wait = self.fence()
 
-        def fetched() -> list[int]:
+        def fetched() -> torch.Tensor:
             wait()
-            found: list[int] = host.tolist()
-            return found
+            return host
 
         return fetched
 

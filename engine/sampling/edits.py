@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.request import SamplingParams
+from engine.sampling.placing import placed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,15 +42,15 @@ class LogitEdits:
         biased = None
         if bias:
             ids, values = zip(*bias, strict=True)
-            biased = torch.tensor(ids, device=device), torch.tensor(values, dtype=torch.float32, device=device)
+            biased = placed(ids, device), placed(values, device, torch.float32)
         single = [word[0] for word in bad_words if len(word) == 1]
         forbidden = None
         if params.allowed_token_ids or single:
             forbidden = torch.zeros(vocab_size, dtype=torch.bool, device=device)
             if params.allowed_token_ids:
                 forbidden[:] = True
-                forbidden[torch.tensor(allowed, dtype=torch.int64, device=device)] = False
-            forbidden[torch.tensor(single, dtype=torch.int64, device=device)] = True
+                forbidden[placed(allowed, device)] = False
+            forbidden[placed(single, device)] = True
         longer = tuple(word for word in bad_words if len(word) > 1)
         recent = deque(output_ids, maxlen=max((len(word) - 1 for word in longer), default=0))
         return cls(biased=biased, forbidden=forbidden, bad_words=longer, recent=recent)
@@ -64,7 +65,7 @@ class LogitEdits:
             recent = tuple(self.recent)
             last = [word[-1] for word in self.bad_words if recent[len(recent) - len(word) + 1 :] == word[:-1]]
             if last:
-                logits[torch.tensor(sorted(set(last)), device=logits.device)] -= torch.inf
+                logits[placed(sorted(set(last)), logits.device)] -= torch.inf
 
     def note(self, token_id: int) -> None:
         """Take note of the token that was chosen."""

@@ -71,11 +71,12 @@ def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Mask all but the smallest set of tokens with probability at least `top_p` [rows, 1].
 
     Scores [rows, n] are sorted, likeliest first; that one always stays. The sum runs in float64, so that devices agree
-    on where it ends. Source: nucleus sampling (Holtzman et al., 2020, section 3.1).
+    on where it ends, and over masses relative to the likeliest token's: equal tokens then count as whole numbers, and
+    where they end is exact. Source: nucleus sampling (Holtzman et al., 2020, section 3.1).
     """
-    probabilities = torch.softmax(scores, dim=-1, dtype=torch.float64)
-    mass_before = probabilities.cumsum(dim=-1) - probabilities
-    is_out = mass_before >= top_p
+    wide = scores.double()
+    masses = (wide - wide.amax(dim=-1, keepdim=True)).exp()
+    is_out = masses.cumsum(dim=-1) - masses >= top_p * masses.sum(dim=-1, keepdim=True)
     is_out[:, 0] = False
     return scores.masked_fill(is_out, -torch.inf)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from engine.sampling.placing import placed
 from kernels.token_choice.reference import DrawKeys, philox_4x32
 
 _WORD = 0xFFFFFFFF
@@ -26,5 +27,5 @@ def uniforms(keys: DrawKeys) -> torch.Tensor:
 def draw_keys(seeds: Sequence[int], positions: Sequence[int], device: torch.device) -> DrawKeys:
     """Pack seeds (any ints; their low 64 bits count) and positions (below 2^32) for one draw of each row."""
     words = [[seed & _WORD, seed >> 32 & _WORD, at & _WORD] for seed, at in zip(seeds, positions, strict=True)]
-    packed = torch.tensor(words, dtype=torch.int64, device=device)
+    packed = placed(words, device)
     return DrawKeys(seed_low=packed[:, 0:1], seed_high=packed[:, 1:2], position=packed[:, 2:3])

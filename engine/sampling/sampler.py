@@ -27,7 +27,8 @@ from engine.grammar import GrammarFollower, GrammarStore
 from engine.request import Request, SamplingParams, TokenLogprobs
 from engine.sampling.edits import LogitEdits
 from engine.sampling.logits import Candidates, Penalties, keep_min_p, keep_top_p, penalize, scale, select_top_k
-from engine.sampling.logprobs import logprobs_of
+from engine.sampling.logprobs import read_told, tell
+from engine.sampling.placing import placed
 from engine.sampling.random import draw_keys, uniforms
 from engine.sampling.repeats import RepeatPenalties
 from engine.sampling.truncation import exclude_top_choices, keep_epsilon, keep_eta, keep_top_n_sigma, keep_typical
@@ -44,12 +45,12 @@ class Chooser(Protocol):
     ) -> torch.Tensor:
         """Return a token id (int64) for each row of logits, -1 where a row is unusable.
 
-        Where a row's parameters want no more than temperature and min-p, it is the token that is drawn.
+        Where a row's parameters want no more than temperature, top-k, top-p and min-p, it is the token that is drawn.
         """
         ...
 
-    def fetch(self, token_ids: torch.Tensor) -> Callable[[], list[int]]:
-        """Begin to bring token ids to the host; return what waits for them."""
+    def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to bring numbers to the host; return what waits for them."""
         ...
 
 
@@ -75,15 +76,16 @@ class Drawing:
     Attributes:
         token_ids: int64 on the device, one for each line, -1 where a row failed; known there before anybody waits.
         fetched: waits for them.
-        told: lines whose log-probabilities are asked for; `as_they_came` are their logits.
+        told: lines whose log-probabilities are asked for.
+        fetched_told: waits for what `engine.sampling.logprobs.tell` computed of them.
     """
 
     rows: Sequence[int]
     states: list[_RowState]
     token_ids: torch.Tensor
-    fetched: Callable[[], list[int]]
+    fetched: Callable[[], torch.Tensor]
     told: list[int]
-    as_they_came: torch.Tensor | None
+    fetched_told: Callable[[], torch.Tensor] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +150,10 @@ class Sampler:
         if has_penalties:
             in_prompt, output_counts = self._penalty_tables()
             in_prompt[row] = False
-            in_prompt[row, torch.tensor(request.prompt_ids, device=self._device)] = True
-            outputs = torch.tensor(list(output_ids), dtype=torch.int64, device=self._device)
-            output_counts[row] = torch.bincount(outputs, minlength=self._vocab_size)
+            in_prompt[row, placed(request.prompt_ids, self._device)] = True
+            outputs = placed(output_ids, self._device)
+            output_counts[row] = 0
+            output_counts[row].index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
 
     def release(self, row: int) -> None:
         """Forget a row; idempotent."""
@@ -161,7 +164,9 @@ class Sampler:
         return self.finish(self.draw(logits, rows, positions))
 
     def draw(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> Drawing:
-        """Ask the device for a token of each row; a row that `is_followed` must be finished before its next one.
+        """Ask the device for a token of each row, and count it there as that row's output.
+
+        A row that `is_followed` must be finished before its next one.
 
         Args:
             logits: [n, vocab] float32 on the sampler's device; may be overwritten.
@@ -170,7 +175,7 @@ class Sampler:
         """
         states = [self._state_by_row[row] for row in rows]
         told = [line for line, state in enumerate(states) if state.params.num_logprobs is not None]
-        as_they_came = logits[told] if told else None
+        as_they_came = logits[placed(told, self._device)] if told else None
         for line, state in enumerate(states):
             if state.edits is not None:
                 state.edits.apply(logits[line])
@@ -186,36 +191,45 @@ class Sampler:
         chosen = choose(logits, params, positions)
         is_usable = chosen >= 0
         for width, lines in _draw_groups(params, self._vocab_size, has_simple=self._choose is None).items():
-            index = torch.tensor(lines, device=self._device)
+            index = placed(lines, self._device)
             group = [params[line] for line in lines]
             chosen[index] = _draw(logits[index], group, [positions[line] for line in lines], width)
         token_ids = torch.where(is_usable, chosen, -1)
+        self._count(rows, states, token_ids)
+        fetched_told = None
+        if as_they_came is not None:
+            num_top = max(states[line].params.num_logprobs or 0 for line in told)
+            chosen_ids = token_ids[placed(told, self._device)].clamp(min=0)
+            fetched_told = self._fetch(tell(as_they_came, chosen_ids, num_top))
         return Drawing(
             rows=rows,
             states=states,
             token_ids=token_ids,
-            fetched=token_ids.tolist if self._choose is None else self._choose.fetch(token_ids),
+            fetched=self._fetch(token_ids),
             told=told,
-            as_they_came=as_they_came,
+            fetched_told=fetched_told,
         )
 
     def finish(self, drawing: Drawing) -> SampleResult:
-        """Wait for the tokens, and count them as their rows' outputs."""
+        """Wait for the tokens, and tell those who follow them."""
         rows, states = drawing.rows, drawing.states
-        token_ids = drawing.fetched()
+        token_ids: list[int] = drawing.fetched().tolist()
         failed = {
             row: (state.follower and state.follower.error) or NOT_FINITE
             for row, state, token_id in zip(rows, states, token_ids, strict=True)
             if token_id < 0
         }
-        self._count(rows, states, token_ids)
+        for state, token_id in zip(states, token_ids, strict=True):
+            if state.edits is not None:
+                state.edits.note(token_id)
+            if state.follower is not None and token_id >= 0:
+                state.follower.note(token_id)
+            if state.repeats is not None and token_id >= 0:
+                state.repeats.note(token_id)
         logprobs: dict[int, TokenLogprobs] = {}
-        if drawing.as_they_came is not None:
-            chosen_ids = [max(0, token_ids[line]) for line in drawing.told]
-            counts = [states[line].params.num_logprobs or 0 for line in drawing.told]
-            entries = logprobs_of(drawing.as_they_came, chosen_ids, max(counts))
-            for line, count, entry in zip(drawing.told, counts, entries, strict=True):
-                logprobs[rows[line]] = entry._replace(top=entry.top[:count])
+        if drawing.fetched_told is not None:
+            for line, entry in zip(drawing.told, read_told(drawing.fetched_told()), strict=True):
+                logprobs[rows[line]] = entry._replace(top=entry.top[: states[line].params.num_logprobs])
         return SampleResult(token_ids=token_ids, failed=failed, logprobs=logprobs)
 
     def _penalize(self, logits: torch.Tensor, rows: Sequence[int], states: list[_RowState]) -> None:
@@ -223,8 +237,8 @@ class Sampler:
         if not lines:
             return
         in_prompt, output_counts = self._penalty_tables()
-        index = torch.tensor(lines, device=self._device)
-        table_rows = torch.tensor([rows[line] for line in lines], device=self._device)
+        index = placed(lines, self._device)
+        table_rows = placed([rows[line] for line in lines], self._device)
         params = [states[line].params for line in lines]
         penalties = Penalties(
             repetition=self._column([p.repetition_penalty for p in params]),
@@ -241,26 +255,20 @@ class Sampler:
             for token_id in state.stop_ids
         ]
         if masked:
-            at = torch.tensor(masked, device=self._device)
+            at = placed(masked, self._device)
             # NaN must stay visible to the health check.
             logits[at[:, 0], at[:, 1]] -= torch.inf
 
-    def _count(self, rows: Sequence[int], states: list[_RowState], token_ids: list[int]) -> None:
-        for state, token_id in zip(states, token_ids, strict=True):
-            if state.edits is not None:
-                state.edits.note(token_id)
-            if state.follower is not None and token_id >= 0:
-                state.follower.note(token_id)
-            if state.repeats is not None and token_id >= 0:
-                state.repeats.note(token_id)
-        drawn = [
-            (row, token_id)
-            for row, state, token_id in zip(rows, states, token_ids, strict=True)
-            if state.has_penalties and token_id >= 0
-        ]
-        if drawn:
-            at = torch.tensor(drawn, device=self._device)
-            self._penalty_tables()[1][at[:, 0], at[:, 1]] += 1
+    def _count(self, rows: Sequence[int], states: list[_RowState], token_ids: torch.Tensor) -> None:
+        """Count tokens for the next penalties where they are drawn: the next draw may come before the host knows."""
+        lines = [line for line, state in enumerate(states) if state.has_penalties]
+        if lines:
+            table_rows = placed([rows[line] for line in lines], self._device)
+            drawn = token_ids[placed(lines, self._device)]
+            self._penalty_tables()[1][table_rows, drawn.clamp(min=0)] += (drawn >= 0).int()
+
+    def _fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return (lambda: numbers) if self._choose is None else self._choose.fetch(numbers)
 
     def _penalty_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._in_prompt is None or self._output_counts is None:
@@ -296,7 +304,7 @@ def _draw_groups(params: Sequence[SamplingParams], vocab_size: int, *, has_simpl
             continue
         has_top_k = 0 < p.top_k < vocab_size
         width = p.top_k if has_top_k else vocab_size if p.top_p < 1 else 0
-        if width or has_simple or _is_shortened(p):
+        if has_simple or _is_shortened(p):
             lines_by_width.setdefault(width, []).append(line)
     return lines_by_width
 
@@ -342,4 +350,4 @@ def _shortened(scores: torch.Tensor, params: list[SamplingParams], keys: DrawKey
 
 def _column(values: list[float], device: torch.device) -> torch.Tensor:
     """Return one float32 number for each row, [rows, 1]."""
-    return torch.tensor(values, dtype=torch.float32, device=device).unsqueeze(1)
+    return placed(values, device, torch.float32).unsqueeze(1)

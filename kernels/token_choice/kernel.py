@@ -1,7 +1,9 @@
-"""The GPU's choice of tokens: health, maximum, min-p and the race of exponential clocks, without a sort."""
+"""The GPU's choice of tokens: health, maximum, truncation and the race of exponential clocks, without a sort."""
 
 import triton
 import triton.language as tl
+
+from kernels.token_choice.truncation import cut, distance_of
 
 
 @triton.jit
@@ -25,26 +27,33 @@ def _better(value, token, best, best_token):
 def token_choice_kernel(logits, knobs, seeds, chosen, vocab, BLOCK: tl.constexpr):
     """Program r chooses for row r of `logits` [rows, vocab] float32; -1 where no number is the highest.
 
-    `knobs` [rows, 2] float64 are temperature (0: the likeliest token) and the logarithm of min-p; `seeds` [rows, 2]
-    int64 are seed and position. Each of BLOCK lanes looks at the four tokens whose noise one counter of Philox brings.
+    `knobs` [rows, 4] float64 are temperature (0: the likeliest token), the logarithm of min-p, top-k and top-p; `seeds`
+    [rows, 2] int64 are seed and position. In the race each of BLOCK lanes looks at the four tokens whose noise one
+    counter of Philox brings.
     """
     row = tl.program_id(0).to(tl.int64)
+    logits += row * vocab
     lanes = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_token = tl.zeros([BLOCK], tl.int32)
     poisoned = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
         token = start + lanes
-        value = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+        value = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
         poisoned |= ((value != value) | (value == float("inf"))).to(tl.int32)
         best, best_token = _better(value, token, best, best_token)
     highest = tl.max(best, axis=0)
     likeliest = tl.min(tl.where(best == highest, best_token, vocab), axis=0)
     is_healthy = (tl.max(poisoned, axis=0) == 0) & (highest > float("-inf"))
-    temperature = tl.load(knobs + row * 2).to(tl.float32)
-    if temperature > 0.0:
-        least = tl.load(knobs + row * 2 + 1).to(tl.float32)
-        inverse = 1.0 / tl.maximum(temperature, 1e-30)
+    knobs += row * 4
+    temperature = tl.load(knobs).to(tl.float32)
+    if (temperature > 0.0) & is_healthy:
+        temperature = tl.maximum(temperature, 1e-30)
+        least = tl.load(knobs + 1).to(tl.float32)
+        top_k, top_p = tl.load(knobs + 2).to(tl.int64), tl.load(knobs + 3).to(tl.float32)
+        farthest, last = tl.full([], float("inf"), tl.float32), tl.zeros([], tl.int32) + vocab
+        if (top_k > 0) | (top_p < 1.0):
+            farthest, last = cut(logits, vocab, highest, temperature, top_k, top_p.to(tl.float64), BLOCK)
         seed, position = tl.load(seeds + row * 2), tl.load(seeds + row * 2 + 1)
         best = tl.full([BLOCK], float("-inf"), tl.float32)
         best_token = tl.zeros([BLOCK], tl.int32)
@@ -54,9 +63,10 @@ def token_choice_kernel(logits, knobs, seeds, chosen, vocab, BLOCK: tl.constexpr
             words = tl.philox(seed, counter, zero + position.to(tl.int32), zero, zero)
             for lane in tl.static_range(4):
                 token = counter * 4 + lane
-                value = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
-                score = (value - highest) * inverse
-                score = tl.where(score < least, float("-inf"), score + _gumbel(words[lane]))
+                value = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
+                distance = distance_of(value, highest, temperature)
+                is_kept = (distance < farthest) | ((distance == farthest) & (token <= last))
+                score = tl.where(is_kept & (-distance >= least), _gumbel(words[lane]) - distance, float("-inf"))
                 best, best_token = _better(score, token, best, best_token)
         likeliest = tl.min(tl.where(best == tl.max(best, axis=0), best_token, vocab), axis=0)
     tl.store(chosen + row, tl.where(is_healthy, likeliest, -1).to(tl.int64))

@@ -15,7 +15,9 @@ def choose_tokens(logits: torch.Tensor, knobs: torch.Tensor, seeds: torch.Tensor
     -1 where a row holds NaN or infinity, or nothing but minus infinity. Of equal logits the lowest id is the likeliest.
 
     Args:
-        knobs: [rows, 2] float64: temperature, 0 for the likeliest token, and the natural logarithm of min-p.
+        knobs: [rows, 4] float64: temperature, 0 for the likeliest token; the natural logarithm of min-p; top-k, 0 for
+            all; top-p, 1 for all. Which tokens are kept is `engine.sampling.logits`' affair: `kernels.token_choice.
+            truncation` keeps the same ones.
         seeds: [rows, 2] int64: the seed and the position of the draw, below 2^31.
     """
     rows, vocab = logits.shape

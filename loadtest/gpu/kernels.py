@@ -57,13 +57,14 @@ def benches(geometry: Geometry, device: torch.device, *, scale: int = 1) -> Iter
         yield _lora(geometry, device, tokens=max(2, 64 // scale), adapters=max(1, adapters // scale))
     rows = max(1, 64 // scale)
     logits = torch.randn(rows, VOCAB // scale, device=device)
-    knobs = torch.tensor([[1.0, -torch.inf]], dtype=torch.float64, device=device).repeat(rows, 1)
     seeds = torch.arange(2 * rows, device=device).view(rows, 2)
-    yield Bench(
-        name=f"token choice, {rows} rows of {logits.shape[1]}",
-        run=lambda: choose_tokens(logits, knobs, seeds),
-        num_bytes=logits.nbytes,
-    )
+    for name, top_k, top_p in (("", 0, 1.0), (", top-p 0.9", 0, 0.9), (", top-k 40 and top-p 0.9", 40, 0.9)):
+        knobs = torch.tensor([[1.0, -torch.inf, top_k, top_p]], dtype=torch.float64, device=device).repeat(rows, 1)
+        yield Bench(
+            name=f"token choice, {rows} rows of {logits.shape[1]}{name}",
+            run=lambda knobs=knobs: choose_tokens(logits, knobs, seeds),  # type: ignore[misc]
+            num_bytes=logits.nbytes,
+        )
 
 
 def measure(ceilings: Ceilings) -> list[Figure]:

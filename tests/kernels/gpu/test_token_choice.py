@@ -16,8 +16,17 @@ from tests.engine.gpu.host_runtime import runtime_here
 from tests.kernels.gpu.conftest import DEVICE
 
 
-def choose(logits: torch.Tensor, knobs: list[tuple[float, float]], seeds: list[tuple[int, int]]) -> list[int]:
-    settings = torch.tensor(knobs, dtype=torch.float64, device=DEVICE)
+def choose(
+    logits: torch.Tensor,
+    knobs: list[tuple[float, float]],
+    seeds: list[tuple[int, int]],
+    cuts: list[tuple[int, float]] | None = None,
+) -> list[int]:
+    settings = torch.cat(
+        (torch.tensor(knobs, dtype=torch.float64), torch.tensor(cuts or [(0, 1.0)] * len(knobs), dtype=torch.float64)),
+        dim=1,
+    )
+    settings = settings.to(DEVICE)
     chosen: list[int] = choose_tokens(logits.to(DEVICE), settings, torch.tensor(seeds, device=DEVICE)).tolist()
     return chosen
 
@@ -62,9 +71,10 @@ def test_of_equal_logits_the_first_is_the_likeliest() -> None:
 def test_a_chooser_hands_over_what_requests_ask_for() -> None:
     params = [
         SamplingParams(max_tokens=1, temperature=0.0),
-        SamplingParams(max_tokens=1, temperature=0.7, seed=(1 << 64) - 3, min_p=0.05),
+        SamplingParams(max_tokens=1, temperature=0.7, seed=(1 << 64) - 3, min_p=0.05, top_k=30, top_p=0.8),
     ]
     logits = torch.randn(2, 999, device=DEVICE)
     chosen = TokenChooser(runtime_here(), 4)(logits, params, [3, 9])
-    expected = choose(logits, [(0.0, -math.inf), (0.7, math.log(0.05))], [(0, 3), (-3, 9)])
+    cuts = [(0, 1.0), (30, 0.8)]
+    expected = choose(logits, [(0.0, -math.inf), (0.7, math.log(0.05))], [(0, 3), (-3, 9)], cuts)
     assert chosen.tolist() == expected

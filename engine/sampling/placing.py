@@ -1,0 +1,16 @@
+"""A few numbers on their way from the host to where logits are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[tuple[int, int]]
+
+
+def placed(numbers: Numbers, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """Return numbers as a tensor on a device; a GPU that is at work takes them when it comes to them, unwaited for."""
+    # From ordinary memory a copy would wait for all that has been enqueued before it.
+    host = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)

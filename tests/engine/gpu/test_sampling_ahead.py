@@ -1,0 +1,51 @@
+"""Sampling with the GPU's chooser: the next draw is asked for before anybody knows the last one's token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.gpu.choosing import TokenChooser
+from engine.request import Request, RequestId, SamplingParams, TokenLogprobs
+from engine.sampling import sampler as sampling
+from engine.sampling.sampler import Sampler
+from tests.engine.gpu.host_runtime import HostRuntime
+
+CPU, VOCAB, STEPS = torch.device("cpu"), 600, 4
+PARAMS = [
+    SamplingParams(max_tokens=9, temperature=0.9, top_k=20, seed=1, num_logprobs=3),
+    SamplingParams(max_tokens=9, temperature=1.3, top_p=0.8, seed=2, frequency_penalty=2.0, presence_penalty=1.0),
+    SamplingParams(max_tokens=9, temperature=0.0, repetition_penalty=3.0, min_tokens=2),
+    SamplingParams(max_tokens=9, temperature=1.0, top_k=30, top_p=0.9, min_p=0.05, seed=4, num_logprobs=0),
+    SamplingParams(max_tokens=9, temperature=1.0, seed=5, logit_bias=((7, 5.0),)),
+]
+
+Told = tuple[list[int], dict[int, TokenLogprobs]]
+
+
+def tokens_of(sampler: Sampler, *, ahead: bool) -> list[Told]:
+    """Draw some steps of the same logits, so that only penalties and positions tell them apart."""
+    for row, params in enumerate(PARAMS):
+        sampler.admit(row, Request(request_id=RequestId(str(row)), prompt_ids=(5, 9), params=params), [])
+    logits = torch.randn(len(PARAMS), VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    rows = list(range(len(PARAMS)))
+    drawings, results = [], []
+    for step in range(STEPS):
+        drawings.append(sampler.draw(logits.clone(), rows, [2 + step] * len(rows)))
+        if len(drawings) > ahead:
+            results.append(sampler.finish(drawings.pop(0)))
+    results += [sampler.finish(drawing) for drawing in drawings]
+    return [(result.token_ids, result.logprobs) for result in results]
+
+
+def test_drawn_ahead_by_the_kernel_the_tokens_and_their_logprobs_are_those_of_torch() -> None:
+    expected = tokens_of(Sampler(len(PARAMS), VOCAB, CPU, (3,)), ahead=False)
+    chooser = TokenChooser(HostRuntime(), len(PARAMS))
+    assert tokens_of(Sampler(len(PARAMS), VOCAB, CPU, (3,), choose=chooser), ahead=True) == expected
+    # The penalties have had their say: by greedy choice the same logits would bring one token again and again.
+    assert len({ids[2] for ids, _ in expected}) > 1
+
+
+def test_top_k_and_top_p_sort_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_draw", lambda *_: pytest.fail("candidates were sorted"))
+    tokens_of(Sampler(len(PARAMS), VOCAB, CPU, (3,), choose=TokenChooser(HostRuntime(), len(PARAMS))), ahead=True)
