@@ -33,6 +33,7 @@ from deployments.answering import Answer
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.dialect import dialect_of
 from deployments.errors import ReplicaLostError, UnavailableError
+from deployments.front_gate import FrontGate
 from deployments.generation import (
     READY,
     ChatPrompt,
@@ -40,6 +41,7 @@ from deployments.generation import (
     GenerationRequest,
     HealthReport,
     ModelCard,
+    Started,
     TextPrompt,
     Tokenized,
     Verdict,
@@ -52,6 +54,7 @@ from deployments.served_model import ServedModel, check_vocabulary
 from deployments.timeline import Recorder, Timeline, TimelineStore, with_engine_stages
 from deployments.token_channel import ChannelListener
 from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
+from engine.config import DEFAULT_QUEUE_S
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import RequestId
 from engine.trace import RequestTrace
@@ -102,7 +105,10 @@ class Gateway:
         self._tokenizer_handle = tokenizer
         self._safety_handle = safety
         self._adapters = AdapterDirectory(config.models, models, registry, _gateways)
-        self._metrics = GatewayMetrics()
+        self._metrics = GatewayMetrics(config.slo)
+        self._gates = {
+            model.name: FrontGate(max_wait_s=model.engine.max_queue_s or DEFAULT_QUEUE_S) for model in config.models
+        }
         self._timelines = TimelineStore()
         self._name = uuid.uuid4().hex
         self._meter: Meter | None = None
@@ -195,10 +201,15 @@ class Gateway:
             metrics=self._metrics,
             recorder=recorder,
         )
+        flow = (target.adapter, request.tenant, request.priority)
         try:
-            async with aclosing(answer.events()) as events:
-                async for event in events:
-                    yield event
+            with self._gates[target.model].passage(flow, request.timeout_s) as passage:
+                async with aclosing(answer.events()) as events:
+                    async for event in events:
+                        if not isinstance(event, Started):
+                            passage.end()
+                            recorder.note_text()
+                        yield event
         except (RequestError, OverloadError, TimeoutError, EngineError) as error:
             recorder.end(type(error).__name__)
             self._metrics.count_failure(request.model, type(error).__name__)
@@ -284,7 +295,7 @@ class Gateway:
 
     async def metric_families(self) -> list[Metric]:
         """Return the numbers of this gateway; asked by the one that is scraped."""
-        return self._metrics.families(serve.get_replica_context().replica_tag, self._meter)
+        return self._metrics.families(serve.get_replica_context().replica_tag, self._gates, self._meter)
 
     async def adopt(self, catalogue: Catalogue) -> None:
         """Follow a change of the adapters' names; asked by the gateway that has made it."""

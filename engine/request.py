@@ -25,6 +25,8 @@ class FinishReason(StrEnum):
     """Someone asked for the end: the client left, or the stream handler saw a stop string."""
     FAILED = "failed"
     """This request alone failed inside a step (NaN logits, a broken adapter); `Emission.error` says how."""
+    EXPIRED = "expired"
+    """Its deadline passed, or would have before its answer was whole; `Emission.error` says which."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -143,7 +145,7 @@ class Emission:
         logprobs: one for each of `token_ids`, where they are asked for.
         prompt_logprobs: one for each token of the prompt but the first, where they are asked for; they come with the
             request's first token.
-        error: one sentence for the client where `finish_reason` is FAILED.
+        error: one sentence for the client where `finish_reason` is FAILED or EXPIRED.
     """
 
     request_id: RequestId
