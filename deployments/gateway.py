@@ -201,9 +201,9 @@ class Gateway:
             metrics=self._metrics,
             recorder=recorder,
         )
-        flow = (target.adapter, request.tenant, request.priority)
+        flow, gate = (target.adapter, request.tenant), self._gates[target.model]
         try:
-            with self._gates[target.model].passage(flow, request.timeout_s) as passage:
+            with gate.passage(flow, request.timeout_s, request.priority) as passage:
                 async with aclosing(answer.events()) as events:
                     async for event in events:
                         if not isinstance(event, Started):
