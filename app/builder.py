@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,6 +38,7 @@ from app.settings import (
     RerankerSettings,
     SafetySettings,
     Settings,
+    SloSettings,
     TracingSettings,
 )
 from app.tenants import KeyRing, Tenant, key_digest
@@ -57,6 +59,7 @@ from deployments.config import (
 from deployments.gateway import Gateway
 from deployments.model_replica import ModelReplica
 from deployments.sequence_window import read_window
+from deployments.slo import Slo
 from deployments.tokenizer import Tokenizer
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
@@ -198,7 +201,10 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     # Old gateways and new replicas, or the other way round, work together while a changed configuration is rolled out.
     secret = remembered("channel_secret", partial(secrets.token_bytes, 32))
     return GatewayConfig(
-        models=tuple(_model_config(model, f"models[{index}]", registry) for index, model in enumerate(settings.models)),
+        models=tuple(
+            _within_slo(settings.slo, _model_config(model, f"models[{index}]", registry))
+            for index, model in enumerate(settings.models)
+        ),
         channel=ChannelConfig(secret=secret, **settings.channel.model_dump()),
         safety=None if settings.safety is None else _safety_config(settings.safety),
         rerankers=tuple(
@@ -208,10 +214,18 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         safety_placement="deployment" if settings.safety is None else settings.safety.placement,
         accounts=None if settings.accounts is None else accounts_config(settings.accounts),
         tracing=None if settings.tracing is None else _tracing(settings.tracing),
+        slo=None if settings.slo is None else Slo(**settings.slo.model_dump()),
         max_resumes=settings.max_resumes,
         default_timeout_s=settings.default_timeout_s,
         created_s=int(remembered("created_s", lambda: b"%d" % time.time())),
     )
+
+
+def _within_slo(slo: SloSettings | None, model: ModelConfig) -> ModelConfig:
+    """Bound the wait where only the objective does; half of it is left for who waits longer than the mean."""
+    if slo is None or slo.ttft_s is None or model.engine.max_queue_s is not None:
+        return model
+    return replace(model, engine=replace(model.engine, max_queue_s=slo.ttft_s / 2))
 
 
 def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -> ModelConfig:

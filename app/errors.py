@@ -6,8 +6,9 @@ No exception's text reaches a client unless it was written for one, and then wit
 from __future__ import annotations
 
 import math
+import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from engine.errors import OverloadError, RequestError
 
@@ -68,19 +69,24 @@ def to_api_error(error: BaseException) -> ApiError:
             status = _STATUS_BY_CODE.get(error.code or "", 400)
             return ApiError(status, without_internals(error.message), param=error.field, code=error.code)
         case OverloadError():
-            wait_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(error.retry_after_s)))
             return ApiError(
                 503,
                 without_internals(error.message),
                 error_type="server_error",
                 code="server_overloaded",
-                headers={"retry-after": str(wait_s)},
+                headers={"retry-after": str(retry_after(error.retry_after_s))},
             )
         case TimeoutError():
             return ApiError(
                 504, "The answer was not ready before its deadline.", error_type="server_error", code="timeout"
             )
     return ApiError(500, "The server had an error while processing the request.", error_type="server_error")
+
+
+def retry_after(wait_s: float, draw: Callable[[int, int], int] = random.randint) -> int:
+    """Return whole seconds for `Retry-After`: never sooner than it is worth it, and not for all at the same moment."""
+    soonest = min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
+    return min(MAX_RETRY_AFTER_S, soonest + draw(0, 1 + soonest // 4))
 
 
 def is_our_fault(error: BaseException) -> bool:

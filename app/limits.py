@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
-from app.errors import MAX_RETRY_AFTER_S, ApiError
+from app.errors import ApiError, retry_after
 from deployments.accounts.values import Admission, Quota
 
 CHARS_PER_TOKEN = 4
@@ -38,7 +37,7 @@ def quota_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
 def over_limit(admission: Admission, limit: int) -> ApiError:
     """Return the answer to who is over a limit."""
     assert admission.refused_by is not None
-    wait_s = min(MAX_RETRY_AFTER_S, max(1, math.ceil(admission.retry_after_s)))
+    wait_s = retry_after(admission.retry_after_s)
     return ApiError(
         429,
         f"The limit of {limit} {_WORDS_BY_LIMIT[admission.refused_by]} is reached; try again in {wait_s} s.",

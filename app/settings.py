@@ -91,6 +91,12 @@ class EngineSettings(SettingsNode):
     max_queued_requests: int = Field(
         default=512, ge=0, description="Waiting requests beyond which new ones are refused."
     )
+    max_queue_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds of waiting that a new request may be foretold, else it is refused; null: half of "
+        "`slo.ttft_s`, where that is set, else 30.",
+    )
     max_adapter_rank: int = Field(default=128, ge=1, description="Highest LoRA rank that is loaded.")
     max_device_adapters: int = Field(default=32, ge=1, description="Adapters resident on the device at once.")
     max_host_adapters: int = Field(default=256, ge=1, description="Adapters kept in host memory.")
@@ -295,6 +301,14 @@ class TracingSettings(SettingsNode):
     service: str = Field(default="antiphon", min_length=1, description="Name under which traces are found.")
 
 
+class SloSettings(SettingsNode):
+    """What a user should see at worst, from arrival; answers inside all of it are the goodput that is measured."""
+
+    ttft_s: float | None = Field(default=None, gt=0, description="Seconds to the first token.")
+    tpot_s: float | None = Field(default=None, gt=0, description="Mean seconds between tokens after the first.")
+    e2e_s: float | None = Field(default=None, gt=0, description="Seconds to the end of the answer.")
+
+
 class LimitSettings(SettingsNode):
     """Bounds on one HTTP request; over any of them it is refused with a 4xx that names the field."""
 
@@ -338,6 +352,7 @@ class Settings(SettingsNode):
     batches: BatchSettings | None = Field(
         default_factory=BatchSettings, description="Files and batches of requests; null: their routes answer 404."
     )
+    slo: SloSettings | None = Field(default=None, description="What answers are held against; null: nothing.")
     tracing: TracingSettings | None = Field(default=None, description="Where traces go; null: nowhere.")
     allow_anonymous: bool = Field(
         default=False, description="Whether `antiphon serve` listens beyond this machine though no tenant is known."

@@ -50,8 +50,6 @@ NUM_TAIL_TOKENS = 16
 """Of a prompt's end, where a template may have opened the model's thoughts."""
 INPUT_PATIENCE_S, OUTPUT_PATIENCE_S = 5.0, 30.0
 """So long a request waits for a tokenizer that is being replaced, and a stream under way for a classifier."""
-DEADLINE_SLACK_S = 1.0
-"""The engine lets go of a request this much after its deadline, so that it is the gateway that says why."""
 
 
 class Answer:
@@ -186,7 +184,7 @@ class Answer:
             tenant=self._request.tenant or self._request.salt,
             salt=self._request.salt,
             priority=self._request.priority,
-            timeout_s=None if deadline_s is None else max(0.0, deadline_s - self._clock()) + DEADLINE_SLACK_S,
+            timeout_s=None if deadline_s is None else max(0.0, deadline_s - self._clock()),
             usage=UsageTag(
                 self._request.request_id,
                 self._request.tenant,

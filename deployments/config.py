@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from adapters.identity import AdapterRef
 from adapters.validate import ModuleShapes
+from deployments.slo import Slo
 from engine.config import EngineConfig
 
 
@@ -208,6 +209,7 @@ class GatewayConfig:
             hop of about a millisecond).
         accounts: None where nothing is counted.
         tracing: None where nothing is traced.
+        slo: None where answers are held against nothing.
         created_s: Unix time at which the names were declared.
         max_resumes: how often one generation is taken to another replica after its own has died.
     """
@@ -218,6 +220,7 @@ class GatewayConfig:
     rerankers: tuple[RerankerConfig, ...] = ()
     accounts: AccountsConfig | None = None
     tracing: TracingConfig | None = None
+    slo: Slo | None = None
     tokenizer_placement: str = "deployment"
     safety_placement: str = "deployment"
     max_resumes: int = 3

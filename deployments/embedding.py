@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from adapters.identity import AdapterRef
-from deployments.answering import DEADLINE_SLACK_S, INPUT_PATIENCE_S
+from deployments.answering import INPUT_PATIENCE_S
 from deployments.config import SafetyConfig
 from deployments.errors import ReplicaLostError
 from deployments.generation import TextPrompt, TokenPrompt
@@ -188,7 +188,7 @@ class Embedding:
             tenant=self._request.tenant or self._request.salt,
             salt=self._request.salt,
             priority=self._request.priority,
-            timeout_s=None if deadline_s is None else max(0.0, deadline_s - time.monotonic()) + DEADLINE_SLACK_S,
+            timeout_s=None if deadline_s is None else max(0.0, deadline_s - time.monotonic()),
         )
         result = await self._model.pool(call)
         if result.fault is not None:

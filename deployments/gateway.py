@@ -35,6 +35,7 @@ from deployments.config import GatewayConfig, TracingConfig
 from deployments.dialect import dialect_of
 from deployments.embedding import Embedding, EmbeddingRequest, Embeddings
 from deployments.errors import UnavailableError
+from deployments.front_gate import FrontGate
 from deployments.generation import (
     READY,
     ChatPrompt,
@@ -43,6 +44,7 @@ from deployments.generation import (
     GenerationRequest,
     HealthReport,
     ModelCard,
+    Started,
     TextPrompt,
     Tokenized,
     Verdict,
@@ -57,6 +59,7 @@ from deployments.served_model import ServedModel, check_vocabulary
 from deployments.timeline import Timeline, with_engine_stages
 from deployments.token_channel import ChannelListener
 from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
+from engine.config import DEFAULT_QUEUE_S
 from engine.errors import OverloadError, RequestError
 from engine.request import RequestId
 from engine.trace import RequestTrace
@@ -115,7 +118,10 @@ class Gateway:
         self._safety_handle = safety
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
         self._adapters = AdapterDirectory(config.models, models, registry, _gateways)
-        self._metrics = GatewayMetrics()
+        self._metrics = GatewayMetrics(config.slo)
+        self._gates = {
+            model.name: FrontGate(max_wait_s=model.engine.max_queue_s or DEFAULT_QUEUE_S) for model in config.models
+        }
         self._log = AnswerLog(self._metrics, self._count_answer)
         self._name = uuid.uuid4().hex
         self._meter: Meter | None = None
@@ -210,7 +216,11 @@ class Gateway:
         if request.beams is not None:
             source = self._beams.source(model.source, request.beams, frozenset(model.config.eos_ids))
             model = replace(model, source=source)
-        with self._log.answer(request, target.model, target.adapter) as recorder:
+        flow, gate = (target.adapter, request.tenant), self._gates[target.model]
+        with (
+            self._log.answer(request, target.model, target.adapter) as recorder,
+            gate.passage(flow, request.timeout_s, request.priority) as passage,
+        ):
             answer = Answer(
                 request,
                 model,
@@ -223,6 +233,9 @@ class Gateway:
             )
             async with aclosing(answer.events()) as events:
                 async for event in events:
+                    if not isinstance(event, Started):
+                        passage.end()
+                        recorder.note_text()
                     yield event
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
@@ -330,7 +343,7 @@ class Gateway:
 
     async def metric_families(self) -> list[Metric]:
         """Return the numbers of this gateway; asked by the one that is scraped."""
-        return self._metrics.families(serve.get_replica_context().replica_tag, self._meter)
+        return self._metrics.families(serve.get_replica_context().replica_tag, self._gates, self._meter)
 
     async def adopt(self, catalogue: Catalogue) -> None:
         """Follow a change of the adapters' names; asked by the gateway that has made it."""

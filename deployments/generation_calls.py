@@ -27,11 +27,13 @@ class FaultKind(StrEnum):
     """This generation alone."""
     LOST = "lost"
     """The whole engine: it has failed, or is shutting down."""
+    EXPIRED = "expired"
+    """Its deadline has passed, or will have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """An error as a value; fields as in `engine.errors`."""
+    """An error as a value; fields as in `engine.errors`, with the reason of an `OverloadError` as `code`."""
 
     kind: FaultKind
     message: str
@@ -46,16 +48,23 @@ class Fault:
             case RequestError():
                 return cls(kind=FaultKind.REQUEST, message=error.message, field=error.field, code=error.code)
             case OverloadError():
-                return cls(kind=FaultKind.OVERLOAD, message=error.message, retry_after_s=error.retry_after_s)
+                return cls(
+                    kind=FaultKind.OVERLOAD,
+                    message=error.message,
+                    code=error.reason,
+                    retry_after_s=error.retry_after_s,
+                )
         return cls(kind=FaultKind.LOST, message=str(error))
 
-    def to_error(self) -> RequestError | OverloadError | EngineError:
+    def to_error(self) -> RequestError | OverloadError | TimeoutError | EngineError:
         """Return the exception to raise on the other side."""
         match self.kind:
             case FaultKind.REQUEST:
                 return RequestError(self.message, field=self.field, code=self.code)
             case FaultKind.OVERLOAD:
-                return OverloadError(self.message, retry_after_s=self.retry_after_s)
+                return OverloadError(self.message, retry_after_s=self.retry_after_s, reason=self.code or "busy")
+            case FaultKind.EXPIRED:
+                return TimeoutError(self.message)
             case FaultKind.LOST:
                 return ReplicaLostError(self.message)
         return EngineError(self.message)

@@ -36,6 +36,8 @@ TELL_TIMEOUT_S = 5.0
 LAST_FRAME_TIMEOUT_S = 10.0
 """A replica's last frame left before its call returned; if it is not here by then, the channel has lost it."""
 
+_WITHOUT_ANSWER = (FinishReason.FAILED, FinishReason.EXPIRED, FinishReason.CANCELLED)
+
 
 class ChannelSource:
     """Calls replicas by a handle and takes their tokens from the token channel."""
@@ -59,7 +61,7 @@ class ChannelSource:
         try:
             while not is_whole:
                 emission = await subscription.get()
-                if emission.finish_reason in (FinishReason.FAILED, FinishReason.CANCELLED):
+                if emission.finish_reason in _WITHOUT_ANSWER:
                     raise (await self._fault(control, emission)).to_error()
                 is_whole = emission.finish_reason is not None
                 yield TokenBatch.of(emission)

@@ -6,12 +6,14 @@ truly have is there. A replica that has gone takes its counters along, as a rest
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from deployments.accounts.meter import Meter
+from deployments.front_gate import FrontGate
+from deployments.slo import Slo
 from deployments.timeline import Timeline
 from engine.metrics import EngineSnapshot
 
@@ -68,9 +70,14 @@ NUM_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_0
 
 
 class GatewayMetrics:
-    """What one gateway sees of generations."""
+    """What one gateway sees of generations.
 
-    def __init__(self) -> None:
+    Args:
+        slo: what answers are held against; None for nothing.
+    """
+
+    def __init__(self, slo: Slo | None = None) -> None:
+        self._slo = slo
         self._registry = CollectorRegistry()
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S
@@ -110,8 +117,23 @@ class GatewayMetrics:
             registry=self._registry,
         )
 
+        self._slo_met = Counter(
+            "antiphon:slo_met", "Answers inside every objective.", ("model_name",), registry=self._registry
+        )
+        self._slo_violated = Counter(
+            "antiphon:slo_violated",
+            "Answers that missed an objective, each counted for the first that it missed.",
+            ("model_name", "objective"),
+            registry=self._registry,
+        )
+
     def count_answer(self, timeline: Timeline) -> None:
         """Note an answer that has ended, however it did."""
+        missed = None if self._slo is None else self._slo.missed(timeline)
+        if missed:
+            self._slo_violated.labels(timeline.model, missed[0]).inc()
+        elif missed is not None:
+            self._slo_met.labels(timeline.model).inc()
         self._requests.labels(timeline.tenant, timeline.model, timeline.outcome).inc()
         for kind, count in (
             ("input", timeline.num_prompt_tokens),
@@ -145,15 +167,25 @@ class GatewayMetrics:
         """Note that a generation moved to another replica."""
         self._resumed.labels(model).inc()
 
-    def families(self, gateway: str, meter: Meter | None = None) -> list[Metric]:
+    def families(self, gateway: str, gates: Mapping[str, FrontGate], meter: Meter | None = None) -> list[Metric]:
         """Return the numbers, each labelled with the gateway's name."""
         families = [*self._registry.collect(), *([] if meter is None else _meter_families(meter))]
+        families += [_rejections(gate.refused_by_reason, {"model_name": model}) for model, gate in gates.items()]
         for family in families:
             family.samples = [sample._replace(labels=sample.labels | {"gateway": gateway}) for sample in family.samples]
         return families
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
+
+
+def _rejections(refused_by_reason: Mapping[str, int], labels: Mapping[str, str]) -> Metric:
+    family = CounterMetricFamily(
+        "vllm:admission_rejections", "Requests refused at once, for want of time or room.", labels=(*labels, "reason")
+    )
+    for reason, count in refused_by_reason.items():
+        family.add_metric((*labels.values(), reason), count)
+    return family
 
 
 def _meter_families(meter: Meter) -> list[Metric]:
@@ -216,6 +248,7 @@ class EngineMetrics:
             self._gauge("num_adapters_resident", "Adapters on the device.", snapshot.num_resident_adapters, "antiphon"),
             self._count("engine_steps", "Steps of the engine.", snapshot.num_steps, "antiphon"),
             self._ended(snapshot),
+            _rejections(snapshot.refused_by_reason, self._labels),
             self._step_times(snapshot),
             *self._registry.collect(),
         ]

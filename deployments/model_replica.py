@@ -256,7 +256,9 @@ class ReplicaServer:
 
     def _batch(self, emission: Emission) -> TokenBatch:
         fault = None
-        if emission.finish_reason is FinishReason.FAILED:
+        if emission.finish_reason is FinishReason.EXPIRED:
+            fault = Fault(kind=FaultKind.EXPIRED, message=emission.error or "The deadline has passed.")
+        elif emission.finish_reason is FinishReason.FAILED:
             kind = FaultKind.FAILED if self._engine.is_alive else FaultKind.LOST
             fault = Fault(kind=kind, message=emission.error or "The generation has failed.")
         return TokenBatch.of(emission, fault)

@@ -55,6 +55,7 @@ class Timeline:
         arrived_unix_s: when it came, Unix time.
         attempts: ids under which engines know it; more than one where a replica was lost.
         outcome: a finish reason, the type of an error, "cancelled", or "in_progress".
+        first_token_s, first_text_s: when the engine's first token came, and the first text that was shown.
         trace_parent: what the client sent as `traceparent`.
     """
 
@@ -71,6 +72,7 @@ class Timeline:
     num_cached_tokens: int = 0
     num_tokens: int = 0
     first_token_s: float | None = None
+    first_text_s: float | None = None
     end_s: float | None = None
     outcome: str = IN_PROGRESS
     trace_parent: str = ""
@@ -130,6 +132,11 @@ class Recorder:
             timeline.first_token_s = now_s
         if num_tokens and len(timeline.arrivals) < MAX_ARRIVALS:
             timeline.arrivals.append(Arrival(now_s, num_tokens))
+
+    def note_text(self) -> None:
+        """Note that text is shown, which may be held back until it is judged; only the first time counts."""
+        if self.timeline.first_text_s is None:
+            self.timeline.first_text_s = self.now_s
 
     def end(self, outcome: str) -> None:
         """Note the end; only the first one counts."""

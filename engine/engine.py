@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from engine.config import ResolvedConfig
-from engine.errors import EngineError, OverloadError, RequestError
+from engine.errors import EngineError, RequestError
 from engine.metrics import EngineSnapshot, StepTimes
 from engine.pacing import PrefillPace
 from engine.ports import AdapterStock, StepRunner
@@ -30,8 +30,6 @@ IDLE_POLL_S = 0.5
 
 WAITING_POLL_S = 0.02
 """How long it sleeps at most while requests wait for an adapter: how late it may see that a deadline has passed."""
-
-MAX_RETRY_AFTER_S = 120.0
 
 
 class _UnderWay(NamedTuple):
@@ -89,7 +87,7 @@ class Engine:
         self._busy_s = 0.0
         self._last_progress_s = clock()
         self._under_way: deque[_UnderWay] = deque()
-        self._free_at_s = clock()
+        self._free_at_s = self._busy_since_s = clock()
 
     @property
     def is_alive(self) -> bool:
@@ -101,7 +99,7 @@ class Engine:
 
         Raises:
             RequestError: it can never be served here, or its id is alive already.
-            OverloadError: the queue is full; `retry_after_s` is an estimate from the requests finished so far.
+            OverloadError: it cannot be served in time, or the queue is full; see `engine.admission`.
             EngineError: the engine has ended.
         """
         self._scheduler.validate(request)
@@ -111,14 +109,7 @@ class Engine:
         with self._lock:
             if not self.is_alive:
                 raise EngineError(self._error or "The engine is shutting down.")
-            num_waiting = self._num_queued + self._scheduler.num_waiting
-            # Rows that are free now will be given to the first of those who wait.
-            room = self.config.max_queued_requests + self.config.max_num_seqs - self._scheduler.num_running
-            if num_waiting >= room:
-                raise OverloadError(
-                    f"{num_waiting} requests are waiting already, the most that this replica queues.",
-                    retry_after_s=self._retry_after_s(num_waiting),
-                )
+            self._refuse_if_overloaded(request)
             if request.request_id in self._live_ids:
                 raise RequestError(f"A request with the id {request.request_id!r} is alive.", field="request_id")
             self._live_ids.add(request.request_id)
@@ -145,6 +136,8 @@ class Engine:
         self._read_inbox()
         emissions = self._collect() if self._under_way and self._under_way[-1].plan.needs_results else []
         started_s = self._clock()
+        if not (self._under_way or self._scheduler.num_running):
+            self._busy_since_s = started_s
         plan = self._scheduler.plan(None if self._pace is None else self._pace.num_tokens)
         planned_s = self._clock()
         self._times.schedule_s += planned_s - started_s
@@ -166,8 +159,16 @@ class Engine:
         plan, submitted_s = self._under_way.popleft()
         result = self._runner.collect()
         ran_s = self._clock()
+        num_prefill_tokens = plan.num_prefill_tokens
         if self._pace is not None:
-            self._pace.observe(plan.num_prefill_tokens, ran_s - max(submitted_s, self._free_at_s))
+            self._pace.observe(num_prefill_tokens, ran_s - max(submitted_s, self._free_at_s))
+        self._scheduler.admission.costs.observe(
+            num_decodes=plan.num_tokens - num_prefill_tokens,
+            num_prompt_tokens=num_prefill_tokens,
+            # With what the host does between two steps.
+            took_s=ran_s - max(self._busy_since_s, self._free_at_s),
+            now_s=ran_s,
+        )
         self._free_at_s = ran_s
         emissions = self._scheduler.commit(plan, result)
         self._num_steps += 1
@@ -226,6 +227,7 @@ class Engine:
             generation_tokens=counters.generation_tokens,
             num_preemptions=counters.num_preemptions,
             ended_by_reason=dict(counters.ended_by_reason),
+            refused_by_reason=dict(self._scheduler.admission.refused_by_reason),
             step_times=replace(
                 self._times,
                 prepare_s=runner_times.prepare_s,
@@ -284,7 +286,17 @@ class Engine:
             self._num_ended += len(ended)
         return emissions
 
-    def _retry_after_s(self, num_waiting: int) -> float:
-        """Estimate when half of the queue will be gone, from the rate at which requests ended while there was work."""
-        rate = self._num_ended / self._busy_s if self._busy_s > 0 and self._num_ended else 1.0
-        return min(MAX_RETRY_AFTER_S, max(1.0, num_waiting / 2 / rate))
+    def _refuse_if_overloaded(self, request: Request) -> None:
+        admission, scheduler = self._scheduler.admission, self._scheduler
+        rate = self._num_ended / self._busy_s if self._busy_s > 0 else 0.0
+        admission.check_queue(self._num_queued + scheduler.num_waiting, scheduler.num_running, rate)
+        backlog = scheduler.backlog(request, [entry for entry in self._inbox if isinstance(entry, Request)])
+        under_way = [plan for plan, _ in tuple(self._under_way)]
+        admission.check_time(
+            request,
+            backlog._replace(
+                num_steps=len(under_way), num_prompt_tokens=sum(plan.num_prefill_tokens for plan in under_way)
+            ),
+            self.config.max_batched_tokens if self._pace is None else self._pace.num_tokens,
+            self._clock(),
+        )

@@ -30,19 +30,25 @@ def _rebuild_request_error(message: str, field: str | None, code: str | None) ->
 
 
 class OverloadError(RuntimeError):
-    """No room now; `retry_after_s` (seconds) says when to come back."""
+    """No room now.
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    Attributes:
+        retry_after_s: when to come back, in seconds from now.
+        reason: one word for those who count: "queue_full", "queue_time", "deadline", "busy".
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float, reason: str = "busy") -> None:
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+        self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_overload_error, (self.message, self.retry_after_s)
+        return _rebuild_overload_error, (self.message, self.retry_after_s, self.reason)
 
 
-def _rebuild_overload_error(message: str, retry_after_s: float) -> OverloadError:
-    return OverloadError(message, retry_after_s=retry_after_s)
+def _rebuild_overload_error(message: str, retry_after_s: float, reason: str) -> OverloadError:
+    return OverloadError(message, retry_after_s=retry_after_s, reason=reason)
 
 
 class ConfigError(ValueError):

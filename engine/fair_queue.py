@@ -61,13 +61,23 @@ class FairQueue:
 
     def tag(self, flow: Hashable, *, num_prompt: int, max_output: int) -> float:
         """Return the start tag of a new request, in steps; `end` must follow once it has ended."""
+        start = self.next_tag(flow)
         known = self._flows.setdefault(flow, _Flow())
         self._flows.move_to_end(flow)
-        # Nobody pays for time that nobody else wanted: a flow without requests starts anew.
-        start = max(self._time, known.next_tag) if known.num_live else self._time
         known.next_tag = start + self.cost(flow, num_prompt=num_prompt, max_output=max_output)
         known.num_live += 1
         return start
+
+    def next_tag(self, flow: Hashable) -> float:
+        """Return the start tag that a new request of a flow would get; any thread may ask."""
+        known = self._flows.get(flow)
+        # Nobody pays for time that nobody else wanted: a flow without requests starts anew.
+        return self._time if known is None or not known.num_live else max(self._time, known.next_tag)
+
+    def mean_output(self, flow: Hashable) -> float:
+        """Return how many tokens the flow's answers have in the mean; any thread may ask."""
+        known = self._flows.get(flow)
+        return FIRST_GUESS_TOKENS if known is None else known.mean_output
 
     def end(self, flow: Hashable, *, num_output: int) -> None:
         """Take note of the end of a request and of how many tokens it was answered with."""
@@ -82,6 +92,4 @@ class FairQueue:
 
     def cost(self, flow: Hashable, *, num_prompt: int, max_output: int) -> float:
         """Return the time that a request is expected to take of the whole engine, in steps."""
-        known = self._flows.get(flow)
-        mean_output = FIRST_GUESS_TOKENS if known is None else known.mean_output
-        return num_prompt / self._step_tokens + min(max_output, mean_output) / self._num_rows
+        return num_prompt / self._step_tokens + min(max_output, self.mean_output(flow)) / self._num_rows

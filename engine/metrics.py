@@ -36,6 +36,11 @@ class SchedulerCounters:
     ended: deque[RequestTrace] = field(default_factory=lambda: deque(maxlen=MAX_TRACES))
     trace_by_id: dict[RequestId, RequestTrace] = field(default_factory=dict)
 
+    @property
+    def hit_share(self) -> float:
+        """Share of the tokens of admitted requests that the prefix cache held, 0 to 1."""
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
+
     def count_admission(self, live: LiveRequest) -> None:
         """Count a request's first admission."""
         self.prefix_queries += live.num_tokens
@@ -77,6 +82,7 @@ class EngineSnapshot:
         last_progress_s: monotonic time at which the last step ended, or at which the engine was last idle.
         kv_usage: share of the cache's blocks held by requests, 0 to 1.
         prefix_queries, prefix_hits: in tokens.
+        refused_by_reason: requests that were not let in, by `engine.errors.OverloadError.reason`.
         ended: requests that ended since the previous snapshot that drained them.
     """
 
@@ -94,6 +100,7 @@ class EngineSnapshot:
     generation_tokens: int
     num_preemptions: int
     ended_by_reason: dict[str, int]
+    refused_by_reason: dict[str, int]
     step_times: StepTimes
     num_resident_adapters: int
     ended: tuple[RequestTrace, ...] = ()

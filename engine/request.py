@@ -25,6 +25,8 @@ class FinishReason(StrEnum):
     """Someone asked for the end: the client left, or the stream handler saw a stop string."""
     FAILED = "failed"
     """This request alone failed inside a step (NaN logits, a broken adapter); `Emission.error` says how."""
+    EXPIRED = "expired"
+    """Its deadline passed, or would have before its answer was whole; `Emission.error` says which."""
 
 
 class Pooling(StrEnum):
@@ -194,7 +196,7 @@ class Emission:
         prompt_logprobs: one for each token of the prompt but the first, where they are asked for; they come with the
             request's first token.
         pooled: the vector that was asked for instead of tokens: float32, little-endian. It comes with STOP.
-        error: one sentence for the client where `finish_reason` is FAILED.
+        error: one sentence for the client where `finish_reason` is FAILED or EXPIRED.
     """
 
     request_id: RequestId

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig, ResolvedConfig
+from engine.config import DEFAULT_QUEUE_S, EngineConfig, ResolvedConfig
 from engine.decoder.spec import DecoderSpec
 from engine.errors import ConfigError
 from engine.linear import has_fast_bfloat16
@@ -118,6 +118,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         max_host_adapters=config.max_host_adapters,
         max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
         max_decode_gap_s=config.max_decode_gap_s or (CPU_DECODE_GAP_S if hardware.device == "cpu" else None),
+        max_queue_s=config.max_queue_s or DEFAULT_QUEUE_S,
         vocab_size=spec.vocab_size,
     )
 
@@ -131,8 +132,10 @@ def _check_ranges(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name}: {value} is less than 1.")
-    if config.max_decode_gap_s is not None and not config.max_decode_gap_s > 0:
-        raise ConfigError(f"max_decode_gap_s: {config.max_decode_gap_s} is not above 0.")
+    for name in ("max_decode_gap_s", "max_queue_s"):
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}: {value} is not above 0.")
 
 
 def _available_bytes() -> int:

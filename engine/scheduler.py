@@ -29,10 +29,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from engine.admission import Admission
+from engine.backlog import BacklogReader
 from engine.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.errors import RequestError
 from engine.fair_queue import FairQueue
+from engine.forecast import Backlog
+from engine.hopeless import hopeless
 from engine.live_request import PENDING, LiveRequest, flow_of, rank_of
 from engine.metrics import SchedulerCounters
 from engine.pins import Pins
@@ -43,8 +47,6 @@ from engine.row_shares import who_yields
 from engine.step import StepPlan, StepResult
 from engine.step_draft import StepDraft
 from engine.trace import StepClock
-
-DEADLINE_PASSED = "The request's deadline passed before its answer was complete."
 
 
 class Scheduler:
@@ -76,6 +78,7 @@ class Scheduler:
         self._step_clock = StepClock()
         self._fair_queue = FairQueue(num_rows=config.max_num_seqs, step_tokens=config.max_batched_tokens)
         self.counters = SchedulerCounters()
+        self.admission = Admission(config, BacklogReader(config, self._fair_queue, self.counters))
 
     @property
     def num_waiting(self) -> int:
@@ -126,6 +129,10 @@ class Scheduler:
         self._waiting.append(live)
         if request.adapter is not None:
             self._gate.prepare(request.adapter)
+
+    def backlog(self, request: Request, unread: Iterable[Request]) -> Backlog:
+        """Return who would be served before a request that is not added yet; any thread may ask."""
+        return self.admission.reader.before(request, self._running, self._waiting, unread)
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request now, wherever it is; an unknown id is one that has ended and is ignored."""
@@ -212,17 +219,10 @@ class Scheduler:
         assert len(self._live) == len(self._running) + len(self._waiting), "a request is in two queues"
 
     def _end_hopeless(self) -> None:
-        """End the requests that nobody waits for any more, and those whose adapter cannot be had."""
-        now_s = self._clock()
-        for live in list(self._live.values()):
-            if live.request.deadline_s is not None and live.request.deadline_s <= now_s:
-                self._end(live, FinishReason.FAILED, error=DEADLINE_PASSED)
-        adapters = {live.request.adapter for live in self._waiting}
-        error_by_adapter = {adapter: self._gate.error(adapter) for adapter in adapters if adapter is not None}
-        for live in list(self._waiting):
-            error = None if live.request.adapter is None else error_by_adapter[live.request.adapter]
-            if error is not None:
-                self._end(live, FinishReason.FAILED, error=error)
+        """End the requests that nobody waits for any more, or will by then, and those whose adapter cannot be had."""
+        requests, is_too_late = [*self._live.values()], self.admission.is_too_late
+        for live, reason, error in hopeless(requests, self._gate, is_too_late, self._clock()):
+            self._end(live, reason, error=error)
 
     def _yield_rows(self) -> None:
         """Where every row is taken, take some from flows with more than their share, for those with less that wait."""

@@ -1,10 +1,11 @@
-"""The pictures of a load test: distributions of TTFT and of gaps, and throughput over time. Matplotlib, to files."""
+"""The pictures of load tests: TTFT and gaps, throughput over time, goodput under overload. Matplotlib, to files."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -52,6 +53,22 @@ def draw_all(runs: Runs, folder: Path) -> list[Path]:
         ),
         _draw_throughput(runs, folder / "throughput.png"),
     ]
+
+
+def draw_overload(phases: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Draw what `loadtest.overload` found: goodput and refusals by the rate of arrivals, and the server's memory."""
+    _figure, (rates, memory) = plt.subplots(2, 1, figsize=(6, 6), sharex=True, height_ratios=(2, 1))
+    multiples = [phase["multiple"] for phase in phases]
+    rates.plot(multiples, [phase["goodput_per_s"] for phase in phases], marker="o", label="goodput")
+    rates.plot(multiples, [phase["answered_per_s"] for phase in phases], marker=".", label="whole answers")
+    rates.set_ylim(bottom=0)
+    rates.set_ylabel("answers a second")
+    rates.grid(visible=True, alpha=0.3)
+    rates.legend()
+    held = [max(phase["memory_mb"], default=0.0) for phase in phases]
+    memory.plot(multiples, held, marker="o")
+    memory.set_ylim(bottom=0)
+    return _finish(memory, "arrivals, in multiples of the capacity", "server's memory, MB", path)
 
 
 def _draw_cdf(values_by_label: Mapping[str, Sequence[float]], quantity: str, path: Path) -> Path:

@@ -3,8 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from app.errors import ApiError, is_our_fault, to_api_error, without_internals
+from app.errors import ApiError, is_our_fault, retry_after, to_api_error, without_internals
 from engine.errors import EngineError, OverloadError, RequestError
 
 
@@ -27,9 +29,16 @@ def test_every_error_has_one_status(error: Exception, status: int, code: str | N
     assert is_our_fault(error) is (status == 500)
 
 
-@pytest.mark.parametrize(("wait_s", "header"), [(0.01, "1"), (2.1, "3"), (1e9, "120")])
-def test_the_wait_is_whole_seconds_that_the_sdk_accepts(wait_s: float, header: str) -> None:
-    assert to_api_error(OverloadError("a", retry_after_s=wait_s)).headers == {"retry-after": header}
+@given(wait_s=st.floats(0, 1e9))
+def test_the_wait_is_whole_seconds_that_the_sdk_accepts_and_never_too_short(wait_s: float) -> None:
+    told = int(to_api_error(OverloadError("a", retry_after_s=wait_s)).headers["retry-after"])
+    assert max(1, min(wait_s, 120)) <= told <= 120
+    assert told <= 2 + 1.25 * (wait_s + 1)
+
+
+def test_who_is_refused_together_is_not_told_to_come_back_together() -> None:
+    assert {retry_after(20.0) for _ in range(1000)} == set(range(20, 27))
+    assert {retry_after(0.01) for _ in range(100)} == {1, 2}
 
 
 def test_addresses_and_paths_are_taken_out_and_routes_in_quotes_are_text() -> None:

@@ -33,5 +33,5 @@ def test_headers_tell_how_every_limit_stands() -> None:
 def test_who_is_over_a_limit_is_told_which_and_when_to_come_back(refused_by: str, kind: str, words: str) -> None:
     error = over_limit(Admission(refused_by=refused_by, retry_after_s=12.2, quotas=QUOTAS), 5)
     assert (error.status, error.code, error.error_type) == (429, "rate_limit_exceeded", kind)
-    assert error.headers["retry-after"] == "13"
+    assert 13 <= int(error.headers["retry-after"]) <= 17
     assert words in error.message

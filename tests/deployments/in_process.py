@@ -32,6 +32,7 @@ from deployments.model_replica import ReplicaServer
 from deployments.token_channel import ChannelDialer
 from engine.engine import Engine
 from engine.request import Emission, RequestId, SamplingParams
+from engine.step_costs import StepCosts
 
 SECRET = bytes(range(32))
 
@@ -105,6 +106,10 @@ class HeldEngine:
         self.config = engine.config
         self.add, self.snapshot, self.compile_grammar = engine.add, engine.snapshot, engine.compile_grammar
         self.adapters = engine.adapters
+
+    def learn_costs(self, costs: StepCosts) -> None:
+        """Let the engine's door believe that steps cost so much."""
+        self._engine._scheduler.admission.costs = costs
 
     @property
     def is_alive(self) -> bool:

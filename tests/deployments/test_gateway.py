@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,11 +26,14 @@ from deployments.generation import (
 )
 from deployments.generation_calls import unpack_ids
 from deployments.handles import reached
+from deployments.metrics import render
+from deployments.slo import Slo
 from engine.errors import OverloadError, RequestError
 from engine.request import DryPenalty, LzPenalty
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import Judge, ask, events_of, text_of
 from tests.deployments.tiny_models import CONTEXT
+from tests.engine.simulated import ExactCosts
 
 OpenGateway = Callable[..., Awaitable[Gateway]]
 
@@ -302,6 +307,20 @@ async def test_a_deadline_ends_the_request_and_frees_the_engine(gateway: OpenGat
     with pytest.raises(TimeoutError):
         await events_of(opened, ask(max_tokens=None))
     await serving.replicas.until_idle()
+
+
+async def test_what_the_engine_says_of_a_refusal_arrives_as_it_was(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway(slo=Slo(e2e_s=1e-9))
+    await events_of(opened, ask(max_tokens=3))
+    # A step of a minute: no answer of 100 tokens is there in an hour.
+    serving.replicas.engine.learn_costs(ExactCosts(base_s=60, row_s=0, token_s=0))
+    with pytest.raises(OverloadError, match="its deadline is in") as refused:
+        await events_of(opened, replace(ask(max_tokens=100), timeout_s=3600))
+    assert (refused.value.reason, refused.value.retry_after_s) == ("deadline", 120)
+    assert pickle.loads(pickle.dumps(refused.value)).reason == "deadline"
+    told = render(opened._metrics.families("g", opened._gates)).decode()
+    for objective in ("e2e", "refused"):
+        assert f'antiphon:slo_violated_total{{gateway="g",model_name="chat",objective="{objective}"}} 1.0' in told
 
 
 async def test_bases_are_listed_before_their_adapters(gateway: OpenGateway) -> None:

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from engine import scheduler
 from engine.errors import RequestError
+from engine.hopeless import DEADLINE_PASSED
 from engine.request import FinishReason, Request, RequestId
 from tests.engine.scripted import Harness, a_config, a_request
 from tests.oracles.naive_scheduler import EOS_IDS, answer_alone
@@ -332,8 +332,8 @@ def test_a_passed_deadline_ends_waiting_and_running_requests_with_a_sentence() -
     now[0] = 5.0
     harness.step()
     for name in ("runs", "waits"):
-        assert harness.reason(name) is FinishReason.FAILED
-        assert harness.emissions[name][-1].error == scheduler.DEADLINE_PASSED
+        assert harness.reason(name) is FinishReason.EXPIRED
+        assert harness.emissions[name][-1].error == DEADLINE_PASSED
     harness.finish()
     assert_right(harness, a_request("free"))
 

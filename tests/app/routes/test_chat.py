@@ -116,7 +116,7 @@ async def test_errors_before_the_first_event_have_their_status(
     assert response.status_code == status
     assert response.json()["error"]["code"] == code
     assert not any(secret in response.text for secret in ("0x", "/opt", "secret", "Traceback"))
-    assert response.headers.get("retry-after") == ("3" if status == 503 else None)
+    assert response.headers.get("retry-after") in (("3", "4") if status == 503 else (None,))
     assert gateway.num_open == 0
 
 

@@ -1,0 +1,225 @@
+"""Ask a running server for more than it can do, and see what it still does in time.
+
+    python -m loadtest.overload --host http://127.0.0.1:8000 --pid PID --out loadtest/results/overload.json \
+        --plot docs/overload.png
+
+First the capacity: as many users as `--users` who ask without a pause. Then an open loop: requests come by a Poisson
+process at multiples of that rate, whether or not earlier ones are answered. For each multiple: answers inside the SLO a
+second (goodput), refusals and how fast they came, and the memory of the process `--pid` with all that it has started,
+as proportional set size. Clients and server share this machine, if they do: what clients take, the server lacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import gevent  # type: ignore[import-untyped, unused-ignore]
+import psutil
+from gevent.pool import Pool  # type: ignore[import-untyped, unused-ignore]
+
+from loadtest.measure import Exchange, Slo, percentile
+from loadtest.plots import draw_overload
+from loadtest.stream_client import StreamClient
+from loadtest.workloads import Ask, ChatMix, chat_asks, read_entries
+
+MULTIPLES = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+MAX_OPEN = 2048
+"""Requests that the clients hold open at most; beyond them the load is no longer open, and the report says so."""
+DRAIN_S = 60.0
+REFUSALS = (429, 503)
+MEBIBYTE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """One rate of arrivals.
+
+    Attributes:
+        multiple: of the capacity.
+        goodput_per_s: answers inside the SLO, of those asked for in the window, by its length.
+        by_status: answers by HTTP status; "0" is none.
+        refusal_p50_ms, refusal_p99_ms: from sending a request to its refusal.
+        not_sent: requests that found `MAX_OPEN` others open.
+        memory_mb: of the server, over the window.
+    """
+
+    multiple: float
+    asked_per_s: float
+    asked: int
+    goodput_per_s: float
+    answered_per_s: float
+    by_status: dict[str, int]
+    cut: int
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    refusal_p50_ms: float
+    refusal_p99_ms: float
+    not_sent: int
+    memory_mb: list[float]
+
+
+class Memory(threading.Thread):
+    """Looks every two seconds at what a process and its descendants hold together."""
+
+    def __init__(self, pid: int | None) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self._has_ended = threading.Event()
+        self.samples_mb: list[float] = []
+
+    def run(self) -> None:
+        """Look until `stop`."""
+        while self._pid is not None and not self._has_ended.wait(2.0):
+            self.samples_mb.append(held_mb(self._pid))
+
+    def stop(self) -> list[float]:
+        """Return what was seen."""
+        self._has_ended.set()
+        self.join()
+        return self.samples_mb
+
+
+def held_mb(pid: int) -> float:
+    """Return the proportional set size of a process and its descendants."""
+    held = 0
+    for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+        try:
+            held += process.memory_full_info().pss
+        except psutil.Error:
+            continue
+    return round(held / MEBIBYTE, 1)
+
+
+def asks(model: str, seed: int) -> Iterator[Ask]:
+    """Yield what is asked, for ever: short conversations about the standard library."""
+    return chat_asks(ChatMix(models=(model,)), read_entries(), seed=seed, user=0)
+
+
+def capacity_per_s(client: StreamClient, model: str, *, users: int, seconds: float) -> float:
+    """Return whole answers a second with so many users who ask without a pause."""
+    ends_s, whole = time.monotonic() + seconds, Counter[bool]()
+
+    def keep_asking(seed: int) -> None:
+        for ask in asks(model, seed):
+            if time.monotonic() >= ends_s:
+                return
+            is_ok = client.ask(ask).is_ok
+            whole[is_ok and time.monotonic() < ends_s] += 1
+
+    gevent.joinall([gevent.spawn(keep_asking, 1000 + user) for user in range(users)])
+    return whole[True] / seconds
+
+
+def open_loop(
+    ask: Callable[[Ask], Exchange], source: Iterator[Ask], *, rate_per_s: float, seconds: float, seed: int
+) -> tuple[list[Exchange], int]:
+    """Ask at a Poisson process' times and return what came of it, and how many could not be sent."""
+    rng, pool, not_sent = random.Random(f"arrivals/{seed}"), Pool(MAX_OPEN), 0
+    found: list[Exchange] = []
+    started_s = at_s = time.monotonic()
+    while (at_s := at_s + rng.expovariate(rate_per_s)) < started_s + seconds:
+        gevent.sleep(max(0.0, at_s - time.monotonic()))
+        if pool.free_count():
+            pool.spawn(lambda body: found.append(ask(body)), next(source))
+        else:
+            not_sent += 1
+    pool.join(timeout=DRAIN_S)
+    pool.kill()
+    return found, not_sent
+
+
+def phase_of(
+    found: list[Exchange], slo: Slo, *, multiple: float, seconds: float, not_sent: int, memory_mb: list[float]
+) -> Phase:
+    """Return what one rate amounts to."""
+    ttfts = [e.ttft_ms for e in found if e.is_ok and e.ttft_ms is not None]
+    refusals = [exchange.end_ms for exchange in found if exchange.status in REFUSALS]
+    return Phase(
+        multiple=multiple,
+        asked_per_s=len(found) / seconds,
+        asked=len(found),
+        goodput_per_s=sum(slo.is_met_by(exchange) for exchange in found) / seconds,
+        answered_per_s=sum(exchange.is_ok for exchange in found) / seconds,
+        by_status={str(status): number for status, number in Counter(e.status for e in found).items()},
+        cut=sum(exchange.status == 200 and not exchange.is_ok for exchange in found),
+        ttft_p50_ms=percentile(ttfts, 0.5),
+        ttft_p99_ms=percentile(ttfts, 0.99),
+        refusal_p50_ms=percentile(refusals, 0.5),
+        refusal_p99_ms=percentile(refusals, 0.99),
+        not_sent=not_sent,
+        memory_mb=memory_mb,
+    )
+
+
+def summary_of(phases: list[Phase], capacity: float, slo: Slo) -> dict[str, Any]:
+    """Return the report."""
+    peak = max(phase.goodput_per_s for phase in phases)
+    at_three = [phase.goodput_per_s for phase in phases if phase.multiple == 3.0]
+    return {
+        "capacity_per_s": capacity,
+        "slo": asdict(slo),
+        "cores": os.cpu_count(),
+        "load_before": os.getloadavg()[0],
+        "goodput_at_3_of_peak": at_three[0] / peak if at_three and peak else None,
+        "phases": [asdict(phase) for phase in phases],
+    }
+
+
+def main() -> None:
+    """Run, write and print."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.overload", description=__doc__)
+    parser.add_argument("--host", default="http://127.0.0.1:8000", help="base URL of the running server")
+    parser.add_argument("--model", default="stdlib-chat")
+    parser.add_argument("--users", type=int, default=32, help="users who measure the capacity")
+    parser.add_argument("--seconds", type=float, default=20, help="length of each phase")
+    parser.add_argument("--multiples", type=lambda text: tuple(map(float, text.split(","))), default=MULTIPLES)
+    parser.add_argument("--slo-ttft-ms", type=float, default=1000)
+    parser.add_argument("--slo-tpot-ms", type=float, default=100)
+    parser.add_argument("--pid", type=int, help="process of the server, for its memory")
+    parser.add_argument("--out", type=Path, help="file of the report, JSON")
+    parser.add_argument("--plot", type=Path, help="file of the picture, PNG")
+    options = parser.parse_args()
+    slo = Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)
+    client, phases, seeds = StreamClient(options.host, concurrency=MAX_OPEN), list[Phase](), count(1)
+    # The first ones pay for what is touched for the first time.
+    capacity_per_s(client, options.model, users=options.users, seconds=options.seconds / 4)
+    capacity = capacity_per_s(client, options.model, users=options.users, seconds=options.seconds)
+    if not capacity:
+        raise SystemExit(f"loadtest.overload: nobody at {options.host} answers")
+    print(f"capacity: {capacity:.1f} answers a second", flush=True)
+    for multiple in options.multiples:
+        memory, seed = Memory(options.pid), next(seeds)
+        memory.start()
+        found, not_sent = open_loop(
+            client.ask,
+            asks(options.model, seed),
+            rate_per_s=multiple * capacity,
+            seconds=options.seconds,
+            seed=seed,
+        )
+        phase = phase_of(
+            found, slo, multiple=multiple, seconds=options.seconds, not_sent=not_sent, memory_mb=memory.stop()
+        )
+        phases.append(phase)
+        print(json.dumps(asdict(phase)), flush=True)
+    report = summary_of(phases, capacity, slo)
+    print(f"goodput at 3 times the capacity, of the peak: {report['goodput_at_3_of_peak']}")
+    if options.out is not None:
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if options.plot is not None:
+        draw_overload(report["phases"], options.plot)
+
+
+if __name__ == "__main__":
+    main()
