@@ -19,7 +19,6 @@ from deployments.accounts.values import (
     UsageTotal,
 )
 from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
-from deployments.embedding import EmbeddingRequest, Embeddings
 from deployments.generation import (
     ChatPrompt,
     GenerationEvent,
@@ -30,7 +29,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
-from deployments.reranking import Reranking, RerankRequest
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.timeline import Timeline
 
 

@@ -30,7 +30,7 @@ from deployments.answer_log import AnswerLog
 from deployments.answering import Answer
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.dialect import dialect_of
-from deployments.embedding import Embedding, EmbeddingRequest, Embeddings
+from deployments.embedding import Embedding
 from deployments.errors import UnavailableError
 from deployments.generation import (
     READY,
@@ -46,7 +46,8 @@ from deployments.generation import (
 )
 from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, pooled, reached
 from deployments.metrics import GatewayMetrics, render
-from deployments.reranking import Rerankers, Reranking, RerankRequest
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
+from deployments.reranking import Rerankers
 from deployments.resumption import TokenSource
 from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
 from deployments.served_model import ServedModel, check_vocabulary

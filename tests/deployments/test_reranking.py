@@ -18,7 +18,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from deployments.config import RerankerConfig
 from deployments.cross_encoder import CrossEncoder, Pair, PairScore
 from deployments.errors import UnavailableError
-from deployments.reranking import Reranker, Rerankers, RerankRequest
+from deployments.pooled import RerankRequest
+from deployments.reranking import Reranker, Rerankers
 from deployments.sequence_window import read_window
 from engine.errors import CheckpointError, RequestError
 from tests.deployments.tiny_models import CONTEXT, write_cross_encoder, write_guard
