@@ -44,7 +44,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
-from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, pooled, reached
+from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, ask_vector, reached
 from deployments.metrics import GatewayMetrics, render
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.reranking import Rerankers
@@ -135,7 +135,7 @@ class Gateway:
                 dialect=dialect_of(model, codecs[model.name].template_text, codecs[model.name].special_ids),
                 encode=partial(reached, "tokenizer", partial(tokenizer.encode, model.name)),
                 source=sources[model.name],
-                pool=partial(pooled, self._handles[model.name]),
+                pool=partial(ask_vector, self._handles[model.name]),
             )
             for model in self._config.models
         }

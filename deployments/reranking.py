@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ray.serve.handle import DeploymentHandle
 
@@ -123,9 +123,17 @@ class Rerankers:
         )
 
 
-async def _scored(handle: Any, pairs: Sequence[Pair]) -> list[PairScore]:
+async def _scored(handle: DeploymentHandle, pairs: Sequence[Pair]) -> list[PairScore]:
+    response = handle.score.remote(pairs)
+    is_answered = False
     try:
-        found: list[PairScore] = await handle.score.remote(pairs)
+        found: list[PairScore] = await response
+        is_answered = True
     except RequestError as error:
+        is_answered = True
         raise unwrap(error) from None
+    finally:
+        # Nobody waits any more for what may be a thousand pairs.
+        if not is_answered:
+            response.cancel()
     return found
