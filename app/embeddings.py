@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from app.bounds import check_count
 from app.schemas.embeddings import EmbeddingsResponse, EmbeddingUsage, EmbeddingVector
 from app.translate import plain_prompts
-from deployments.embedding import EmbeddingRequest, Embeddings
 from deployments.generation import TextPrompt
+from deployments.pooled import EmbeddingRequest, Embeddings
 from engine.request import Pooling
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from deployments.accounts.values import (
 )
 from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.batches.values import Batch, NewBatch, NewFile, Page, PageQuestion, StoredFile
-from deployments.embedding import EmbeddingRequest, Embeddings
 from deployments.generation import (
     ChatPrompt,
     GenerationEvent,
@@ -31,7 +30,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
-from deployments.reranking import Reranking, RerankRequest
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.timeline import Timeline
 
 

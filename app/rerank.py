@@ -15,7 +15,7 @@ from app.schemas.rerank import (
     ScoreResponse,
     TextScore,
 )
-from deployments.reranking import Reranking, RerankRequest
+from deployments.pooled import Reranking, RerankRequest
 from engine.errors import RequestError
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from app.errors import ApiError
 from app.gateway_port import AdapterPort, BatchPort, GatewayPort, MeterPort
 from app.limits import CHARS_PER_TOKEN, over_limit, quota_headers
 from deployments.accounts.values import Charge, TenantLimits
-from deployments.embedding import EmbeddingRequest, Embeddings
 from deployments.generation import (
     ChatPrompt,
     GenerationEvent,
@@ -30,7 +29,7 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
-from deployments.reranking import Reranking, RerankRequest
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.timeline import Timeline
 from engine.errors import RequestError
 

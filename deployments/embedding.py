@@ -9,7 +9,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -22,6 +21,7 @@ from deployments.errors import ReplicaLostError
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
 from deployments.patience import patiently
+from deployments.pooled import EmbeddingRequest, Embeddings
 from deployments.served_model import ServedModel
 from deployments.stream_handler import Judge
 from deployments.timeline import Recorder
@@ -34,42 +34,6 @@ MAX_CONCURRENT_INPUTS = 64
 """Of one request: it must not fill the queues that others wait in."""
 REPLACEMENT_S = 120.0
 """So long an input whose replica was lost waits for another one to be there."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingRequest:
-    """Vectors asked for; what is not told here is as in `deployments.generation.GenerationRequest`.
-
-    Attributes:
-        pooling: None for the model's own.
-        dimensions: leading numbers of each vector that are kept; None for all.
-        normalizes: whether vectors have unit length.
-    """
-
-    request_id: str
-    model: str
-    inputs: tuple[TextPrompt | TokenPrompt, ...]
-    pooling: Pooling | None = None
-    dimensions: int | None = None
-    normalizes: bool = True
-    tenant: str = ""
-    salt: str = ""
-    priority: int = 0
-    timeout_s: float | None = None
-    trace_parent: str = ""
-
-    @property
-    def num_chars(self) -> int:
-        """Characters of all inputs; token ids count as so many characters as tokens have on average."""
-        return sum(len(i.text) if isinstance(i, TextPrompt) else 4 * len(i.token_ids) for i in self.inputs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embeddings:
-    """One vector for each input, in order: float32, little-endian."""
-
-    vectors: tuple[bytes, ...]
-    num_prompt_tokens: int
 
 
 class Embedding:

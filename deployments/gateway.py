@@ -33,7 +33,7 @@ from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.beam_source import BeamSources
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.dialect import dialect_of
-from deployments.embedding import Embedding, EmbeddingRequest, Embeddings
+from deployments.embedding import Embedding
 from deployments.errors import UnavailableError
 from deployments.front_gate import FrontGate
 from deployments.generation import (
@@ -49,10 +49,11 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
-from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, pooled, reached
+from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, ask_vector, reached
 from deployments.inside import answer_inside
 from deployments.metrics import GatewayMetrics, render
-from deployments.reranking import Rerankers, Reranking, RerankRequest
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
+from deployments.reranking import Rerankers
 from deployments.resumption import TokenSource
 from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
 from deployments.served_model import ServedModel, check_vocabulary
@@ -152,7 +153,7 @@ class Gateway:
                 dialect=dialect_of(model, codecs[model.name].template_text, codecs[model.name].special_ids),
                 encode=partial(reached, "tokenizer", partial(tokenizer.encode, model.name)),
                 source=sources[model.name],
-                pool=partial(pooled, self._handles[model.name]),
+                pool=partial(ask_vector, self._handles[model.name]),
             )
             for model in self._config.models
         }

@@ -107,7 +107,7 @@ class HandleSource:
                 response.cancel()
 
 
-async def pooled(handle: DeploymentHandle, call: GenerationCall) -> GenerationResult:
+async def ask_vector(handle: DeploymentHandle, call: GenerationCall) -> GenerationResult:
     """Ask a replica for a vector; who ends the coroutine ends the call.
 
     Raises:

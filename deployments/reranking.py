@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ray.serve.handle import DeploymentHandle
 
@@ -19,41 +18,11 @@ from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
 from deployments.handle_errors import unwrap
 from deployments.handles import RETRY_AFTER_S, reached
+from deployments.pooled import Reranking, RerankRequest
 from engine.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
     from deployments.cross_encoder import CrossEncoder, Pair, PairScore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RerankRequest:
-    """Scores asked for; what is not told here is as in `deployments.generation.GenerationRequest`.
-
-    Attributes:
-        pairs: (query, document, field of the document in the request).
-        truncates_to: tokens that a pair is cut to, -1 for the model's window; None refuses what does not fit.
-    """
-
-    request_id: str
-    model: str
-    pairs: tuple[tuple[str, str, str], ...]
-    truncates_to: int | None = None
-    tenant: str = ""
-    timeout_s: float | None = None
-    trace_parent: str = ""
-
-    @property
-    def num_chars(self) -> int:
-        """Characters of all pairs."""
-        return sum(len(query) + len(document) for query, document, _ in self.pairs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reranking:
-    """A score from 0 to 1 for each pair, in order."""
-
-    scores: tuple[float, ...]
-    num_prompt_tokens: int
 
 
 class Reranker:
@@ -154,9 +123,17 @@ class Rerankers:
         )
 
 
-async def _scored(handle: Any, pairs: Sequence[Pair]) -> list[PairScore]:
+async def _scored(handle: DeploymentHandle, pairs: Sequence[Pair]) -> list[PairScore]:
+    response = handle.score.remote(pairs)
+    is_answered = False
     try:
-        found: list[PairScore] = await handle.score.remote(pairs)
+        found: list[PairScore] = await response
+        is_answered = True
     except RequestError as error:
+        is_answered = True
         raise unwrap(error) from None
+    finally:
+        # Nobody waits any more for what may be a thousand pairs.
+        if not is_answered:
+            response.cancel()
     return found

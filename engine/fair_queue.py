@@ -79,11 +79,12 @@ class FairQueue:
         known = self._flows.get(flow)
         return FIRST_GUESS_TOKENS if known is None else known.mean_output
 
-    def end(self, flow: Hashable, *, num_output: int) -> None:
-        """Take note of the end of a request and of how many tokens it was answered with."""
+    def end(self, flow: Hashable, *, num_output: int | None) -> None:
+        """Take note of the end of a request and of how many tokens it was answered with; None where it wanted none."""
         known = self._flows[flow]
         known.num_live -= 1
-        known.mean_output += NEW_SHARE * (num_output - known.mean_output)
+        if num_output is not None:
+            known.mean_output += NEW_SHARE * (num_output - known.mean_output)
         while len(self._flows) > MAX_KNOWN_FLOWS:
             idle = next((name for name, other in self._flows.items() if not other.num_live), None)
             if idle is None:

@@ -345,7 +345,9 @@ class Scheduler:
         else:
             self._release(live)
         del self._live[live.request.request_id]
-        self._fair_queue.end(flow_of(live.request), num_output=len(live.output_ids))
+        # Vectors say nothing of how long the flow's answers are.
+        num_output = len(live.output_ids) if live.request.pooling is None else None
+        self._fair_queue.end(flow_of(live.request), num_output=num_output)
         self.counters.count_end(live, reason, self._clock())
         self._emit(live, drawn, reason=reason, pooled=pooled, error=error)
 

@@ -10,7 +10,7 @@ from app.json_route import JsonResponse, JsonRoute
 from app.rerank import rerank_request, rerank_response, score_request, score_response
 from app.routes.context import ERRORS, Context, RouteContext
 from app.schemas.rerank import RerankBody, RerankResponse, ScoreRequest, ScoreResponse
-from deployments.reranking import Reranking, RerankRequest
+from deployments.pooled import Reranking, RerankRequest
 
 router = APIRouter(route_class=JsonRoute, tags=["rerank"])
 

@@ -18,7 +18,6 @@ from deployments.accounts.values import (
     UsageTotal,
 )
 from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
-from deployments.embedding import EmbeddingRequest, Embeddings
 from deployments.generation import (
     ChatPrompt,
     EndReason,
@@ -34,7 +33,7 @@ from deployments.generation import (
     TokenScore,
     Verdict,
 )
-from deployments.reranking import Reranking, RerankRequest
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.timeline import Timeline
 from engine.errors import RequestError
 

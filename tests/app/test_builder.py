@@ -16,7 +16,7 @@ from app.builder import batches_config, build, gateway_config, registry_config
 from app.settings import Settings
 from app.tenants import key_digest
 from engine.errors import ConfigError
-from tests.deployments.tiny_models import CONTEXT, write_chat_model, write_guard
+from tests.deployments.tiny_models import CONTEXT, write_chat_model, write_cross_encoder, write_guard
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +46,20 @@ def test_what_the_files_say_reaches_every_deployment(folder: Path) -> None:
     assert config.safety is not None
     assert config.safety.threshold == 0.25
     assert len(config.channel.secret) == 32
+
+
+def test_a_cross_encoder_is_a_deployment_with_the_window_of_its_files(folder: Path, tmp_path: Path) -> None:
+    path = write_cross_encoder(tmp_path / "judge")
+    asked = {"rerankers": [{"name": "judge", "path": str(path), "max_batch": 5}]}
+    (reranker,) = gateway_config(settings(folder, **asked)).rerankers
+    assert (reranker.name, reranker.max_tokens, reranker.max_batch) == ("judge", CONTEXT, 5)
+    handles = build(settings(folder, **asked))._bound_deployment.init_kwargs["rerankers"]
+    assert handles["judge"]._bound_deployment.name == "Reranker-judge"
+    asked["rerankers"][0]["max_tokens"] = CONTEXT + 1
+    with pytest.raises(ConfigError, match=rf"args\.rerankers\[0\]\.max_tokens: {CONTEXT + 1} is over"):
+        build(settings(folder, **asked))
+    with pytest.raises(ConfigError, match=r"args\.rerankers\[0\]\.path"):
+        build(settings(folder, rerankers=[{"name": "judge", "path": "/nowhere"}]))
 
 
 def test_no_two_servers_share_the_secret_of_their_channels(folder: Path) -> None:

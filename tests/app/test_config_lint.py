@@ -108,5 +108,7 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_deployments_follow_the_settings() -> None:
     args = {"models": [{"name": "a", "path": "x"}], "safety": {"path": "y"}}
     assert deployment_names(Settings.model_validate(args)) == ["Gateway", "Model-a", "Tokenizer", "Safety"]
-    args |= {"safety": {"path": "y", "placement": "inline"}, "tokenizer": {"placement": "inline"}}
+    args |= {"rerankers": [{"name": "r", "path": "z"}]}
+    assert deployment_names(Settings.model_validate(args))[-1] == "Reranker-r"
+    args |= {"rerankers": [], "safety": {"path": "y", "placement": "inline"}, "tokenizer": {"placement": "inline"}}
     assert deployment_names(Settings.model_validate(args)) == ["Gateway", "Model-a"]

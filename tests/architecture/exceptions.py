@@ -49,6 +49,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/handles.py": "tests/deployments/test_gateway.py runs with both kinds of source",
     "deployments/metrics.py": "tests/e2e/test_serving.py scrapes and parses them",
     "deployments/model_replica.py": "tests/deployments/test_gateway.py calls, cancels and kills it",
+    "deployments/pooled.py": "tests/deployments/test_embedding.py and test_reranking.py pass its values",
     "deployments/resumption.py": "tests/deployments/test_gateway.py kills replicas in mid-stream",
     "deployments/cross_encoder.py": "tests/deployments/test_reranking.py compares its scores with transformers",
     "deployments/sequence_checkpoint.py": "tests/deployments/test_classifier.py loads whole and broken ones",

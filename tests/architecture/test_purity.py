@@ -27,6 +27,7 @@ PURE_FILES = (
     "deployments/config.py",
     "deployments/token_frames.py",
     "deployments/errors.py",
+    "deployments/pooled.py",
     "deployments/generation_calls.py",
     "deployments/resumption.py",
     "adapters/device_slots.py",

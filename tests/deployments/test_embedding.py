@@ -14,9 +14,10 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from deployments.config import SafetyConfig
-from deployments.embedding import EmbeddingRequest, finished
+from deployments.embedding import finished
 from deployments.gateway import Gateway
 from deployments.generation import TextPrompt, TokenPrompt
+from deployments.pooled import EmbeddingRequest
 from engine.errors import RequestError
 from engine.request import Pooling
 from tests.deployments.conftest import Serving

@@ -18,9 +18,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from deployments.config import RerankerConfig
 from deployments.cross_encoder import CrossEncoder, Pair, PairScore
 from deployments.errors import UnavailableError
-from deployments.reranking import Reranker, Rerankers, RerankRequest
+from deployments.pooled import RerankRequest
+from deployments.reranking import Reranker, Rerankers
 from deployments.sequence_window import read_window
 from engine.errors import CheckpointError, RequestError
+from tests.deployments.in_process import Response
 from tests.deployments.tiny_models import CONTEXT, write_cross_encoder, write_guard
 
 QUERY = "Which function returns the current directory?"
@@ -64,7 +66,11 @@ class Handle:
         self._delay_s = delay_s
         self.score = self
 
-    async def remote(self, pairs: Sequence[Pair]) -> list[PairScore]:
+    def remote(self, pairs: Sequence[Pair]) -> Response:
+        self.last = Response(self._scored(pairs))
+        return self.last
+
+    async def _scored(self, pairs: Sequence[Pair]) -> list[PairScore]:
         await asyncio.sleep(self._delay_s)
         try:
             return await self._actor.score(pairs)
@@ -130,6 +136,8 @@ async def test_who_is_not_there_or_too_late_is_told(folder: Path) -> None:
         await opened.score(asked())
     with pytest.raises(TimeoutError):
         await opened.score(asked(timeout_s=0.01))
+    with pytest.raises(asyncio.CancelledError):  # nobody waits for it any more
+        await opened._handles["judge"].last.task  # type: ignore[attr-defined]
     for names, words in ((opened, "'nobody' does not exist"), (Rerankers((), {}), "no reranker")):
         with pytest.raises(RequestError, match=words) as refused:
             names.check("nobody")

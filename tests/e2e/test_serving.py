@@ -68,6 +68,21 @@ def test_many_mixed_streams_at_once_answer_as_each_does_alone(client: OpenAI) ->
     assert differing <= 2, [pair for pair in zip(alone, together, strict=True) if pair[0] != pair[1]]
 
 
+def test_vectors_are_alike_where_texts_are_and_the_adapter_shows(client: OpenAI) -> None:
+    texts = ["What does os.getcwd do?", "What does os.getcwd() do?", "Bread needs flour."]
+    answer = client.embeddings.create(model=BASE, input=texts)  # in base64, as the package asks by itself
+    one, other, bread = (entry.embedding for entry in answer.data)
+    assert abs(sum(number * number for number in one) - 1) < 1e-3
+    alike, unlike = (sum(a * b for a, b in zip(one, vector, strict=True)) for vector in (other, bread))
+    assert alike > unlike
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens > 3
+    short = client.embeddings.create(model="markdown", input=texts[0], dimensions=8, encoding_format="float")
+    assert len(short.data[0].embedding) == 8
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.embeddings.create(model=BASE, input="x", dimensions=10_000)
+    assert refused.value.param == "dimensions"
+
+
 def test_usage_counts_what_came_from_the_cache(client: OpenAI) -> None:
     messages = [
         {"role": "system", "content": "You answer questions about Python's standard library, briefly and truly. " * 3},

@@ -6,15 +6,22 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from app.preflight import is_port_free
+from tests.deployments.tiny_models import write_cross_encoder
 from tests.e2e.server import ROOT, config_on_a_free_port, running, until
 
 pytestmark = pytest.mark.e2e
 
 
 def test_two_models_answer_side_by_side_and_ctrl_c_ends_everything(tmp_path: Path) -> None:
-    with running(config_on_a_free_port(ROOT / "examples" / "two_models.yaml", tmp_path)) as server:
+    config = config_on_a_free_port(ROOT / "examples" / "two_models.yaml", tmp_path)
+    tree = yaml.safe_load(config.read_text())
+    judge = {"name": "judge", "path": str(write_cross_encoder(tmp_path / "judge"))}
+    tree["applications"][0]["args"]["rerankers"] = [judge]
+    config.write_text(yaml.safe_dump(tree))
+    with running(config) as server:
         client = server.client()
         listed = {model.id: model.model_dump().get("parent") for model in client.models.list()}
         assert listed == {
@@ -22,7 +29,9 @@ def test_two_models_answer_side_by_side_and_ctrl_c_ends_everything(tmp_path: Pat
             "json-answers": "stdlib-chat",
             "formatted": "stdlib-chat",
             "stdlib-draft": None,
+            "judge": None,
         }
+        del listed["judge"]
         messages = [{"role": "user", "content": "What does os.getcwd do?"}]
         answers = {
             name: client.chat.completions.create(model=name, messages=messages, temperature=0, max_tokens=60)
@@ -32,6 +41,18 @@ def test_two_models_answer_side_by_side_and_ctrl_c_ends_everything(tmp_path: Pat
         assert (answers["formatted"].choices[0].message.content or "").startswith("**os.getcwd**: ")
         assert all(answer.model == name and answer.choices[0].message.content for name, answer in answers.items())
         assert len(server.processes("ServeReplica:antiphon:Model-")) == 2
+
+        with server.http() as http:
+            documents = ["os.getcwd", "A bird.", "x"]
+            found = http.post("/v1/rerank", json={"model": "judge", "query": "Where?", "documents": documents}).json()
+            assert http.get("/health").json()["parts"]["reranker judge"] == "ready"
+            refused = http.post("/v1/score", json={"model": "judge", "text_1": "a", "text_2": "b " * 300})
+        scores = [entry["relevance_score"] for entry in found["results"]]
+        assert scores == sorted(scores, reverse=True)
+        assert [documents[entry["index"]] for entry in found["results"]] == [
+            entry["document"]["text"] for entry in found["results"]
+        ]
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text_2")
 
         started = psutil.Process(server.process.pid).children(recursive=True)
         assert server.stop() == 0

@@ -53,6 +53,16 @@ def test_a_crowd_of_new_flows_keeps_nobody_waiting_for_ever() -> None:
     assert 0 < num_before < 1000
 
 
+def test_requests_for_vectors_say_nothing_of_how_long_a_flow_s_answers_are() -> None:
+    queue = a_queue()
+    before = queue.cost("a", num_prompt=100, max_output=500)
+    for _ in range(50):
+        queue.tag("a", num_prompt=100, max_output=0)
+        queue.end("a", num_output=None)
+    assert queue.cost("a", num_prompt=100, max_output=500) == before
+    assert queue.cost("a", num_prompt=100, max_output=0) < before
+
+
 def test_a_flow_pays_for_the_answers_that_it_has_got() -> None:
     queue = a_queue()
     for _ in range(30):

@@ -8,8 +8,8 @@ import pytest
 
 from app.tenants import Tenant, TenantGateway
 from deployments.accounts.values import Charge, TenantLimits
-from deployments.embedding import EmbeddingRequest
 from deployments.generation import TextPrompt, TokenPrompt
+from deployments.pooled import EmbeddingRequest
 from engine.errors import RequestError
 from engine.request import Pooling
 from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
