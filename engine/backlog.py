@@ -42,38 +42,43 @@ class BacklogReader:
         arriving = [other for other in unread if other.priority <= request.priority]
         return Backlog(
             running=tuple(map(self.load, sorted(running, key=lambda live: live.rank))),
-            waiting=(*map(self.load, ahead), *(self._arriving_load(other) for other in arriving)),
+            waiting=(
+                *map(self.load, ahead),
+                *(self._new_load(other, self._expected_output(other)) for other in arriving),
+            ),
             takes_row=self._takes_row(request, running, waiting, arriving),
         )
 
     def load(self, live: LiveRequest) -> Load:
         """Return what is left to do for a live request."""
         num_output = len(live.output_ids)
-        left = self._expected_output(live.request) - num_output
-        return self._load(live.request, live.num_wanted, max(1, left), len(live.request.prompt_ids) + num_output)
+        num_left = max(1, self._expected_output(live.request) - num_output)
+        # What the cache holds of a request with a row is found already.
+        share = self._uncached_share if live.row is None else 1.0
+        return self._load(live.request, live.num_wanted, share, len(live.request.prompt_ids) + num_output, num_left)
 
     def asking_load(self, request: Request) -> Load:
         """Return what a request asks for that is not let in yet."""
-        num_prompt, num_prior = len(request.prompt_ids), len(request.prior_output_ids)
-        asked = request.params.max_tokens
-        if num_prompt + asked >= self._config.max_model_len:
-            asked = self._expected_output(request)
-        return self._load(request, num_prompt + num_prior, max(1, asked - num_prior), num_prompt + num_prior)
+        is_open = len(request.prompt_ids) + request.params.max_tokens >= self._config.max_model_len
+        return self._new_load(request, self._expected_output(request) if is_open else request.params.max_tokens)
 
-    def _arriving_load(self, request: Request) -> Load:
-        num_known = len(request.prompt_ids) + len(request.prior_output_ids)
-        left = self._expected_output(request) - len(request.prior_output_ids)
-        return self._load(request, num_known, max(1, left), num_known)
+    def _new_load(self, request: Request, num_output: int) -> Load:
+        num_known, num_prior = len(request.prompt_ids) + len(request.prior_output_ids), len(request.prior_output_ids)
+        return self._load(request, num_known, self._uncached_share, num_known, max(1, num_output - num_prior))
 
-    def _load(self, request: Request, num_wanted: int, num_left: int, num_known: int) -> Load:
+    def _load(self, request: Request, num_wanted: int, share: float, num_known: int, num_left: int) -> Load:
         longest = min(num_known + num_left, self._config.max_model_len)
         return Load(
-            prompt_tokens=num_wanted * (1 - self._counters.hit_share) if num_wanted > 1 else num_wanted,
+            prompt_tokens=num_wanted * share if num_wanted > 1 else num_wanted,
             output_tokens=num_left,
             # One more: the scheduler keeps one free for each that runs.
             num_blocks=-(-longest // self._config.block_tokens) + 1,
             deadline_s=request.deadline_s,
         )
+
+    @property
+    def _uncached_share(self) -> float:
+        return 1 - self._counters.hit_share
 
     def _expected_output(self, request: Request) -> int:
         limit = min(request.params.max_tokens, self._config.max_model_len - len(request.prompt_ids))
