@@ -240,7 +240,7 @@ def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -
             f"args.{place}.engine.max_model_len: {max_model_len} is over the checkpoint's {spec.max_position} tokens"
         )
     engine = model.engine
-    computation = f"{engine.device} {engine.dtype} {engine.quantization}"
+    computation = f"{engine.device} {engine.dtype} {engine.quantization} {engine.kv_cache_dtype}"
     return ModelConfig(
         name=model.name,
         fingerprint=model_fingerprint(path, computation),

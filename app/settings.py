@@ -56,9 +56,13 @@ class EngineSettings(SettingsNode):
         default=None,
         description="Precision of the weights; null: bfloat16 where the device multiplies it fast, else float32.",
     )
-    quantization: Literal["int8"] | None = Field(
+    quantization: Literal["int8", "fp8"] | None = Field(
         default=None,
-        description="int8: weights of one byte, inputs rounded as they come (CPU only); null: as `dtype` says.",
+        description="Weights of one byte, inputs rounded as they come: int8 on a CPU, fp8 on a GPU that multiplies it; "
+        "null: as `dtype` says.",
+    )
+    kv_cache_dtype: Literal["int8", "fp8"] | None = Field(
+        default=None, description="KV cache of one byte a number (GPU only; fp8 is e4m3); null: as `dtype` says."
     )
     num_threads: int | None = Field(
         default=None, ge=1, description="CPU threads of tensor operators; null: those it may use."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -19,16 +19,32 @@ from kernels.arena import lazy_zeros
 from kernels.embedding.reference import take_rows
 from kernels.gated_activation.reference import silu_and_multiply
 from kernels.rope_kv_write.reference import rope_kv_write
+from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
 TOUCHED_AT_ONCE = 16
 """Blocks: some milliseconds, for which a request may have to wait."""
+
+
+class LayerCache(NamedTuple):
+    """The cache of one layer; where its numbers have one byte each, `spans` are what keys and values span.
+
+    Attributes:
+        k, v: [num_blocks + 1, block_tokens, kv_heads, head_dim].
+        spans: of keys and of values, float32 [num_blocks + 1, block_tokens, kv_heads]; None for numbers as they are.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    spans: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class KvCache:
     """Keys and values of all layers: [layers, 2, num_blocks + 1, block_tokens, kv_heads, head_dim].
 
     The extra last block is the null block: never written, always zero, it pads block tables. How a block's numbers lie
-    inside it is the backend's affair.
+    inside it is the backend's affair. In a `dtype` of one byte a number (see `kernels.row_quantization.reference`) the
+    cache also keeps what each key and value of a token spans: a token is rounded once, as it is written, whatever comes
+    into its block after it.
     """
 
     def __init__(
@@ -48,6 +64,7 @@ class KvCache:
             self.data = lazy_zeros(prod(shape), dtype).view(shape)
         else:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self._spans = torch.zeros(shape[:-1], device=device) if dtype in LIMIT_BY_DTYPE else None
         self.null_block = num_blocks
         self.block_tokens = block_tokens
         self._num_touched = 0
@@ -67,9 +84,10 @@ class KvCache:
             device=device,
         )
 
-    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (keys, values) of a layer, each [num_blocks + 1, block_tokens, kv_heads, head_dim]."""
-        return self.data[index, 0], self.data[index, 1]
+    def layer(self, index: int) -> LayerCache:
+        """Return the cache of one layer."""
+        spans = None if self._spans is None else (self._spans[index, 0], self._spans[index, 1])
+        return LayerCache(self.data[index, 0], self.data[index, 1], spans)
 
     def touch(self, end: int) -> bool:
         """Take memory from the system for some of the blocks below `end`; returns whether some are left.
@@ -130,13 +148,13 @@ class Backend(Protocol):
         cos_sin: torch.Tensor,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         slots: torch.Tensor,
     ) -> torch.Tensor:
         """Write keys and values, return queries [tokens, heads, head_dim]; see `kernels.rope_kv_write.reference`."""
         ...
 
-    def attend(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], batch: AttentionBatch) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
         """Attend as `kernels.paged_attention.reference` defines; [tokens, heads, head_dim] in and out.
 
         Slots of a row's last block past its own position may be read, and must hold finite numbers: a weight of zero
@@ -181,15 +199,15 @@ class TorchBackend:
         cos_sin: torch.Tensor,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         slots: torch.Tensor,
     ) -> torch.Tensor:
         """Norm, rotate and write, the definition as it stands."""
         return rope_kv_write(
-            qkv=qkv, cos_sin=cos_sin, norms=norms, eps=eps, k_cache=cache[0], v_cache=cache[1], slots=slots
+            qkv=qkv, cos_sin=cos_sin, norms=norms, eps=eps, k_cache=cache.k, v_cache=cache.v, slots=slots
         )
 
-    def attend(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], batch: AttentionBatch) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
         """Attend, single-token rows together and every chunk alone."""
         out = torch.empty_like(q)
         for group in batch.gathered.decodes:
@@ -202,26 +220,24 @@ class TorchBackend:
         """Gate the second half by the first, the definition as it stands."""
         return silu_and_multiply(gate_up)
 
-    def _attend_decodes(
-        self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], group: DecodeGroup, out: torch.Tensor
-    ) -> None:
+    def _attend_decodes(self, q: torch.Tensor, cache: LayerCache, group: DecodeGroup, out: torch.Tensor) -> None:
         rows, (_, heads, head_dim) = len(group.tokens), q.shape
-        kv_heads = cache[0].shape[2]
+        kv_heads = cache.k.shape[2]
         k, v = (
             # [rows, kv_heads, slots, head_dim]
             part.index_select(0, group.tables.flatten()).view(rows, -1, kv_heads, head_dim).transpose(1, 2)
-            for part in cache
+            for part in (cache.k, cache.v)
         )
         # The query heads that share a kv head stand as its query positions: no key is ever repeated.
         grouped = q.index_select(0, group.tokens).view(rows, kv_heads, heads // kv_heads, head_dim)
         attended = functional.scaled_dot_product_attention(grouped, k, v, attn_mask=group.mask)
         out.index_copy_(0, group.tokens, attended.reshape(rows, heads, head_dim))
 
-    def _attend_chunk(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], chunk: Chunk) -> torch.Tensor:
+    def _attend_chunk(self, q: torch.Tensor, cache: LayerCache, chunk: Chunk) -> torch.Tensor:
         k, v = (
             # [kv_heads, num_context, head_dim]
             part.index_select(0, chunk.table).flatten(0, 1)[: chunk.num_context].transpose(0, 1)
-            for part in cache
+            for part in (cache.k, cache.v)
         )
         out = functional.scaled_dot_product_attention(
             q.transpose(0, 1).unsqueeze(0),

@@ -20,8 +20,10 @@ class EngineConfig:
         tokenizer_path: folder with the tokenizer.json by which grammars are followed; None for the model's own.
         device: "cpu", "cuda", or None for the CPU.
         dtype: "float32", "bfloat16", "float16" or None: bfloat16 where the device multiplies it fast, else float32.
-        quantization: "int8" for linear layers of one byte a weight, inputs rounded as they come; None for `dtype`. By
-            our own CPU kernels only; embedding, output matrix and adapters stay in `dtype`.
+        quantization: "int8" (our own CPU kernels) or "fp8" (e4m3, GPUs of compute capability 9.0 and above) for linear
+            layers of one byte a weight, inputs rounded as they come; None for `dtype`. Embedding, output matrix and
+            adapters stay in `dtype`.
+        kv_cache_dtype: "int8" or "fp8" (e4m3) for a KV cache of one byte a number, on a GPU; None for `dtype`.
         num_threads: CPU threads of tensor operators; None takes all the cores this process may use.
         max_model_len: context length in tokens; None takes the checkpoint's.
         max_num_seqs: requests that run at once.
@@ -48,6 +50,7 @@ class EngineConfig:
     device: str | None = None
     dtype: str | None = None
     quantization: str | None = None
+    kv_cache_dtype: str | None = None
     num_threads: int | None = None
     max_model_len: int | None = None
     max_num_seqs: int = 64
@@ -91,6 +94,7 @@ class ResolvedConfig:
     max_device_adapters: int
     max_host_adapters: int
     quantization: str | None = None
+    kv_cache_dtype: str | None = None
     max_prefill_tokens_with_decodes: int | None = None
     max_decode_gap_s: float | None = None
     max_queue_s: float = DEFAULT_QUEUE_S

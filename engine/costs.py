@@ -16,7 +16,11 @@ def num_step_weights(spec: DecoderSpec) -> int:
     return num_weights(spec) - (0 if spec.is_tied else spec.vocab_size * spec.hidden_size)
 
 
+def num_layer_weights(spec: DecoderSpec) -> int:
+    """Return how many weights the layers have, without embedding and output matrix."""
+    return sum(parameter.numel for parameter in parameters(spec) if parameter.name.startswith("layers."))
+
+
 def prompt_flop(spec: DecoderSpec, num_tokens: int) -> float:
     """Return what one prompt's layers compute: two for each weight and token, and attention's half of a square."""
-    layers = sum(parameter.numel for parameter in parameters(spec) if parameter.name.startswith("layers."))
-    return 2.0 * layers * num_tokens + 2.0 * spec.num_layers * spec.q_size * num_tokens**2
+    return 2.0 * num_layer_weights(spec) * num_tokens + 2.0 * spec.num_layers * spec.q_size * num_tokens**2

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Product
+from engine.backend import LayerCache, Product
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.spec import DecoderSpec
 from engine.lora import AdapterSegment, LoraProducts
@@ -126,23 +126,23 @@ class NativeBackend:
         cos_sin: torch.Tensor,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         slots: torch.Tensor,
     ) -> torch.Tensor:
         """Record norm, rotation and write, one pass; the cache is in panels from here on."""
-        block_tokens, kv_heads, head_dim = cache[0].shape[1:]
+        block_tokens, kv_heads, head_dim = cache.k.shape[1:]
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         q = self._like(qkv, "queries", (heads, head_dim))
-        tensors = (qkv, cos_sin, *(norms or (None, None)), *cache, slots, q)
+        tensors = (qkv, cos_sin, *(norms or (None, None)), cache.k, cache.v, slots, q)
         self._add("rope_kv_write", qkv, tensors, (heads, kv_heads, head_dim, block_tokens), eps)
         return q
 
-    def attend(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], batch: AttentionBatch) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
         """Record attention that reads the cache where it lies."""
-        block_tokens, kv_heads, head_dim = cache[0].shape[1:]
+        block_tokens, kv_heads, head_dim = cache.k.shape[1:]
         out = self._like(q, "attended", q.shape[1:])
         sizes = (q.shape[1], kv_heads, head_dim, block_tokens, batch.tables.shape[1])
-        tensors = (q, *cache, batch.rows, batch.tables, out)
+        tensors = (q, cache.k, cache.v, batch.rows, batch.tables, out)
         self.program.add("paged_attention", self._dtype, self._rows, tensors, sizes)
         return out
 

@@ -13,8 +13,12 @@ from engine.config import DEFAULT_QUEUE_S, EngineConfig, ResolvedConfig
 from engine.decoder.spec import DecoderSpec
 from engine.errors import ConfigError
 from engine.linear import has_fast_bfloat16
+from kernels import architecture
 
 DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEVICE_BY_QUANTIZATION = {"int8": "cpu", "fp8": "cuda"}
+FP8_MULTIPLE = 16
+CACHE_DTYPES = ("int8", "fp8")
 CPU_CACHE_SHARE = 0.2
 """Of the free memory; a laptop has other things to do."""
 CPU_DECODE_GAP_S = 0.2
@@ -30,12 +34,16 @@ class Hardware:
         free_bytes: on a CPU memory that is free; on a GPU what this process may take of it, and once a full step has
             been measured what is left for the cache.
         has_fast_bfloat16: whether the device multiplies bfloat16 by instructions of its own.
+        has_fp8: whether it converts 8-bit floating-point numbers (e4m3) by instructions of its own.
+        has_fp8_products: whether it multiplies matrices of them, with a scale for each row.
     """
 
     device: str
     num_cores: int
     free_bytes: int
     has_fast_bfloat16: bool
+    has_fp8: bool = False
+    has_fp8_products: bool = False
 
 
 def probe(config: EngineConfig) -> Hardware:
@@ -64,6 +72,8 @@ def _probe_gpu(fraction: float) -> Hardware:
         num_cores=len(os.sched_getaffinity(0)),
         free_bytes=int(total_bytes * fraction) - (total_bytes - free_bytes),
         has_fast_bfloat16=torch.cuda.is_bf16_supported(),
+        has_fp8=architecture.fp8_dtype() is not None,
+        has_fp8_products=architecture.has_fp8_products(),
     )
 
 
@@ -79,17 +89,16 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPE_BY_NAME)}.")
     if dtype == "float16" and hardware.device == "cpu":
         raise ConfigError("dtype: 'float16' on device 'cpu' overflows where it should not; take bfloat16 or float32.")
-    if config.quantization not in (None, "int8"):
-        raise ConfigError(f"quantization: {config.quantization!r} is not 'int8', the only one there is.")
-    if config.quantization is not None and hardware.device != "cpu":
-        raise ConfigError(f"quantization: 'int8' is for device 'cpu'; this model runs on {hardware.device!r}.")
+    _check_quantization(config, spec, hardware, dtype)
     max_model_len = config.max_model_len or spec.max_position
     if max_model_len > spec.max_position:
         raise ConfigError(
             f"max_model_len: {max_model_len} is more than the checkpoint's context of {spec.max_position}."
         )
     blocks_per_request = -(-max_model_len // config.block_tokens)
-    block_bytes = config.block_tokens * spec.kv_bytes_per_token(DTYPE_BY_NAME[dtype].itemsize)
+    _check_cache_dtype(config, hardware)
+    element_bytes = DTYPE_BY_NAME[dtype].itemsize if config.kv_cache_dtype is None else 1
+    block_bytes = config.block_tokens * spec.kv_bytes_per_token(element_bytes)
     share = CPU_CACHE_SHARE if hardware.device == "cpu" else 1.0
     cache_bytes = config.kv_cache_bytes or int(hardware.free_bytes * share)
     # More than every row at full length can never be held, and is only memory taken from others.
@@ -104,6 +113,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         device=hardware.device,
         dtype=dtype,
         quantization=config.quantization,
+        kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads or hardware.num_cores,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -136,6 +146,39 @@ def _check_ranges(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise ConfigError(f"{name}: {value} is not above 0.")
+
+
+def _check_quantization(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, dtype: str) -> None:
+    wanted = config.quantization
+    if wanted is None:
+        return
+    if wanted not in DEVICE_BY_QUANTIZATION:
+        raise ConfigError(f"quantization: {wanted!r} is not one of {', '.join(DEVICE_BY_QUANTIZATION)}.")
+    device = DEVICE_BY_QUANTIZATION[wanted]
+    if hardware.device != device:
+        raise ConfigError(f"quantization: {wanted!r} is for device {device!r}; this model runs on {hardware.device!r}.")
+    if wanted != "fp8":
+        return
+    if not hardware.has_fp8_products:
+        raise ConfigError("quantization: 'fp8' needs a GPU of compute capability 9.0 or above; this one has less.")
+    if dtype != "bfloat16":
+        raise ConfigError(f"quantization: 'fp8' makes bfloat16 of its products; dtype is {dtype!r}.")
+    sizes = {size for shape in spec.linear_shapes().values() for size in shape}
+    odd = sorted(size for size in sizes if size % FP8_MULTIPLE)
+    if odd:
+        raise ConfigError(f"quantization: 'fp8' multiplies sizes that {FP8_MULTIPLE} divides; this model has {odd[0]}.")
+
+
+def _check_cache_dtype(config: EngineConfig, hardware: Hardware) -> None:
+    wanted = config.kv_cache_dtype
+    if wanted is None:
+        return
+    if wanted not in CACHE_DTYPES:
+        raise ConfigError(f"kv_cache_dtype: {wanted!r} is not one of {', '.join(CACHE_DTYPES)}.")
+    if hardware.device == "cpu":
+        raise ConfigError(f"kv_cache_dtype: {wanted!r} is for device 'cuda'; this model runs on 'cpu'.")
+    if wanted == "fp8" and not hardware.has_fp8:
+        raise ConfigError("kv_cache_dtype: 'fp8' needs a GPU that converts e4m3 numbers; take 'int8'.")
 
 
 def _available_bytes() -> int:

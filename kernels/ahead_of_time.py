@@ -37,7 +37,12 @@ TYPE_BY_DTYPE = {
     torch.int64: "*i64",
     torch.int32: "*i32",
     torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.float8_e4m3fnuz: "*fp8e4b8",
 }
+FLOATS = ("*fp32", "*fp16", "*bf16", "*i8", "*fp8e4nv", "*fp8e4b8")
+"""Of the types those that a kernel computes with, which its title names."""
 ALIGNMENT = 16
 """What Triton knows of addresses and numbers: whether this divides them."""
 
@@ -86,7 +91,7 @@ class Launch:
     @property
     def title(self) -> str:
         """The kernel with the constants that tell its specialisations apart."""
-        types = sorted({kind[1:] for _, kind in self.signature if kind in ("*fp32", "*fp16", "*bf16")})
+        types = sorted({kind[1:] for _, kind in self.signature if kind in FLOATS})
         numbers = " ".join(f"{name.lower()}={value}" for name, value in self.constants if name.isupper())
         return f"{self.kernel.removesuffix('_kernel')} {'/'.join(types)} {numbers}"
 

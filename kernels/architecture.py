@@ -20,6 +20,20 @@ def current() -> str:
     return _pretended.get() or _present()
 
 
+def fp8_dtype() -> torch.dtype | None:
+    """Return the e4m3 numbers that the current GPU converts by instructions of its own, None where it has none."""
+    name = current()
+    if name.startswith("gfx"):
+        return {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}.get(name)
+    return torch.float8_e4m3fn if int(name.removeprefix("sm_")) >= 89 else None
+
+
+def has_fp8_products() -> bool:
+    """Return whether the current GPU multiplies e4m3 matrices with a scale for each row of both (torch's library)."""
+    name = current()
+    return name.startswith("sm_") and int(name.removeprefix("sm_")) >= 90
+
+
 @contextmanager
 def pretending(name: str) -> Iterator[None]:
     """Shape launches for a GPU that is not here."""

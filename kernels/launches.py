@@ -8,16 +8,19 @@ import torch
 
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.ahead_of_time import Launch, recording
-from kernels.architecture import pretending
+from kernels.architecture import fp8_dtype, pretending
 from kernels.gated_activation.launch import silu_and_multiply
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_shrink.launch import lora_shrink
 from kernels.paged_attention.launch import paged_attention
 from kernels.rope_kv_write.launch import rope_kv_write
+from kernels.row_quantization.launch import quantize_rows
 from kernels.token_choice.launch import choose_tokens
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
 MAX_RANK = 64
+BATCHES = ((1, 1), (64, 64), (2048, 32))
+"""Tokens of a step, and how many of them are rows of one token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +54,33 @@ def all_launches(target: str) -> list[Launch]:
         layer(GEOMETRIES[0], torch.float16)
         layer(GEOMETRIES[0], torch.float32)
         layer(GEOMETRIES[0], torch.bfloat16, window=4096, softcap=50.0)
+        for held in (torch.int8, fp8_dtype()):
+            if held is not None:
+                for geometry in GEOMETRIES:
+                    attend(geometry, torch.bfloat16, held)
+                    for width in (geometry.hidden, geometry.inner):
+                        quantize_rows(_empty(64, width, dtype=torch.bfloat16), held)
         choose_tokens(_empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64), _whole(64, 2))
     return launches
 
 
-def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:
-    """Launch what one layer launches, for a few tokens, for a full batch, and for prompts."""
-    hidden, inner, head_dim = geometry.hidden, geometry.inner, geometry.head_dim
-    q_size, kv_size = geometry.heads * head_dim, geometry.kv_heads * head_dim
-    cache = _empty(NUM_BLOCKS, BLOCK_TOKENS, geometry.kv_heads, head_dim, dtype=dtype)
+def attend(geometry: Geometry, dtype: torch.dtype, held: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:
+    """Launch what writes and reads a layer's cache, whose numbers are of type `held`."""
+    head_dim, kv_heads = geometry.head_dim, geometry.kv_heads
+    cache = _empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, head_dim, dtype=held)
+    part = _empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, dtype=torch.float32)
+    spans = None if held == dtype else (part, part)
     norm = _empty(head_dim, dtype=dtype)
-    for tokens, num_decodes in ((1, 1), (64, 64), (2048, 32)):
-        x = _empty(tokens, hidden, dtype=dtype)
-        add_rms_norm(x, x, _empty(hidden, dtype=dtype), 1e-5)
-        add_rms_norm(x, None, _empty(hidden, dtype=dtype), 1e-5)
-        silu_and_multiply(_empty(tokens, 2 * inner, dtype=dtype))
+    for tokens, num_decodes in BATCHES:
         q = rope_kv_write(
-            qkv=_empty(tokens, q_size + 2 * kv_size, dtype=dtype),
+            qkv=_empty(tokens, (geometry.heads + 2 * kv_heads) * head_dim, dtype=dtype),
             cos_sin=_empty(tokens, 2, head_dim, dtype=dtype),
             norms=(norm, norm) if geometry.has_norms else None,
             eps=1e-6,
             k_cache=cache,
             v_cache=cache,
             slots=_whole(tokens),
+            spans=spans,
         )
         paged_attention(
             q=q,
@@ -84,7 +91,20 @@ def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: f
             tables=_whole(64, 512),
             window=window,
             softcap=softcap,
+            spans=spans,
         )
+
+
+def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:
+    """Launch what one layer launches, for a few tokens, for a full batch, and for prompts."""
+    hidden, inner, head_dim = geometry.hidden, geometry.inner, geometry.head_dim
+    q_size, kv_size = geometry.heads * head_dim, geometry.kv_heads * head_dim
+    attend(geometry, dtype, dtype, window=window, softcap=softcap)
+    for tokens, _ in BATCHES:
+        x = _empty(tokens, hidden, dtype=dtype)
+        add_rms_norm(x, x, _empty(hidden, dtype=dtype), 1e-5)
+        add_rms_norm(x, None, _empty(hidden, dtype=dtype), 1e-5)
+        silu_and_multiply(_empty(tokens, 2 * inner, dtype=dtype))
         for width, splits in ((hidden, (q_size, kv_size, kv_size)), (hidden, (inner, inner)), (inner, (hidden,))):
             shrunk = lora_shrink(
                 _empty(tokens, width, dtype=dtype),

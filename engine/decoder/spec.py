@@ -12,6 +12,8 @@ from engine.decoder.rope import RopeSpec, parse_rope
 from engine.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 1 << 20
+SPAN_BYTES = 4
+"""Of what a key or a value of one head spans (`kernels.row_quantization.reference`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +57,9 @@ class DecoderSpec:
         return self.num_kv_heads * self.head_dim
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Return the bytes that one token takes in the KV cache."""
-        return self.num_layers * 2 * self.kv_size * element_bytes
+        """Return the bytes that one token takes in the KV cache; with one byte a number, what each head spans too."""
+        span_bytes = SPAN_BYTES * self.num_kv_heads if element_bytes == 1 else 0
+        return self.num_layers * 2 * (self.kv_size * element_bytes + span_bytes)
 
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says."""

@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional
 
 from engine.attention import AttentionBatch
-from engine.backend import Product
+from engine.backend import LayerCache, Product
 from engine.gpu.adapters import TritonLora
+from engine.gpu.fp8_linear import Fp8Linear
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.embedding.reference import take_rows
@@ -23,13 +24,17 @@ class TritonBackend:
 
     Args:
         adapters: the products of the step under way; its owner fills it before each step.
+        quantizes: layers' weights and their inputs are rounded to 8-bit floats; adapters read inputs as they are.
     """
 
-    def __init__(self, adapters: TritonLora) -> None:
+    def __init__(self, adapters: TritonLora, *, quantizes: bool = False) -> None:
         self.adapters = adapters
+        self._quantizes = quantizes
 
     def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-        """Keep the weight as it is."""
+        """Keep the weight, as it is or rounded."""
+        if self._quantizes:
+            return Fp8Linear(weight, bias)
         return lambda x: functional.linear(x, weight, bias)
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
@@ -57,23 +62,31 @@ class TritonBackend:
         cos_sin: torch.Tensor,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
-        cache: tuple[torch.Tensor, torch.Tensor],
+        cache: LayerCache,
         slots: torch.Tensor,
     ) -> torch.Tensor:
         """Norm, rotate and write, one pass."""
         return rope_kv_write(
-            qkv=qkv, cos_sin=cos_sin, norms=norms, eps=eps, k_cache=cache[0], v_cache=cache[1], slots=slots
+            qkv=qkv,
+            cos_sin=cos_sin,
+            norms=norms,
+            eps=eps,
+            k_cache=cache.k,
+            v_cache=cache.v,
+            slots=slots,
+            spans=cache.spans,
         )
 
-    def attend(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor], batch: AttentionBatch) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
         """Attend to the cache where it lies."""
         return paged_attention(
             q=q,
-            k_cache=cache[0],
-            v_cache=cache[1],
+            k_cache=cache.k,
+            v_cache=cache.v,
             rows=batch.rows,
             num_decodes=batch.num_decodes,
             tables=batch.tables,
+            spans=cache.spans,
         )
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from engine.gpu.runtime import GpuRuntime
 from engine.loading.checkpoint import WeightSource
 from engine.parts import Parts
 from engine.resolve import DTYPE_BY_NAME, Hardware, resolve
+from kernels import architecture
 
 _logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def _build(
 ) -> Parts:
     dtype = DTYPE_BY_NAME[checked.dtype]
     adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank)
-    backend = TritonBackend(adapters)
+    backend = TritonBackend(adapters, quantizes=checked.quantization is not None)
     parameters = weights(config.model_path, spec, dtype, runtime.device)
     decoder = Decoder(spec, parameters, backend, checked.max_model_len)
     peak_bytes = runtime.peak_bytes(lambda: _full_step(decoder, spec, checked, runtime.device))
@@ -69,7 +70,11 @@ def _build(
     _logger.info("a full step takes %.2f GiB with the weights; %.2f GiB are left", peak_bytes / 2**30, left / 2**30)
     resolved = resolve(config, spec, replace(hardware, free_bytes=max(0, left)))
     cache = KvCache.of(
-        spec, num_blocks=resolved.num_blocks, block_tokens=resolved.block_tokens, dtype=dtype, device=runtime.device
+        spec,
+        num_blocks=resolved.num_blocks,
+        block_tokens=resolved.block_tokens,
+        dtype=_cache_dtype(resolved),
+        device=runtime.device,
     )
     sizes = recorded_sizes(resolved.max_num_seqs)
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
@@ -86,12 +91,18 @@ def _build(
     )
 
 
+def _cache_dtype(config: ResolvedConfig) -> torch.dtype:
+    if config.kv_cache_dtype is None:
+        return DTYPE_BY_NAME[config.dtype]
+    held = torch.int8 if config.kv_cache_dtype == "int8" else architecture.fp8_dtype()
+    assert held is not None
+    return held
+
+
 @torch.inference_mode()
 def _full_step(decoder: Decoder, spec: DecoderSpec, config: ResolvedConfig, device: torch.device) -> None:
     """Compute as many tokens as a step may have, over a cache of one block, and what choosing tokens takes."""
-    cache = KvCache.of(
-        spec, num_blocks=1, block_tokens=config.block_tokens, dtype=DTYPE_BY_NAME[config.dtype], device=device
-    )
+    cache = KvCache.of(spec, num_blocks=1, block_tokens=config.block_tokens, dtype=_cache_dtype(config), device=device)
     tokens, longest = config.max_batched_tokens, min(config.max_batched_tokens, config.max_model_len)
     rows = [(start, 0, min(longest, tokens - start), 0) for start in range(0, tokens, longest)]
     positions = torch.arange(tokens, device=device) % longest

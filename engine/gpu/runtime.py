@@ -88,6 +88,8 @@ class CudaRuntime:
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """Ask torch's allocator."""
         torch.cuda.synchronize(self.device)
+        # Weights that were laid out anew have left their old places behind.
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         run()
         torch.cuda.synchronize(self.device)

@@ -17,6 +17,8 @@ def paged_attention_kernel(
     q,
     k_cache,
     v_cache,
+    k_spans,
+    v_spans,
     rows,
     tables,
     out,
@@ -24,6 +26,7 @@ def paged_attention_kernel(
     num_rows,
     table_stride,
     scale,
+    unit,
     softcap,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -31,6 +34,7 @@ def paged_attention_kernel(
     BLOCK_TOKENS: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    IS_QUANTIZED: tl.constexpr,
     IS_DECODE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
@@ -42,7 +46,8 @@ def paged_attention_kernel(
 
     Rows are [first token, position, number of tokens, row of `tables`], int64; a row of no tokens is skipped. With
     NUM_SPLITS above 1 `out` is float32 [tokens, heads, splits, BLOCK_D] and `sums` [tokens, heads, splits, 2] takes
-    maxima and sums, both of exponents to the base 2.
+    maxima and sums, both of exponents to the base 2. In a cache that IS_QUANTIZED keys and values are in units of what
+    they span times `unit`, which `scale` has in it for the keys.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     LOG2_E: tl.constexpr = 1.4426950408889634
@@ -84,11 +89,14 @@ def paged_attention_kernel(
         keys = start + tl.arange(0, BLOCK_N)
         is_key = keys < stop
         block = tl.load(table + keys // BLOCK_TOKENS, mask=is_key, other=0)
-        source = (block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
+        slot = (block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * KV_HEADS + kv_head
+        source = slot * HEAD_DIM
         # What lies past the row's own tokens was never written, and may be NaN.
         k = tl.load(k_cache + source[None, :] + d[:, None], mask=is_key[None, :] & has_dim[:, None], other=0.0)
         v = tl.load(v_cache + source[:, None] + d[None, :], mask=is_key[:, None] & has_dim[None, :], other=0.0)
-        scores = tl.dot(queries, k, input_precision="ieee") * scale
+        scores = tl.dot(queries, k.to(queries.dtype), input_precision="ieee") * scale
+        if IS_QUANTIZED:
+            scores *= tl.load(k_spans + slot, mask=is_key, other=0.0)[None, :]
         if HAS_SOFTCAP:
             # tanh by an exponential that cannot overflow.
             small = tl.exp2(-2.0 * LOG2_E * tl.abs(scores / softcap))
@@ -104,8 +112,13 @@ def paged_attention_kernel(
         weights = tl.exp2(scores - safe[:, None])
         faded = tl.exp2(highest - safe)
         total = total * faded + tl.sum(weights, axis=1)
-        mixed = mixed * faded[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        if IS_QUANTIZED:
+            weights *= tl.load(v_spans + slot, mask=is_key, other=0.0)[None, :]
+        values = v.to(queries.dtype)
+        mixed = mixed * faded[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         highest = higher
+    if IS_QUANTIZED:
+        mixed *= unit
     if NUM_SPLITS > 1:
         part = at * NUM_SPLITS + split
         tl.store(out + part[:, None] * BLOCK_D + d[None, :], mixed, mask=is_query[:, None])

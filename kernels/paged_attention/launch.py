@@ -10,6 +10,7 @@ import triton
 from kernels import architecture
 from kernels.architecture import PROGRAMS_WANTED
 from kernels.paged_attention.kernel import combine_kernel, paged_attention_kernel
+from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 from kernels.search import num_tiles
 
 MIN_TILE = 16
@@ -66,6 +67,7 @@ def paged_attention(
     tables: torch.Tensor,
     window: int = 0,
     softcap: float = 0.0,
+    spans: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Attend for the rows of a step, those of one token first.
 
@@ -78,6 +80,8 @@ def paged_attention(
         tables: [any, blocks] int64.
         window: how many of the last positions a token sees, its own included; 0 for all.
         softcap: scores are softcap * tanh(score / softcap); 0 for as they are.
+        spans: of a cache of one byte a number, as `kernels.rope_kv_write` writes them; None where numbers are as they
+            are, in the dtype of `q`.
 
     Returns:
         [tokens, heads, head_dim] in the dtype of `q`.
@@ -86,7 +90,7 @@ def paged_attention(
     heads, head_dim = q.shape[1:]
     kv_heads = k_cache.shape[2]
     group = heads // kv_heads
-    launch = _Launch(q, k_cache, v_cache, tables, out, window, softcap)
+    launch = _Launch(q, k_cache, v_cache, tables, out, window, softcap, spans)
     if num_decodes:
         splits = num_splits(num_decodes, kv_heads)
         tile = decode_tile(group, head_dim, q.element_size(), has_softcap=softcap > 0)
@@ -111,6 +115,7 @@ class _Launch:
     out: torch.Tensor
     window: int
     softcap: float
+    spans: tuple[torch.Tensor, torch.Tensor] | None
 
     def run(
         self, rows: torch.Tensor, tile: Tile, num_programs: int, splits: int, *, block_q: int, is_decode: bool
@@ -119,6 +124,7 @@ class _Launch:
         _, heads, head_dim = self.q.shape
         block_tokens, kv_heads = self.k_cache.shape[1:3]
         block_d = triton.next_power_of_2(head_dim)
+        unit = 1.0 if self.spans is None else 1.0 / LIMIT_BY_DTYPE[self.k_cache.dtype]
         parts, sums = self.out, self.out
         if splits > 1:
             parts, sums = (
@@ -129,13 +135,15 @@ class _Launch:
             self.q,
             self.k_cache,
             self.v_cache,
+            *(self.spans or (rows, rows)),
             rows,
             self.tables,
             parts,
             sums,
             len(rows),
             self.tables.stride(0),
-            head_dim**-0.5,
+            head_dim**-0.5 * unit,
+            unit,
             self.softcap,
             HEADS=heads,
             KV_HEADS=kv_heads,
@@ -143,6 +151,7 @@ class _Launch:
             BLOCK_TOKENS=block_tokens,
             WINDOW=self.window,
             HAS_SOFTCAP=self.softcap > 0,
+            IS_QUANTIZED=self.spans is not None,
             IS_DECODE=is_decode,
             NUM_SPLITS=splits,
             BLOCK_Q=block_q,

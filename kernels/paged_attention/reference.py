@@ -16,6 +16,8 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.row_quantization.reference import dequantize_rows
+
 
 def paged_attention(
     *,
@@ -27,6 +29,7 @@ def paged_attention(
     ends: Sequence[int],
     window: int = 0,
     softcap: float = 0.0,
+    spans: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Attend for rows whose tokens lie one after the other in `q`.
 
@@ -36,10 +39,13 @@ def paged_attention(
         block_tables: block ids of each row, at least as many as `ends` needs.
         window: how many of the last positions a token sees, its own included; 0 for all.
         softcap: 0 for scores as they are.
+        spans: of a cache of one byte a number, as `kernels.rope_kv_write.reference` writes them.
 
     Returns:
         [tokens, heads, head_dim] in the dtype of `q`, computed in float64.
     """
+    if spans is not None:
+        k_cache, v_cache = dequantize_rows(k_cache, spans[0]), dequantize_rows(v_cache, spans[1])
     block_tokens, kv_heads = k_cache.shape[1], k_cache.shape[2]
     group = q.shape[1] // kv_heads
     out = torch.empty_like(q)

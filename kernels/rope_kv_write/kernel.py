@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from kernels.row_quantization.kernel import held, span_of
+
 
 @triton.jit
 def _normed(low, high, weight, lanes, inside, half, eps):
@@ -25,6 +27,8 @@ def rope_kv_write_kernel(
     k_norm,
     k_cache,
     v_cache,
+    k_spans,
+    v_spans,
     slots,
     q,
     eps,
@@ -32,12 +36,14 @@ def rope_kv_write_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    LIMIT: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
     """Program (token, part) treats BLOCK_HEADS of the token's heads: queries, then keys, then values.
 
-    A negative slot is that of a token that only fills up a batch: nothing of it is written to the cache.
+    A negative slot is that of a token that only fills up a batch: nothing of it is written to the cache. LIMIT is that
+    of `kernels.row_quantization`, 0 where the cache holds numbers as they are.
     """
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -49,7 +55,6 @@ def rope_kv_write_kernel(
     low = tl.load(source, mask=known, other=0.0)
     high = tl.load(source + half, mask=known, other=0.0)
     is_query = (heads < HEADS)[:, None]
-    is_value = (heads >= HEADS + KV_HEADS)[:, None]
     x, y = low.to(tl.float32), high.to(tl.float32)
     if HAS_NORMS:
         q_low, q_high = _normed(low, high, q_norm, lanes, inside, half, eps)
@@ -67,12 +72,24 @@ def rope_kv_write_kernel(
     tl.store(target, rotated_low, mask=to_query)
     tl.store(target + half, rotated_high, mask=to_query)
     slot = tl.load(slots + token)
-    row = slot * (KV_HEADS * HEAD_DIM)
-    to_key = known & ((heads >= HEADS) & (heads < HEADS + KV_HEADS))[:, None] & (slot >= 0)
-    key = k_cache + row + (heads[:, None] - HEADS) * HEAD_DIM + lanes[None, :]
-    tl.store(key, rotated_low, mask=to_key)
-    tl.store(key + half, rotated_high, mask=to_key)
-    to_value = known & is_value & (slot >= 0)
-    value = v_cache + row + (heads[:, None] - HEADS - KV_HEADS) * HEAD_DIM + lanes[None, :]
-    tl.store(value, low, mask=to_value)
-    tl.store(value + half, high, mask=to_value)
+    is_key = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & (slot >= 0)
+    is_value = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & (slot >= 0)
+    kept_low = tl.where(is_value[:, None], low, rotated_low)
+    kept_high = tl.where(is_value[:, None], high, rotated_high)
+    row = slot * KV_HEADS + (heads - HEADS) % KV_HEADS
+    if LIMIT > 0:
+        wide_low, wide_high = kept_low.to(tl.float32), kept_high.to(tl.float32)
+        low_span, high_span = span_of(wide_low), span_of(wide_high)
+        # Halves of one head: the larger, and NaN where either is.
+        span = tl.maximum(low_span, high_span) + (low_span + high_span) * 0.0
+        tl.store(k_spans + row, span, mask=is_key)
+        tl.store(v_spans + row, span, mask=is_value)
+        kept_low = held(wide_low, span, LIMIT, k_cache.dtype.element_ty)
+        kept_high = held(wide_high, span, LIMIT, k_cache.dtype.element_ty)
+    target = row[:, None] * HEAD_DIM + lanes[None, :]
+    to_key = is_key[:, None] & inside[None, :]
+    tl.store(k_cache + target, kept_low, mask=to_key)
+    tl.store(k_cache + target + half, kept_high, mask=to_key)
+    to_value = is_value[:, None] & inside[None, :]
+    tl.store(v_cache + target, kept_low, mask=to_value)
+    tl.store(v_cache + target + half, kept_high, mask=to_value)

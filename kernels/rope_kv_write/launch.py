@@ -6,6 +6,7 @@ import torch
 import triton
 
 from kernels.rope_kv_write.kernel import rope_kv_write_kernel
+from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
 BLOCK_HEADS = 16
 
@@ -19,6 +20,7 @@ def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    spans: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Write keys and values and return the queries; arguments as the reference's, contiguous.
 
@@ -36,6 +38,7 @@ def rope_kv_write(
             qkv if norms is None else norms[1],
             k_cache,
             v_cache,
+            *(spans or (slots, slots)),
             slots,
             q,
             eps,
@@ -43,6 +46,7 @@ def rope_kv_write(
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
             HAS_NORMS=norms is not None,
+            LIMIT=0.0 if spans is None else LIMIT_BY_DTYPE[k_cache.dtype],
             BLOCK_HEADS=BLOCK_HEADS,
             BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
             num_warps=4,

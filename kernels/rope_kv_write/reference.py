@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 
 from kernels.add_rms_norm.reference import add_rms_norm
+from kernels.row_quantization.reference import quantize_rows
 
 
 def rope_kv_write(
@@ -26,6 +27,7 @@ def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    spans: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Write keys and values and return the queries.
 
@@ -35,6 +37,8 @@ def rope_kv_write(
         norms: weights [head_dim] of the queries' and keys' norm, or None.
         k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim]; slots of other tokens stay as they are.
         slots: [tokens] int64, distinct; block * block_tokens + offset in the block.
+        spans: of a cache of one byte a number: what each key and each value spans, float32 [num_blocks, block_tokens,
+            kv_heads] each; None where the cache holds numbers as they are. See `kernels.row_quantization.reference`.
 
     Returns:
         [tokens, heads, head_dim].
@@ -46,8 +50,15 @@ def rope_kv_write(
     )
     if norms is not None:
         q, k = add_rms_norm(q, None, norms[0], eps), add_rms_norm(k, None, norms[1], eps)
-    k_cache.flatten(0, 1).index_copy_(0, slots, _rotate(k, cos_sin))
-    v_cache.flatten(0, 1).index_copy_(0, slots, v)
+    rotated = _rotate(k, cos_sin)
+    if spans is None:
+        k_cache.flatten(0, 1).index_copy_(0, slots, rotated)
+        v_cache.flatten(0, 1).index_copy_(0, slots, v)
+        return _rotate(q, cos_sin)
+    for cache, part_spans, part in ((k_cache, spans[0], rotated), (v_cache, spans[1], v)):
+        held, span = quantize_rows(part, cache.dtype)
+        cache.flatten(0, 1)[slots] = held
+        part_spans.flatten(0, 1)[slots] = span
     return _rotate(q, cos_sin)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,7 @@ from adapters.identity import AdapterRef
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.costs import num_step_weights, prompt_flop
+from engine.costs import num_layer_weights, num_step_weights, prompt_flop
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.loading.names import parameters
@@ -37,6 +38,7 @@ class Work:
     Attributes:
         target: what `of_floor` (or, for adapters, 1 minus what they cost) should be at least; None where there is none.
         num_adapters: the requests are spread over so many; 0 for none.
+        quantization, kv_cache_dtype: of the engine that runs it.
     """
 
     model: str
@@ -45,13 +47,22 @@ class Work:
     answer_tokens: int = ANSWER_TOKENS
     num_adapters: int = 0
     target: float | None = None
+    quantization: str | None = None
+    kv_cache_dtype: str | None = None
 
     @property
     def title(self) -> str:
         """What the row is called."""
         kind = "prefill" if self.answer_tokens == 1 else "decode"
         adapters = f", {self.num_adapters} adapters" if self.num_adapters else ""
-        return f"{self.model} {kind}, batch {self.batch}, context {self.context}{adapters}"
+        weights = f", {self.quantization} weights" if self.quantization else ""
+        cache = f", {self.kv_cache_dtype} cache" if self.kv_cache_dtype else ""
+        return f"{self.model} {kind}, batch {self.batch}, context {self.context}{adapters}{weights}{cache}"
+
+    @property
+    def options(self) -> dict[str, str | None]:
+        """What of the engine's configuration is the row's own."""
+        return {"quantization": self.quantization, "kv_cache_dtype": self.kv_cache_dtype}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +87,12 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
         Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=1),
         Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8),
         Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=64),
+        Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="int8"),
+        Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="fp8"),
+        Work(model="llama-3.1-8b", batch=32, context=8192, kv_cache_dtype="fp8"),
+        Work(model="llama-3.1-8b", batch=1, context=1024, quantization="fp8", kv_cache_dtype="fp8"),
+        Work(model="llama-3.1-8b", batch=64, context=1024, quantization="fp8", kv_cache_dtype="fp8"),
+        Work(model="llama-3.1-8b", batch=1, context=8192, answer_tokens=1, quantization="fp8", kv_cache_dtype="fp8"),
     ),
     "qwen3-0.6b": (
         Work(model="qwen3-0.6b", batch=1, context=1024, target=0.60),
@@ -96,13 +113,23 @@ def random_weights(
 def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
     """Return what one decode step must read: weights, and the cache of answers that are half done."""
     context = work.context + work.answer_tokens / 2
-    cache = work.batch * context * spec.kv_bytes_per_token(element_bytes)
-    return num_step_weights(spec) * element_bytes + cache
+    cache = work.batch * context * spec.kv_bytes_per_token(element_bytes if work.kv_cache_dtype is None else 1)
+    weights = num_step_weights(spec) * element_bytes
+    if work.quantization is not None:
+        weights -= (element_bytes - 1) * num_layer_weights(spec)
+    return weights + cache
 
 
 def measure(model: str, ceilings: Ceilings, build: Build = build_engine, **changes: Any) -> list[Result]:
-    """Run the rows of one model on one engine; `changes` are of the engine's configuration."""
-    works = WORKS_BY_MODEL[model]
+    """Run the rows of one model, those with the same options on one engine; `changes` are of its configuration."""
+    results = []
+    for _, works in groupby(WORKS_BY_MODEL[model], key=lambda work: work.options):
+        results += _measure_alike(list(works), ceilings, build, changes)
+    return results
+
+
+def _measure_alike(works: Sequence[Work], ceilings: Ceilings, build: Build, changes: dict[str, Any]) -> list[Result]:
+    model = works[0].model
     with TemporaryDirectory() as folder:
         path = Path(folder)
         whole = {"hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2} | CONFIG_BY_NAME[model]
@@ -116,7 +143,7 @@ def measure(model: str, ceilings: Ceilings, build: Build = build_engine, **chang
             max_device_adapters=max(1, len(refs)),
             max_adapter_rank=RANK,
             max_queued_requests=512,
-            **dict[str, Any](device="cuda", dtype="bfloat16", max_batched_tokens=8192) | changes,
+            **dict[str, Any](device="cuda", dtype="bfloat16", max_batched_tokens=8192) | works[0].options | changes,
         )
         alone = EngineAlone(config, build(config, refs, random_weights))
         try:

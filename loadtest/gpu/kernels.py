@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from kernels.add_rms_norm.launch import add_rms_norm
+from kernels.architecture import fp8_dtype
 from kernels.gated_activation.launch import silu_and_multiply
 from kernels.launches import BLOCK_TOKENS, GEOMETRIES, Geometry
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_shrink.launch import lora_shrink
 from kernels.paged_attention.launch import paged_attention
 from kernels.rope_kv_write.launch import rope_kv_write
+from kernels.row_quantization.launch import quantize_rows
 from kernels.token_choice.launch import choose_tokens
 from loadtest.gpu.timing import Ceilings, GpuTimer
 
@@ -52,6 +54,11 @@ def benches(geometry: Geometry, device: torch.device, *, scale: int = 1) -> Iter
     yield from _elementwise(geometry, device, tokens=8192 // scale)
     for rows, context in ((64, 4096), (1, 8192), (32, 8192)):
         yield _decode_attention(geometry, device, rows=max(1, rows // scale), context=context // scale)
+    for held in (torch.int8, fp8_dtype()):
+        if held is not None:
+            rows, context = max(1, 32 // scale), 8192 // scale
+            yield _decode_attention(geometry, device, rows=rows, context=context, held=held)
+            yield _quantization(geometry, device, tokens=max(1, 64 // scale), held=held)
     yield _prefill_attention(geometry, device, tokens=8192 // scale)
     for adapters in (1, 8, 64):
         yield _lora(geometry, device, tokens=max(2, 64 // scale), adapters=max(1, adapters // scale))
@@ -111,20 +118,35 @@ def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> It
     )
 
 
-def _decode_attention(geometry: Geometry, device: torch.device, *, rows: int, context: int) -> Bench:
-    cache = _cache(geometry, rows * context, device)
+def _decode_attention(
+    geometry: Geometry, device: torch.device, *, rows: int, context: int, held: torch.dtype | None = None
+) -> Bench:
+    cache, spans = _cache(geometry, rows * context, device), None
+    if held is not None:
+        flat, found = quantize_rows(cache.view(-1, geometry.head_dim), held)
+        cache, found = flat.view(cache.shape), found.view(cache.shape[:-1])
+        spans = found[0], found[1]
     per_row = -(-context // BLOCK_TOKENS)
     tables = torch.randperm(rows * per_row, device=device).view(rows, per_row)
     at = torch.arange(rows, device=device)
     table = torch.stack((at, torch.full_like(at, context - 1), torch.ones_like(at), at), dim=1)
     q = _randn(rows, geometry.heads, geometry.head_dim, device=device)
     return Bench(
-        name=f"decode attention, {rows} rows of {context}",
+        name=f"decode attention, {rows} rows of {context}" + ("" if held is None else f", {held} cache"),
         run=lambda: paged_attention(
-            q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=rows, tables=tables
+            q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=rows, tables=tables, spans=spans
         ),
-        num_bytes=2 * rows * context * geometry.kv_heads * geometry.head_dim * q.element_size() + 2 * q.nbytes,
+        num_bytes=cache.nbytes + (0 if spans is None else 2 * spans[0].nbytes) + 2 * q.nbytes,
         num_flop=4.0 * rows * context * geometry.heads * geometry.head_dim,
+    )
+
+
+def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held: torch.dtype) -> Bench:
+    x = _randn(tokens, geometry.inner, device=device)
+    return Bench(
+        name=f"row quantization, {tokens} tokens to {held}",
+        run=lambda: quantize_rows(x, held),
+        num_bytes=x.nbytes + x.numel(),
     )
 
 

@@ -49,7 +49,10 @@ def test_the_cache_holds_what_its_bytes_hold(spec: DecoderSpec) -> None:
         ({"kv_cache_bytes": 1000}, ("kv_cache_bytes", "1000", "bytes are needed")),
         ({"dtype": "int8"}, ("dtype", "int8", "bfloat16")),
         ({"dtype": "float16"}, ("dtype", "float16", "cpu")),
-        ({"quantization": "int4"}, ("quantization", "int4", "int8")),
+        ({"quantization": "int4"}, ("quantization", "int4", "int8", "fp8")),
+        ({"quantization": "fp8"}, ("quantization", "fp8", "cuda", "cpu")),
+        ({"kv_cache_dtype": "fp4"}, ("kv_cache_dtype", "fp4", "int8", "fp8")),
+        ({"kv_cache_dtype": "int8"}, ("kv_cache_dtype", "int8", "cuda", "cpu")),
         *(
             ({name: 0}, (name, "0"))
             for name in ("max_num_seqs", "max_batched_tokens", "block_tokens", "max_model_len", "num_threads")
@@ -74,6 +77,41 @@ def test_a_cache_on_a_gpu_takes_all_that_is_left(spec: DecoderSpec) -> None:
     gpu = replace(PLAIN, device="cuda", free_bytes=1 << 22)
     blocks = (1 << 22) // (16 * spec.kv_bytes_per_token(4))
     assert resolve(config(dtype="float32"), spec, gpu).num_blocks == min(blocks, 64 * CONTEXT // 16)
+
+
+NEW_GPU = replace(FAST, device="cuda", has_fp8=True, has_fp8_products=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "gpu", "words"),
+    [
+        ({"quantization": "int8"}, NEW_GPU, ("quantization", "int8", "cpu", "cuda")),
+        ({"quantization": "fp8"}, replace(NEW_GPU, has_fp8_products=False), ("quantization", "fp8", "9.0")),
+        ({"quantization": "fp8", "dtype": "float16"}, NEW_GPU, ("quantization", "fp8", "float16")),
+        ({"kv_cache_dtype": "fp8"}, replace(NEW_GPU, has_fp8=False), ("kv_cache_dtype", "fp8", "int8")),
+    ],
+)
+def test_what_a_gpu_does_not_have_is_refused_by_name(
+    spec: DecoderSpec, options: dict[str, object], gpu: Hardware, words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        resolve(config(**options), spec, gpu)
+    assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+def test_fp8_products_want_sizes_that_they_can_multiply(spec: DecoderSpec) -> None:
+    assert resolve(config(quantization="fp8"), replace(spec, intermediate_size=64), NEW_GPU).quantization == "fp8"
+    with pytest.raises(ConfigError, match=r"quantization.* 72"):
+        resolve(config(quantization="fp8"), replace(spec, intermediate_size=72), NEW_GPU)
+
+
+@pytest.mark.parametrize("held", ["int8", "fp8"])
+def test_a_cache_of_one_byte_a_number_holds_nearly_twice_the_tokens(spec: DecoderSpec, held: str) -> None:
+    wide = replace(spec, num_heads=4, num_kv_heads=2, head_dim=128)
+    gpu = replace(NEW_GPU, free_bytes=16 * wide.kv_bytes_per_token(2) * 100)
+    found = resolve(config(kv_cache_dtype=held, max_model_len=64), wide, gpu)
+    assert found.num_blocks == 100 * 128 * 2 // (128 + 4)
+    assert found.kv_cache_dtype == held
 
 
 def test_the_machine_is_looked_at() -> None:

@@ -52,7 +52,7 @@ def test_every_kernel_is_run_on_what_it_takes() -> None:
     for bench in found:
         bench.run()
         assert bench.num_bytes > 0
-    assert len({bench.name.split(",")[0] for bench in found}) == 7
+    assert len({bench.name.split(",")[0] for bench in found}) == 8
 
 
 def test_the_floors_of_a_known_model(tmp_path: Path) -> None:
@@ -61,6 +61,11 @@ def test_the_floors_of_a_known_model(tmp_path: Path) -> None:
     work = engine.Work(model="llama-3.1-8b", batch=64, context=1024, answer_tokens=0)
     # 8.03 billion weights, less the embedding of which a step reads some rows, and 128 KiB of cache for each token.
     assert engine.step_bytes(spec, work, 2) == pytest.approx(2 * 7.505e9 + 64 * 1024 * 131_072, rel=1e-3)
+    halved = replace(work, quantization="fp8", kv_cache_dtype="fp8")
+    # The output matrix stays in two bytes, and every key and value of 128 bytes has a span of four.
+    assert engine.step_bytes(spec, halved, 2) == pytest.approx(
+        6.980e9 + 2 * 0.525e9 + 64 * 1024 * 65_536 * 132 / 128, rel=1e-3
+    )
     assert prompt_flop(spec, 8192) == pytest.approx(0.132e15, rel=0.03)
 
 

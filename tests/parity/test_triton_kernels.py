@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,18 @@ from adapters.registry import reference
 from engine import build
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.decoder.spec import DecoderSpec
 from engine.gpu.build import gpu_parts
+from engine.loading.checkpoint import WeightSource
+from engine.parts import Parts
 from engine.request import DryPenalty, LzPenalty, Request, SamplingParams
+from engine.resolve import Hardware
+from kernels.architecture import pretending
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.paged_attention import launch as attention_launch
 from tests.engine.gpu.host_runtime import HostRuntime
-from tests.parity.conftest import Checkpoint, greedy, random_prompts, run_engine
+from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
+from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts, run_engine
 from tests.parity.peft_adapters import save_adapters
 
 NUM_TOKENS = 4
@@ -97,3 +104,33 @@ def test_adapters_and_draws_are_those_of_the_cpu(
     replays = Replays(monkeypatch)
     assert run_engine(build_engine(config_of(family.path), adapters), requests()) == expected
     assert replays.are_there
+
+
+@pytest.mark.parametrize(("held", "tolerance"), [("int8", 0.02), ("fp8", 0.1)])
+def test_a_cache_of_one_byte_a_number_gives_nearly_the_same_probabilities(
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, held: str, tolerance: float
+) -> None:
+    """Of a prompt in several chunks, the later ones of which read what the earlier ones have written."""
+    path = checkpoint("llama3").path
+    prompt = max(random_prompts(5, longest=40), key=len)
+    asked = greedy("r", prompt, 2)
+    asked = replace(asked, params=replace(asked.params, num_prompt_logprobs=0))
+
+    def logprobs(config: EngineConfig) -> torch.Tensor:
+        (emissions,) = emissions_of(build_engine(config), [asked]).values()
+        assert sum(len(emission.token_ids) for emission in emissions) == 2
+        return torch.tensor([entry.logprob for emission in emissions for entry in emission.prompt_logprobs])
+
+    expected = logprobs(config_of(path, "cpu"))
+    if not HAS_GPU:
+        monkeypatch.setattr(build, "_cpu_parts", _parts_of_a_gpu)
+        monkeypatch.setattr(attention_launch, "PROGRAMS_WANTED", 8)
+    with nullcontext() if HAS_GPU else pretending("sm_90"):
+        found = logprobs(replace(config_of(path), kv_cache_dtype=held))
+    assert 0 < (found - expected).abs().max() < tolerance
+
+
+def _parts_of_a_gpu(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
+    """Build what a GPU with 8-bit floats has, for a sampler and adapters on the CPU."""
+    parts = gpu_parts(config, spec, replace(hardware, device="cuda", has_fp8=True), weights, HostRuntime())
+    return replace(parts, config=replace(parts.config, device="cpu"))

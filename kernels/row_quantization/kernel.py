@@ -1,0 +1,35 @@
+"""The GPU's rounding of rows to one byte a number: for kernels that have rows at hand, and by itself."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def span_of(rows):
+    """Return what rows [n, width] of float32 span; NaN where one of their numbers is not finite."""
+    # A maximum leaves NaN out; zero times NaN, or times infinity, does not.
+    return tl.max(tl.abs(rows), axis=1) + tl.sum(rows * 0.0, axis=1)
+
+
+@triton.jit
+def held(rows, span, LIMIT: tl.constexpr, HELD: tl.constexpr):
+    """Return float32 rows [n, width] that span `span` [n] as numbers of type HELD."""
+    # A row of zeros stays one.
+    scaled = rows * tl.div_rn(LIMIT, tl.where(span == 0.0, LIMIT, span))[:, None]
+    if tl.int8 == HELD:
+        # Added to 1.5 * 2^23 a number is rounded to a whole one, halves to the even; a conversion would cut it off.
+        scaled = (scaled + 12582912.0) - 12582912.0
+    return scaled.to(HELD)
+
+
+@triton.jit
+def quantize_rows_kernel(x, out, spans, width, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    """Program r rounds row r of `x` [rows, width], read once, to the type of `out`; BLOCK is at least `width`."""
+    at = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    columns = tl.arange(0, BLOCK)
+    place = at[:, None] * width + columns[None, :]
+    inside = (columns < width)[None, :]
+    rows = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    span = span_of(rows)
+    tl.store(out + place, held(rows, span, LIMIT, out.dtype.element_ty), mask=inside)
+    tl.store(spans + at, span)

@@ -1,0 +1,92 @@
+"""A cache of one byte a number: written as the reference writes it, and read near to what was meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.architecture import fp8_dtype
+from kernels.paged_attention import launch as attention
+from kernels.paged_attention.reference import paged_attention
+from kernels.rope_kv_write import launch as rope
+from kernels.rope_kv_write.reference import rope_kv_write
+from tests.kernels.gpu.conftest import DEVICE, assert_near, randn
+from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
+
+TOKENS, BLOCKS, BLOCK_TOKENS, HEADS, KV_HEADS = 21, 4, 16, 6, 2
+FP8 = fp8_dtype() or torch.float8_e4m3fn
+TOLERANCE = {torch.int8: 0.02, FP8: 0.08}
+"""Of the outputs together (root mean square), against a cache that holds numbers as they are."""
+KINDS = [
+    (torch.int8, torch.float32),
+    (FP8, torch.float32),
+    (FP8, torch.float16),
+    pytest.param(torch.int8, torch.bfloat16, marks=pytest.mark.gpu),
+    pytest.param(FP8, torch.bfloat16, marks=pytest.mark.gpu),
+]
+
+
+class Cache:
+    """Keys, values and what they span; what nobody has written is NaN where it can be."""
+
+    def __init__(self, dtype: torch.dtype, dim: int, *, is_quantized: bool) -> None:
+        shape = (2, BLOCKS, BLOCK_TOKENS, KV_HEADS)
+        self.parts = torch.full((*shape, dim), 99.0, device=DEVICE).to(dtype)
+        self.spans = torch.full(shape, torch.nan, device=DEVICE) if is_quantized else None
+
+    def options(self) -> dict[str, object]:
+        spans = None if self.spans is None else (self.spans[0], self.spans[1])
+        return {"k_cache": self.parts[0], "v_cache": self.parts[1], "spans": spans}
+
+
+@pytest.mark.parametrize(("held", "dtype"), KINDS)
+def test_written_and_read(monkeypatch: pytest.MonkeyPatch, held: torch.dtype, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(attention, "num_splits", lambda *_: 4)
+    dim = 48
+    qkv = randn(TOKENS, (HEADS + 2 * KV_HEADS) * dim, dtype=dtype)
+    angles = torch.randn(TOKENS, dim // 2, device=DEVICE).repeat(1, 2)
+    cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1).to(dtype)
+    slots = torch.randperm(BLOCKS, device=DEVICE)[:2].repeat_interleave(BLOCK_TOKENS) * BLOCK_TOKENS
+    table = (slots[::BLOCK_TOKENS] // BLOCK_TOKENS).unsqueeze(0)
+    slots = (slots + torch.arange(len(slots), device=DEVICE) % BLOCK_TOKENS)[:TOKENS]
+    inputs = {"qkv": qkv, "cos_sin": cos_sin, "norms": None, "eps": 0.0, "slots": slots}
+
+    found, defined = (Cache(held, dim, is_quantized=True) for _ in range(2))
+    plain = Cache(dtype, dim, is_quantized=False)
+    q = rope.rope_kv_write(**inputs, **found.options())
+    assert_near(rope_kv_write(**inputs, **defined.options()), q.double())
+    rope_kv_write(**inputs, **plain.options())
+    assert found.spans is not None
+    assert defined.spans is not None
+    torch.testing.assert_close(found.spans, defined.spans, rtol=2e-3, atol=0, equal_nan=True)
+    # The rotation may round otherwise by one bit, and then what is held by one step.
+    same = found.parts.float() == defined.parts.float()
+    assert same.float().mean() > 0.99
+
+    last = TOKENS - 1
+    ends = {"block_tables": table.tolist(), "starts": [last], "ends": [TOKENS]}
+    rows = torch.tensor([[0, last, 1, 0]], device=DEVICE)
+    read = attention.paged_attention(q=q[last:], **found.options(), rows=rows, num_decodes=1, tables=table)
+    assert_near(read, paged_attention(q=q[last:].double(), **found.options(), **ends))
+    expected = paged_attention(q=q[last:].double(), **plain.options(), **ends)
+    assert (read.double() - expected).norm() <= TOLERANCE[held] * expected.norm()
+    chunk = attention.paged_attention(
+        q=q, **found.options(), rows=torch.tensor([[0, 0, TOKENS, 0]], device=DEVICE), num_decodes=0, tables=table
+    )
+    assert_near(chunk[last:], read.double())
+
+
+@pytest.mark.parametrize("held", [torch.int8, FP8])
+def test_a_value_that_is_not_finite_is_seen_by_those_who_read_it(held: torch.dtype) -> None:
+    dim, cache = 16, Cache(held, 16, is_quantized=True)
+    qkv = randn(2, (HEADS + 2 * KV_HEADS) * dim, dtype=torch.float32)
+    qkv[1, HEADS * dim + 3] = torch.nan
+    cos_sin = torch.ones(2, 2, dim, device=DEVICE)
+    slots = torch.tensor([0, 1], device=DEVICE)
+    q = rope.rope_kv_write(qkv=qkv, cos_sin=cos_sin, norms=None, eps=0.0, slots=slots, **cache.options())
+    table = torch.zeros(1, 1, dtype=torch.int64, device=DEVICE)
+    rows = torch.tensor([[0, 0, 2, 0]], device=DEVICE)
+    out = attention.paged_attention(q=q, **cache.options(), rows=rows, num_decodes=0, tables=table)
+    assert out[0].isfinite().all()
+    assert out[1, :3].isnan().all()
+    assert out[1, 3:].isfinite().all()
