@@ -47,6 +47,7 @@ from deployments.generation import (
 from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, serve_error
 from deployments.metrics import GatewayMetrics, render
 from deployments.resumption import TokenSource
+from deployments.routing.watch import ReplicaWatch
 from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
 from deployments.served_model import ServedModel, check_vocabulary
 from deployments.timeline import Recorder, Timeline, TimelineStore, with_engine_stages
@@ -113,6 +114,7 @@ class Gateway:
         self._served: dict[str, ServedModel] = {}
         self._safety: SafetyPort | None = None
         self._listener: ChannelListener | None = None
+        self._watch: ReplicaWatch | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Open what needs the event loop, and return the application; Serve calls it once, before any request."""
@@ -339,9 +341,20 @@ class Gateway:
     async def _sources(self) -> Mapping[str, TokenSource]:
         if self._config.channel.transport == "handle":
             return {name: HandleSource(handle) for name, handle in self._handles.items()}
-        self._listener = ChannelListener(self._config.channel, self._name, node_host=ray.util.get_node_ip_address())
+        self._watch = ReplicaWatch(self._handles)
+        self._listener = ChannelListener(
+            self._config.channel,
+            self._name,
+            node_host=ray.util.get_node_ip_address(),
+            on_report=self._watch.hear,
+            on_end=self._watch.lose,
+        )
         address = await self._listener.start()
-        return {name: ChannelSource(handle, self._listener, address) for name, handle in self._handles.items()}
+        self._watch.start(address)
+        return {
+            name: ChannelSource(handle, self._listener, address, self._watch.boards[name])
+            for name, handle in self._handles.items()
+        }
 
     async def _state(self, handle: DeploymentHandle) -> str:
         troubles = await ask_all(handle, "trouble", timeout_s=PROBE_TIMEOUT_S)

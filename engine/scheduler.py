@@ -27,17 +27,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from engine.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.errors import RequestError
 from engine.fair_queue import FairQueue
-from engine.live_request import PENDING, LiveRequest, flow_of, rank_of
+from engine.live_request import PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
 from engine.metrics import SchedulerCounters
 from engine.pins import Pins
 from engine.ports import AdapterGate
-from engine.request import Emission, FinishReason, Request, RequestId, TokenLogprobs
+from engine.request import Emission, FinishReason, Request, RequestId
 from engine.row_shares import who_yields
 from engine.step import StepPlan, StepResult
 from engine.step_draft import StepDraft
@@ -66,6 +65,7 @@ class Scheduler:
         self._eos_ids = frozenset(eos_ids)
         self._clock = clock
         self._tables = BlockTables(config)
+        self.landmarks = self._tables.landmarks
         self._live: dict[RequestId, LiveRequest] = {}
         self._waiting: list[LiveRequest] = []
         self._running: list[LiveRequest] = []
@@ -90,6 +90,10 @@ class Scheduler:
     def kv_usage(self) -> float:
         """Share of the cache's blocks that requests hold, 0 to 1."""
         return self._tables.usage
+
+    def unread_prompts(self) -> tuple[int, int]:
+        """Return the prompt tokens left to compute of running and of waiting requests; any thread, nearly exact."""
+        return unread_tokens(list(self._live.values()))
 
     def validate(self, request: Request) -> None:
         """Check what can be known at once; touches no state, so that any thread may call it.
@@ -329,7 +333,7 @@ class Scheduler:
         request_id = live.request.request_id
         token_id = result.token_id_by_request[request_id]
         logprobs = result.logprobs_by_request.get(request_id)
-        drawn = _Drawn(token_id, logprobs, () if live.first_token_at_s is not None else tuple(live.prompt_logprobs))
+        drawn = Drawn(token_id, logprobs, () if live.first_token_at_s is not None else tuple(live.prompt_logprobs))
         assert live.output_ids[index] == PENDING, "a token is drawn twice"
         live.output_ids[index] = token_id
         if live.first_token_at_s is None:
@@ -352,7 +356,7 @@ class Scheduler:
         self.counters.num_preemptions += 1
 
     def _end(
-        self, live: LiveRequest, reason: FinishReason, drawn: _Drawn | None = None, *, error: str | None = None
+        self, live: LiveRequest, reason: FinishReason, drawn: Drawn | None = None, *, error: str | None = None
     ) -> None:
         """Return all that the request holds and emit its end; what is still drawn for it comes to nothing."""
         live.drop_pending()
@@ -366,7 +370,7 @@ class Scheduler:
         self._emit(live, drawn, reason=reason, error=error)
 
     def _emit(
-        self, live: LiveRequest, drawn: _Drawn | None, *, reason: FinishReason | None = None, error: str | None = None
+        self, live: LiveRequest, drawn: Drawn | None, *, reason: FinishReason | None = None, error: str | None = None
     ) -> None:
         self._outbox.append(
             Emission(
@@ -390,11 +394,3 @@ class Scheduler:
         live.row = None
         if live.request.adapter is not None:
             self._gate.unpin(live.request.adapter)
-
-
-class _Drawn(NamedTuple):
-    """A token that a step brought, and what is told of it."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-    prompt_logprobs: tuple[TokenLogprobs, ...]
