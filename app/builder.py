@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any
 
 from ray import serve
+from ray.serve.config import RequestRouterConfig
 
 from adapters.errors import AdapterError
 from adapters.identity import AdapterRef, read_adapter
@@ -311,11 +312,21 @@ def _model(model: ModelConfig, channel: ChannelConfig, *, has_accounts: bool) ->
             max_queued_requests=max_requests,
             # Ray hides every GPU from an actor that asks for none.
             ray_actor_options={"num_cpus": 0.5} | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
+            request_router_config=_request_router(model, channel),
             **_life_cycle(),
         )
         .bind(model, channel, has_accounts=has_accounts)
     )
     return bound
+
+
+def _request_router(model: ModelConfig, channel: ChannelConfig) -> RequestRouterConfig:
+    if channel.transport != "tcp":
+        # What replicas report comes by the token channel; without it Serve's own choice knows as much.
+        return RequestRouterConfig()
+    return RequestRouterConfig(
+        request_router_class="deployments.routing.router.FirstTokenRouter", request_router_kwargs={"model": model.name}
+    )
 
 
 def _tokenizer(models: tuple[ModelConfig, ...]) -> serve.Application:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from engine.metrics import EngineSnapshot
+from engine.metrics import EngineLoad, EngineSnapshot
 from engine.ports import AdapterStock
 from engine.request import Emission, Request, RequestId
 from engine.trace import RequestTrace
@@ -59,6 +59,10 @@ class RunningEngine(Protocol):
 
     def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:
         """Return the engine's numbers; any thread."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """Return what a newcomer would find; any thread."""
         ...
 
 

@@ -55,6 +55,7 @@ from deployments.metrics import GatewayMetrics, render
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.reranking import Rerankers
 from deployments.resumption import TokenSource
+from deployments.routing.watch import ReplicaWatch
 from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
 from deployments.served_model import ServedModel, check_vocabulary
 from deployments.timeline import Timeline, with_engine_stages
@@ -136,6 +137,7 @@ class Gateway:
         self._listener: ChannelListener | None = None
         self.batches = None if batches is None else BatchClient(batches)
         self._app: ASGIApp | None = None
+        self._watch: ReplicaWatch | None = None
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Open what needs the event loop, and return the application; Serve calls it once, before any request."""
@@ -399,9 +401,20 @@ class Gateway:
     async def _sources(self) -> Mapping[str, TokenSource]:
         if self._config.channel.transport == "handle":
             return {name: HandleSource(handle) for name, handle in self._handles.items()}
-        self._listener = ChannelListener(self._config.channel, self._name, node_host=ray.util.get_node_ip_address())
+        self._watch = ReplicaWatch(self._handles)
+        self._listener = ChannelListener(
+            self._config.channel,
+            self._name,
+            node_host=ray.util.get_node_ip_address(),
+            on_report=self._watch.hear,
+            on_end=self._watch.lose,
+        )
         address = await self._listener.start()
-        return {name: ChannelSource(handle, self._listener, address) for name, handle in self._handles.items()}
+        self._watch.start(address)
+        return {
+            name: ChannelSource(handle, self._listener, address, self._watch.boards[name])
+            for name, handle in self._handles.items()
+        }
 
     async def _state(self, handle: DeploymentHandle) -> str:
         troubles = await ask_all(handle, "trouble", timeout_s=PROBE_TIMEOUT_S)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -21,6 +22,7 @@ from adapters.catalogue import Catalogue
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
 from deployments.handle_errors import UNREACHED
+from deployments.routing.board import Board
 from deployments.token_channel import ChannelListener, Subscription
 from engine.errors import EngineError, OverloadError
 from engine.request import Emission, FinishReason
@@ -40,9 +42,16 @@ _WITHOUT_ANSWER = (FinishReason.FAILED, FinishReason.EXPIRED, FinishReason.CANCE
 
 
 class ChannelSource:
-    """Calls replicas by a handle and takes their tokens from the token channel."""
+    """Calls replicas by a handle and takes their tokens from the token channel.
 
-    def __init__(self, handle: DeploymentHandle, listener: ChannelListener, address: TokenAddress) -> None:
+    Args:
+        board: what the choice of a replica is made by; told how each call ends.
+    """
+
+    def __init__(
+        self, handle: DeploymentHandle, listener: ChannelListener, address: TokenAddress, board: Board
+    ) -> None:
+        self._board = board
         self._handle = handle
         self._listener = listener
         self._address = address
@@ -65,7 +74,11 @@ class ChannelSource:
                     raise (await self._fault(control, emission)).to_error()
                 is_whole = emission.finish_reason is not None
                 yield TokenBatch.of(emission)
+        except ReplicaLostError:
+            self._board.lose_request(call.request_id, time.monotonic())
+            raise
         finally:
+            self._board.end(call.request_id)
             self._listener.unsubscribe(call.request_id)
             # The call of a whole answer returns by itself, and Serve counts it as one that succeeded.
             if not is_whole and not control.done():

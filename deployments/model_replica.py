@@ -22,6 +22,7 @@ from deployments.config import ChannelConfig, ModelConfig
 from deployments.engine_thread import MAX_STEP_S_BY_DEVICE, EngineThread, RunningEngine
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
 from deployments.metrics import EngineMetrics
+from deployments.routing.reporter import ReplicaName, Reporter
 from deployments.token_channel import ChannelDialer
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.metrics import EngineSnapshot
@@ -49,6 +50,10 @@ class TokenOutlet(Protocol):
 
     def send(self, address: TokenAddress, emissions: Sequence[Emission]) -> None:
         """Send one step's emissions; nothing happens where the gateway has gone."""
+        ...
+
+    def send_report(self, address: TokenAddress, report: bytes) -> None:
+        """Send an encoded report; nothing happens where the gateway has gone."""
         ...
 
     async def close(self) -> None:
@@ -86,6 +91,7 @@ class ReplicaServer:
             the handle.
         max_step_s: see `EngineThread`.
         orphans: told of what gateways may not live to record; None where nobody records.
+        name: by which gateways know this replica; None where none asks how it is.
     """
 
     def __init__(
@@ -95,10 +101,14 @@ class ReplicaServer:
         *,
         max_step_s: float,
         orphans: OrphanRecorder | None = None,
+        name: ReplicaName | None = None,
     ) -> None:
         self._engine = engine
         self._orphans = orphans
         self._outlet = None if dial is None else dial(self.forget_gateway)
+        self._reporter: Reporter | None = None
+        if self._outlet is not None and name is not None:
+            self._reporter = Reporter(name, engine.load, engine.adapters, self._outlet)
         self._generations: dict[RequestId, _Generation] = {}
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, max_step_s=max_step_s)
         self._thread.start()
@@ -150,8 +160,21 @@ class ReplicaServer:
         finally:
             self._close(call.request_id, generation)
 
+    async def watch(self, address: TokenAddress) -> None:
+        """Tell a gateway from now on how this replica is."""
+        if self._outlet is None or self._reporter is None:
+            return
+        try:
+            await self._outlet.connect(address)
+        except OSError as error:
+            _logger.warning("a gateway that wants reports cannot be reached: %s", error)
+            return
+        self._reporter.watch(address)
+
     def forget_gateway(self, address: TokenAddress) -> None:
         """Free everything that a gateway has asked for: it has gone, and its calls may never be told."""
+        if self._reporter is not None:
+            self._reporter.forget(address)
         left = [g for g in self._generations.values() if g.reply_to == address and not g.ended.done()]
         if self._orphans is not None:
             self._orphans.gateway_lost(address, [(generation.call, generation.num_tokens) for generation in left])
@@ -190,6 +213,8 @@ class ReplicaServer:
     async def stop(self) -> None:
         """End the engine, and every open call with it."""
         await self._thread.stop()
+        if self._reporter is not None:
+            self._reporter.close()
         if self._outlet is not None:
             await self._outlet.close()
 
@@ -210,6 +235,8 @@ class ReplicaServer:
             if call.adapter is not None:
                 self._engine.adapters.learn(call.adapter)
             self._engine.add(call.to_request(time.monotonic()))
+            if self._reporter is not None and call.reply_to is not None:
+                self._reporter.note(call.reply_to, call.request_id)
         except (RequestError, OverloadError, EngineError) as error:
             self._end(generation, TokenBatch(fault=Fault.of(error)))
         return generation
@@ -301,6 +328,7 @@ class ModelReplica:
             dial,
             max_step_s=MAX_STEP_S_BY_DEVICE[engine.config.device],
             orphans=OrphanRecorder() if has_accounts else None,
+            name=ReplicaName(config.name, serve.get_replica_context().replica_id.unique_id),
         )
         self._metrics = EngineMetrics(config.name, serve.get_replica_context().replica_tag)
 
@@ -316,6 +344,10 @@ class ModelReplica:
     async def pool(self, call: GenerationCall) -> GenerationResult:
         """Serve one call for a vector, which comes with the result."""
         return await self._server.pool(call)
+
+    async def watch(self, address: TokenAddress) -> None:
+        """Tell a gateway from now on how this replica is."""
+        await self._server.watch(address)
 
     async def trouble(self) -> str | None:
         """Say in one sentence why this replica cannot be relied on, or None."""

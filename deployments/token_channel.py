@@ -3,7 +3,8 @@
 One persistent TCP connection for each (replica, gateway), opened by the handshake of `deployments.token_handshake`;
 then the replica sends frames of `deployments.token_frames` until the end, and the gateway nothing. The end of a
 connection is the death of the peer for both sides: the replica frees what the gateway has asked for, and the gateway's
-streams that were fed by it end with `ReplicaLostError`.
+streams that were fed by it end with `ReplicaLostError`. Between frames a replica that is watched sends reports of how
+it is (`deployments.routing.report`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from deployments.config import ChannelConfig
 from deployments.errors import ReplicaLostError
 from deployments.generation_calls import TokenAddress
+from deployments.routing.report import LoadReport, decode_report, is_report
 from deployments.token_frames import (
     LENGTH,
     FrameError,
@@ -97,6 +99,8 @@ class ChannelListener:
     Args:
         gateway_id: unique to this process.
         node_host: address to listen on and to advertise where the configuration names none.
+        on_report: told of every report, with the connection that it came by.
+        on_end: told of every connection's end, before the streams that it fed are.
 
     Raises:
         ConfigError: the secret is too short.
@@ -109,7 +113,10 @@ class ChannelListener:
         *,
         node_host: str = "127.0.0.1",
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        on_report: Callable[[LoadReport, object], None] = lambda report, connection: None,
+        on_end: Callable[[object], None] = lambda connection: None,
     ) -> None:
+        self._on_report, self._on_end = on_report, on_end
         self._secret = checked_secret(config)
         self._host = config.host or node_host
         self._gateway_id = gateway_id
@@ -166,6 +173,7 @@ class ChannelListener:
         except asyncio.CancelledError:
             pass  # Only `close` cancels, and asyncio's server would log the cancellation as a fault.
         finally:
+            self._on_end(reader)
             self._fail_streams_of(reader)
             writer.close()
             self._connections.discard(task)
@@ -191,7 +199,11 @@ class ChannelListener:
     async def _read_frames(self, reader: asyncio.StreamReader) -> None:
         while True:
             length = decode_length(await reader.readexactly(LENGTH.size))
-            for emission in decode_body(await reader.readexactly(length)):
+            body = await reader.readexactly(length)
+            if is_report(body):
+                self._on_report(decode_report(body), reader)
+                continue
+            for emission in decode_body(body):
                 subscription = self._subscriptions.get(emission.request_id)
                 if subscription is None:
                     continue
@@ -253,6 +265,12 @@ class ChannelDialer:
         if link is not None and emissions:
             link.send(emissions)
 
+    def send_report(self, address: TokenAddress, report: bytes) -> None:
+        """Send an encoded report; nothing happens where there is no connection to the gateway (any more)."""
+        link = self._links.get(address)
+        if link is not None:
+            link.send_report(report)
+
     async def close(self) -> None:
         """Send what waits, and end all connections; `on_lost` is not called."""
         for dial in tuple(self._dials.values()):
@@ -300,6 +318,7 @@ class _Link:
         self._stall_timeout_s = stall_timeout_s
         self._max_pending_bytes = max_pending_bytes
         self._pending: list[Emission] = []
+        self._reports: list[bytes] = []
         self._pending_bytes = 0
         self._wake = asyncio.Event()
         self._is_finishing = False
@@ -311,7 +330,14 @@ class _Link:
 
     def send(self, emissions: Sequence[Emission]) -> None:
         self._pending.extend(emissions)
-        self._pending_bytes += sum(map(payload_bytes, emissions))
+        self._waits(sum(map(payload_bytes, emissions)))
+
+    def send_report(self, report: bytes) -> None:
+        self._reports.append(report)
+        self._waits(len(report))
+
+    def _waits(self, num_bytes: int) -> None:
+        self._pending_bytes += num_bytes
         self._wake.set()
         if self._pending_bytes > self._max_pending_bytes and self._run is not None:
             _logger.warning("token channel: a gateway does not read; %d bytes wait for it", self._pending_bytes)
@@ -343,7 +369,8 @@ class _Link:
             await self._wake.wait()
             self._wake.clear()
             pending, self._pending, self._pending_bytes = self._pending, [], 0
-            for frame in _frames(pending):
+            reports, self._reports = self._reports, []
+            for frame in (*_frames(pending), *reports):
                 self._writer.write(frame)
                 async with asyncio.timeout(self._stall_timeout_s):
                     await self._writer.drain()

@@ -93,6 +93,7 @@ class AdapterPool:
         self._ref_by_digest: dict[AdapterDigest, AdapterRef] = {}
         self._weights_by_digest: dict[AdapterDigest, AdapterWeights] = {}
         self._evictions = 0
+        self._load_s = 0.0
         self._slots = DeviceSlots(config.max_device_adapters)
         self._host = HostCache(
             self._load, max_entries=config.max_host_adapters, max_bytes=max_host_bytes, on_change=on_change, clock=clock
@@ -183,6 +184,10 @@ class AdapterPool:
         """Return how many adapters are usable on the device now."""
         return len(self._weights_by_digest)
 
+    def load_s(self) -> float:
+        """Return about how long it takes to read an adapter; 0 where none has been read yet."""
+        return self._load_s
+
     def residency(self) -> Residency:
         """Return a snapshot of what is where."""
         with self._lock:
@@ -209,12 +214,16 @@ class AdapterPool:
             ref = self._ref_by_digest.get(digest)
         if ref is None:
             raise AdapterError(digest[:12], "it was unloaded before it was read")
+        started_s = self._clock()
         weights = load_adapter(ref, self._module_shapes, self._max_rank, self._dtype, self._base)
         try:
             weights = self._lay_out(weights)
         except LayoutError as error:
             raise AdapterError(ref.name, str(error)) from None
-        return weights.pinned() if self._device.type == "cuda" else weights
+        weights = weights.pinned() if self._device.type == "cuda" else weights
+        took_s = self._clock() - started_s
+        self._load_s = (self._load_s + took_s) / 2 if self._load_s else took_s
+        return weights
 
     def _try_place(self, digest: AdapterDigest) -> bool:
         """Give a slot to an adapter that has none, evicting if need be; the lock is held."""

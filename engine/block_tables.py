@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from engine.blocks import BlockId, BlockPool
 from engine.config import ResolvedConfig
 from engine.live_request import LiveRequest
-from engine.prefix_index import PrefixIndex
+from engine.prefix_index import Landmarks, PrefixIndex
 
 
 class BlockTables:
@@ -23,7 +23,8 @@ class BlockTables:
     def __init__(self, config: ResolvedConfig) -> None:
         self._block_tokens = config.block_tokens
         self._has_index = config.enable_prefix_cache
-        self._index = PrefixIndex()
+        self.landmarks = Landmarks(config.num_blocks)
+        self._index = PrefixIndex(self.landmarks)
         self._pool = BlockPool(config.num_blocks, on_reuse=self._index.evict)
 
     @property
@@ -67,7 +68,7 @@ class BlockTables:
         if self._has_index and last > first:
             names = live.names_of(last, self._block_tokens)
             for i in range(first, last):
-                self._index.insert(names[i], live.blocks[i])
+                self._index.insert(names[i], live.blocks[i], i)
 
     def close(self, live: LiveRequest) -> None:
         """Take a request's blocks back; those with names stay findable until they are reused."""

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, RequestError
-from engine.metrics import EngineSnapshot, StepTimes
-from engine.pacing import PrefillPace
+from engine.metrics import EngineLoad, EngineSnapshot, StepTimes
+from engine.pacing import PrefillPace, PrefillRate
 from engine.ports import AdapterStock, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduler import Scheduler
@@ -79,6 +79,8 @@ class Engine:
         self._live_ids: set[RequestId] = set()
         gap_s = config.max_decode_gap_s
         self._pace = None if gap_s is None else PrefillPace(gap_s, config.max_batched_tokens)
+        self._rate = PrefillRate()
+        self._step_s = 0.0
         self._is_stopping = False
         self._error: str | None = None
         self._times = StepTimes()
@@ -160,8 +162,10 @@ class Engine:
         result = self._runner.collect()
         ran_s = self._clock()
         num_prefill_tokens = plan.num_prefill_tokens
+        self._step_s = ran_s - max(submitted_s, self._free_at_s)
+        self._rate.observe(num_prefill_tokens, self._step_s)
         if self._pace is not None:
-            self._pace.observe(num_prefill_tokens, ran_s - max(submitted_s, self._free_at_s))
+            self._pace.observe(num_prefill_tokens, self._step_s)
         self._scheduler.admission.costs.observe(
             num_decodes=plan.num_tokens - num_prefill_tokens,
             num_prompt_tokens=num_prefill_tokens,
@@ -236,6 +240,29 @@ class Engine:
             ),
             num_resident_adapters=self.adapters.num_resident(),
             ended=tuple(ended),
+        )
+
+    def load(self) -> EngineLoad:
+        """Return what a newcomer would find; any thread."""
+        counters, landmarks = self._scheduler.counters, self._scheduler.landmarks
+        num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting + self._num_queued
+        running_tokens, waiting_tokens = self._scheduler.unread_prompts()
+        with self._lock:
+            waiting_tokens += sum(len(entry.prompt_ids) for entry in self._inbox if isinstance(entry, Request))
+        # What a waiting prompt will find in the cache is known when it is admitted; until then it is like the others.
+        new_share = 1 - counters.prefix_hits / counters.prefix_queries if counters.prefix_queries else 1.0
+        return EngineLoad(
+            queued_tokens=running_tokens + int(waiting_tokens * new_share),
+            num_running=num_running,
+            num_waiting=num_waiting,
+            max_running=self.config.max_num_seqs,
+            prefill_tokens_per_s=self._rate.tokens_per_s,
+            step_s=self._step_s,
+            stalled_s=max(0.0, self._clock() - self._last_progress_s) if num_running + num_waiting else 0.0,
+            num_ended=self._num_ended,
+            block_tokens=self.config.block_tokens,
+            landmark_blocks=landmarks.stride_blocks if self.config.enable_prefix_cache else 0,
+            landmarks=landmarks.copy(),
         )
 
     def _read_inbox(self) -> None:

@@ -8,6 +8,7 @@ and keeps everything else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -50,6 +51,14 @@ def rank_of(priority: int, *, tag: float, arrival: int) -> Rank:
 def flow_of(request: Request) -> tuple[str, AdapterDigest | None]:
     """Return whose share of the engine a request takes: a tenant's with an adapter."""
     return request.tenant, request.adapter
+
+
+class Drawn(NamedTuple):
+    """A token that a step brought, and what is told of it."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None
+    prompt_logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -160,3 +169,9 @@ class LiveRequest:
         if num_output >= params.max_tokens or len(self.request.prompt_ids) + num_output >= max_model_len:
             return FinishReason.LENGTH
         return None
+
+
+def unread_tokens(requests: Sequence[LiveRequest]) -> tuple[int, int]:
+    """Return the tokens left to compute of prompts under way, and of those that wait."""
+    running = sum(live.num_wanted for live in requests if live.row is not None and live.num_wanted > 1)
+    return running, sum(live.num_wanted for live in requests if live.row is None)

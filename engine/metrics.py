@@ -104,3 +104,29 @@ class EngineSnapshot:
     step_times: StepTimes
     num_resident_adapters: int
     ended: tuple[RequestTrace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """What a newcomer would find: how long it would wait, and what of its prompt is computed already.
+
+    Attributes:
+        queued_tokens: tokens of accepted prompts that are still to be computed, less what of the waiting ones is likely
+            to come from the cache.
+        prefill_tokens_per_s, step_s: measured; 0 where nothing has been yet.
+        stalled_s: since the last finished step, where there is work.
+        num_ended: requests that have ended since the start.
+        landmarks: `engine.prefix_index.Landmarks`, one for `landmark_blocks` blocks; 0 where no prefix is kept.
+    """
+
+    queued_tokens: int
+    num_running: int
+    num_waiting: int
+    max_running: int
+    prefill_tokens_per_s: float
+    step_s: float
+    stalled_s: float
+    num_ended: int
+    block_tokens: int
+    landmark_blocks: int
+    landmarks: frozenset[int]

@@ -45,6 +45,10 @@ class AdapterStock(Protocol):
         """Return how many adapters are usable on the device now."""
         ...
 
+    def load_s(self) -> float:
+        """Return about how long it takes to read an adapter; 0 where none has been read yet."""
+        ...
+
     def learn(self, ref: AdapterRef) -> None:
         """Make an adapter known, so that requests can name its digest."""
         ...

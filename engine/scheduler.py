@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from engine.admission import Admission
 from engine.backlog import BacklogReader
@@ -37,11 +36,11 @@ from engine.errors import RequestError
 from engine.fair_queue import FairQueue
 from engine.forecast import Backlog
 from engine.hopeless import hopeless
-from engine.live_request import PENDING, LiveRequest, flow_of, rank_of
+from engine.live_request import PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
 from engine.metrics import SchedulerCounters
 from engine.pins import Pins
 from engine.ports import AdapterGate
-from engine.request import Emission, FinishReason, Request, RequestId, TokenLogprobs
+from engine.request import Emission, FinishReason, Request, RequestId
 from engine.request_bounds import check_request
 from engine.row_shares import who_yields
 from engine.step import StepPlan, StepResult
@@ -69,6 +68,7 @@ class Scheduler:
         self._eos_ids = frozenset(eos_ids)
         self._clock = clock
         self._tables = BlockTables(config)
+        self.landmarks = self._tables.landmarks
         self._live: dict[RequestId, LiveRequest] = {}
         self._waiting: list[LiveRequest] = []
         self._running: list[LiveRequest] = []
@@ -94,6 +94,10 @@ class Scheduler:
     def kv_usage(self) -> float:
         """Share of the cache's blocks that requests hold, 0 to 1."""
         return self._tables.usage
+
+    def unread_prompts(self) -> tuple[int, int]:
+        """Return the prompt tokens left to compute of running and of waiting requests; any thread, nearly exact."""
+        return unread_tokens(list(self._live.values()))
 
     def validate(self, request: Request) -> None:
         """Check what can be known at once; touches no state, so that any thread may call it.
@@ -307,7 +311,7 @@ class Scheduler:
         request_id = live.request.request_id
         token_id = result.token_id_by_request[request_id]
         logprobs = result.logprobs_by_request.get(request_id)
-        drawn = _Drawn(token_id, logprobs, () if live.first_token_at_s is not None else tuple(live.prompt_logprobs))
+        drawn = Drawn(token_id, logprobs, () if live.first_token_at_s is not None else tuple(live.prompt_logprobs))
         assert live.output_ids[index] == PENDING, "a token is drawn twice"
         live.output_ids[index] = token_id
         if live.first_token_at_s is None:
@@ -333,7 +337,7 @@ class Scheduler:
         self,
         live: LiveRequest,
         reason: FinishReason,
-        drawn: _Drawn | None = None,
+        drawn: Drawn | None = None,
         *,
         pooled: bytes | None = None,
         error: str | None = None,
@@ -354,7 +358,7 @@ class Scheduler:
     def _emit(
         self,
         live: LiveRequest,
-        drawn: _Drawn | None,
+        drawn: Drawn | None,
         *,
         reason: FinishReason | None = None,
         pooled: bytes | None = None,
@@ -383,11 +387,3 @@ class Scheduler:
         live.row = None
         if live.request.adapter is not None:
             self._gate.unpin(live.request.adapter)
-
-
-class _Drawn(NamedTuple):
-    """A token that a step brought, and what is told of it."""
-
-    token_id: int
-    logprobs: TokenLogprobs | None
-    prompt_logprobs: tuple[TokenLogprobs, ...]

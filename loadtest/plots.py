@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,32 @@ def draw_overload(phases: Sequence[Mapping[str, Any]], path: Path) -> Path:
     memory.plot(multiples, held, marker="o")
     memory.set_ylim(bottom=0)
     return _finish(memory, "arrivals, in multiples of the capacity", "server's memory, MB", path)
+
+
+def draw_routing(runs: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Draw what `loadtest.routing_simulation` found: bars for each policy in each scene."""
+    scenes = [f"{run['replicas']} replicas\n{run['rate']:g} req/s each" for run in runs]
+    panels: dict[str, Callable[[Mapping[str, float]], float]] = {
+        "TTFT p50, ms": lambda row: row["ttft_p50_ms"],
+        "TTFT p99, ms": lambda row: row["ttft_p99_ms"],
+        "prompt tokens from the cache, %": lambda row: 100 * row["prefix_hit_rate"],
+        "adapter loads per 100 requests": lambda row: 100 * row["adapter_loads"] / row["requests"],
+    }
+    figure, axes = plt.subplots(2, 2, figsize=(12, 7))
+    for panel, (label, value) in zip(axes.flat, panels.items(), strict=True):
+        for place, policy in enumerate(runs[0]["policies"]):
+            heights = [value(run["policies"][policy]) for run in runs]
+            panel.bar([scene + 0.2 * (place - 1.5) for scene in range(len(runs))], heights, 0.2, label=policy)
+        panel.set_xticks(range(len(scenes)), scenes, fontsize=7)
+        panel.set_title(label, fontsize=10)
+        panel.grid(visible=True, axis="y", alpha=0.3)
+        if "TTFT" in label:
+            panel.set_yscale("log")
+    axes.flat[0].legend(fontsize=8)
+    figure.tight_layout()
+    plt.savefig(path, dpi=100)
+    plt.close("all")
+    return path
 
 
 def _draw_cdf(values_by_label: Mapping[str, Sequence[float]], quantity: str, path: Path) -> Path:

@@ -12,9 +12,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from app.admin import ADMIN_KEY_VARIABLE
-from app.builder import batches_config, build, gateway_config, registry_config
+from app.builder import _request_router, batches_config, build, gateway_config, registry_config
 from app.settings import Settings
 from app.tenants import key_digest
+from deployments.config import ChannelConfig
 from engine.errors import ConfigError
 from tests.deployments.tiny_models import CONTEXT, write_chat_model, write_cross_encoder, write_guard
 
@@ -167,3 +168,11 @@ def test_the_admin_key_comes_from_the_environment_or_as_its_digest(
     monkeypatch.setenv(ADMIN_KEY_VARIABLE, "secret")
     assert known() == key_digest("secret")
     assert known(admin_key_sha256="a" * 64) == "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("transport", "router"), [("tcp", "FirstTokenRouter"), ("handle", "PowerOfTwoChoicesRequestRouter")]
+)
+def test_replicas_are_chosen_by_what_they_tell_where_they_can(transport: str, router: str, folder: Path) -> None:
+    config = _request_router(gateway_config(settings(folder)).models[0], ChannelConfig(transport=transport))
+    assert config.get_request_router_class().__name__ == router

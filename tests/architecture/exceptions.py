@@ -88,6 +88,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "loadtest/gpu/engine.py": "tests/loadtest/test_gpu.py runs its rows on a tiny model",
     "loadtest/gpu/kernels.py": "tests/loadtest/test_gpu.py runs every one of its kernels",
     "loadtest/gpu/timing.py": "it needs a GPU's clock; tests/loadtest/test_gpu.py checks its floors",
+    "loadtest/routing_fleet.py": "tests/loadtest/test_routing_simulation.py fills its replicas and follows sessions",
     "loadtest/users/chat.py": "Locust patches the standard library: tests/loadtest/test_run.py runs it in a process",
 }
 """Path -> where the module is tested instead."""

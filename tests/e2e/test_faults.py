@@ -128,6 +128,35 @@ def has_replicas(server: Server, count: int) -> bool:
     return sum(line.startswith("vllm:num_requests_running{") for line in lines) == count
 
 
+def prompts_seen(server: Server) -> list[float]:
+    """Prompt tokens that each replica has taken so far."""
+    with server.http() as http:
+        lines = http.get("/metrics").text.splitlines()
+    return [float(line.split()[-1]) for line in lines if line.startswith("vllm:prompt_tokens_total{")]
+
+
+def test_requests_with_one_prefix_meet_and_others_spread(server: Server) -> None:
+    """Whichever gateway each comes to: without knowing, half of them would go where the prefix is not."""
+    until(lambda: has_replicas(server, 2), "two replicas")
+    prefix = "os.path.join joins parts of a path. " * 40
+
+    def cached(number: int) -> int:
+        # A client of its own each: connections are spread over the gateways.
+        with server.client() as client:
+            usage = client.completions.create(model=BASE, prompt=f"{prefix} {number}", max_tokens=2).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        return usage.prompt_tokens_details.cached_tokens or 0
+
+    # The first ones may come before the replicas were asked to report.
+    until(lambda: cached(0) > 0, "the replicas to be known")
+    assert all(cached(number) > 300 for number in range(1, 11))
+
+    before = prompts_seen(server)
+    while_streaming(server, lambda: None)
+    assert all(now > then for then, now in zip(before, prompts_seen(server), strict=True))
+
+
 def test_a_killed_replica_loses_no_token_of_any_stream(server: Server, expected: list[str]) -> None:
     streams = while_streaming(server, lambda: kill_one(server, f"Model-{BASE}"))
     assert [seen.error for seen in streams] == [None] * NUM_STREAMS

@@ -76,6 +76,9 @@ class NoAdapters:
     def num_resident(self) -> int:
         return 0
 
+    def load_s(self) -> float:
+        return 0.0
+
     def learn(self, ref: AdapterRef) -> None:
         raise AssertionError("no test here has adapters of its own")
 
@@ -279,3 +282,26 @@ def test_a_long_prompt_is_cut_to_what_streams_can_wait_for() -> None:
     assert chunks[:first] == [128] * first
     assert max(chunks[first:]) <= 16
     assert host.tokens("long") == answer_alone(a_request("long", LONG), 2000).token_ids
+
+
+def test_its_load_is_what_a_newcomer_would_find() -> None:
+    now_s = [0.0]
+    host = a_host(a_config(max_num_seqs=2, max_batched_tokens=16), clock=lambda: now_s[0])
+    long, short = [i % 20 for i in range(40)], range(10)
+    prompts = {"a": long, "b": long, "c": short}
+    for name, prompt in prompts.items():
+        host.engine.add(a_request(name, prompt, max_tokens=2))
+    load = host.engine.load()
+    assert (load.queued_tokens, load.num_running, load.num_waiting, load.max_running) == (90, 0, 3, 2)
+    host.take(host.engine.step())
+    now_s[0] = 5.0
+    load = host.engine.load()
+    assert load.num_running + load.num_waiting == 3
+    assert (load.queued_tokens, load.stalled_s) == (90 - 16, 5.0)
+    while host.engine.load().num_ended < 3:
+        host.take(host.engine.step())
+    load = host.engine.load()
+    assert (load.queued_tokens, load.num_running, load.num_waiting, load.stalled_s) == (0, 0, 0, 0.0)
+    assert (load.block_tokens, load.landmark_blocks) == (host.engine.config.block_tokens, 1)
+    # Two of the three prompts are one, and share their blocks' names.
+    assert len(load.landmarks) >= 40 // load.block_tokens

@@ -4,7 +4,7 @@ import pytest
 
 from adapters.identity import AdapterDigest
 from engine.blocks import BlockId, BlockPool
-from engine.prefix_index import BlockName, PrefixIndex, child_name, root_name
+from engine.prefix_index import MAX_LANDMARKS, BlockName, Landmarks, PrefixIndex, child_name, landmark, root_name
 
 
 def chain(*blocks: tuple[int, ...], adapter: AdapterDigest | None = None, salt: str = "") -> list[BlockName]:
@@ -91,3 +91,23 @@ def test_check_finds_a_block_outside_the_pool() -> None:
     index.insert(chain((1,))[0], BlockId(4))
     with pytest.raises(AssertionError, match="outside the pool"):
         index.check(BlockPool(4))
+
+
+def test_landmarks_are_every_so_manieth_name_that_is_indexed() -> None:
+    landmarks = Landmarks(2 * MAX_LANDMARKS)
+    assert landmarks.stride_blocks == 2
+    index = PrefixIndex(landmarks)
+    names = chain((1,), (2,), (3,), (4,))
+    for i, name in enumerate(names):
+        index.insert(name, BlockId(i), i)
+    assert landmarks.copy() == {landmark(names[1]), landmark(names[3])}
+    for block in (0, 1, 9):
+        index.evict(BlockId(block))
+    assert landmarks.copy() == {landmark(names[3])}
+
+
+@pytest.mark.parametrize("num_blocks", [1, MAX_LANDMARKS, MAX_LANDMARKS + 1, 48_000, 1_000_000])
+def test_there_are_never_more_landmarks_than_the_bound(num_blocks: int) -> None:
+    stride = Landmarks(num_blocks).stride_blocks
+    assert num_blocks / stride <= MAX_LANDMARKS
+    assert stride == 1 or num_blocks / (stride // 2) > MAX_LANDMARKS

@@ -8,10 +8,13 @@ ALLOWED = {
     "loadtest/bench_engine.py": {"engine"},
     "loadtest/engine_alone.py": {"engine", "adapters"},
     "loadtest/perplexity.py": {"engine"},
+    "loadtest/routing_fleet.py": {"deployments"},
+    "loadtest/routing_policies.py": {"deployments"},
+    "loadtest/routing_simulation.py": {"deployments"},
     "loadtest/gpu/engine.py": {"engine", "adapters"},
     "loadtest/gpu/kernels.py": {"kernels"},
 }
-"""These run the engine, or its kernels, without a server."""
+"""These run the engine, its kernels, or the choice of a replica, without a server."""
 
 
 def test_load_tests_import_nothing_of_the_product() -> None:

@@ -1,0 +1,68 @@
+"""A request as the choice of its replica sees it: its length, and the names its prefixes would be cached by. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deployments.generation_calls import GenerationCall, unpack_ids
+from deployments.routing.report import adapter_mark
+from engine.prefix_index import child_name, landmark, root_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a request brings.
+
+    Attributes:
+        num_tokens: of the prompt, and of what another replica has generated of the answer.
+        block_marks: of each full block in order, as `engine.prefix_index.landmark` speaks of it.
+        adapter: its mark; None for the base model.
+    """
+
+    request_id: str
+    num_tokens: int
+    block_tokens: int = 16
+    block_marks: Sequence[int] = ()
+    adapter: int | None = None
+    _landmarks_by_stride: dict[int, Sequence[int]] = field(default_factory=dict)
+
+    def landmarks(self, stride_blocks: int) -> Sequence[int]:
+        """Return the marks that a replica with this stride keeps."""
+        if stride_blocks <= 0:
+            return ()
+        found = self._landmarks_by_stride.get(stride_blocks)
+        if found is None:
+            found = self._landmarks_by_stride[stride_blocks] = self.block_marks[stride_blocks - 1 :: stride_blocks]
+        return found
+
+    @property
+    def key(self) -> int:
+        """64 bits, equal for equal prompts, so that gateways that know the same choose the same."""
+        return self.block_marks[-1] if self.block_marks else hash64(self.request_id)
+
+
+def hash64(text: str) -> int:
+    """Return 64 bits of a text's hash, the same in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def asked_of(call: GenerationCall, block_tokens: int) -> Asked:
+    """Return what a call brings; `block_tokens` is 0 where no replica keeps prefixes."""
+    ids = unpack_ids(call.prompt_ids) + unpack_ids(call.prior_output_ids)
+    digest = None if call.adapter is None else call.adapter.digest
+    marks: list[int] = []
+    # The last token is never taken from the cache.
+    full = (len(ids) - 1) // block_tokens if block_tokens else 0
+    name = root_name(digest, call.salt)
+    for start in range(0, full * block_tokens, block_tokens or 1):
+        name = child_name(name, ids[start : start + block_tokens])
+        marks.append(landmark(name))
+    return Asked(
+        request_id=call.request_id,
+        num_tokens=len(ids),
+        block_tokens=block_tokens,
+        block_marks=marks,
+        adapter=None if digest is None else adapter_mark(digest),
+    )

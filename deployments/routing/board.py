@@ -1,0 +1,211 @@
+"""What a gateway knows of the replicas of one model, and the choice among them.
+
+The choice is by expected time to the first token (`deployments.routing.estimate`), and a share of the work besides, for
+who computes a prefix anew where it need not takes time from those who come after. Replicas whose costs differ by less
+than the estimate is worth are equal, and among equals the order is by rendezvous hashing of the prompt, so that
+gateways that know the same choose the same; but nobody is chosen who is much fuller than another.
+
+    an adapter's homes: the first n replicas by its own rendezvous hash, n by its rate (`deployments.routing.demand`)
+
+Where an adapter is not loaded, a replica that is no home of it counts its loading double: what is loaded there takes
+the place of others'. So cold adapters stay where they are, and hot ones find more replicas.
+
+Pure. Thread-safe: Serve may run its router on a thread of its own. Memory is bounded by the replicas that there are
+and by the requests that are open.
+**Source:** rendezvous hashing: Thaler and Ravishankar, IEEE/ACM Transactions on Networking 6(1), 1998.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from heapq import nlargest
+from statistics import fmean
+
+from deployments.routing.asked import Asked, hash64
+from deployments.routing.demand import AdapterDemand
+from deployments.routing.estimate import DEFAULT_ADAPTER_LOAD_S, REPORT_PERIOD_S, Estimate, ReplicaState, Sent, estimate
+from deployments.routing.report import LoadReport
+
+EQUAL_S = 0.003
+EQUAL_SHARE = 0.1
+"""Times that differ by less than the larger of both are taken for equal."""
+MAX_UNEVENNESS = 0.25
+"""Among equals nobody is chosen whose rows are so much fuller than the emptiest's."""
+WORK_SHARE = 0.5
+"""Of the time that a prompt takes to compute: what it is held to cost those who come after."""
+FOREIGN_LOAD = 2.0
+LOST_S = 10.0
+"""A replica that a request was lost on is left alone so long: Serve has noticed by then, or was right to keep it."""
+
+
+class Board:
+    """The replicas of one model as this process knows them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state_by_id: dict[str, ReplicaState] = {}
+        self._replica_by_request: dict[str, str] = {}
+        self._demand = AdapterDemand()
+        self._is_several = False
+        self._averaged: tuple[float, LoadReport] | None = None
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens in a block, or 0 where no replica that is known keeps prefixes."""
+        with self._lock:
+            reports = [state.report for state in self._state_by_id.values() if state.report]
+        return max((report.block_tokens for report in reports if report.landmark_blocks), default=0)
+
+    def set_replicas(self, replica_ids: Sequence[str]) -> None:
+        """Follow Serve's list: who is not on it is forgotten."""
+        with self._lock:
+            known = self._state_by_id
+            self._is_several = len(replica_ids) > 1
+            self._averaged = None
+            self._state_by_id = {i: known.get(i) or ReplicaState(i) for i in replica_ids}
+            self._replica_by_request = {r: i for r, i in self._replica_by_request.items() if i in self._state_by_id}
+
+    def wants_reports(self) -> bool:
+        """Whether there are several replicas, one of which is not heard of: somebody should ask them to report."""
+        with self._lock:
+            return self._is_several and any(state.report is None for state in self._state_by_id.values())
+
+    def hear(self, report: LoadReport, now_s: float, source: object = None) -> None:
+        """Take over a report; `source` is the connection that it came by."""
+        with self._lock:
+            # It may be there before Serve's list has it.
+            state = self._state_by_id.setdefault(report.replica_id, ReplicaState(report.replica_id))
+            state.hear(report, now_s, source)
+
+    def lose_source(self, source: object, now_s: float) -> None:
+        """A connection has ended: forget what came by it, and leave its replica alone."""
+        with self._lock:
+            for state in self._state_by_id.values():
+                if state.source is source and state.report is not None:
+                    state.forget()
+                    state.lost_until_s = now_s + LOST_S
+
+    def lose(self, replica_id: str) -> None:
+        """Forget a replica that Serve has found dead."""
+        with self._lock:
+            self._state_by_id.pop(replica_id, None)
+
+    def lose_request(self, request_id: str, now_s: float) -> None:
+        """A request was lost on its replica: nobody is sent there until it reports again."""
+        with self._lock:
+            state = self._state_by_id.get(self._replica_by_request.get(request_id, ""))
+            if state is not None:
+                state.lost_until_s = now_s + LOST_S
+        self.end(request_id)
+
+    def choose(self, asked: Asked, candidates: Sequence[str], now_s: float) -> list[str]:
+        """Return the candidates, best first, without those that are lost; the first counts as chosen until `end`."""
+        with self._lock:
+            self._unsend(asked.request_id)
+            states = [self._state_by_id.setdefault(i, ReplicaState(i)) for i in candidates]
+            alive = [s for s in states if s.lost_until_s is None or s.lost_until_s <= now_s]
+            if not alive:
+                return []
+            defaults = self._averages(now_s)
+            found = {state.replica_id: estimate(asked, state, now_s, defaults) for state in alive}
+            cost_by_id = self._costs(asked, found, defaults, now_s)
+            best = _best(asked, found, cost_by_id)
+            self._send(asked, self._state_by_id[best], found[best], defaults, now_s)
+            others = sorted((cost, i) for i, cost in cost_by_id.items() if i != best)
+            return [best, *(i for _, i in others)]
+
+    def end(self, request_id: str) -> None:
+        """Take note that a request has ended, or has never begun. Idempotent."""
+        with self._lock:
+            self._unsend(request_id)
+
+    def num_open(self) -> int:
+        """Return how many requests are held in mind."""
+        with self._lock:
+            return len(self._replica_by_request)
+
+    def _averages(self, now_s: float) -> LoadReport:
+        if self._averaged is None or now_s - self._averaged[0] >= REPORT_PERIOD_S:
+            self._averaged = (now_s, _defaults(list(self._state_by_id.values())))
+        return self._averaged[1]
+
+    def _costs(self, asked: Asked, found: dict[str, Estimate], defaults: LoadReport, now_s: float) -> dict[str, float]:
+        """Return what each replica costs: its expected time, and what others lose by work and by an adapter loaded."""
+        cost_by_id = {i: e.first_token_s + WORK_SHARE * e.work_s for i, e in found.items()}
+        if asked.adapter is None:
+            return cost_by_id
+        num_homes = self._demand.num_homes(asked.adapter, now_s, defaults.num_gateways)
+        adapter = asked.adapter
+        homes = set(nlargest(num_homes, found, key=lambda i: weight(adapter, i)))
+        load_s = defaults.adapter_load_s or DEFAULT_ADAPTER_LOAD_S
+        for i, found_there in found.items():
+            if not found_there.has_adapter and i not in homes:
+                cost_by_id[i] += (FOREIGN_LOAD - 1) * load_s
+        return cost_by_id
+
+    def _send(self, asked: Asked, state: ReplicaState, found: Estimate, defaults: LoadReport, now_s: float) -> None:
+        report = state.report or defaults
+        state.send(
+            asked.request_id,
+            Sent(found.num_new_tokens, tuple(asked.landmarks(report.landmark_blocks)), asked.adapter),
+        )
+        self._replica_by_request[asked.request_id] = state.replica_id
+        if asked.adapter is not None:
+            rate = report.prefill_tokens_per_s or defaults.prefill_tokens_per_s
+            work_s = max(found.num_new_tokens / rate if rate else 0.0, report.turnover_s)
+            self._demand.note(asked.adapter, work_s, now_s)
+
+    def _unsend(self, request_id: str) -> None:
+        state = self._state_by_id.get(self._replica_by_request.pop(request_id, ""))
+        if state is not None:
+            state.end(request_id)
+
+
+def _best(asked: Asked, found: dict[str, Estimate], cost_by_id: dict[str, float]) -> str:
+    least = min(cost_by_id.values())
+    equals = [i for i, cost in cost_by_id.items() if cost <= least + max(EQUAL_S, EQUAL_SHARE * least)]
+    emptiest = min(found[i].occupancy for i in equals)
+    fit = [i for i in equals if found[i].occupancy <= emptiest + MAX_UNEVENNESS]
+    return max(fit, key=lambda i: (weight(asked.key, i), i))
+
+
+def _defaults(states: Sequence[ReplicaState]) -> LoadReport:
+    """Return the averages of what replicas have measured, for those that have not."""
+    reports = [state.report for state in states if state.report is not None]
+    if not reports:
+        return LoadReport(model="", replica_id="")
+
+    def mean(values: Sequence[float]) -> float:
+        measured = [value for value in values if value]
+        return fmean(measured) if measured else 0.0
+
+    return LoadReport(
+        model="",
+        replica_id="",
+        max_running=max(report.max_running for report in reports),
+        num_gateways=max(report.num_gateways for report in reports),
+        block_tokens=reports[0].block_tokens,
+        landmark_blocks=reports[0].landmark_blocks,
+        prefill_tokens_per_s=mean([report.prefill_tokens_per_s for report in reports]),
+        step_s=mean([report.step_s for report in reports]),
+        adapter_load_s=mean([report.adapter_load_s for report in reports]),
+    )
+
+
+def weight(key: int, replica_id: str) -> int:
+    """Return the rendezvous weight of a replica for a key of 64 bits; every process finds the same."""
+    mixed = (key ^ _hash_of(replica_id)) * 0x9E3779B97F4A7C15 & _MASK
+    mixed = (mixed ^ mixed >> 32) * 0xD6E8FEB86659FD93 & _MASK
+    return mixed ^ mixed >> 32
+
+
+_MASK = (1 << 64) - 1
+_hash_of = lru_cache(maxsize=4096)(hash64)
+
+
+@cache
+def board_of(model: str) -> Board:
+    """Return this process's board of a model: the router that Serve makes and the gateway's channel meet there."""
+    return Board()

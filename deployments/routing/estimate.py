@@ -1,0 +1,161 @@
+"""How long a request would wait for its first token on a replica, from what the replica told and what was sent since.
+
+    expected = max(time for the prompts before it, for a row and, beside them, for its adapter)
+               + time for the rest of its own prompt + one step + what the replica is overdue
+
+Pure. Times are monotonic seconds of the gateway; the replica's clock plays no part.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from deployments.routing.asked import Asked
+from deployments.routing.report import LoadReport
+
+REPORT_PERIOD_S = 0.1
+"""How often a replica whose numbers change reports; one at rest does so every `KEEPALIVE_S`."""
+KEEPALIVE_S = 1.0
+OVERDUE_S = 3.0
+"""A replica that has said nothing for so long is expected to be as late with its tokens."""
+DEFAULT_TOKENS_PER_S = 1000.0
+DEFAULT_ADAPTER_LOAD_S = 0.5
+COMING_SHARE = 0.3
+"""Of the time to read an adapter: what is left where it is being read, or lies in host memory, on the average."""
+MAX_LANDMARKS = 8192
+"""Landmarks kept of one replica: twice what one tells."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that this gateway has sent and that has not ended."""
+
+    num_new_tokens: int
+    landmarks: Sequence[int]
+    adapter: int | None
+
+
+@dataclass(slots=True)
+class ReplicaState:
+    """One replica as a gateway knows it; without a report it counts as one at rest that holds nothing.
+
+    Attributes:
+        source: the connection that its reports come by.
+        unseen: requests that were sent and are not in its numbers yet.
+        sent_landmarks: what it has in its cache, or is about to have, for requests of this gateway that are open.
+        lost_until_s: until then nobody is sent there, unless it reports; None for no such time.
+    """
+
+    replica_id: str
+    report: LoadReport | None = None
+    heard_at_s: float = 0.0
+    source: object = None
+    landmarks: dict[int, None] = field(default_factory=dict)
+    device: frozenset[int] = frozenset()
+    coming: frozenset[int] = frozenset()
+    sent: dict[str, Sent] = field(default_factory=dict)
+    unseen: dict[str, Sent] = field(default_factory=dict)
+    sent_landmarks: Counter[int] = field(default_factory=Counter)
+    lost_until_s: float | None = None
+
+    def hear(self, report: LoadReport, now_s: float, source: object) -> None:
+        """Take over a report. One that tells changes of what was never told is of no use, and ignored."""
+        if report.is_whole:
+            self.landmarks.clear()
+        elif source is not self.source or self.report is None:
+            return
+        self.report, self.heard_at_s, self.source, self.lost_until_s = report, now_s, source, None
+        for mark in report.landmarks_dropped:
+            self.landmarks.pop(mark, None)
+        self.landmarks.update(dict.fromkeys(report.landmarks_added))
+        while len(self.landmarks) > MAX_LANDMARKS:
+            del self.landmarks[next(iter(self.landmarks))]
+        if report.adapters is not None:
+            self.device, self.coming = map(frozenset, report.adapters)
+        for request_id in report.seen:
+            self.unseen.pop(request_id, None)
+
+    def forget(self) -> None:
+        """Take everything that the replica told for void."""
+        self.report, self.source = None, None
+        self.landmarks.clear()
+        self.device = self.coming = frozenset()
+
+    def send(self, request_id: str, sent: Sent) -> None:
+        """Take note of a request that goes there."""
+        self.sent[request_id] = self.unseen[request_id] = sent
+        self.sent_landmarks.update(sent.landmarks)
+
+    def end(self, request_id: str) -> None:
+        """Take note of a request's end."""
+        sent = self.sent.pop(request_id, None)
+        self.unseen.pop(request_id, None)
+        for mark in () if sent is None else sent.landmarks:
+            self.sent_landmarks[mark] -= 1
+            if self.sent_landmarks[mark] <= 0:
+                del self.sent_landmarks[mark]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What sending a request to a replica would mean.
+
+    Attributes:
+        num_new_tokens: of its prompt, those to be computed.
+        work_s: time that they take.
+        occupancy: rows taken or waited for, by rows that there are; above 1 where requests wait.
+        has_adapter: nothing is to be loaded.
+    """
+
+    first_token_s: float
+    num_new_tokens: int
+    work_s: float
+    occupancy: float
+    has_adapter: bool
+
+
+def estimate(asked: Asked, state: ReplicaState, now_s: float, defaults: LoadReport) -> Estimate:
+    """Return what to expect of one replica.
+
+    Args:
+        defaults: stands in for what the replica has not measured yet.
+    """
+    report = state.report or defaults
+    rate = report.prefill_tokens_per_s or defaults.prefill_tokens_per_s or DEFAULT_TOKENS_PER_S
+    age_s = now_s - state.heard_at_s if state.report else 0.0
+    unseen = state.unseen.values()
+    # It works on while we hear nothing, but for no longer than it was silent by its own rule.
+    queued = max(0.0, report.queued_tokens - rate * min(age_s, REPORT_PERIOD_S)) if state.report else 0.0
+    wait_s = (queued + sum(sent.num_new_tokens for sent in unseen)) / rate
+    taken = len(unseen) + (report.num_running + report.num_waiting if state.report else 0)
+    too_many = taken + 1 - report.max_running
+    if too_many > 0:
+        wait_s = max(wait_s, too_many * report.turnover_s)
+    has_adapter, load_s = _adapter(asked, state, unseen, report, defaults)
+    num_new = max(1, asked.num_tokens - _num_cached(asked, state, report))
+    first_token_s = max(wait_s, load_s) + num_new / rate + report.step_s
+    if state.report:
+        first_token_s += report.stalled_s + (age_s if age_s > OVERDUE_S else 0.0)
+    return Estimate(first_token_s, num_new, num_new / rate, taken / report.max_running, has_adapter)
+
+
+def _adapter(
+    asked: Asked, state: ReplicaState, unseen: Iterable[Sent], report: LoadReport, defaults: LoadReport
+) -> tuple[bool, float]:
+    if asked.adapter is None or asked.adapter in state.device:
+        return True, 0.0
+    load_s = report.adapter_load_s or defaults.adapter_load_s or DEFAULT_ADAPTER_LOAD_S
+    is_coming = asked.adapter in state.coming or any(sent.adapter == asked.adapter for sent in unseen)
+    return is_coming, load_s * (COMING_SHARE if is_coming else 1.0)
+
+
+def _num_cached(asked: Asked, state: ReplicaState, report: LoadReport) -> int:
+    """Return how many leading tokens the replica has, or is about to have, in its cache."""
+    depth = 0
+    for mark in asked.landmarks(report.landmark_blocks):
+        if mark not in state.landmarks and mark not in state.sent_landmarks:
+            break
+        depth += 1
+    return depth * report.landmark_blocks * report.block_tokens

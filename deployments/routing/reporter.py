@@ -1,0 +1,181 @@
+"""A replica's end of routing: tells the gateways that watch it how it is, as often as that changes.
+
+Nobody watches a replica that is the only one, and then nothing here runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from adapters.identity import AdapterDigest
+from deployments.generation_calls import TokenAddress
+from deployments.routing.estimate import KEEPALIVE_S, REPORT_PERIOD_S
+from deployments.routing.report import MAX_SEEN, LoadReport, adapter_mark, encode_report
+from engine.metrics import EngineLoad
+from engine.request import RequestId
+
+
+class ReplicaName(NamedTuple):
+    """Which model a replica serves, and its id among that model's."""
+
+    model: str
+    replica_id: str
+
+
+class ReportOutlet(Protocol):
+    """Where reports leave for gateways."""
+
+    def send_report(self, address: TokenAddress, report: bytes) -> None:
+        """Send a report; nothing happens where the gateway has gone."""
+        ...
+
+
+class ReportedStock(Protocol):
+    """What is told of adapters."""
+
+    def places(self) -> Mapping[AdapterDigest, str]:
+        """Return where adapters lie: "device", "host" or "loading"."""
+        ...
+
+    def load_s(self) -> float:
+        """Return about how long it takes to read an adapter."""
+        ...
+
+
+@dataclass(slots=True)
+class _Watcher:
+    """A gateway that is told; `seen` are its requests since the last report."""
+
+    is_new: bool = True
+    seen: list[RequestId] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Told:
+    """What every watcher knows that is not new."""
+
+    landmarks: frozenset[int] = frozenset()
+    adapters: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
+    numbers: tuple[object, ...] = ()
+    at_s: float = 0.0
+
+
+class Reporter:
+    """Reports of one replica to all its watchers. Lives on one event loop.
+
+    Args:
+        load: the engine's.
+    """
+
+    def __init__(
+        self,
+        name: ReplicaName,
+        load: Callable[[], EngineLoad],
+        stock: ReportedStock,
+        outlet: ReportOutlet,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._load = load
+        self._stock = stock
+        self._outlet = outlet
+        self._clock = clock
+        self._watchers: dict[TokenAddress, _Watcher] = {}
+        self._told = _Told()
+        self._turnover = Turnover()
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, address: TokenAddress) -> None:
+        """Report to a gateway from now on, beginning with everything."""
+        watcher = self._watchers.setdefault(address, _Watcher())
+        watcher.is_new = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    def forget(self, address: TokenAddress) -> None:
+        """Report to a gateway no more."""
+        self._watchers.pop(address, None)
+
+    def note(self, address: TokenAddress, request_id: RequestId) -> None:
+        """Take note that the engine has a gateway's request."""
+        watcher = self._watchers.get(address)
+        if watcher is not None and len(watcher.seen) < MAX_SEEN:
+            watcher.seen.append(request_id)
+
+    def close(self) -> None:
+        """End all reports."""
+        self._watchers.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    def report(self) -> None:
+        """Send each watcher what it does not know; nothing where nothing has changed for less than `KEEPALIVE_S`."""
+        now_s = self._clock()
+        load, told = self._load(), self._told
+        places = self._stock.places()
+        device = frozenset(adapter_mark(digest) for digest, place in places.items() if place == "device")
+        adapters = (device, frozenset(map(adapter_mark, places)) - device)
+        turnover_s = self._turnover.observe(load, now_s)
+        numbers = (load.queued_tokens, load.num_running, load.num_waiting, len(self._watchers))
+        has_news = (load.landmarks, adapters, numbers) != (told.landmarks, told.adapters, told.numbers)
+        is_due = has_news or now_s - told.at_s >= KEEPALIVE_S
+        for address, watcher in list(self._watchers.items()):
+            if not is_due and not watcher.is_new and not watcher.seen:
+                continue
+            known = frozenset[int]() if watcher.is_new else told.landmarks
+            report = LoadReport(
+                model=self._name.model,
+                replica_id=self._name.replica_id,
+                queued_tokens=load.queued_tokens,
+                num_running=load.num_running,
+                num_waiting=load.num_waiting,
+                max_running=load.max_running,
+                num_gateways=len(self._watchers),
+                block_tokens=load.block_tokens,
+                landmark_blocks=load.landmark_blocks,
+                prefill_tokens_per_s=load.prefill_tokens_per_s,
+                step_s=load.step_s,
+                turnover_s=turnover_s,
+                stalled_s=load.stalled_s,
+                adapter_load_s=self._stock.load_s(),
+                is_whole=watcher.is_new,
+                landmarks_added=tuple(load.landmarks - known),
+                landmarks_dropped=tuple(known - load.landmarks),
+                adapters=(tuple(device), tuple(adapters[1])) if watcher.is_new or adapters != told.adapters else None,
+                seen=tuple(watcher.seen),
+            )
+            watcher.is_new, watcher.seen = False, []
+            self._outlet.send_report(address, encode_report(report))
+        if is_due:
+            told.at_s = now_s
+        told.landmarks, told.adapters, told.numbers = load.landmarks, adapters, numbers
+
+    async def _run(self) -> None:
+        while self._watchers:
+            self.report()
+            await asyncio.sleep(REPORT_PERIOD_S)
+
+
+class Turnover:
+    """How far apart requests end while others wait for a row: what a newcomer behind them has to wait for each."""
+
+    def __init__(self) -> None:
+        self._turnover_s = 0.0
+        self._since: tuple[int, float] | None = None
+
+    def observe(self, load: EngineLoad, now_s: float) -> float:
+        """Take note of the engine at a moment, and return the seconds between two ends; 0 where nothing is known."""
+        if not load.num_waiting or load.num_running < load.max_running:
+            self._since = None
+        elif self._since is None:
+            self._since = (load.num_ended, now_s)
+        elif load.num_ended > self._since[0]:
+            took_s = (now_s - self._since[1]) / (load.num_ended - self._since[0])
+            self._turnover_s = (self._turnover_s + took_s) / 2 if self._turnover_s else took_s
+            self._since = (load.num_ended, now_s)
+        return self._turnover_s

@@ -1,0 +1,76 @@
+"""Serve's request router for model replicas: asks this process's board which replica answers first.
+
+Serve makes one for each handle, in whichever process holds it, and sends this module there by value: it keeps no state
+of its own, and the board is found by the model's name.
+"""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from typing import Any
+
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from deployments.generation_calls import GenerationCall
+from deployments.routing.asked import asked_of
+from deployments.routing.board import Board, board_of
+
+MAX_RANKS = 8
+"""So many replicas are tried one after another; all that are left are then tried together."""
+
+
+class FirstTokenRouter(RequestRouter):
+    """Sends a generation where its first token is expected first.
+
+    With one replica, or a call that is no generation, it does what Serve does by itself.
+    """
+
+    def initialize_state(self, *, model: str) -> None:
+        """Find the board; Serve calls it once."""
+        self._board: Board = board_of(model)
+        # Which request the task under way routes. Serve finds requests by an id that all calls of one HTTP request
+        # share, and an answer of several choices makes several calls.
+        self._routed: ContextVar[PendingRequest | None] = ContextVar("routed", default=None)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Follow Serve's list."""
+        super().update_replicas(replicas)
+        self._board.set_replicas([replica.replica_id.unique_id for replica in replicas])
+
+    def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
+        """Forget a replica that Serve has found dead."""
+        super().on_replica_actor_died(replica_id)
+        self._board.lose(replica_id.unique_id)
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Return the replicas in the order in which they are to be tried."""
+        self._routed.set(pending_request)
+        if pending_request is None:
+            return [candidate_replicas]
+        # Where all are full, Serve waits a while before it asks again.
+        pending_request.routing_context.should_backoff = True
+        call = _generation(pending_request)
+        if len(candidate_replicas) < 2 or call is None:
+            return [candidate_replicas]
+        by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        order = self._board.choose(asked_of(call, self._board.block_tokens), list(by_id), time.monotonic())
+        ranked = [by_id[replica_id] for replica_id in order]
+        return [*([replica] for replica in ranked[:MAX_RANKS]), ranked[MAX_RANKS:]]
+
+    def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
+        """Give a replica to the very request that it was chosen for."""
+        routed = self._routed.get()
+        if routed is None:
+            super()._fulfill_next_pending_request(replica, request_metadata)
+        elif not routed.future.done():
+            self._record_queue_wait_time(routed)
+            routed.future.set_result(replica)
+            self._remove_pending_request_from_indices(routed)
+
+
+def _generation(pending: PendingRequest) -> GenerationCall | None:
+    call = pending.args[0] if pending.args else None
+    return call if isinstance(call, GenerationCall) else None

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from deployments.routing.asked import Asked
+from deployments.routing.board import LOST_S, Board, board_of, weight
+from deployments.routing.report import LoadReport
+
+
+def report_of(replica_id: str, **changes: object) -> LoadReport:
+    fields: dict[str, object] = {
+        "max_running": 16, "landmark_blocks": 1, "prefill_tokens_per_s": 1000.0, "adapter_load_s": 0.5,
+        "is_whole": True, "adapters": ((), ()),
+    }  # fmt: skip
+    return LoadReport(model="m", replica_id=replica_id, **fields | changes)  # type: ignore[arg-type]
+
+
+def board_with(*reports: LoadReport) -> Board:
+    board = Board()
+    board.set_replicas([report.replica_id for report in reports])
+    for report in reports:
+        board.hear(report, 0.0, report.replica_id)
+    return board
+
+
+def asked(name: str = "r", *marks: int, adapter: int | None = None) -> Asked:
+    return Asked(request_id=name, num_tokens=16 * len(marks) + 100, block_marks=marks, adapter=adapter)
+
+
+AB = ["a", "b"]
+
+
+def test_a_prefix_draws_its_requests_until_the_queue_costs_more() -> None:
+    board = board_with(report_of("a", landmarks_added=range(20)), report_of("b"))
+    assert board.choose(asked("r1", *range(20)), AB, 0.0)[0] == "a"
+    board.hear(report_of("a", landmarks_added=range(20), queued_tokens=1000), 0.0, "a")
+    assert board.choose(asked("r2", *range(20)), AB, 0.0)[0] == "b"
+
+
+def test_a_burst_with_one_prefix_stays_together_and_one_without_is_spread() -> None:
+    """None of it is in any report yet: what was sent is counted."""
+    board = board_with(report_of("a"), report_of("b"))
+    same = [board.choose(asked(f"s{i}", *range(60)), AB, 0.0)[0] for i in range(4)]
+    assert len(set(same)) == 1
+    board = board_with(report_of("a"), report_of("b"))
+    different = [board.choose(asked(f"d{i}", *range(100 * i, 100 * i + 60)), AB, 0.0)[0] for i in range(6)]
+    assert sorted(different) == ["a", "a", "a", "b", "b", "b"]
+
+
+def test_two_gateways_choose_the_same_for_what_nobody_has() -> None:
+    boards = [board_with(report_of("a"), report_of("b"), report_of("c")) for _ in range(2)]
+    for i in range(20):
+        first, second = (board.choose(asked(f"{i}", 1000 * i), ["a", "b", "c"], 0.0)[0] for board in boards)
+        assert first == second
+        for board in boards:
+            board.end(f"{i}")
+
+
+def test_the_dead_are_forgotten_and_left_alone() -> None:
+    board = board_with(report_of("a", landmarks_added=range(20)), report_of("b", queued_tokens=500_000))
+    board.lose_source("a", 1.0)
+    assert board.choose(asked("r", *range(20)), AB, 1.0) == ["b"]
+    assert board.wants_reports()
+    # It was only the connection: it is as one that nothing is known of.
+    assert board.choose(asked("r", *range(20)), AB, 1.0 + LOST_S)[0] == "a"
+    board.lose("b")
+    assert board.choose(asked("q"), ["a"], 1.0 + LOST_S) == ["a"]
+
+
+def test_a_lost_request_does_not_go_back_where_it_was_lost() -> None:
+    board = board_with(report_of("a", landmarks_added=range(20)), report_of("b"))
+    assert board.choose(asked("r-0", *range(20)), AB, 0.0)[0] == "a"
+    board.lose_request("r-0", 0.0)
+    assert board.choose(asked("r-1", *range(20)), AB, 0.1) == ["b"]
+    board.hear(report_of("a", is_whole=False), 0.2, "a")
+    board.end("r-1")
+    assert board.choose(asked("r-2", *range(20)), AB, 0.2)[0] == "a"
+    board.lose_request("r-2", 0.2)
+    board.choose(asked("r-3"), AB, 0.2)
+    board.lose_request("r-3", 0.2)
+    assert board.choose(asked("r-4"), AB, 0.2) == []
+
+
+def test_a_cold_adapter_has_one_home_and_a_hot_one_several() -> None:
+    names = [f"replica-{i}" for i in range(8)]
+    board = board_with(*(report_of(name) for name in names))
+
+    def homes(adapter: int, num: int, gap_s: float, start_s: float) -> set[str]:
+        chosen = set()
+        for i in range(num):
+            now_s = start_s + i * gap_s
+            for name in names:
+                board.hear(report_of(name, adapters=((), ())), now_s, name)
+            (best, *_) = board.choose(asked(f"{adapter}-{i}", 10_000 * adapter + i, adapter=adapter), names, now_s)
+            chosen.add(best)
+            board.end(f"{adapter}-{i}")
+        return chosen
+
+    assert homes(1, 10, 10.0, 0.0) == {max(names, key=lambda name: weight(1, name))}
+    # A request's prompt takes a tenth of a second here: these would keep four replicas busy.
+    assert 3 <= len(homes(2, 2000, 0.025, 200.0)) <= 8
+
+
+def test_memory_is_bounded_by_what_is_open() -> None:
+    board = board_with(report_of("a"), report_of("b"))
+    for i in range(100):
+        board.choose(asked(f"{i}", i), AB, 0.0)
+    assert board.num_open() == 100
+    for i in range(100):
+        board.end(f"{i}")
+        board.end(f"{i}")
+    assert board.num_open() == 0
+    board.choose(asked("last"), AB, 0.0)
+    board.set_replicas([])
+    assert board.num_open() == 0
+
+
+def test_blocks_are_named_only_where_prefixes_are_kept() -> None:
+    assert Board().block_tokens == 0
+    assert board_with(report_of("a", landmark_blocks=0)).block_tokens == 0
+    assert board_with(report_of("a"), replace(report_of("b"), block_tokens=16)).block_tokens == 16
+    assert board_of("x") is board_of("x")

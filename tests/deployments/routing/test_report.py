@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.routing.report import LoadReport, decode_report, encode_report, is_report
+from deployments.token_frames import LENGTH, FrameError, encode_frame
+
+counts = st.integers(0, (1 << 32) - 1)
+rates = st.floats(0, 1e12)
+marks = st.lists(st.integers(0, (1 << 64) - 1), max_size=5).map(tuple)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+reports = st.builds(
+    LoadReport,
+    model=names,
+    replica_id=names,
+    queued_tokens=counts,
+    num_running=counts,
+    num_waiting=counts,
+    max_running=st.integers(1, (1 << 32) - 1),
+    num_gateways=counts,
+    block_tokens=st.integers(1, 0xFFFF),
+    landmark_blocks=st.integers(0, 0xFFFF),
+    prefill_tokens_per_s=rates,
+    step_s=rates,
+    turnover_s=rates,
+    stalled_s=rates,
+    adapter_load_s=rates,
+    is_whole=st.booleans(),
+    landmarks_added=marks,
+    landmarks_dropped=marks,
+    adapters=st.none() | st.tuples(marks, marks),
+    seen=st.lists(names, max_size=4).map(tuple),
+)
+
+
+def body_of(report: LoadReport) -> bytes:
+    encoded = encode_report(report)
+    assert LENGTH.unpack(encoded[: LENGTH.size]) == (len(encoded) - LENGTH.size,)
+    return encoded[LENGTH.size :]
+
+
+@given(reports)
+def test_a_report_arrives_as_it_was_sent(report: LoadReport) -> None:
+    assert decode_report(body_of(report)) == report
+
+
+@given(reports, st.data())
+def test_damage_is_refused_or_is_a_report(report: LoadReport, data: st.DataObject) -> None:
+    body = bytearray(body_of(report))
+    place = data.draw(st.integers(0, len(body) - 1))
+    body[place] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.integers(0, len(body)))
+    for damaged in (bytes(body), bytes(body[:cut]), bytes(body) + b"\0"):
+        with contextlib.suppress(FrameError):
+            assert isinstance(decode_report(damaged), LoadReport)
+
+
+def test_tokens_are_no_report_and_numbers_have_bounds() -> None:
+    assert not is_report(encode_frame([])[LENGTH.size :])
+    assert is_report(body_of(LoadReport(model="m", replica_id="r")))
+    with pytest.raises(FrameError, match="out of bounds"):
+        encode_report(LoadReport(model="m", replica_id="r", queued_tokens=-1))
+    with pytest.raises(FrameError, match="out of bounds"):
+        decode_report(body_of(LoadReport(model="m", replica_id="r", step_s=float("nan"))))

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from adapters.identity import AdapterDigest
+from deployments.generation_calls import TokenAddress
+from deployments.routing.estimate import KEEPALIVE_S
+from deployments.routing.report import LoadReport, adapter_mark, decode_report
+from deployments.routing.reporter import ReplicaName, Reporter, Turnover
+from deployments.token_frames import LENGTH
+from engine.metrics import EngineLoad
+from engine.request import RequestId
+
+A, B = (TokenAddress(gateway_id=name, host="h", port=1) for name in "ab")
+LOAD = EngineLoad(
+    queued_tokens=0, num_running=0, num_waiting=0, max_running=4, prefill_tokens_per_s=9.0, step_s=0.1, stalled_s=0.0,
+    num_ended=0, block_tokens=16, landmark_blocks=2, landmarks=frozenset({1, 2}),
+)  # fmt: skip
+
+
+class Bench:
+    """A reporter whose engine, clock and gateways are in the test's hand."""
+
+    def __init__(self) -> None:
+        self.load, self.now_s, self.sent = LOAD, 100.0, list[tuple[str, LoadReport]]()
+        self.by_digest: dict[AdapterDigest, str] = {}
+        self.reporter = Reporter(ReplicaName("m", "r1"), lambda: self.load, self, self, clock=lambda: self.now_s)
+
+    def places(self) -> dict[AdapterDigest, str]:
+        return self.by_digest
+
+    def load_s(self) -> float:
+        return 0.25
+
+    def send_report(self, address: TokenAddress, report: bytes) -> None:
+        self.sent.append((address.gateway_id, decode_report(report[LENGTH.size :])))
+
+    def told(self) -> list[tuple[str, LoadReport]]:
+        """Let it report once, and take what it sent."""
+        self.reporter.report()
+        sent, self.sent = self.sent, []
+        return sent
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    return Bench()
+
+
+async def test_a_gateway_is_told_everything_and_then_what_changes(bench: Bench) -> None:
+    bench.reporter.watch(A)
+    [(gateway, first)] = bench.told()
+    assert gateway == "a"
+    assert first.is_whole
+    assert set(first.landmarks_added) == {1, 2}
+    assert (first.model, first.replica_id, first.adapter_load_s) == ("m", "r1", 0.25)
+    assert bench.told() == []
+    digest, other = AdapterDigest("ab" * 32), AdapterDigest("cd" * 32)
+    bench.by_digest = {digest: "device", other: "loading"}
+    bench.load = replace(LOAD, landmarks=frozenset({2, 3}), queued_tokens=7)
+    [(_, second)] = bench.told()
+    assert not second.is_whole
+    assert (second.landmarks_added, second.landmarks_dropped, second.queued_tokens) == ((3,), (1,), 7)
+    assert second.adapters == ((adapter_mark(digest),), (adapter_mark(other),))
+    bench.now_s += KEEPALIVE_S
+    [(_, third)] = bench.told()
+    assert (third.landmarks_added, third.adapters) == ((), None)
+    bench.reporter.close()
+
+
+async def test_a_later_gateway_gets_everything_and_each_its_own_requests(bench: Bench) -> None:
+    bench.reporter.watch(A)
+    bench.told()
+    bench.reporter.watch(B)
+    bench.reporter.note(A, RequestId("of a"))
+    bench.reporter.note(B, RequestId("of b"))
+    bench.reporter.note(TokenAddress(gateway_id="c", host="h", port=1), RequestId("of nobody"))
+    told = dict(bench.told())
+    assert (told["a"].is_whole, told["b"].is_whole) == (False, True)
+    assert (told["a"].seen, told["b"].seen) == (("of a",), ("of b",))
+    assert told["a"].num_gateways == 2
+    bench.reporter.forget(A)
+    assert dict(bench.told()).keys() == {"b"}
+    bench.reporter.close()
+
+
+async def test_nothing_runs_where_nobody_watches(bench: Bench) -> None:
+    assert len(asyncio.all_tasks()) == 1
+    bench.reporter.watch(A)
+    while not bench.sent:
+        await asyncio.sleep(0)
+    bench.reporter.close()
+    while len(asyncio.all_tasks()) > 1:
+        await asyncio.sleep(0)
+    bench.sent.clear()
+    assert bench.told() == []
+
+
+def test_turnover_is_measured_only_while_others_wait() -> None:
+    turnover = Turnover()
+    full = replace(LOAD, num_running=4, num_waiting=3)
+    assert turnover.observe(replace(LOAD, num_ended=5), 0.0) == 0
+    assert turnover.observe(replace(full, num_ended=5), 1.0) == 0
+    assert turnover.observe(replace(full, num_ended=9), 3.0) == 0.5
+    assert turnover.observe(replace(LOAD, num_ended=9), 50.0) == 0.5
+    assert turnover.observe(replace(full, num_ended=9), 60.0) == 0.5
+    assert turnover.observe(replace(full, num_ended=10), 61.5) == 1.0
