@@ -1,6 +1,6 @@
 """The `args` of our application in a Serve config file: one frozen tree, every default and its unit.
 
-Unknown keys are refused. `app.builder` turns a `Settings` once into the dataclasses of `deployments.config`; nobody
+Unknown keys are refused. `app.resolved` turns a `Settings` once into the dataclasses of `deployments.config`; nobody
 below `app` sees it. Paths are relative to the folder that `serve run` was started in.
 """
 

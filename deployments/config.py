@@ -1,4 +1,4 @@
-"""What each deployment is told at its construction: frozen values that `app.builder` makes from the settings once.
+"""What each deployment is told at its construction: frozen values that `app.resolved` makes from the settings once.
 
 Pure. Nobody below `app` sees pydantic, YAML or the environment.
 """

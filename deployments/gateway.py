@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import ChainMap
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -37,7 +36,6 @@ from deployments.embedding import Embedding
 from deployments.errors import UnavailableError
 from deployments.front_gate import FrontGate
 from deployments.generation import (
-    READY,
     ChatPrompt,
     EndReason,
     GenerationEvent,
@@ -49,22 +47,21 @@ from deployments.generation import (
     Tokenized,
     Verdict,
 )
-from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_all, ask_vector, reached
+from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_vector, reached
 from deployments.inside import answer_inside
-from deployments.metrics import GatewayMetrics, render
+from deployments.metrics import GatewayMetrics
+from deployments.overview import Overview, gateways
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.reranking import Rerankers
 from deployments.resumption import TokenSource
 from deployments.routing.watch import ReplicaWatch
 from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
 from deployments.served_model import ServedModel, check_vocabulary
-from deployments.timeline import Timeline, with_engine_stages
+from deployments.timeline import Timeline
 from deployments.token_channel import ChannelListener
 from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
 from engine.config import DEFAULT_QUEUE_S
 from engine.errors import OverloadError, RequestError
-from engine.request import RequestId
-from engine.trace import RequestTrace
 
 if TYPE_CHECKING:
     from deployments.tracing import TraceWriter
@@ -73,8 +70,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
-
-PROBE_TIMEOUT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +114,19 @@ class Gateway:
         self._tokenizer_handle = tokenizer
         self._safety_handle = safety
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
-        self._adapters = AdapterDirectory(config.models, models, registry, _gateways)
+        self._adapters = AdapterDirectory(config.models, models, registry, gateways)
         self._metrics = GatewayMetrics(config.slo)
         self._gates = {
             model.name: FrontGate(max_wait_s=model.engine.max_queue_s or DEFAULT_QUEUE_S) for model in config.models
         }
+        parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
+        self._overview = Overview(models, parts)
         self._log = AnswerLog(self._metrics, self._count_answer)
         self._name = uuid.uuid4().hex
         self._meter: Meter | None = None
         if config.accounts is not None and accounts is not None:
             spool = Spool(config.accounts.spool_folder, self._name)
-            self._meter = Meter(accounts, spool, self._name, self._traces)
+            self._meter = Meter(accounts, spool, self._name, self._overview.traces)
         self._traced: TraceWriter | None = None
         self._served: dict[str, ServedModel] = {}
         self._beams = BeamSources()
@@ -313,12 +310,7 @@ class Gateway:
 
     async def timelines(self, client_id: str) -> list[Timeline]:
         """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""
-        answers = await ask_all(_gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
-        found = []
-        for timeline in (timeline for answer in answers for timeline in answer):
-            traces = await self._traces(timeline.base, timeline.attempts)
-            found.append(replace(timeline, stages=with_engine_stages(timeline, traces)))
-        return sorted(found, key=lambda timeline: timeline.arrived_unix_s)
+        return await self._overview.timelines(client_id)
 
     async def own_timelines(self, client_id: str) -> list[Timeline]:
         """Return what this gateway knows of a client's request; asked by the one that the client asks."""
@@ -326,23 +318,11 @@ class Gateway:
 
     async def health(self) -> HealthReport:
         """Say whether everything that an answer needs has a replica that makes progress."""
-        parts = {"tokenizer": self._tokenizer_handle, "safety": self._safety_handle} | self._rerankers.parts
-        asked = [*self._handles.values(), *filter(None, parts.values())]
-        states = iter(await asyncio.gather(*map(self._state, asked)))
-        return HealthReport(
-            state_by_model={name: next(states) for name in self._handles},
-            state_by_part={name: next(states) for name, handle in parts.items() if handle is not None},
-        )
+        return await self._overview.health()
 
     async def metrics(self) -> bytes:
         """Return the numbers of all gateways and engines in Prometheus' text format."""
-        answers = await asyncio.gather(
-            *(
-                ask_all(handle, "metric_families", timeout_s=PROBE_TIMEOUT_S)
-                for handle in (_gateways(), *self._handles.values())
-            )
-        )
-        return render(family for answer in answers for families in answer for family in families)
+        return await self._overview.metrics()
 
     async def metric_families(self) -> list[Metric]:
         """Return the numbers of this gateway; asked by the one that is scraped."""
@@ -364,12 +344,7 @@ class Gateway:
         from deployments.tracing import TraceWriter, otlp_exporter
 
         exporter = otlp_exporter(config.endpoint)
-        return TraceWriter(exporter, self._traces, service=config.service, sample_ratio=config.sample_ratio)
-
-    async def _traces(self, base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
-        if not attempts or base not in self._handles:
-            return {}
-        return ChainMap(*await ask_all(self._handles[base], "traces", attempts, timeout_s=PROBE_TIMEOUT_S))
+        return TraceWriter(exporter, self._overview.traces, service=config.service, sample_ratio=config.sample_ratio)
 
     def _target(self, name: str) -> Target:
         if name in self._served:
@@ -415,14 +390,3 @@ class Gateway:
             name: ChannelSource(handle, self._listener, address, self._watch.boards[name])
             for name, handle in self._handles.items()
         }
-
-    async def _state(self, handle: DeploymentHandle) -> str:
-        troubles = await ask_all(handle, "trouble", timeout_s=PROBE_TIMEOUT_S)
-        if not troubles:
-            return "No replica answers."
-        return READY if None in troubles else str(troubles[0])
-
-
-def _gateways() -> DeploymentHandle:
-    context = serve.get_replica_context()
-    return serve.get_deployment_handle(context.deployment, context.app_name)

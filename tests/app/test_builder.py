@@ -12,7 +12,8 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from app.admin import ADMIN_KEY_VARIABLE
-from app.builder import _request_router, batches_config, build, gateway_config, registry_config
+from app.builder import _request_router, build
+from app.resolved import batches_config, gateway_config, registry_config
 from app.settings import Settings
 from app.tenants import key_digest
 from deployments.config import ChannelConfig

@@ -1,0 +1,77 @@
+"""What a gateway tells of the whole application: health, numbers, and what became of a request, wherever it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.generation import READY, HealthReport
+from deployments.handles import ask_all
+from deployments.metrics import render
+from deployments.timeline import Timeline, with_engine_stages
+from engine.request import RequestId
+from engine.trace import RequestTrace
+
+PROBE_TIMEOUT_S = 3.0
+
+
+class Overview:
+    """Asks all gateways, and all replicas of the models.
+
+    Args:
+        models: handle of each base model's deployment, by its name.
+        parts: of what else an answer needs; None for what runs in the gateways' own processes.
+    """
+
+    def __init__(self, models: Mapping[str, DeploymentHandle], parts: Mapping[str, DeploymentHandle | None]) -> None:
+        self._models = models
+        self._parts = {name: handle for name, handle in parts.items() if handle is not None}
+
+    async def health(self) -> HealthReport:
+        """Say whether everything that an answer needs has a replica that makes progress."""
+        states = iter(await asyncio.gather(*map(_state, (*self._models.values(), *self._parts.values()))))
+        return HealthReport(
+            state_by_model={name: next(states) for name in self._models},
+            state_by_part={name: next(states) for name in self._parts},
+        )
+
+    async def metrics(self) -> bytes:
+        """Return the numbers of all gateways and engines in Prometheus' text format."""
+        handles = (gateways(), *self._models.values())
+        answers = await asyncio.gather(
+            *(ask_all(handle, "metric_families", timeout_s=PROBE_TIMEOUT_S) for handle in handles)
+        )
+        return render(family for answer in answers for families in answer for family in families)
+
+    async def timelines(self, client_id: str) -> list[Timeline]:
+        """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""
+        answers = await ask_all(gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
+        found = []
+        for timeline in (timeline for answer in answers for timeline in answer):
+            traces = await self.traces(timeline.base, timeline.attempts)
+            found.append(replace(timeline, stages=with_engine_stages(timeline, traces)))
+        return sorted(found, key=lambda timeline: timeline.arrived_unix_s)
+
+    async def traces(self, base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
+        """Return what the engines of a model know of attempts; a `deployments.timeline.TraceSource`."""
+        if not attempts or base not in self._models:
+            return {}
+        return ChainMap(*await ask_all(self._models[base], "traces", attempts, timeout_s=PROBE_TIMEOUT_S))
+
+
+def gateways() -> DeploymentHandle:
+    """Return the handle of the deployment that this replica is one of."""
+    context = serve.get_replica_context()
+    return serve.get_deployment_handle(context.deployment, context.app_name)
+
+
+async def _state(handle: DeploymentHandle) -> str:
+    troubles = await ask_all(handle, "trouble", timeout_s=PROBE_TIMEOUT_S)
+    if not troubles:
+        return "No replica answers."
+    return READY if None in troubles else str(troubles[0])
