@@ -67,7 +67,7 @@ def draw_overload(phases: Sequence[Mapping[str, Any]], path: Path) -> Path:
     rates.legend()
     held = [max(phase["memory_mb"], default=0.0) for phase in phases]
     memory.plot(multiples, held, marker="o")
-    memory.set_ylim(bottom=0)
+    memory.set_ylim(bottom=0, top=1.2 * max([1.0, *held]))
     return _finish(memory, "arrivals, in multiples of the capacity", "server's memory, MB", path)
 
 
