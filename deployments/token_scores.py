@@ -9,8 +9,8 @@ from deployments.served_model import TextDecoder
 from engine.errors import RequestError
 from engine.request import TokenLogprobs
 
-MAX_PROMPT_SCORES = 262_144
-"""Some tens of megabytes of text, all of them told at once."""
+MAX_PROMPT_SCORES = 65_536
+"""They come all at once: with their heads they have to fit into what a stream may leave unread (1 MiB by default)."""
 
 
 def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:

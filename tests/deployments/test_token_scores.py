@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from deployments.config import ChannelConfig
 from deployments.generation import GenerationRequest, TextPrompt
 from deployments.stream.detokenizer import Detokenizer
+from deployments.token_frames import payload_bytes
 from deployments.token_scores import MAX_PROMPT_SCORES, check_prompt_scores, scored, scored_prompt
 from engine.errors import RequestError
-from engine.request import SamplingParams, TokenLogprobs
+from engine.request import Emission, RequestId, SamplingParams, TokenLogprobs
 
 
 class Letters:
@@ -44,6 +46,14 @@ def test_scores_tell_tokens_as_text_with_their_ranks() -> None:
 def test_the_first_token_of_a_prompt_follows_nothing() -> None:
     first, second = scored_prompt(Letters(), [0, 1], [TokenLogprobs(-1.0)])
     assert (first.text, first.logprob, second.text, second.logprob) == ("a", None, "b", -1.0)
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 20])
+def test_as_many_as_can_be_told_fit_into_what_a_stream_may_leave_unread(num_top: int) -> None:
+    entry = TokenLogprobs(-1.0, ((1, -1.0),) * num_top)
+    entries = (entry,) * (MAX_PROMPT_SCORES // (num_top + 1))
+    emission = Emission(request_id=RequestId("r" * 64), token_ids=(1,), prompt_logprobs=entries)
+    assert payload_bytes(emission) < ChannelConfig().max_buffered_bytes
 
 
 def test_more_than_can_be_told_are_refused_by_the_field_that_asks() -> None:
