@@ -75,11 +75,11 @@ class Embedding:
         if asked is not None and asked > width:
             raise RequestError(f"'dimensions' is {asked}; this model's vectors have {width}.", field="dimensions")
         async with asyncio.timeout(self._request.timeout_s):
-            await self._screen()
             with self._recorder.stage("tokenize"):
                 token_ids = await _all_of([partial(self._encode, index) for index in range(len(self._request.inputs))])
             num_tokens = sum(map(len, token_ids))
             self._recorder.timeline.num_prompt_tokens = num_tokens
+            await self._screen()
             with self._recorder.stage("vectors"):
                 results = await _all_of([partial(self._pooled, ids) for ids in token_ids])
         self._recorder.timeline.num_cached_tokens = sum(result.num_cached_tokens for result in results)

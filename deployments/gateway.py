@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 import ray
 from prometheus_client import Metric
@@ -65,9 +65,6 @@ from engine.errors import OverloadError, RequestError
 
 if TYPE_CHECKING:
     from deployments.tracing import TraceWriter
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 

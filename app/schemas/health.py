@@ -14,4 +14,6 @@ class Health(WireResponse):
 
     status: Literal["ready", "unready"]
     models: dict[str, str] = Field(description="For each base model `ready`, or one sentence on what is wrong.")
-    parts: dict[str, str] = Field(description="Likewise of the tokenizer and the classifier that run by themselves.")
+    parts: dict[str, str] = Field(
+        description="Likewise of the tokenizer, classifier and cross-encoders that run by themselves."
+    )

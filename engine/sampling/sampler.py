@@ -34,7 +34,7 @@ from engine.sampling.repeats import RepeatPenalties
 from engine.sampling.truncation import exclude_top_choices, keep_epsilon, keep_eta, keep_top_n_sigma, keep_typical
 from kernels.token_choice.reference import DrawKeys, gumbel_noise, gumbel_noise_of_all, race
 
-NOT_FINITE = "The model computed no finite logits for this request."
+NOT_FINITE = "The model computed no finite numbers for this request."
 
 
 class Chooser(Protocol):

@@ -12,7 +12,7 @@ from engine.backend import KvCache
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import Emission, FinishReason
+from engine.request import Emission, FinishReason, Pooling, Request, RequestId, SamplingParams
 from tests.deployments.tiny_models import write_chat_model
 from tests.parity.conftest import greedy
 
@@ -63,6 +63,19 @@ def test_numbers_that_are_not_finite_end_one_request_and_poison_no_other(folder:
         assert found["bad"][-1].finish_reason is FinishReason.FAILED
         assert found["bad"][-1].error
         assert tokens(found["good"]) == expected, attempt
+    assert engine.snapshot().kv_usage == 0
+
+
+@pytest.mark.parametrize("pooling", list(Pooling))
+def test_a_vector_that_is_not_finite_ends_its_request_alone(folder: Path, pooling: Pooling) -> None:
+    engine = make_engine(folder)
+    for name, prompt in (("bad", (1, POISON, 2)), ("good", (1, 2, 3))):
+        params = SamplingParams(max_tokens=0)
+        engine.add(Request(request_id=RequestId(name), prompt_ids=prompt, params=params, pooling=pooling))
+    ends = {emission.request_id: emission for _ in range(4) for emission in engine.step()}
+    assert ends[RequestId("bad")].finish_reason is FinishReason.FAILED
+    assert ends[RequestId("bad")].error
+    assert len(ends[RequestId("good")].pooled or b"") == 4 * 32
     assert engine.snapshot().kv_usage == 0
 
 
