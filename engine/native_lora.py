@@ -41,6 +41,7 @@ class PanelAdapter(AdapterWeights):
 
     Attributes:
         table: [(1 + layers) * 9, 5] int64; valid as long as this object lives.
+        address: of the table.
 
     Raises:
         LayoutError: it measures columns of the base's weights, which the quantized base does not have.
@@ -58,6 +59,7 @@ class PanelAdapter(AdapterWeights):
                     matrices[entry_of(layer, module)] = a, to_panels(projection.b)
         flat = torch.empty(sum(a.numel() + b.numel() for a, b in matrices.values()), dtype=source.flat.dtype)
         self.table = torch.zeros((num_layers + 1) * len(ENTRIES), ENTRY_NUMBERS, dtype=torch.int64)
+        self.address = self.table.data_ptr()
         at = 0
         for entry, (matrix, panels) in matrices.items():
             rank = matrix.shape[entry == entry_of(WHOLE_MODEL, "embed_tokens")]
@@ -180,7 +182,11 @@ class NativeLora:
 
 
 def _write(segments: Sequence[AdapterSegment], out: torch.Tensor) -> None:
-    for index, segment in enumerate(segments):
+    rows = []
+    for segment in segments:
         if not isinstance(segment.weights, PanelAdapter):
             raise EngineError("an adapter reached the kernels without having been laid out for them")
-        out[index] = torch.tensor([segment.start, segment.end, segment.weights.table.data_ptr()])
+        rows.append((segment.start, segment.end, segment.weights.address))
+    if rows:
+        # All at once: a step of many adapters has as many segments as requests.
+        out[: len(rows)] = torch.tensor(rows)

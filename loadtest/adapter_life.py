@@ -12,24 +12,22 @@ import argparse
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import gevent  # type: ignore[import-untyped, unused-ignore]
-import torch
-from safetensors.torch import save_file
 
 from loadtest.compare import ask_together
 from loadtest.measure import Exchange, percentile, summarise
+from loadtest.random_adapter import rank_of_size, write_adapter
 from loadtest.stream_client import StreamClient
 from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_ask, token_prompt
 
 COLUMNS = ("case", "value", "target")
 IDS = TokenRange(start=300, end=1000)
-FLOAT_BYTES = 4
 
 
 class Admin:
@@ -51,45 +49,6 @@ class Admin:
         request = urllib.request.Request(self._url + path, json.dumps(body).encode(), self._headers)
         with urllib.request.urlopen(request, timeout=60) as response:
             response.read()
-
-
-def linear_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """Return (in, out) features of every linear layer of a model with gated MLPs, by its full name."""
-    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-    head = config.get("head_dim") or hidden // heads
-    queries, keys = heads * head, config.get("num_key_value_heads", heads) * head
-    modules = {
-        "self_attn.q_proj": (hidden, queries),
-        "self_attn.k_proj": (hidden, keys),
-        "self_attn.v_proj": (hidden, keys),
-        "self_attn.o_proj": (queries, hidden),
-        "mlp.gate_proj": (hidden, inner),
-        "mlp.up_proj": (hidden, inner),
-        "mlp.down_proj": (inner, hidden),
-    }
-    return {
-        f"model.layers.{layer}.{module}": shape
-        for layer in range(config["num_hidden_layers"])
-        for module, shape in modules.items()
-    }
-
-
-def write_adapter(folder: Path, model_path: str, *, num_bytes: int, seed: int) -> int:
-    """Write an adapter of all linear layers in float32 of about this size; return its rank."""
-    shapes = linear_shapes(json.loads((Path(model_path) / "config.json").read_text()))
-    rank = max(1, round(num_bytes / FLOAT_BYTES / sum(sum(shape) for shape in shapes.values())))
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for module, (in_features, out_features) in shapes.items():
-        prefix = f"base_model.model.{module}"
-        tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, in_features, generator=generator) * 0.01
-        tensors[f"{prefix}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator) * 0.01
-    targets = sorted({module.rpartition(".")[2] for module in shapes})
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none", "target_modules": targets}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    save_file(tensors, str(folder / "adapter_model.safetensors"))
-    return rank
 
 
 def checked(exchange: Exchange) -> Exchange:
@@ -157,11 +116,11 @@ def during_flood(
 
 def new_adapters(client: StreamClient, admin: Admin, options: argparse.Namespace) -> list[list[str]]:
     """Load adapters that nobody has seen, ask each at once, and return rows of the table; they stay as `life-<i>`."""
-    times, rank = [], 0
+    times = []
+    rank = rank_of_size(options.model_path, int(options.megabytes * 1e6))
     for repeat in range(options.repeats):
         folder = options.folder / f"life-{repeat}"
-        size = int(options.megabytes * 1e6)
-        rank = write_adapter(folder, options.model_path, num_bytes=size, seed=time.time_ns() % 2**31)
+        write_adapter(folder, options.model_path, rank=rank, seed=time.time_ns() % 2**31)
         times.append(first_token_ms(client, admin, folder, name=f"life-{repeat}"))
     label = f"new adapter of {options.megabytes:g} MB (rank {rank})"
     first = [first for _, first in times]
@@ -193,7 +152,7 @@ def thousand(client: StreamClient, admin: Admin, base: str, options: argparse.Na
     """Measure the base model before and after many adapters are registered, and return rows of the table."""
     before = [throughput(client, base, streams=8, name=f"before/{repeat}") for repeat in range(options.repeats)]
     small = options.folder / "life-small"
-    write_adapter(small, options.model_path, num_bytes=1, seed=1)
+    write_adapter(small, options.model_path, rank=1, seed=1)
     started_s = time.perf_counter()
     for index in range(options.registered):
         admin.load(f"life-n{index}", small)

@@ -1,0 +1,199 @@
+"""What it costs that adapters do not all fit: the engine alone, with few and with many of them in use, in turns.
+
+    python -m loadtest.adapter_residency models/stdlib-chat --registered 1000 --slots 32
+
+Random adapters of `--rank` are written into a temporary folder. Streams ask one after the other, each time for an
+adapter drawn anew: always the same one; one of all that are registered, by Zipf's law; one of as many as there are
+slots on the device, and of twice as many, all alike. The third beside the first tells what it costs that requests of
+one batch have different adapters, the second beside the third that not all fit. Prompts are new every time. Figures
+are medians over the rounds, beside each the median of its ratio to the round of the other case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from adapters.identity import AdapterDigest, AdapterRef
+from adapters.registry import reference
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.request import FinishReason, Request, RequestId, SamplingParams
+from loadtest.random_adapter import write_adapter
+from loadtest.tables import markdown_table, number
+from loadtest.workloads import TokenRange, token_prompt, zipf_weights
+
+COLUMNS = ("case", "value", "of what it is compared with", "target")
+IDS = TokenRange(start=300, end=1000)
+PROMPT_TOKENS = 32
+IDLE_S = 0.001
+
+Draw = Callable[[random.Random], AdapterDigest]
+"""Says which adapter the next request asks for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round brought: tokens/s of all streams together, and the time to each request's first token."""
+
+    tokens_per_s: float
+    ttft_ms: list[float]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Asked:
+    started_s: float
+    first_s: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Streams:
+    """So many streams over one engine, each of which asks again as soon as it is answered."""
+
+    engine: Engine
+    num_streams: int
+    answer_tokens: int
+    num_asked: int = field(default=0, init=False)
+
+    def run(self, draw: Draw, num_requests: int) -> Round:
+        """Ask so many times altogether and wait for every answer.
+
+        Raises:
+            RuntimeError: the engine failed on a request.
+        """
+        rng = random.Random(self.num_asked)
+        asked_by_id: dict[RequestId, _Asked] = {}
+        started_s, num_done = time.perf_counter(), 0
+        for _ in range(min(self.num_streams, num_requests)):
+            self._ask(draw(rng), asked_by_id)
+        while num_done < num_requests:
+            emissions = self.engine.step()
+            now_s = time.perf_counter()
+            for emission in emissions:
+                asked = asked_by_id[emission.request_id]
+                asked.first_s = asked.first_s or now_s
+                if emission.finish_reason is FinishReason.FAILED:
+                    raise RuntimeError(f"the engine failed: {emission.error}")
+                if emission.finish_reason is not None:
+                    num_done += 1
+                    if len(asked_by_id) < num_requests:
+                        self._ask(draw(rng), asked_by_id)
+            if not emissions:
+                time.sleep(IDLE_S)  # adapters arrive on other threads
+        seconds = time.perf_counter() - started_s
+        return Round(
+            tokens_per_s=num_requests * self.answer_tokens / seconds,
+            ttft_ms=[(one.first_s - one.started_s) * 1000 for one in asked_by_id.values() if one.first_s is not None],
+        )
+
+    def _ask(self, adapter: AdapterDigest, asked_by_id: dict[RequestId, _Asked]) -> None:
+        self.num_asked += 1
+        request_id = RequestId(f"residency-{self.num_asked}")
+        prompt = tuple(token_prompt(PROMPT_TOKENS, seed=request_id, ids=IDS))
+        params = SamplingParams(max_tokens=self.answer_tokens, temperature=0.0, ignore_eos=True)
+        asked_by_id[request_id] = _Asked(started_s=time.perf_counter())
+        self.engine.add(Request(request_id=request_id, prompt_ids=prompt, params=params, adapter=adapter))
+
+
+def by_zipf(digests: Sequence[AdapterDigest], exponent: float) -> Draw:
+    """Draw the k-th adapter with a weight of k ** -exponent."""
+    weights = zipf_weights(len(digests), exponent)
+    return lambda rng: rng.choices(digests, cum_weights=weights)[0]
+
+
+def one_of(digests: Sequence[AdapterDigest]) -> Draw:
+    """Draw all alike."""
+    return lambda rng: rng.choice(digests)
+
+
+def write_adapters(folder: Path, model: str, count: int, rank: int) -> list[AdapterRef]:
+    """Write so many different adapters."""
+    refs = []
+    for index in range(count):
+        write_adapter(folder / f"a{index}", model, rank=rank, seed=index)
+        refs.append(reference(f"a{index}", str(folder / f"a{index}")))
+    return refs
+
+
+def measure(streams: Streams, draws: dict[str, Draw], *, requests: int, repeats: int) -> dict[str, list[Round]]:
+    """Run the cases in turns; the first turn warms up and counts for nobody."""
+    found: dict[str, list[Round]] = {label: [] for label in draws}
+    for repeat in range(repeats + 1):
+        for label, draw in draws.items():
+            one = streams.run(draw, requests)
+            if repeat:
+                found[label].append(one)
+    return found
+
+
+def rows_of(found: dict[str, list[Round]]) -> list[list[str]]:
+    """Return the rows of the table."""
+    rates = {label: [one.tokens_per_s for one in rounds] for label, rounds in found.items()}
+    ttfts = {label: [median(one.ttft_ms) for one in rounds] for label, rounds in found.items()}
+    pairs = (
+        ("all by Zipf: tokens/s, of one adapter", rates["zipf"], rates["one"], "> 0.85"),
+        ("as many as slots: tokens/s, of one adapter", rates["fits"], rates["one"], ""),
+        ("all by Zipf: tokens/s, of as many as slots", rates["zipf"], rates["fits"], ""),
+        ("all by Zipf: TTFT p50 ms, of one adapter", ttfts["zipf"], ttfts["one"], ""),
+        ("twice the slots: TTFT p50 ms, of as many as slots", ttfts["twice"], ttfts["fits"], "< 2"),
+        ("twice the slots: tokens/s, of as many as slots", rates["twice"], rates["fits"], ""),
+    )
+    return [
+        [label, number(median(these)), number(median(a / b for a, b in zip(these, those, strict=True))), target]
+        for label, these, those, target in pairs
+    ]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.adapter_residency", description=__doc__)
+    parser.add_argument("model", help="checkpoint folder")
+    parser.add_argument("--registered", type=int, default=1000)
+    parser.add_argument("--slots", type=int, default=32, help="adapters that fit on the device at once")
+    parser.add_argument("--host", type=int, default=256, help="adapters that fit into host memory")
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the popularity")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--answer-tokens", type=int, default=64)
+    parser.add_argument("--requests", type=int, default=256, help="of each case in each round")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    options = parser.parse_args()
+    if options.registered < 2 * options.slots:
+        parser.error("at least twice as many adapters as slots are needed")
+    config = EngineConfig(
+        model_path=options.model,
+        dtype=options.dtype,
+        num_threads=options.threads,
+        max_num_seqs=options.streams,
+        max_model_len=PROMPT_TOKENS + options.answer_tokens,
+        max_device_adapters=options.slots,
+        max_host_adapters=options.host,
+    )
+    with TemporaryDirectory(prefix="adapters-") as folder:
+        refs = write_adapters(Path(folder), options.model, options.registered, options.rank)
+        digests = [ref.digest for ref in refs]
+        engine = build_engine(config, refs)
+        streams = Streams(engine=engine, num_streams=options.streams, answer_tokens=options.answer_tokens)
+        draws = {
+            "one": one_of(digests[:1]),
+            "zipf": by_zipf(digests, options.zipf),
+            "fits": one_of(digests[: options.slots]),
+            "twice": one_of(digests[: 2 * options.slots]),
+        }
+        found = measure(streams, draws, requests=options.requests, repeats=options.repeats)
+        engine.stop()
+        engine.run(lambda _emissions: None)
+    print(markdown_table(COLUMNS, rows_of(found)))
+
+
+if __name__ == "__main__":
+    main()
