@@ -39,6 +39,7 @@ from app.settings import (
 from app.tenants import KeyRing, Tenant, key_digest
 from deployments.accounts.values import TenantLimits
 from deployments.adapter_registry import GATEWAY, Registry
+from deployments.batches.values import MAX_LINE_BYTES
 from deployments.config import (
     AccountsConfig,
     AdapterBase,
@@ -144,8 +145,7 @@ def batches_config(settings: Settings, batches: BatchSettings) -> BatchesConfig:
     return BatchesConfig(
         folder=os.path.abspath(batches.folder),
         gateway=GATEWAY,
-        # A line is a request and its name; over the bound of a body the gateway refuses it by itself.
-        max_line_bytes=2 * settings.limits.max_body_bytes,
+        max_line_bytes=min(settings.limits.max_body_bytes, MAX_LINE_BYTES),
         **batches.model_dump(exclude={"folder", "max_file_bytes"}),
     )
 
