@@ -16,13 +16,12 @@ from starlette.types import Message, Receive
 from app.errors import ApiError
 from app.field_errors import invalid_body
 from app.schemas.files import ExpiresAfter
-from deployments.batches.values import INPUT_PURPOSE
+from deployments.batches.values import INPUT_PURPOSE, MAX_PART_BYTES
 
 MAX_NAME_CHARS = 255
 _OTHER_BYTES = 64 << 10
 """What a form may hold besides the file."""
 _MAX_FIELDS = 8
-_PART_BYTES = 4 << 20
 _EXPIRY = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}
 
 
@@ -36,7 +35,7 @@ class FileForm:
 
     async def parts(self) -> AsyncIterator[bytes]:
         """Yield the content in parts."""
-        while part := await self.file.read(_PART_BYTES):
+        while part := await self.file.read(MAX_PART_BYTES):
             yield part
 
 

@@ -1,4 +1,4 @@
-"""Settings made what deployments are told: frozen values, after a look at every checkpoint and adapter that they name."""
+"""What deployments are told, made of the settings: frozen values, after a look at every checkpoint and adapter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 from adapters.errors import AdapterError
@@ -32,6 +31,7 @@ from app.settings import (
 from app.tenants import KeyRing, Tenant
 from deployments.accounts.values import TenantLimits
 from deployments.adapter_registry import GATEWAY
+from deployments.batches.values import MAX_LINE_BYTES
 from deployments.config import (
     AccountsConfig,
     AdapterBase,
@@ -88,8 +88,7 @@ def batches_config(settings: Settings, batches: BatchSettings) -> BatchesConfig:
     return BatchesConfig(
         folder=os.path.abspath(batches.folder),
         gateway=GATEWAY,
-        # A line is a request and its name; over the bound of a body the gateway refuses it by itself.
-        max_line_bytes=2 * settings.limits.max_body_bytes,
+        max_line_bytes=min(settings.limits.max_body_bytes, MAX_LINE_BYTES),
         **batches.model_dump(exclude={"folder", "max_file_bytes"}),
     )
 
@@ -117,6 +116,10 @@ def key_ring(settings: Settings) -> KeyRing:
     )
 
 
+DEFAULT_QUEUE_S = 30.0
+"""Who has waited so long for the first token has gone, or asks a second time."""
+
+
 def gateway_config(settings: Settings) -> GatewayConfig:
     """Return what the gateway is told, and through it every other deployment.
 
@@ -128,7 +131,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     secret = remembered("channel_secret", partial(secrets.token_bytes, 32))
     return GatewayConfig(
         models=tuple(
-            _within_slo(settings.slo, _model_config(model, f"models[{index}]", registry))
+            _model_config(model, f"models[{index}]", registry, settings.slo)
             for index, model in enumerate(settings.models)
         ),
         channel=ChannelConfig(secret=secret, **settings.channel.model_dump()),
@@ -147,14 +150,14 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     )
 
 
-def _within_slo(slo: SloSettings | None, model: ModelConfig) -> ModelConfig:
-    """Bound the wait where only the objective does; half of it is left for who waits longer than the mean."""
-    if slo is None or slo.ttft_s is None or model.engine.max_queue_s is not None:
-        return model
-    return replace(model, engine=replace(model.engine, max_queue_s=slo.ttft_s / 2))
+def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
+    """Return how long a request may wait for its turn: half of an objective, for some wait longer than the mean."""
+    if model.engine.max_queue_s is not None:
+        return model.engine.max_queue_s
+    return DEFAULT_QUEUE_S if slo is None or slo.ttft_s is None else slo.ttft_s / 2
 
 
-def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -> ModelConfig:
+def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry, slo: SloSettings | None) -> ModelConfig:
     with _at(f"{place}.path"):
         path = str(local_folder(model.path))
         spec = read_spec(path)
@@ -170,7 +173,12 @@ def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry) -
     return ModelConfig(
         name=model.name,
         fingerprint=model_fingerprint(path, computation),
-        engine=EngineConfig(model_path=path, tokenizer_path=tokenizer_path, **model.engine.model_dump()),
+        engine=EngineConfig(
+            model_path=path,
+            tokenizer_path=tokenizer_path,
+            max_queue_s=_max_queue_s(model, slo),
+            **model.engine.model_dump(exclude={"max_queue_s"}),
+        ),
         tokenizer_path=tokenizer_path,
         max_model_len=max_model_len,
         vocab_size=spec.vocab_size,

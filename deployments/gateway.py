@@ -60,7 +60,6 @@ from deployments.served_model import ServedModel, check_vocabulary
 from deployments.timeline import Timeline
 from deployments.token_channel import ChannelListener
 from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
-from engine.config import DEFAULT_QUEUE_S
 from engine.errors import OverloadError, RequestError
 
 if TYPE_CHECKING:
@@ -113,9 +112,7 @@ class Gateway:
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
         self._adapters = AdapterDirectory(config.models, models, registry, gateways)
         self._metrics = GatewayMetrics(config.slo)
-        self._gates = {
-            model.name: FrontGate(max_wait_s=model.engine.max_queue_s or DEFAULT_QUEUE_S) for model in config.models
-        }
+        self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}
         parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
         self._overview = Overview(models, parts)
         self._log = AnswerLog(self._metrics, self._count_answer)

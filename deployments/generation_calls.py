@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -159,6 +159,16 @@ class TokenBatch:
             prompt_logprobs=emission.prompt_logprobs,
             pooled=emission.pooled,
             fault=fault,
+        )
+
+    @classmethod
+    def joined(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
+        """Return one batch of what came one after the other."""
+        return replace(
+            batches[-1],
+            token_ids=tuple(token_id for batch in batches for token_id in batch.token_ids),
+            logprobs=tuple(entry for batch in batches for entry in batch.logprobs),
+            prompt_logprobs=tuple(entry for batch in batches for entry in batch.prompt_logprobs),
         )
 
     @property

@@ -7,6 +7,7 @@ in the scope, which no client can write to (`INSIDE`).
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
@@ -18,6 +19,19 @@ INSIDE = "inside"
 """Where `scope["state"]` has an `Insider`."""
 BATCH_PRIORITY = 2**33
 """Added to that of each request: more than a client can take off, so that they come after all others."""
+
+MAX_ANSWER_BYTES = 4_000_000
+"""What Serve carries back in one message."""
+_TOO_LARGE = json.dumps(
+    {
+        "error": {
+            "message": f"The answer is over {MAX_ANSWER_BYTES} bytes, which a line of a batch may not be.",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "answer_too_large",
+        }
+    }
+).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +94,8 @@ async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
     }
     exchange = _Exchange(call.body)
     await app(scope, exchange.receive, exchange.send)
+    if sum(map(len, exchange.pieces)) > MAX_ANSWER_BYTES:
+        return InsideAnswer(status=413, body=_TOO_LARGE)
     return InsideAnswer(
         status=exchange.status,
         body=b"".join(exchange.pieces),

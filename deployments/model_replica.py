@@ -146,7 +146,7 @@ class ReplicaServer:
                 waiting = [await generation.batches.get()]
                 while not generation.batches.empty():
                     waiting.append(generation.batches.get_nowait())
-                batch = _joined(waiting)
+                batch = TokenBatch.joined(waiting)
                 is_last = batch.is_last
                 yield batch
         finally:
@@ -292,19 +292,6 @@ class ReplicaServer:
 
 
 _GATEWAY_GONE = Fault(kind=FaultKind.LOST, message="The gateway has closed its channel.")
-
-
-def _joined(batches: Sequence[TokenBatch]) -> TokenBatch:
-    if len(batches) == 1:
-        return batches[0]
-    return TokenBatch(
-        token_ids=tuple(token_id for batch in batches for token_id in batch.token_ids),
-        finish_reason=batches[-1].finish_reason,
-        num_cached_tokens=batches[-1].num_cached_tokens,
-        logprobs=tuple(entry for batch in batches for entry in batch.logprobs),
-        prompt_logprobs=tuple(entry for batch in batches for entry in batch.prompt_logprobs),
-        fault=batches[-1].fault,
-    )
 
 
 class ModelReplica:

@@ -6,9 +6,8 @@ refuses options that exclude each other, naming both.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-
-DEFAULT_QUEUE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,7 @@ class EngineConfig:
         enable_prefix_cache: share full blocks between requests with equal prefixes.
         max_queued_requests: waiting requests beyond which new ones are refused with `OverloadError`.
         max_queue_s: longest wait for its turn that a new request may be foretold; beyond it is refused with
-            `OverloadError`. None: 30.
+            `OverloadError`.
         max_adapter_rank: adapters of a higher rank are refused at load.
         max_device_adapters: adapters resident on the device at once.
         max_host_adapters: adapters kept in host memory, least recently used out first.
@@ -62,7 +61,7 @@ class EngineConfig:
     max_decode_gap_s: float | None = None
     enable_prefix_cache: bool = True
     max_queued_requests: int = 512
-    max_queue_s: float | None = None
+    max_queue_s: float = math.inf
     max_adapter_rank: int = 128
     max_device_adapters: int = 32
     max_host_adapters: int = 256
@@ -97,5 +96,5 @@ class ResolvedConfig:
     kv_cache_dtype: str | None = None
     max_prefill_tokens_with_decodes: int | None = None
     max_decode_gap_s: float | None = None
-    max_queue_s: float = DEFAULT_QUEUE_S
+    max_queue_s: float = math.inf
     vocab_size: int | None = None

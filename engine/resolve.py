@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import DEFAULT_QUEUE_S, EngineConfig, ResolvedConfig
+from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.spec import DecoderSpec
 from engine.errors import ConfigError
 from engine.linear import has_fast_bfloat16
@@ -128,7 +128,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         max_host_adapters=config.max_host_adapters,
         max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
         max_decode_gap_s=config.max_decode_gap_s or (CPU_DECODE_GAP_S if hardware.device == "cpu" else None),
-        max_queue_s=config.max_queue_s or DEFAULT_QUEUE_S,
+        max_queue_s=config.max_queue_s,
         vocab_size=spec.vocab_size,
     )
 

@@ -23,6 +23,7 @@ from deployments.batches.disk import Disk, Sleep
 from deployments.batches.runner import Ask, BatchRunner
 from deployments.batches.store import BatchStore, FolderTakenError
 from deployments.batches.values import (
+    MAX_PART_BYTES,
     UNFINISHED,
     Batch,
     BatchStatus,
@@ -45,7 +46,6 @@ TIDY_S = 60.0
 RESTART_S = 10.0
 """Seconds until a batch whose runner has failed is gone on with."""
 RETRY_AFTER_S = 5.0
-MAX_CHUNK_BYTES = 4 << 20
 
 
 class BatchServer:
@@ -188,7 +188,7 @@ class Batches:
             stored = self._store.file(tenant, file_id)
             with open(self._store.content_path(stored.file_id), "rb") as file:
                 file.seek(offset)
-                return file.read(MAX_CHUNK_BYTES)
+                return file.read(MAX_PART_BYTES)
 
         return await self._disk.once(read)
 

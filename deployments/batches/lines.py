@@ -134,10 +134,10 @@ def parse_line(raw: bytes, endpoint: str, *, max_line_bytes: int) -> InputLine:
     for name in line:
         if name not in _FIELDS:
             raise BadLineError("unknown_parameter", f"Unknown parameter: '{name[:64]}'.", param=name[:64])
-    return _checked(line, endpoint)
+    return _checked(line, endpoint, max_line_bytes)
 
 
-def _checked(line: dict[str, Any], endpoint: str) -> InputLine:
+def _checked(line: dict[str, Any], endpoint: str, max_bytes: int) -> InputLine:
     custom_id, body = line["custom_id"], line["body"]
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS or not _is_text(custom_id):
         message = f"'custom_id' must be a string of 1 to {MAX_CUSTOM_ID_CHARS} characters."
@@ -155,7 +155,13 @@ def _checked(line: dict[str, Any], endpoint: str) -> InputLine:
         )
     if body.get("stream"):
         raise BadLineError("unsupported_value", "'body.stream' must be false in a batch.", param="body.stream")
-    return InputLine(custom_id=custom_id, model=model, body=json.dumps(body, separators=(",", ":")).encode())
+    try:
+        encoded = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    except ValueError as error:
+        raise BadLineError("invalid_json_line", "The line has text that is no Unicode.") from error
+    if len(encoded) > max_bytes:
+        raise BadLineError("line_too_long", f"'body' is over {max_bytes} bytes.", param="body")
+    return InputLine(custom_id=custom_id, model=model, body=encoded)
 
 
 def _check_beside_others(line: InputLine, custom_ids: set[str], model: str) -> None:

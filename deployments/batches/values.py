@@ -13,6 +13,10 @@ OUTPUT_PURPOSE = "batch_output"
 WINDOW_S = 24 * 3600.0
 """Seconds from a batch's creation to its expiry: OpenAI's `completion_window` "24h"."""
 
+MAX_LINE_BYTES = 4_000_000
+MAX_PART_BYTES = 1 << 20
+"""Of a content on its way: Serve's messages to a replica have 4 MiB at most."""
+
 
 class BatchStatus(StrEnum):
     """Where a batch is in its life; OpenAI's words."""

@@ -149,7 +149,7 @@ def test_batches_have_an_absolute_folder_and_can_be_left_out(folder: Path) -> No
     chosen = settings(folder, batches={"folder": "kept", "max_lines": 7}, limits={"max_body_bytes": 5000})
     assert chosen.batches is not None
     config = batches_config(chosen, chosen.batches)
-    assert (config.folder, config.max_lines, config.max_line_bytes) == (str(Path("kept").absolute()), 7, 10_000)
+    assert (config.folder, config.max_lines, config.max_line_bytes) == (str(Path("kept").absolute()), 7, 5000)
     app = build(settings(folder, batches=None))
     names = [
         part._bound_deployment.name for part in app._bound_deployment.init_args if hasattr(part, "_bound_deployment")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from starlette.requests import Request
@@ -8,7 +9,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from deployments.batches.values import InsideAnswer, InsideCall
-from deployments.inside import INSIDE, Insider, answer_inside
+from deployments.inside import INSIDE, MAX_ANSWER_BYTES, Insider, answer_inside
 
 CALL = InsideCall(tenant="blue", method="POST", path="/v1/x y", request_id="r1", body=b"[1]", timeout_s=2.5)
 
@@ -32,6 +33,14 @@ async def test_the_application_sees_a_request_and_for_whom_it_is() -> None:
         body=b'{"body":[1],"tenant":"blue","path":"/v1/x y","id":"r1","timeout":"2.500"}',
         retry_after_s=7.0,
     )
+
+
+async def test_an_answer_that_cannot_be_carried_is_told() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse("x" * MAX_ANSWER_BYTES)(scope, receive, send)
+
+    answer = await answer_inside(app, CALL)
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (413, "answer_too_large")
 
 
 async def test_it_never_leaves_and_its_end_is_the_application_s() -> None:

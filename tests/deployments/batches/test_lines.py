@@ -53,6 +53,8 @@ def test_a_good_file_has_a_model_and_blank_lines_do_not_count(tmp_path: Path) ->
         (LINE | {"body": []}, "invalid_body", "body"),
         (LINE | {"body": {}}, "missing_required_parameter", "body.model"),
         (LINE | {"body": {"model": "base", "stream": True}}, "unsupported_value", "body.stream"),
+        (a_line("a", user="\ud800"), "invalid_json_line", None),
+        (json.dumps(a_line("a", x=["?"])).replace('"?"', ",".join(["1E15"] * 14)).encode(), "line_too_long", "body"),
         (a_line("first"), "duplicate_custom_id", "custom_id"),
         (a_line("a", model="other"), "mismatched_model", "body.model"),
     ],
