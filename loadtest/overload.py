@@ -6,7 +6,8 @@
 First the capacity: as many users as `--users` who ask without a pause. Then an open loop: requests come by a Poisson
 process at multiples of that rate, whether or not earlier ones are answered. For each multiple: answers inside the SLO a
 second (goodput), refusals and how fast they came, and the memory of the process `--pid` with all that it has started,
-as proportional set size. Clients and server share this machine, if they do: what clients take, the server lacks.
+as proportional set size. The rates take turns, `--rounds` times, so that what else the machine does is unfair to all of
+them alike. Clients and server share this machine, if they do: what clients take, the server lacks.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gevent  # type: ignore[import-untyped, unused-ignore]
 import psutil
@@ -67,6 +67,14 @@ class Phase:
     refusal_p99_ms: float
     not_sent: int
     memory_mb: list[float]
+
+
+class Turn(NamedTuple):
+    """A rate of arrivals, once."""
+
+    found: list[Exchange]
+    not_sent: int = 0
+    memory_mb: tuple[float, ...] = ()
 
 
 class Memory(threading.Thread):
@@ -123,8 +131,8 @@ def capacity_per_s(client: StreamClient, model: str, *, users: int, seconds: flo
 
 def open_loop(
     ask: Callable[[Ask], Exchange], source: Iterator[Ask], *, rate_per_s: float, seconds: float, seed: int
-) -> tuple[list[Exchange], int]:
-    """Ask at a Poisson process' times and return what came of it, and how many could not be sent."""
+) -> Turn:
+    """Ask at a Poisson process' times and return what came of it."""
     rng, pool, not_sent = random.Random(f"arrivals/{seed}"), Pool(MAX_OPEN), 0
     found: list[Exchange] = []
     started_s = at_s = time.monotonic()
@@ -136,13 +144,20 @@ def open_loop(
             not_sent += 1
     pool.join(timeout=DRAIN_S)
     pool.kill()
-    return found, not_sent
+    return Turn(found, not_sent)
 
 
-def phase_of(
-    found: list[Exchange], slo: Slo, *, multiple: float, seconds: float, not_sent: int, memory_mb: list[float]
-) -> Phase:
-    """Return what one rate amounts to."""
+def take_turn(client: StreamClient, options: argparse.Namespace, *, rate_per_s: float, seed: int) -> Turn:
+    """Run one rate once, and look at the server's memory meanwhile."""
+    memory = Memory(options.pid)
+    memory.start()
+    turn = open_loop(client.ask, asks(options.model, seed), rate_per_s=rate_per_s, seconds=options.seconds, seed=seed)
+    return turn._replace(memory_mb=tuple(memory.stop()))
+
+
+def phase_of(turns: list[Turn], slo: Slo, *, multiple: float, seconds: float) -> Phase:
+    """Return what the turns of one rate amount to, each of so many seconds."""
+    found, seconds = [exchange for turn in turns for exchange in turn.found], seconds * len(turns)
     ttfts = [e.ttft_ms for e in found if e.is_ok and e.ttft_ms is not None]
     refusals = [exchange.end_ms for exchange in found if exchange.status in REFUSALS]
     return Phase(
@@ -157,8 +172,8 @@ def phase_of(
         ttft_p99_ms=percentile(ttfts, 0.99),
         refusal_p50_ms=percentile(refusals, 0.5),
         refusal_p99_ms=percentile(refusals, 0.99),
-        not_sent=not_sent,
-        memory_mb=memory_mb,
+        not_sent=sum(turn.not_sent for turn in turns),
+        memory_mb=[held for turn in turns for held in turn.memory_mb],
     )
 
 
@@ -182,7 +197,8 @@ def main() -> None:
     parser.add_argument("--host", default="http://127.0.0.1:8000", help="base URL of the running server")
     parser.add_argument("--model", default="stdlib-chat")
     parser.add_argument("--users", type=int, default=32, help="users who measure the capacity")
-    parser.add_argument("--seconds", type=float, default=20, help="length of each phase")
+    parser.add_argument("--seconds", type=float, default=10, help="length of each turn of a rate")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of each rate")
     parser.add_argument("--multiples", type=lambda text: tuple(map(float, text.split(","))), default=MULTIPLES)
     parser.add_argument("--slo-ttft-ms", type=float, default=1000)
     parser.add_argument("--slo-tpot-ms", type=float, default=100)
@@ -191,27 +207,18 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="file of the picture, PNG")
     options = parser.parse_args()
     slo = Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)
-    client, phases, seeds = StreamClient(options.host, concurrency=MAX_OPEN), list[Phase](), count(1)
+    client = StreamClient(options.host, concurrency=MAX_OPEN)
     # The first ones pay for what is touched for the first time.
-    capacity_per_s(client, options.model, users=options.users, seconds=options.seconds / 4)
+    capacity_per_s(client, options.model, users=options.users, seconds=options.seconds / 2)
     capacity = capacity_per_s(client, options.model, users=options.users, seconds=options.seconds)
     if not capacity:
         raise SystemExit(f"loadtest.overload: nobody at {options.host} answers")
     print(f"capacity: {capacity:.1f} answers a second", flush=True)
-    for multiple in options.multiples:
-        memory, seed = Memory(options.pid), next(seeds)
-        memory.start()
-        found, not_sent = open_loop(
-            client.ask,
-            asks(options.model, seed),
-            rate_per_s=multiple * capacity,
-            seconds=options.seconds,
-            seed=seed,
-        )
-        phase = phase_of(
-            found, slo, multiple=multiple, seconds=options.seconds, not_sent=not_sent, memory_mb=memory.stop()
-        )
-        phases.append(phase)
+    turns: dict[float, list[Turn]] = {multiple: [] for multiple in options.multiples}
+    for seed, multiple in enumerate(options.multiples * options.rounds):
+        turns[multiple].append(take_turn(client, options, rate_per_s=multiple * capacity, seed=seed))
+    phases = [phase_of(turns[multiple], slo, multiple=multiple, seconds=options.seconds) for multiple in turns]
+    for phase in phases:
         print(json.dumps(asdict(phase)), flush=True)
     report = summary_of(phases, capacity, slo)
     print(f"goodput at 3 times the capacity, of the peak: {report['goodput_at_3_of_peak']}")
