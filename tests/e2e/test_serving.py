@@ -305,6 +305,27 @@ def test_log_probabilities_of_answer_and_prompt_are_told(client: OpenAI) -> None
         assert all(logprob <= 0 for logprob in told[1:])
 
 
+def test_a_beam_search_tells_its_answers_best_first(client: OpenAI) -> None:
+    question = "What does os.getcwd do?"
+    answer = client.chat.completions.create(
+        model=BASE,
+        messages=[{"role": "user", "content": question}],
+        n=3,
+        max_completion_tokens=60,
+        logprobs=True,
+        extra_body={"use_beam_search": True},
+    )
+    assert answer.choices[0].message.content == ask(client, question)
+    scores = []
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        logprobs = [token.logprob for token in choice.logprobs.content or []]
+        scores.append(sum(logprobs) / len(logprobs))
+    # The end of sequence counts too, and is not told.
+    assert scores[0] > scores[2]
+    assert len({choice.message.content for choice in answer.choices}) == 3
+
+
 def test_logits_can_be_edited(client: OpenAI) -> None:
     question = "What does os.getcwd do?"
     assert "Return" in ask(client, question)
