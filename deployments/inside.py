@@ -18,7 +18,7 @@ from deployments.batches.values import InsideAnswer, InsideCall
 INSIDE = "inside"
 """Where `scope["state"]` has an `Insider`."""
 BATCH_PRIORITY = 2**33
-"""Added to that of each request: more than a client can take off, so that they come after all others."""
+"""Added to that of each request: more than a client can take off, so that theirs is below all others."""
 
 MAX_ANSWER_BYTES = 4_000_000
 """What Serve carries back in one message."""

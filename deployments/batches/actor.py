@@ -118,6 +118,8 @@ class BatchServer:
         return batch if runner is None or batch.status not in UNFINISHED else replace(batch, counts=runner.counts)
 
     def _start(self, batch: Batch) -> None:
+        if batch.batch_id in self._tasks:
+            return  # two runners would write each line twice
         task = asyncio.create_task(self._run(batch))
         self._tasks[batch.batch_id] = task
         task.add_done_callback(lambda _: self._tasks.pop(batch.batch_id, None))
@@ -228,19 +230,20 @@ class Batches:
 
     async def _open(self) -> None:
         """Open the folder, which one server at a time may have, then tidy it for ever."""
-        disk, is_told = Disk(), False
-        while self._server is None:
+        disk, store, is_told = Disk(), None, False
+        while store is None:
             try:
                 store = await disk.surely(partial(_open_store, self._config))
-                self._server = BatchServer(self._config, store, disk, self._ask)
             except FolderTakenError:
                 if not is_told:
                     _logger.warning("%s is another server's: files and batches wait for it", self._config.folder)
                 is_told = True
                 await asyncio.sleep(LOCK_POLL_S)
-        await self._server.resume()
+        server = BatchServer(self._config, store, disk, self._ask)
+        await server.resume()
+        self._server = server
         while True:
-            await disk.surely(self._store.drop_expired)
+            await disk.surely(store.drop_expired)
             await asyncio.sleep(TIDY_S)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Select, Table, delete, func, insert, select, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from deployments.batches.tables import batch_of, batch_row, batches, file_of, files, open_database
 from deployments.batches.values import (
@@ -118,8 +119,12 @@ class BatchStore:
         )
         # A content without a row is swept away at the next start; a row without a content would be a lie.
         os.replace(self._uploads / upload_id, self._files / stored.file_id)
-        with self._engine.begin() as connection:
-            connection.execute(insert(files), [asdict(stored)])
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(insert(files), [asdict(stored)])
+        except SQLAlchemyError:
+            (self._files / stored.file_id).unlink(missing_ok=True)
+            raise
         return stored
 
     def drop_upload(self, upload_id: str) -> None:
