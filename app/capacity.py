@@ -81,7 +81,7 @@ class Capacity:
 def plan(spec: DecoderSpec, dtype: str, device: Device, memory_fraction: float, traffic: Traffic) -> Capacity:
     """Work out what one device can do for one model."""
     itemsize = BYTES_BY_DTYPE[dtype]
-    # A cache of one byte for each number is not there yet.
+    # A cache of one byte a number is an option of its own (`kv_cache_dtype`), which nobody has asked for here.
     cache_itemsize = max(2, itemsize)
     per_adapter = sum((inputs + outputs) * traffic.rank for inputs, outputs in spec.linear_shapes().values())
     weight_bytes = float(num_weights(spec) * itemsize)

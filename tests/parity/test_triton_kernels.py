@@ -106,20 +106,24 @@ def test_adapters_and_draws_are_those_of_the_cpu(
     assert replays.are_there
 
 
-@pytest.mark.parametrize(("held", "tolerance"), [("int8", 0.02), ("fp8", 0.1)])
+@pytest.mark.parametrize(("held", "tolerance"), [("int8", 0.03), ("fp8", 0.1)])
 def test_a_cache_of_one_byte_a_number_gives_nearly_the_same_probabilities(
     checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, held: str, tolerance: float
 ) -> None:
-    """Of a prompt in several chunks, the later ones of which read what the earlier ones have written."""
+    """Of a prompt in several chunks, the later ones of which read what the earlier ones have written.
+
+    The tolerance is of the total variation; a random model's attention is far more easily led than a trained one's.
+    """
     path = checkpoint("llama3").path
-    prompt = max(random_prompts(5, longest=40), key=len)
-    asked = greedy("r", prompt, 2)
-    asked = replace(asked, params=replace(asked.params, num_prompt_logprobs=0))
+    prompt = max(random_prompts(5, longest=40), key=len)[:14]
+    asked = greedy("r", prompt, 1)
+    asked = replace(asked, params=replace(asked.params, num_logprobs=1 << 20))
 
     def logprobs(config: EngineConfig) -> torch.Tensor:
-        (emissions,) = emissions_of(build_engine(config), [asked]).values()
-        assert sum(len(emission.token_ids) for emission in emissions) == 2
-        return torch.tensor([entry.logprob for emission in emissions for entry in emission.prompt_logprobs])
+        config = replace(config, max_num_seqs=1, max_batched_tokens=6)
+        ((emission,),) = emissions_of(build_engine(config), [asked]).values()
+        (entry,) = emission.logprobs
+        return torch.tensor([logprob for _, logprob in sorted(entry.top)])
 
     expected = logprobs(config_of(path, "cpu"))
     if not HAS_GPU:
@@ -127,7 +131,8 @@ def test_a_cache_of_one_byte_a_number_gives_nearly_the_same_probabilities(
         monkeypatch.setattr(attention_launch, "PROGRAMS_WANTED", 8)
     with nullcontext() if HAS_GPU else pretending("sm_90"):
         found = logprobs(replace(config_of(path), kv_cache_dtype=held))
-    assert 0 < (found - expected).abs().max() < tolerance
+    variation = float((found.exp() - expected.exp()).abs().sum()) / 2
+    assert 0 < variation < tolerance
 
 
 def _parts_of_a_gpu(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
