@@ -73,11 +73,11 @@ class Board:
             return self._is_several and any(state.report is None for state in self._state_by_id.values())
 
     def hear(self, report: LoadReport, now_s: float, source: object = None) -> None:
-        """Take over a report; `source` is the connection that it came by."""
+        """Take over a report; `source` is the connection that it came by. Who is not on Serve's list is ignored."""
         with self._lock:
-            # It may be there before Serve's list has it.
-            state = self._state_by_id.setdefault(report.replica_id, ReplicaState(report.replica_id))
-            state.hear(report, now_s, source)
+            state = self._state_by_id.get(report.replica_id)
+            if state is not None:
+                state.hear(report, now_s, source)
 
     def lose_source(self, source: object, now_s: float) -> None:
         """A connection has ended: forget what came by it, and leave its replica alone."""
@@ -91,6 +91,7 @@ class Board:
         """Forget a replica that Serve has found dead."""
         with self._lock:
             self._state_by_id.pop(replica_id, None)
+            self._replica_by_request = {r: i for r, i in self._replica_by_request.items() if i != replica_id}
 
     def lose_request(self, request_id: str, now_s: float) -> None:
         """A request was lost on its replica: nobody is sent there until it reports again."""
@@ -115,6 +116,17 @@ class Board:
             self._send(asked, self._state_by_id[best], found[best], defaults, now_s)
             others = sorted((cost, i) for i, cost in cost_by_id.items() if i != best)
             return [best, *(i for _, i in others)]
+
+    def move(self, request_id: str, replica_id: str) -> None:
+        """Take note that Serve has sent a request elsewhere than was chosen: there was no room."""
+        with self._lock:
+            chosen = self._replica_by_request.get(request_id)
+            if chosen is None or chosen == replica_id or replica_id not in self._state_by_id:
+                return
+            sent = self._state_by_id[chosen].sent[request_id]
+            self._unsend(request_id)
+            self._state_by_id[replica_id].send(request_id, sent)
+            self._replica_by_request[request_id] = replica_id
 
     def end(self, request_id: str) -> None:
         """Take note that a request has ended, or has never begun. Idempotent."""

@@ -66,6 +66,9 @@ class FirstTokenRouter(RequestRouter):
         if routed is None:
             super()._fulfill_next_pending_request(replica, request_metadata)
         elif not routed.future.done():
+            call = _generation(routed)
+            if call is not None:
+                self._board.move(call.request_id, replica.replica_id.unique_id)
             self._record_queue_wait_time(routed)
             routed.future.set_result(replica)
             self._remove_pending_request_from_indices(routed)
