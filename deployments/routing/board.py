@@ -36,6 +36,9 @@ MAX_UNEVENNESS = 0.25
 WORK_SHARE = 0.5
 """Of the time that a prompt takes to compute: what it is held to cost those who come after."""
 FOREIGN_LOAD = 2.0
+"""Times its reading that an adapter costs where it has no home."""
+MAX_OPEN = 1 << 16
+"""Requests held in mind; the oldest of more must have been left without a word."""
 LOST_S = 10.0
 """A replica that a request was lost on is left alone so long: Serve has noticed by then, or was right to keep it."""
 
@@ -161,9 +164,11 @@ class Board:
         report = state.report or defaults
         state.send(
             asked.request_id,
-            Sent(found.num_new_tokens, tuple(asked.landmarks(report.landmark_blocks)), asked.adapter),
+            Sent(found.num_new_tokens, tuple(asked.landmarks(report.landmark_blocks)), asked.adapter, now_s),
         )
         self._replica_by_request[asked.request_id] = state.replica_id
+        if len(self._replica_by_request) > MAX_OPEN:
+            self._unsend(next(iter(self._replica_by_request)))
         if asked.adapter is not None:
             rate = report.prefill_tokens_per_s or defaults.prefill_tokens_per_s
             work_s = max(found.num_new_tokens / rate if rate else 0.0, report.turnover_s)

@@ -55,6 +55,9 @@ class FirstTokenRouter(RequestRouter):
         call = _generation(pending_request)
         if len(candidate_replicas) < 2 or call is None:
             return [candidate_replicas]
+        if pending_request.future.done():
+            # Its caller has gone, and nobody would tell the board of its end.
+            return []
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         order = self._board.choose(asked_of(call, self._board.block_tokens), list(by_id), time.monotonic())
         ranked = [by_id[replica_id] for replica_id in order]
