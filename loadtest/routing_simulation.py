@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the comparison, print it, and write its figures and its picture."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--replicas", type=int, nargs="+", default=[8, 32, 200])
-    parser.add_argument("--adapters", type=int, default=20.0)
+    parser.add_argument("--adapters", type=int, default=4000)
     parser.add_argument("--duration-s", type=float, default=20.0)
     parser.add_argument("--rates", type=float, nargs="+", default=[8.0, 14.0])
     parser.add_argument("--results", type=Path, default=Path("loadtest/results/routing.json"))

@@ -50,6 +50,9 @@ def hash64(text: str) -> int:
 
 def asked_of(call: GenerationCall, block_tokens: int) -> Asked:
     """Return what a call brings; `block_tokens` is 0 where no replica keeps prefixes."""
+    if call.params.num_prompt_logprobs is not None:
+        # Scores are of tokens that are computed: the cache is of no use.
+        block_tokens = 0
     ids = unpack_ids(call.prompt_ids) + unpack_ids(call.prior_output_ids)
     digest = None if call.adapter is None else call.adapter.digest
     marks: list[int] = []

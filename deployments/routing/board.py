@@ -36,6 +36,9 @@ MAX_UNEVENNESS = 0.25
 WORK_SHARE = 0.5
 """Of the time that a prompt takes to compute: what it is held to cost those who come after."""
 FOREIGN_LOAD = 2.0
+"""Times its reading that an adapter costs where it has no home."""
+MAX_OPEN = 1 << 16
+"""Requests held in mind; the oldest of more must have been left without a word."""
 LOST_S = 10.0
 """A replica that a request was lost on is left alone so long: Serve has noticed by then, or was right to keep it."""
 
@@ -73,11 +76,11 @@ class Board:
             return self._is_several and any(state.report is None for state in self._state_by_id.values())
 
     def hear(self, report: LoadReport, now_s: float, source: object = None) -> None:
-        """Take over a report; `source` is the connection that it came by."""
+        """Take over a report; `source` is the connection that it came by. Who is not on Serve's list is ignored."""
         with self._lock:
-            # It may be there before Serve's list has it.
-            state = self._state_by_id.setdefault(report.replica_id, ReplicaState(report.replica_id))
-            state.hear(report, now_s, source)
+            state = self._state_by_id.get(report.replica_id)
+            if state is not None:
+                state.hear(report, now_s, source)
 
     def lose_source(self, source: object, now_s: float) -> None:
         """A connection has ended: forget what came by it, and leave its replica alone."""
@@ -91,6 +94,7 @@ class Board:
         """Forget a replica that Serve has found dead."""
         with self._lock:
             self._state_by_id.pop(replica_id, None)
+            self._replica_by_request = {r: i for r, i in self._replica_by_request.items() if i != replica_id}
 
     def lose_request(self, request_id: str, now_s: float) -> None:
         """A request was lost on its replica: nobody is sent there until it reports again."""
@@ -115,6 +119,17 @@ class Board:
             self._send(asked, self._state_by_id[best], found[best], defaults, now_s)
             others = sorted((cost, i) for i, cost in cost_by_id.items() if i != best)
             return [best, *(i for _, i in others)]
+
+    def move(self, request_id: str, replica_id: str) -> None:
+        """Take note that Serve has sent a request elsewhere than was chosen: there was no room."""
+        with self._lock:
+            chosen = self._replica_by_request.get(request_id)
+            if chosen is None or chosen == replica_id or replica_id not in self._state_by_id:
+                return
+            sent = self._state_by_id[chosen].sent[request_id]
+            self._unsend(request_id)
+            self._state_by_id[replica_id].send(request_id, sent)
+            self._replica_by_request[request_id] = replica_id
 
     def end(self, request_id: str) -> None:
         """Take note that a request has ended, or has never begun. Idempotent."""
@@ -149,9 +164,11 @@ class Board:
         report = state.report or defaults
         state.send(
             asked.request_id,
-            Sent(found.num_new_tokens, tuple(asked.landmarks(report.landmark_blocks)), asked.adapter),
+            Sent(found.num_new_tokens, tuple(asked.landmarks(report.landmark_blocks)), asked.adapter, now_s),
         )
         self._replica_by_request[asked.request_id] = state.replica_id
+        if len(self._replica_by_request) > MAX_OPEN:
+            self._unsend(next(iter(self._replica_by_request)))
         if asked.adapter is not None:
             rate = report.prefill_tokens_per_s or defaults.prefill_tokens_per_s
             work_s = max(found.num_new_tokens / rate if rate else 0.0, report.turnover_s)

@@ -24,6 +24,8 @@ DEFAULT_TOKENS_PER_S = 1000.0
 DEFAULT_ADAPTER_LOAD_S = 0.5
 COMING_SHARE = 0.3
 """Of the time to read an adapter: what is left where it is being read, or lies in host memory, on the average."""
+UNSEEN_S = 10.0
+"""A request that a replica has not seen for so long is on its way no more."""
 MAX_LANDMARKS = 8192
 """Landmarks kept of one replica: twice what one tells."""
 
@@ -35,6 +37,7 @@ class Sent:
     num_new_tokens: int
     landmarks: Sequence[int]
     adapter: int | None
+    at_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -76,6 +79,8 @@ class ReplicaState:
             self.device, self.coming = map(frozenset, report.adapters)
         for request_id in report.seen:
             self.unseen.pop(request_id, None)
+        while self.unseen and now_s - next(iter(self.unseen.values())).at_s > UNSEEN_S:
+            del self.unseen[next(iter(self.unseen))]
 
     def forget(self) -> None:
         """Take everything that the replica told for void."""

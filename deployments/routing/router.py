@@ -55,6 +55,9 @@ class FirstTokenRouter(RequestRouter):
         call = _generation(pending_request)
         if len(candidate_replicas) < 2 or call is None:
             return [candidate_replicas]
+        if pending_request.future.done():
+            # Its caller has gone, and nobody would tell the board of its end.
+            return []
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         order = self._board.choose(asked_of(call, self._board.block_tokens), list(by_id), time.monotonic())
         ranked = [by_id[replica_id] for replica_id in order]
@@ -66,6 +69,9 @@ class FirstTokenRouter(RequestRouter):
         if routed is None:
             super()._fulfill_next_pending_request(replica, request_metadata)
         elif not routed.future.done():
+            call = _generation(routed)
+            if call is not None:
+                self._board.move(call.request_id, replica.replica_id.unique_id)
             self._record_queue_wait_time(routed)
             routed.future.set_result(replica)
             self._remove_pending_request_from_indices(routed)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from adapters.identity import AdapterDigest, AdapterRef
 from deployments.generation_calls import GenerationCall, pack_ids
 from deployments.routing.asked import Asked, asked_of
@@ -52,5 +54,7 @@ def test_adapter_and_salt_change_every_name() -> None:
 def test_the_last_token_counts_as_new_and_a_short_prompt_has_a_key_of_its_own() -> None:
     assert len(asked_of(call_of(range(8)), 4).block_marks) == 1
     assert asked_of(call_of(range(8)), 0).block_marks == []
+    scored = replace(call_of(range(8)), params=SamplingParams(max_tokens=1, num_prompt_logprobs=1))
+    assert asked_of(scored, 4).block_marks == []
     assert Asked(request_id="a", num_tokens=1).key != Asked(request_id="b", num_tokens=1).key
     assert asked_of(call_of(range(9)), 4).key == asked_of(call_of(range(9)), 4).key

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from deployments.routing.asked import Asked
 from deployments.routing.board import LOST_S, Board, board_of, weight
 from deployments.routing.report import LoadReport
@@ -113,6 +115,14 @@ def test_memory_is_bounded_by_what_is_open() -> None:
     board.choose(asked("last"), AB, 0.0)
     board.set_replicas([])
     assert board.num_open() == 0
+
+
+def test_those_whose_end_nobody_tells_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.routing.board.MAX_OPEN", 10)
+    board = board_with(report_of("a"), report_of("b"))
+    for i in range(30):
+        board.choose(asked(f"{i}", i), AB, 0.0)
+    assert board.num_open() == 10
 
 
 def test_blocks_are_named_only_where_prefixes_are_kept() -> None:

@@ -9,6 +9,7 @@ from deployments.routing.estimate import (
     MAX_LANDMARKS,
     OVERDUE_S,
     REPORT_PERIOD_S,
+    UNSEEN_S,
     Estimate,
     ReplicaState,
     Sent,
@@ -76,6 +77,15 @@ def test_what_was_sent_counts_until_it_is_seen_and_its_prefix_until_it_ends() ->
     assert estimate(ASKED, state, 0.0, DEFAULTS).first_token_s == pytest.approx((200 - 64) / 1000)
     state.end("q")
     assert estimate(ASKED, state, 0.0, DEFAULTS).first_token_s == pytest.approx(0.2)
+
+
+def test_what_never_arrives_is_not_waited_for_for_ever() -> None:
+    state = state_of(REST)
+    state.send("q", Sent(4000, (), adapter=None, at_s=0.0))
+    state.hear(replace(REST, is_whole=False), UNSEEN_S, "link")
+    assert estimate(ASKED, state, UNSEEN_S, DEFAULTS).first_token_s > 4
+    state.hear(replace(REST, is_whole=False), UNSEEN_S + 1, "link")
+    assert estimate(ASKED, state, UNSEEN_S + 1, DEFAULTS).first_token_s < 1
 
 
 def test_changes_of_what_was_never_told_are_ignored() -> None:

@@ -99,6 +99,11 @@ async def test_who_is_full_is_passed_over() -> None:
     routed.replicas["a"].num_open = 4
     routed.router.on_new_queue_len_info(routed.replicas["a"].replica_id, 4)
     assert await routed.place(call_of("r")) == "b"
+    # What is counted is where it went: lost there, the next attempt goes elsewhere.
+    routed.replicas["a"].num_open = 0
+    routed.router.on_new_queue_len_info(routed.replicas["a"].replica_id, 0)
+    routed.board.lose_request("r", asyncio.get_running_loop().time())
+    assert await routed.place(call_of("r-1", range(500, 900))) == "a"
 
 
 async def test_the_dead_are_not_chosen_and_all_dead_are_waited_for() -> None:
