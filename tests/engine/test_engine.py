@@ -17,7 +17,7 @@ from engine.scheduler import Scheduler
 from tests.engine.scripted import ScriptedGate, ScriptedRunner, a_config, a_request
 from tests.oracles.naive_scheduler import EOS_IDS, answer_alone
 
-PATIENCE_S = 20
+PATIENCE_S = 120
 
 
 @pytest.fixture(params=[0, 1], ids=["in step", "ahead"], autouse=True)

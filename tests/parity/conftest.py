@@ -35,7 +35,7 @@ BUNDLED = Path(__file__).parents[2] / "models" / "stdlib-chat"
 VOCAB = 300
 MAX_LEN = 256
 NUM_TOKENS = 12
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 
 GEOMETRY: dict[str, Any] = {
     "vocab_size": VOCAB,
