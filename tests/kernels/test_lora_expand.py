@@ -35,14 +35,22 @@ def test_each_segment_is_multiplied_by_its_own_pair_and_the_rest_is_untouched(se
     changes=st.lists(st.booleans(), min_size=5, max_size=5),
     widths=st.lists(st.integers(1, 300), min_size=1, max_size=3),
     dtype=st.sampled_from(DTYPES),
+    are_logits=st.booleans(),
 )
 def test_the_kernel_is_the_reference(
-    pool: Pool, lengths: list[int], ranks: list[int], changes: list[bool], widths: list[int], dtype: torch.dtype
+    pool: Pool,
+    lengths: list[int],
+    ranks: list[int],
+    changes: list[bool],
+    widths: list[int],
+    dtype: torch.dtype,
+    are_logits: bool,
 ) -> None:
     """Several modules side by side, with gaps between the segments; columns change with a product or without."""
     gap, max_rank, modules = 2, 36, len(widths)
     tokens = sum(lengths) + gap * len(lengths)
-    shrunk, y = torch.randn(tokens, modules, max_rank).to(dtype), torch.randn(tokens, sum(widths)).to(dtype)
+    shrunk, y = torch.randn(tokens, modules, max_rank).to(dtype), torch.randn(tokens, sum(widths))
+    y = y if are_logits else y.to(dtype)
     expected = y.double()
     adapters, columns, at = [], [], 0
     for number, length in enumerate(lengths):
@@ -73,7 +81,7 @@ def test_the_kernel_is_the_reference(
     before = y.clone()
     segments = Segments(adapters, columns)
     sizes = (sum(widths), 0, modules, max_rank, *widths)
-    pool.call("lora_expand", dtype, len(adapters), (shrunk, segments.tensor, y), sizes)
+    pool.call("lora_logits" if are_logits else "lora_expand", dtype, len(adapters), (shrunk, segments.tensor, y), sizes)
     assert_near(y, expected)
     for _, _, end in adapters:
         assert torch.equal(y[end : end + gap], before[end : end + gap])
