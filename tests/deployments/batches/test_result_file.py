@@ -51,6 +51,17 @@ def test_what_a_full_disk_has_cut_is_no_part_of_the_file(tmp_path: Path, full_at
     again.close()
 
 
+def test_a_short_line_over_a_long_one_that_was_cut_leaves_nothing_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    with fateful_files(Fate(full_at=frozenset({1}))):
+        file = ResultFile(str(path))
+        with pytest.raises(OSError, match="No space left"):
+            file.append("b", LINES["b"])
+        file.append("c", LINES["c"])
+        file.close()
+    assert path.read_bytes() == LINES["c"]
+
+
 def test_lines_that_a_crash_has_spoilt_end_the_file(tmp_path: Path) -> None:
     path = tmp_path / "out"
     path.write_bytes(LINES["a"] + b"\0\0\0\n" + LINES["b"])
