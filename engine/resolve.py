@@ -160,7 +160,7 @@ def _check_quantization(config: EngineConfig, spec: DecoderSpec, hardware: Hardw
     if wanted != "fp8":
         return
     if not hardware.has_fp8_products:
-        raise ConfigError("quantization: 'fp8' needs a GPU of compute capability 9.0 or above; this one has less.")
+        raise ConfigError("quantization: 'fp8' needs a GPU of CUDA's compute capability 9.0 or above; this is none.")
     if dtype != "bfloat16":
         raise ConfigError(f"quantization: 'fp8' makes bfloat16 of its products; dtype is {dtype!r}.")
     sizes = {size for shape in spec.linear_shapes().values() for size in shape}

@@ -14,8 +14,8 @@ def span_of(rows):
 @triton.jit
 def held(rows, span, LIMIT: tl.constexpr, HELD: tl.constexpr):
     """Return float32 rows [n, width] that span `span` [n] as numbers of type HELD."""
-    # A row of zeros stays one.
-    scaled = rows * tl.div_rn(LIMIT, tl.where(span == 0.0, LIMIT, span))[:, None]
+    # Zeros stay zeros, and what is nearly zero becomes it.
+    scaled = rows * tl.div_rn(LIMIT, tl.where(span < 1e-30, LIMIT, span))[:, None]
     if tl.int8 == HELD:
         # Added to 1.5 * 2^23 a number is rounded to a whole one, halves to the even; a conversion would cut it off.
         scaled = (scaled + 12582912.0) - 12582912.0

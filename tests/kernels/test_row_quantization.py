@@ -22,7 +22,7 @@ def test_what_is_held_is_near_what_it_stands_for(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", list(LIMIT_BY_DTYPE))
 def test_zeros_stay_zeros_and_what_is_not_finite_is_seen(dtype: torch.dtype) -> None:
-    x = torch.tensor([[0.0, 0.0], [1.0, torch.nan], [torch.inf, 1.0]])
+    x = torch.tensor([[0.0, 0.0], [1e-38, -1e-40], [1.0, torch.nan], [torch.inf, 1.0]])
     numbers = dequantize_rows(*quantize_rows(x, dtype))
-    assert numbers[0].tolist() == [0.0, 0.0]
-    assert numbers[1:].isnan().all()
+    assert numbers[:2].tolist() == [[0.0, 0.0]] * 2
+    assert numbers[2:].isnan().all()
