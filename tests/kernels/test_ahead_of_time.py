@@ -30,7 +30,8 @@ def test_all_kernels_compile_and_fit() -> None:
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
     lines = run.stdout.splitlines()[1:]
     assert {line.split()[0] for line in lines} == set(TARGETS)
-    for family in ("add_rms_norm", "silu_and_multiply", "rope_kv_write", "paged_attention", "combine", "token_choice"):
+    families = ("add_rms_norm", "silu_and_multiply", "rope_kv_write", "paged_attention", "combine", "token_choice")
+    for family in (*families, "quantize_rows"):
         assert any(f" {family} " in line for line in lines), family
 
 
