@@ -4,11 +4,16 @@ import os
 import signal
 
 import torch
+from hypothesis import settings
 
 # A shell ignores Ctrl-C for what it starts in the background, and so would every server that a test starts and
 # interrupts: whoever ignores a signal hands that down.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # Where there is no GPU its kernels run in Triton's interpreter; Triton looks at this as it meets a kernel.
 if not torch.cuda.is_available():

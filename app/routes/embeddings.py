@@ -20,6 +20,6 @@ async def create_embeddings(body: EmbeddingsRequest, context: Context) -> Respon
     head = context.head("embd", body.model)
     request = embedding_request(body, context.limits, request_id=context.generation_id(head))
     found = await context.gateway.embed(
-        replace(request, timeout_s=context.timeout_s, trace_parent=context.trace_parent)
+        replace(request, timeout_s=context.timeout_s, trace_parent=context.trace_parent, priority=context.priority)
     )
     return JsonResponse(embeddings_response(body.model, found, body.encoding_format or "float"))
