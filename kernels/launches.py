@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from kernels.add_rms_norm.launch import add_rms_norm
-from kernels.ahead_of_time import Launch, recording
 from kernels.architecture import fp8_dtype, pretending
 from kernels.gated_activation.launch import silu_and_multiply
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_shrink.launch import lora_shrink
 from kernels.paged_attention.launch import paged_attention
+from kernels.recording import Launch, recording
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
 from kernels.token_choice.launch import choose_tokens

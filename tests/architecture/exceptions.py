@@ -89,6 +89,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/step_draft.py": "tests/engine/test_scheduler_properties.py holds it to the budget",
     "kernels/architecture.py": "tests/kernels/test_ahead_of_time.py pretends to be on other GPUs",
     "kernels/launches.py": "tests/kernels/test_ahead_of_time.py compiles all of them",
+    "kernels/recording.py": "tests/kernels/test_ahead_of_time.py records every launch by it",
     "kernels/search.py": "tests/kernels/gpu finds rows and segments by it",
     "loadtest/gpu/__main__.py": "it needs a GPU; its parts are run by tests/loadtest/test_gpu.py",
     "loadtest/gpu/engine.py": "tests/loadtest/test_gpu.py runs its rows on a tiny model",

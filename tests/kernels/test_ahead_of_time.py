@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
-from kernels.ahead_of_time import TARGETS, recording
+from kernels.ahead_of_time import TARGETS
 from kernels.architecture import current, pretending
+from kernels.recording import recording
 from tests.architecture.source_tree import ROOT
 
 
