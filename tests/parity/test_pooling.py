@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from transformers import PreTrainedModel
 
 from adapters.registry import reference
@@ -17,8 +18,9 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.gpu import build as gpu_build
 from engine.request import Pooling, Request, RequestId, SamplingParams
+from tests.parity.adapter_serving import make_base, prompt_of
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts
-from tests.parity.peft_adapters import load_adapters, save_adapters
+from tests.parity.peft_adapters import load_adapters, save_adapters, save_beyond_products
 from tests.parity.test_triton_kernels import Replays, config_of
 
 POOLINGS = tuple(Pooling)
@@ -136,6 +138,29 @@ def test_vectors_of_adapters_are_those_of_peft(checkpoint: Callable[[str], Check
                     assert_same(found[f"{i} {name} {kind}"], expected(theirs, prompt, kind))
     finally:
         theirs.unload()
+
+
+def test_vectors_of_adapters_that_change_the_whole_model_are_those_of_peft(tmp_path: Path) -> None:
+    base = make_base("llama")
+    base.save_pretrained(tmp_path / "base")
+    path_by_name = save_beyond_products(lambda: make_base("llama"), tmp_path)
+    names = ("norms", "both-ends", "dora-and-biases")
+    adapters = [reference(name, path_by_name[name]) for name in names]
+    prompts = [prompt_of(length) for length in (2, 19)]
+    asked = [
+        vector_request(f"{i} {adapter.name} {kind}", prompt, kind, adapter=adapter.digest)
+        for i, prompt in enumerate(prompts)
+        for adapter in adapters
+        for kind in POOLINGS
+    ]
+    found = vectors_of(make_engine(str(tmp_path / "base"), adapters, **CHUNKS), [*asked, greedy("g", prompts[1], 2)])
+    for name in names:
+        theirs = PeftModel.from_pretrained(make_base("llama"), path_by_name[name]).eval()
+        for i, prompt in enumerate(prompts):
+            for kind in POOLINGS:
+                wanted = expected(theirs, prompt, kind)
+                assert not np.allclose(wanted, expected(base, prompt, kind), atol=0.01)
+                assert_same(found[f"{i} {name} {kind}"], wanted)
 
 
 def test_the_gpus_kernels_give_the_same(
