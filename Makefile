@@ -32,8 +32,8 @@ clients: .venv-clients/.installed  ## the packages that tests/e2e/clients calls 
 serve: $(STAMP)  ## start the server (CONFIG=serve_config.yaml)
 	@$(BIN)/python -m app.cli serve $(CONFIG)
 
-test: $(STAMP)  ## all tests, those that start a server included; not those that need a GPU
-	$(BIN)/python -m pytest -m "not gpu"
+test: $(STAMP)  ## all tests, those that start a server included; not those that need a GPU or minutes
+	$(BIN)/python -m pytest -m "not gpu and not thorough"
 
 check: $(STAMP)  ## what CI runs: format, lint, types, layers, tests
 	$(MAKE) --no-print-directory fast
@@ -53,7 +53,7 @@ e2e: $(STAMP)  ## only the tests that start a real server
 	$(BIN)/python -m pytest -m e2e
 
 faults: $(STAMP)  ## only the tests that kill parts of a running server
-	$(BIN)/python -m pytest tests/e2e/test_faults.py tests/e2e/test_accounts.py
+	$(BIN)/python -m pytest tests/e2e/test_faults.py tests/e2e/test_nodes.py tests/e2e/test_accounts.py tests/e2e/test_batches.py
 
 gpu: $(STAMP)  ## only the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

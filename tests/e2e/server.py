@@ -31,15 +31,25 @@ PATIENCE_S = 150.0
 
 
 class Server:
-    """`antiphon serve` and all that it prints."""
+    """`antiphon serve`, with options, and all that it prints."""
 
-    def __init__(self, config: Path) -> None:
+    def __init__(self, config: Path, *options: str) -> None:
         self.config = config
         self.port = int(yaml.safe_load(config.read_text())["http_options"]["port"])
         self.url = f"http://127.0.0.1:{self.port}"
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "app.cli", "serve", str(config), "--ready-timeout-s", str(PATIENCE_S)],
+            [
+                sys.executable,
+                "-u",
+                "-m",
+                "app.cli",
+                "serve",
+                str(config),
+                "--ready-timeout-s",
+                str(PATIENCE_S),
+                *options,
+            ],
             cwd=ROOT,
             env=os.environ | {"PYTHONUNBUFFERED": "1"},
             stdin=subprocess.DEVNULL,

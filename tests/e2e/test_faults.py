@@ -13,23 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
 from urllib.parse import urlparse
 
 import httpx
-import openai
 import psutil
 import pytest
 import yaml
 
 from tests.e2e.server import ROOT, Server, config_on_a_free_port, running, until
+from tests.e2e.streams import BASE, NUM_STREAMS, Streamed, follow, has_replicas, is_idle, options_of, prompts_seen
 
 pytestmark = pytest.mark.e2e
 
-BASE = "stdlib-chat"
-NUM_STREAMS = 8
-NUM_TOKENS = 300
 WAIT_S = 90.0
 
 
@@ -46,46 +41,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path.write_text(yaml.safe_dump(tree))
     with running(path) as server:
         yield server
-
-
-@dataclass
-class Streamed:
-    """One stream as its client saw it."""
-
-    text: str = ""
-    num_events: int = 0
-    is_done: bool = False
-    error: Exception | None = None
-    began: threading.Event = field(default_factory=threading.Event)
-
-
-def options_of(number: int) -> dict[str, Any]:
-    """Half of the streams are greedy, half drawn from a seed; no two ask the same."""
-    drawn = {"temperature": 1.0, "seed": number} if number % 2 else {"temperature": 0}
-    return drawn | {
-        "model": BASE,
-        "max_tokens": NUM_TOKENS,
-        "messages": [{"role": "user", "content": f"What does os.path.join do, and what is {number}?"}],
-        "extra_body": {"ignore_eos": True},
-    }
-
-
-def follow(server: Server, number: int, seen: Streamed, num_before: int = 5) -> Streamed:
-    """Read a stream to its end; `seen.began` is set once some events have come."""
-    try:
-        with server.client() as client:
-            for chunk in client.chat.completions.create(stream=True, **options_of(number)):
-                seen.num_events += 1
-                if chunk.choices:
-                    seen.text += chunk.choices[0].delta.content or ""
-                    seen.is_done = seen.is_done or chunk.choices[0].finish_reason is not None
-                if seen.num_events >= num_before:
-                    seen.began.set()
-    except (openai.APIError, httpx.HTTPError) as error:
-        seen.error = error
-    finally:
-        seen.began.set()
-    return seen
 
 
 def while_streaming(server: Server, strike: Callable[[], None]) -> list[Streamed]:
@@ -109,30 +64,6 @@ def expected(server: Server) -> list[str]:
     answers = [follow(server, number, Streamed()) for number in range(NUM_STREAMS)]
     assert all(answer.is_done and answer.error is None for answer in answers)
     return [answer.text for answer in answers]
-
-
-def is_idle(server: Server) -> bool:
-    try:
-        return server.metric("vllm:num_requests_running") == 0 and server.metric("vllm:kv_cache_usage_perc") == 0
-    except httpx.HTTPError:
-        return False
-
-
-def has_replicas(server: Server, count: int) -> bool:
-    """Whether so many replicas of the model tell their numbers."""
-    try:
-        with server.http() as http:
-            lines = http.get("/metrics").text.splitlines()
-    except httpx.HTTPError:
-        return False
-    return sum(line.startswith("vllm:num_requests_running{") for line in lines) == count
-
-
-def prompts_seen(server: Server) -> list[float]:
-    """Prompt tokens that each replica has taken so far."""
-    with server.http() as http:
-        lines = http.get("/metrics").text.splitlines()
-    return [float(line.split()[-1]) for line in lines if line.startswith("vllm:prompt_tokens_total{")]
 
 
 def test_requests_with_one_prefix_meet_and_others_spread(server: Server) -> None:

@@ -1,0 +1,112 @@
+"""A cluster of two nodes on one machine, one of which is lost while streams run on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app import serve_environment
+from app.preflight import free_ports, haproxy_places
+from app.server_process import kill_session
+from tests.e2e.server import ROOT, Server, config_on_a_free_port, until
+from tests.e2e.streams import BASE, NUM_STREAMS, Streamed, follow, has_replicas, is_idle
+
+pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
+
+PATIENCE_S = 240.0
+
+
+class Nodes:
+    """Nodes of one cluster, each in a session of its own, as on machines of their own."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.port = free_ports(1)[0]
+        self.address = f"127.0.0.1:{self.port}"
+        self._environment = environment
+        self._sessions: list[int] = []
+
+    def start(self, *options: str) -> int:
+        """Start a node; returns its session."""
+        ray = Path(sys.executable).with_name("ray")
+        ports = ("--dashboard-agent-listen-port", str(free_ports(1)[0]), "--min-worker-port=0", "--max-worker-port=0")
+        process = subprocess.Popen(
+            [ray, "start", "--block", "--disable-usage-stats", "--num-cpus=4", *ports, *options],
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self._sessions.append(process.pid)
+        return process.pid
+
+    def start_head(self) -> None:
+        self.start("--head", f"--port={self.port}", "--resources", '{"head": 1}', "--include-dashboard=true")
+
+    def start_second(self) -> int:
+        return self.start(f"--address={self.address}")
+
+    def stop(self) -> None:
+        for session in reversed(self._sessions):
+            kill_session(session)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    variables = {v.name: v.value for v in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=0)}
+    # Other servers here have nodes of their own.
+    variables |= haproxy_places(int(tmp_path.stat().st_ino), {}) | {"RAY_TMPDIR": str(tmp_path)[:60]}
+    nodes = Nodes(os.environ | variables)
+    try:
+        yield nodes
+    finally:
+        nodes.stop()
+
+
+@pytest.fixture
+def server(nodes: Nodes, tmp_path: Path) -> Iterator[Server]:
+    path = config_on_a_free_port(ROOT / "serve_config.yaml", tmp_path)
+    tree = yaml.safe_load(path.read_text())
+    [application] = tree["applications"]
+    application["args"]["models"][0]["engine"] = {"dtype": "float32", "num_threads": 1}
+    on_head: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 0.01}}}
+    parts = ("Gateway", "Tokenizer", "Safety", "Registry", "Accounts", "Batches")
+    application["deployments"] = [{"name": name, "num_replicas": 1} | on_head for name in parts]
+    application["deployments"].append({"name": f"Model-{BASE}", "num_replicas": 2, "max_replicas_per_node": 1})
+    tree["proxy_location"] = "HeadOnly"
+    path.write_text(yaml.safe_dump(tree))
+    nodes.start_head()
+    server = Server(path, "--address", nodes.address)
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def test_a_lost_node_takes_no_stream_along_and_a_new_one_serves(nodes: Nodes, server: Server) -> None:
+    second = nodes.start_second()
+    server.wait_until_ready()
+    until(lambda: has_replicas(server, 2), "a replica on each node", patience_s=PATIENCE_S)
+    expected = [follow(server, number, Streamed()) for number in range(NUM_STREAMS)]
+    assert all(answer.is_done and answer.error is None for answer in expected)
+    streams = [Streamed() for _ in range(NUM_STREAMS)]
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        ends = [pool.submit(follow, server, number, seen) for number, seen in enumerate(streams)]
+        for seen in streams:
+            assert seen.began.wait(PATIENCE_S)
+        kill_session(second)
+        told = [end.result(PATIENCE_S) for end in ends]
+    assert [seen.error for seen in told] == [None] * NUM_STREAMS
+    assert [seen.text for seen in told] == [answer.text for answer in expected]
+    assert server.metric("antiphon:resumed_total") > 0
+    nodes.start_second()
+    until(lambda: has_replicas(server, 2), "a replica on the new node", patience_s=PATIENCE_S)
+    until(lambda: is_idle(server), "the engines to be idle")
