@@ -39,6 +39,9 @@ _logger = logging.getLogger(__name__)
 
 DRAIN_S = 600.0
 """A stream may take this long to end before the replica that serves it is stopped; an idle one stops at once."""
+_SURGE = 100
+"""When something changes, percent of the replicas that are started anew before old ones stop: of what is small. Of a
+model there may be no room for two; what is asked for waits for the new one."""
 _SHUTDOWN_POLL_S = 0.1
 _HEALTH_PERIOD_S = 2.0
 _GATEWAY_REQUESTS = 4096
@@ -79,6 +82,7 @@ def build(settings: Settings) -> serve.Application:
         max_ongoing_requests=_GATEWAY_REQUESTS,
         max_queued_requests=_GATEWAY_REQUESTS,
         ray_actor_options={"num_cpus": 0.2},
+        max_surge_percent=_SURGE,
         **_life_cycle(),
     )
     registry = None if settings.registry is None else _registry(settings, settings.registry, config.models)
@@ -132,6 +136,7 @@ def _tokenizer(models: tuple[ModelConfig, ...]) -> serve.Application:
             max_queued_requests=_GATEWAY_REQUESTS,
             ray_actor_options={"num_cpus": 0.1},
             health_check_period_s=_HEALTH_PERIOD_S,
+            max_surge_percent=_SURGE,
         )
         .bind(models)
     )
@@ -149,6 +154,7 @@ def _safety(config: SafetyConfig) -> serve.Application:
             max_queued_requests=_GATEWAY_REQUESTS,
             ray_actor_options={"num_cpus": 0.2},
             health_check_period_s=_HEALTH_PERIOD_S,
+            max_surge_percent=_SURGE,
         )
         .bind(config)
     )
@@ -166,6 +172,7 @@ def _reranker(config: RerankerConfig) -> serve.Application:
             max_queued_requests=_GATEWAY_REQUESTS,
             ray_actor_options={"num_cpus": 0.2},
             health_check_period_s=_HEALTH_PERIOD_S,
+            max_surge_percent=_SURGE,
         )
         .bind(config)
     )

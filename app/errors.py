@@ -14,6 +14,8 @@ from engine.errors import OverloadError, RequestError
 
 MAX_RETRY_AFTER_S = 120
 """The OpenAI SDK gives up where it is asked to wait longer."""
+MAX_SPREAD_S = 5
+"""Seconds at most by which those who are refused together are told different times."""
 
 _MAX_MESSAGE_CHARS = 1000
 _STATUS_BY_CODE = {
@@ -86,7 +88,7 @@ def to_api_error(error: BaseException) -> ApiError:
 def retry_after(wait_s: float, draw: Callable[[int, int], int] = random.randint) -> int:
     """Return whole seconds for `Retry-After`: never sooner than it is worth it, and not for all at the same moment."""
     soonest = min(MAX_RETRY_AFTER_S, max(1, math.ceil(wait_s)))
-    return min(MAX_RETRY_AFTER_S, soonest + draw(0, 1 + soonest // 4))
+    return min(MAX_RETRY_AFTER_S, soonest + draw(0, min(MAX_SPREAD_S, 1 + soonest // 4)))
 
 
 def is_our_fault(error: BaseException) -> bool:

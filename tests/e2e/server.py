@@ -92,7 +92,7 @@ class Server:
 
     def processes(self, title: str) -> list[psutil.Process]:
         """The server's processes whose title contains `title`, as Ray writes it."""
-        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if title in " ".join(p.cmdline())]
+        return [p for p in psutil.Process(self.process.pid).children(recursive=True) if title in _title_of(p)]
 
     def client(self, **options: Any) -> OpenAI:
         defaults = {"api_key": "unused", "max_retries": 0, "timeout": 60}
@@ -123,6 +123,14 @@ def running(config: Path) -> Iterator[Server]:
         yield server
     finally:
         server.stop()
+
+
+def _title_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        # It has just ended.
+        return ""
 
 
 def config_on_a_free_port(source: Path, folder: Path) -> Path:

@@ -69,7 +69,7 @@ def test_a_limit_holds_over_both_gateways(guarded: Server) -> None:
         with pytest.raises(openai.RateLimitError) as refused:
             say(few)
     assert refused.value.code == "rate_limit_exceeded"
-    assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
+    assert 1 <= int(refused.value.response.headers["retry-after"]) <= 65
     with client(guarded, "k-free") as free:
         assert say(free).choices
 

@@ -35,8 +35,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     [application] = tree["applications"]
     application["args"]["models"][0]["engine"] = {"dtype": "float32", "num_threads": 1}
     application["deployments"] = [
-        {"name": "Gateway", "num_replicas": 2},
-        {"name": f"Model-{BASE}", "num_replicas": 2},
+        # Little, so that two cores have room for what is started before its predecessor stops.
+        {"name": "Gateway", "num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1}},
+        {"name": f"Model-{BASE}", "num_replicas": 2, "ray_actor_options": {"num_cpus": 0.25}},
     ]
     path.write_text(yaml.safe_dump(tree))
     with running(path) as server:
