@@ -89,14 +89,14 @@ def paged_attention_kernel(
         keys = start + tl.arange(0, BLOCK_N)
         is_key = keys < stop
         block = tl.load(table + keys // BLOCK_TOKENS, mask=is_key, other=0)
-        slot = (block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * KV_HEADS + kv_head
-        source = slot * HEAD_DIM
+        slot = block * BLOCK_TOKENS + keys % BLOCK_TOKENS
+        source = slot * (KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
         # What lies past the row's own tokens was never written, and may be NaN.
         k = tl.load(k_cache + source[None, :] + d[:, None], mask=is_key[None, :] & has_dim[:, None], other=0.0)
         v = tl.load(v_cache + source[:, None] + d[None, :], mask=is_key[:, None] & has_dim[None, :], other=0.0)
         scores = tl.dot(queries, k.to(queries.dtype), input_precision="ieee") * scale
         if IS_QUANTIZED:
-            scores *= tl.load(k_spans + slot, mask=is_key, other=0.0)[None, :]
+            scores *= tl.load(k_spans + slot * KV_HEADS + kv_head, mask=is_key, other=0.0)[None, :]
         if HAS_SOFTCAP:
             # tanh by an exponential that cannot overflow.
             small = tl.exp2(-2.0 * LOG2_E * tl.abs(scores / softcap))
@@ -113,7 +113,7 @@ def paged_attention_kernel(
         faded = tl.exp2(highest - safe)
         total = total * faded + tl.sum(weights, axis=1)
         if IS_QUANTIZED:
-            weights *= tl.load(v_spans + slot, mask=is_key, other=0.0)[None, :]
+            weights *= tl.load(v_spans + slot * KV_HEADS + kv_head, mask=is_key, other=0.0)[None, :]
         values = v.to(queries.dtype)
         mixed = mixed * faded[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         highest = higher
