@@ -313,7 +313,8 @@ def test_adapters_of_others_do_not_exist(server: Server) -> None:
 
 def test_a_client_cannot_switch_off_a_deadline(server: Server) -> None:
     late = {"x-request-timeout": "0.2", "x-request-timeout-seconds": "0"}
-    assert post(server, chat(max_tokens=400, ignore_eos=True), **late).status_code == 504
+    # It is refused at once where it is known that it would be late, and ended where it turns out.
+    assert post(server, chat(max_tokens=400, ignore_eos=True), **late).status_code in (503, 504)
 
 
 def test_half_open_connections_hold_nobody_up(server: Server) -> None:
