@@ -118,7 +118,7 @@ class NativeLora:
         self._dtype = dtype
         # An odd rank is shrunk into one number more.
         self._max_rank = max_rank + max_rank % 2
-        self._counts = counts
+        self._numbers = counts.numpy()
         self._count, self._whole_count, self._sample_count = (counts[i : i + 1] for i in range(3))
 
     def begin(self, max_segments: int, max_tokens: int) -> None:
@@ -134,9 +134,7 @@ class NativeLora:
             EngineError: an adapter was not laid out for the kernels.
         """
         changes_whole_model = any(segment.weights.changes_whole_model for segment in segments)
-        self._counts[0] = len(segments)
-        self._counts[1] = len(segments) if changes_whole_model else 0
-        self._counts[2] = len(samples)
+        self._numbers[:] = len(segments), len(segments) if changes_whole_model else 0, len(samples)
         _write(segments, self._segments)
         _write(samples, self._sample_segments)
 

@@ -19,6 +19,8 @@ class RecordedModel:
 
     def __init__(self, decoder: Decoder, backend: NativeBackend, whole: DecoderBatch, cache: KvCache) -> None:
         self._backend = backend
+        # The same numbers, which are written every step; by torch that takes longer than some of the ops.
+        self._counts = backend.counts.numpy()
         self._whole = whole
         self._cache = cache
         backend.begin(whole)
@@ -32,10 +34,11 @@ class RecordedModel:
         assert cache is self._cache
         assert batch.token_ids.data_ptr() == self._whole.token_ids.data_ptr()
         num_samples = len(batch.sampled)
-        counts = self._backend.counts
-        counts[0], counts[1], counts[2] = len(batch.token_ids), len(batch.attention.rows), num_samples
+        self._counts[:3] = len(batch.token_ids), len(batch.attention.rows), num_samples
         self._backend.adapters.fill(batch.adapters, batch.sample_adapters)
         self._backend.program.run()
+        logits = self._logits[:num_samples]
+        if not batch.pooled:
+            return StepOutput(logits)
         # Few steps want hidden states: not recorded, they cost the others nothing.
-        hidden = self._decoder.hidden(self._x, self._delta, batch, add_rms_norm)
-        return StepOutput(self._logits[:num_samples], hidden)
+        return StepOutput(logits, self._decoder.hidden(self._x, self._delta, batch, add_rms_norm))
