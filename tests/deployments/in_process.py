@@ -123,6 +123,11 @@ class HeldEngine:
 
         self._engine.run(held)
 
+    def release(self) -> None:
+        """Go on, and hold no more."""
+        self.hold_after_steps = None
+        self._released.set()
+
     def cancel(self, request_id: RequestId) -> None:
         self._engine.cancel(request_id)
         self._released.set()

@@ -109,8 +109,8 @@ async def test_clients_that_leave_end_the_search(gateway: OpenGateway, serving: 
     await serving.replicas.until_idle()
     num_calls = len(serving.replicas.calls)
     assert num_calls < WIDTH * NUM_TOKENS
-    # Whoever asks the same again begins anew.
-    serving.replicas.engine.hold_after_steps = None
+    # Whoever asks the same again begins anew. Where nothing was in the engine as they left, it is held still.
+    serving.replicas.engine.release()
     assert all(map(tokens_of, await answers_of(opened, requests_of())))
 
 
