@@ -71,7 +71,14 @@ def deployment_names(settings: Settings) -> list[str]:
         names.append("Tokenizer")
     if settings.safety is not None and settings.safety.placement == "deployment":
         names.append("Safety")
-    return names + [f"Reranker-{reranker.name}" for reranker in settings.rerankers]
+    names += [f"Reranker-{reranker.name}" for reranker in settings.rerankers]
+    return names + single_names(settings)
+
+
+def single_names(settings: Settings) -> list[str]:
+    """Return the names of those deployments of which there is one replica, which decides for all."""
+    singles = {"Registry": settings.registry, "Accounts": settings.accounts, "Batches": settings.batches}
+    return [name for name, wanted in singles.items() if wanted is not None]
 
 
 def _lint_application(application: dict[str, Any], place: str) -> list[str]:
@@ -80,11 +87,16 @@ def _lint_application(application: dict[str, Any], place: str) -> list[str]:
     if lines:
         return lines
     settings = Settings.model_validate(args)
-    known = deployment_names(settings)
+    known, singles = deployment_names(settings), single_names(settings)
     for index, deployment in enumerate(_list(application.get("deployments"))):
-        name = deployment.get("name") if isinstance(deployment, dict) else None
+        if not isinstance(deployment, dict):
+            continue
+        name, here = deployment.get("name"), f"{place}.deployments[{index}]"
         if isinstance(name, str) and name not in known:
-            lines.append(f"{place}.deployments[{index}].name: no deployment '{name}'; {_hint(name, known)}")
+            lines.append(f"{here}.name: no deployment '{name}'; {_hint(name, known)}")
+        scales = deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config") is not None
+        if name in singles and scales:
+            lines.append(f"{here}.num_replicas: of '{name}' there is one replica")
     return lines + list(_missing_folders(settings, f"{place}.args"))
 
 

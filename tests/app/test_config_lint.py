@@ -60,6 +60,7 @@ def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
         ("max_replicas", "max_replica", "applications[0].deployments[1].autoscaling_config.max_replica: unknown key"),
         ("name: Gateway", "name: Gatway", "applications[0].deployments[0].name: no deployment 'Gatway'; did you mean"),
         ("Model-base", "Model-bas", "applications[0].deployments[1].name: no deployment 'Model-bas'; did you mean"),
+        ("name: Gateway", "name: Accounts", "applications[0].deployments[0].num_replicas: of 'Accounts' there is one"),
         ("name: Gateway", "name: Safety", "applications[0].deployments[0].name: no deployment 'Safety'; known are:"),
     ],
 )  # fmt: skip
@@ -107,8 +108,10 @@ def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 def test_deployments_follow_the_settings() -> None:
     args = {"models": [{"name": "a", "path": "x"}], "safety": {"path": "y"}}
-    assert deployment_names(Settings.model_validate(args)) == ["Gateway", "Model-a", "Tokenizer", "Safety"]
+    singles = ["Registry", "Accounts", "Batches"]
+    assert deployment_names(Settings.model_validate(args)) == ["Gateway", "Model-a", "Tokenizer", "Safety", *singles]
     args |= {"rerankers": [{"name": "r", "path": "z"}]}
-    assert deployment_names(Settings.model_validate(args))[-1] == "Reranker-r"
+    assert "Reranker-r" in deployment_names(Settings.model_validate(args))
     args |= {"rerankers": [], "safety": {"path": "y", "placement": "inline"}, "tokenizer": {"placement": "inline"}}
+    args |= {"registry": None, "accounts": None, "batches": None, "rerankers": []}
     assert deployment_names(Settings.model_validate(args)) == ["Gateway", "Model-a"]
