@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,7 +50,8 @@ class Nodes:
         return process.pid
 
     def start_head(self) -> None:
-        self.start("--head", f"--port={self.port}", "--resources", '{"head": 1}', "--include-dashboard=true")
+        dashboard = f"--dashboard-port={free_ports(1)[0]}"
+        self.start("--head", f"--port={self.port}", "--resources", '{"head": 1}', dashboard)
 
     def start_second(self) -> int:
         return self.start(f"--address={self.address}")
@@ -60,15 +62,16 @@ class Nodes:
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
+def nodes() -> Iterator[Nodes]:
     variables = {v.name: v.value for v in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=0)}
-    # Other servers here have nodes of their own.
-    variables |= haproxy_places(int(tmp_path.stat().st_ino), {}) | {"RAY_TMPDIR": str(tmp_path)[:60]}
-    nodes = Nodes(os.environ | variables)
-    try:
-        yield nodes
-    finally:
-        nodes.stop()
+    # Its path is a part of sockets' names, which must be short.
+    with tempfile.TemporaryDirectory(prefix="n") as folder:
+        places = haproxy_places(free_ports(1)[0], {}) | {"RAY_TMPDIR": folder}
+        nodes = Nodes(os.environ | variables | places)
+        try:
+            yield nodes
+        finally:
+            nodes.stop()
 
 
 @pytest.fixture
