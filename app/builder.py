@@ -17,20 +17,10 @@ from app.admin import ADMIN_KEY_VARIABLE
 from app.api import create_app
 from app.hosts import HostRule
 from app.resolved import batches_config, gateway_config, key_ring, registry_config
-from app.settings import (
-    BatchSettings,
-    RegistrySettings,
-    Settings,
-)
+from app.settings import BatchSettings, RegistrySettings, Settings
 from app.tenants import key_digest
 from deployments.adapter_registry import GATEWAY, Registry
-from deployments.config import (
-    AccountsConfig,
-    ChannelConfig,
-    ModelConfig,
-    RerankerConfig,
-    SafetyConfig,
-)
+from deployments.config import AccountsConfig, ChannelConfig, ModelConfig, RerankerConfig, SafetyConfig
 from deployments.gateway import Gateway
 from deployments.model_replica import ModelReplica
 from deployments.tokenizer import Tokenizer
@@ -128,49 +118,30 @@ def _request_router(model: ModelConfig, channel: ChannelConfig) -> RequestRouter
 
 
 def _tokenizer(models: tuple[ModelConfig, ...]) -> serve.Application:
-    bound: serve.Application = (
-        serve.deployment(Tokenizer)
-        .options(
-            name="Tokenizer",
-            max_ongoing_requests=_TOKENIZER_REQUESTS,
-            max_queued_requests=_GATEWAY_REQUESTS,
-            ray_actor_options={"num_cpus": 0.1},
-            health_check_period_s=_HEALTH_PERIOD_S,
-            max_surge_percent=_SURGE,
-        )
-        .bind(models)
-    )
-    return bound
+    return _helper("Tokenizer", Tokenizer, models, max_requests=_TOKENIZER_REQUESTS, num_cpus=0.1)
 
 
 def _safety(config: SafetyConfig) -> serve.Application:
     from deployments.safety import Safety
 
-    bound: serve.Application = (
-        serve.deployment(Safety)
-        .options(
-            name="Safety",
-            max_ongoing_requests=_SAFETY_REQUESTS,
-            max_queued_requests=_GATEWAY_REQUESTS,
-            ray_actor_options={"num_cpus": 0.2},
-            health_check_period_s=_HEALTH_PERIOD_S,
-            max_surge_percent=_SURGE,
-        )
-        .bind(config)
-    )
-    return bound
+    return _helper("Safety", Safety, config, max_requests=_SAFETY_REQUESTS, num_cpus=0.2)
 
 
 def _reranker(config: RerankerConfig) -> serve.Application:
     from deployments.reranking import Reranker
 
+    return _helper(f"Reranker-{config.name}", Reranker, config, max_requests=_RERANKER_REQUESTS, num_cpus=0.2)
+
+
+def _helper(name: str, actor: type, config: object, *, max_requests: int, num_cpus: float) -> serve.Application:
+    """Bind a deployment that gateways ask, and that holds nothing between two requests."""
     bound: serve.Application = (
-        serve.deployment(Reranker)
+        serve.deployment(actor)
         .options(
-            name=f"Reranker-{config.name}",
-            max_ongoing_requests=_RERANKER_REQUESTS,
+            name=name,
+            max_ongoing_requests=max_requests,
             max_queued_requests=_GATEWAY_REQUESTS,
-            ray_actor_options={"num_cpus": 0.2},
+            ray_actor_options={"num_cpus": num_cpus},
             health_check_period_s=_HEALTH_PERIOD_S,
             max_surge_percent=_SURGE,
         )

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from starlette.datastructures import Headers
 
@@ -32,6 +33,9 @@ from deployments.generation import (
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.timeline import Timeline
 from engine.errors import RequestError
+
+Computed = TypeVar("Computed", GenerationRequest, EmbeddingRequest)
+"""What an engine is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,24 +161,14 @@ class TenantGateway:
             ApiError: 429 where the tenant is over one of its limits; as the iterator is first asked.
         """
         self._check(request.model)
-        own = replace(
-            request,
-            tenant=self._tenant.name,
-            salt=f"{self._tenant.name}\n{request.salt}",
-            priority=request.priority + self._tenant.priority,
-        )
+        own = self._own(request)
         meter = self._gateway.meter if self._tenant.limits.has_any else None
         return self._gateway.generate(own) if meter is None else self._metered(own, meter)
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector of each input; errors as `generate`. A request is one answer, whatever it has of inputs."""
         self._check(request.model)
-        own = replace(
-            request,
-            tenant=self._tenant.name,
-            salt=f"{self._tenant.name}\n{request.salt}",
-            priority=request.priority + self._tenant.priority,
-        )
+        own = self._own(request)
         async with self._admitted(self._gateway.meter, request.num_chars) as used:
             found = await self._gateway.embed(own)
             used.num_input = found.num_prompt_tokens
@@ -250,6 +244,15 @@ class TenantGateway:
             yield used
         finally:
             meter.release(Charge(name, limits, max(0, used.num_input - guess), used.num_output))
+
+    def _own(self, request: Computed) -> Computed:
+        """Return a request as the tenant's: its name, a cache of its own, its priority."""
+        return replace(
+            request,
+            tenant=self._tenant.name,
+            salt=f"{self._tenant.name}\n{request.salt}",
+            priority=request.priority + self._tenant.priority,
+        )
 
     def _check(self, model: str) -> None:
         if not self._tenant.may_use(model):

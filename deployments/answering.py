@@ -263,7 +263,7 @@ class Answer:
         yield self._finished(text, parts, batch)
 
     async def _fed(self, text: StreamHandler, batch: TokenBatch) -> str:
-        scores = scored(self._model.decoder, batch.token_ids, batch.logprobs) if batch.logprobs else ()
+        scores = scored(self._model.decoder.spelling, batch.token_ids, batch.logprobs) if batch.logprobs else ()
         if batch.finish_reason is not FinishReason.STOP:
             return await text.feed(batch.token_ids, scores)
         # The token that ended the answer is counted, and not shown.
@@ -281,7 +281,7 @@ class Answer:
                 prompt.text if isinstance(prompt, TextPrompt) else self._model.decoder.decode(self._prompt_ids)
             )
         if self._request.params.num_prompt_logprobs is not None:
-            prompt_scores = scored_prompt(self._model.decoder, self._prompt_ids, batch.prompt_logprobs)
+            prompt_scores = scored_prompt(self._model.decoder.spelling, self._prompt_ids, batch.prompt_logprobs)
         return Started(
             num_prompt_tokens=len(self._prompt_ids),
             num_cached_tokens=batch.num_cached_tokens,

@@ -17,6 +17,7 @@ from deployments.beam_search import Beam, BeamSearch
 from deployments.generation import BeamShare
 from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids, unpack_ids
 from deployments.resumption import TokenSource
+from deployments.side_by_side import side_by_side
 from engine.errors import EngineError
 from engine.request import FinishReason, RequestId
 
@@ -115,7 +116,7 @@ class BeamSource:
                 )
                 for beam in search.open
             ]
-            batches = await _together([self._expanded(one) for one in calls])
+            batches = await side_by_side(map(self._expanded, calls))
             if num_cached_tokens is None:
                 num_cached_tokens = batches[0].num_cached_tokens
             search.advance([batch.logprobs[0] for batch in batches])
@@ -129,14 +130,3 @@ class BeamSource:
                 if batch.logprobs:
                     return batch
         raise EngineError("The engine gave the request up.")
-
-
-async def _together(expansions: Sequence[Coroutine[None, None, TokenBatch]]) -> list[TokenBatch]:
-    """Run some expansions side by side; the first failure ends all."""
-    tasks = [asyncio.create_task(expansion) for expansion in expansions]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

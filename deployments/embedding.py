@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -23,12 +22,11 @@ from deployments.generation_calls import GenerationCall, GenerationResult, pack_
 from deployments.patience import patiently
 from deployments.pooled import EmbeddingRequest, Embeddings
 from deployments.served_model import ServedModel
+from deployments.side_by_side import side_by_side
 from deployments.stream_handler import Judge
 from deployments.timeline import Recorder
 from engine.errors import EngineError, RequestError
 from engine.request import Pooling, RequestId, SamplingParams
-
-T = TypeVar("T")
 
 MAX_CONCURRENT_INPUTS = 64
 """Of one request: it must not fill the queues that others wait in."""
@@ -76,12 +74,12 @@ class Embedding:
             raise RequestError(f"'dimensions' is {asked}; this model's vectors have {width}.", field="dimensions")
         async with asyncio.timeout(self._request.timeout_s):
             with self._recorder.stage("tokenize"):
-                token_ids = await _all_of([partial(self._encode, index) for index in range(len(self._request.inputs))])
+                token_ids = await side_by_side(map(self._encode, range(len(self._request.inputs))))
             num_tokens = sum(map(len, token_ids))
             self._recorder.timeline.num_prompt_tokens = num_tokens
             await self._screen()
             with self._recorder.stage("vectors"):
-                results = await _all_of([partial(self._pooled, ids) for ids in token_ids])
+                results = await side_by_side(map(self._pooled, token_ids))
         self._recorder.timeline.num_cached_tokens = sum(result.num_cached_tokens for result in results)
         vectors = tuple(finished(result.pooled or b"", asked, self._request.normalizes) for result in results)
         return Embeddings(vectors=vectors, num_prompt_tokens=num_tokens)
@@ -174,13 +172,3 @@ def finished(vector: bytes, dimensions: int | None, normalizes: bool) -> bytes:
     numbers = np.frombuffer(vector, "<f4")[:dimensions].astype(np.float64)
     length = float(np.linalg.norm(numbers)) if normalizes else 0.0
     return (numbers / length if length else numbers).astype("<f4").tobytes()
-
-
-async def _all_of(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Await calls side by side; the first that fails ends the others, and its error is raised as it is."""
-    tasks = [asyncio.ensure_future(call()) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import ray
 from prometheus_client import Metric
@@ -66,6 +66,9 @@ if TYPE_CHECKING:
     from deployments.tracing import TraceWriter
 
 _logger = logging.getLogger(__name__)
+
+
+Asked = TypeVar("Asked", GenerationRequest, EmbeddingRequest, RerankRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +207,7 @@ class Gateway:
             EngineError: we have failed.
         """
         target = self._target(request.model)
-        if request.timeout_s is None:
-            request = replace(request, timeout_s=self._config.default_timeout_s)
+        request = self._timed(request)
         model = self._served[target.model]
         if request.beams is not None:
             source = self._beams.source(model.source, request.beams, frozenset(model.config.eos_ids))
@@ -235,8 +237,7 @@ class Gateway:
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector of each input; errors as `generate`."""
         target = self._target(request.model)
-        if request.timeout_s is None:
-            request = replace(request, timeout_s=self._config.default_timeout_s)
+        request = self._timed(request)
         with self._log.answer(request, target.model, target.adapter) as recorder:
             embedding = Embedding(
                 request,
@@ -294,7 +295,7 @@ class Gateway:
     async def rerank(self, request: RerankRequest) -> Reranking:
         """Return how well each document answers its query; errors as `generate`."""
         self._rerankers.check(request.model)
-        request = replace(request, timeout_s=request.timeout_s or self._config.default_timeout_s)
+        request = self._timed(request)
         with self._log.answer(request, request.model) as recorder:
             with recorder.stage("scores"):
                 found = await self._rerankers.score(request)
@@ -339,6 +340,12 @@ class Gateway:
 
         exporter = otlp_exporter(config.endpoint)
         return TraceWriter(exporter, self._overview.traces, service=config.service, sample_ratio=config.sample_ratio)
+
+    def _timed(self, request: Asked) -> Asked:
+        """Return a request with the deadline of the configuration, where it has none of its own."""
+        if request.timeout_s is not None:
+            return request
+        return replace(request, timeout_s=self._config.default_timeout_s)
 
     def _target(self, name: str) -> Target:
         if name in self._served:

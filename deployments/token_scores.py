@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from deployments.generation import GenerationRequest, TokenScore
-from deployments.served_model import TextDecoder
 from engine.errors import RequestError
 from engine.request import TokenLogprobs
 
+Spelling = Callable[[int], bytes]
+"""From a token id to its bytes, as `deployments.served_model.TextDecoder` has it."""
 MAX_PROMPT_SCORES = 65_536
 """They come all at once: with their heads they have to fit into what a stream may leave unread (1 MiB by default)."""
 
@@ -30,12 +31,12 @@ def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> N
     )
 
 
-def scored(decoder: TextDecoder, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenScore, ...]:
+def scored(spelling: Spelling, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenScore, ...]:
     """Return the scores of tokens, one for each."""
     return tuple(
-        _score(decoder, token_id, entry.logprob)._replace(
+        _score(spelling, token_id, entry.logprob)._replace(
             top=tuple(
-                _score(decoder, other, logprob)._replace(rank=place)
+                _score(spelling, other, logprob)._replace(rank=place)
                 for place, (other, logprob) in enumerate(entry.top, 1)
             ),
             rank=entry.rank,
@@ -45,12 +46,12 @@ def scored(decoder: TextDecoder, token_ids: Sequence[int], logprobs: Sequence[To
 
 
 def scored_prompt(
-    decoder: TextDecoder, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    spelling: Spelling, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> tuple[TokenScore, ...]:
     """Return the scores of a prompt's tokens; the first has none, for it follows nothing."""
-    return _score(decoder, token_ids[0], None), *scored(decoder, token_ids[1:], logprobs)
+    return _score(spelling, token_ids[0], None), *scored(spelling, token_ids[1:], logprobs)
 
 
-def _score(decoder: TextDecoder, token_id: int, logprob: float | None) -> TokenScore:
-    raw = decoder.spelling(token_id)
+def _score(spelling: Spelling, token_id: int, logprob: float | None) -> TokenScore:
+    raw = spelling(token_id)
     return TokenScore(token_id, raw.decode("utf-8", "replace"), raw, logprob)

@@ -10,7 +10,7 @@ without adapters has no segments and no `LoraProducts` at all.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -199,12 +199,9 @@ def change_norms(
     adapters: Sequence[AdapterSegment], ranges: Sequence[tuple[int, int]], states: Sequence[torch.Tensor]
 ) -> None:
     """Make final hidden states [tokens of the range, hidden] those that the adapters' norms give."""
-    for segment in adapters:
-        columns = segment.weights.extras.columns.get((WHOLE_MODEL, "norm"))
-        if columns is not None:
-            for (start, end), h in zip(ranges, states, strict=True):
-                if segment.start <= start and end <= segment.end:
-                    h.copy_(h.float() * columns.gain + columns.shift)
+    for (start, end), h in zip(ranges, states, strict=True):
+        own = (segment for segment in adapters if segment.start <= start and end <= segment.end)
+        _change_columns((replace(segment, start=0, end=len(h)) for segment in own), WHOLE_MODEL, "norm", h)
 
 
 def _change_columns(segments: Iterable[AdapterSegment], layer: int, module: str, y: torch.Tensor) -> None:

@@ -1,35 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import pytest
 
 from deployments.config import ChannelConfig
 from deployments.generation import GenerationRequest, TextPrompt
-from deployments.stream.detokenizer import Detokenizer
 from deployments.token_frames import payload_bytes
 from deployments.token_scores import MAX_PROMPT_SCORES, check_prompt_scores, scored, scored_prompt
 from engine.errors import RequestError
 from engine.request import Emission, RequestId, SamplingParams, TokenLogprobs
 
 
-class Letters:
-    """A tokenizer whose token 0 is `a`; token 26 is the first byte of a character, and no more."""
-
-    def spelling(self, token_id: int) -> bytes:
-        return bytes([97 + token_id]) if token_id < 26 else b"\xc3"
-
-    def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
-        raise NotImplementedError
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        raise NotImplementedError
-
-    def tokens_with(self, text: str) -> tuple[int, ...]:
-        raise NotImplementedError
-
-    def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
-        raise NotImplementedError
+def letter(token_id: int) -> bytes:
+    """Token 0 is `a`; token 26 is the first byte of a character, and no more."""
+    return bytes([97 + token_id]) if token_id < 26 else b"\xc3"
 
 
 def asking(num_prompt_logprobs: int | None, *, echoes: bool = False) -> GenerationRequest:
@@ -38,13 +21,13 @@ def asking(num_prompt_logprobs: int | None, *, echoes: bool = False) -> Generati
 
 
 def test_scores_tell_tokens_as_text_with_their_ranks() -> None:
-    (score,) = scored(Letters(), [2], [TokenLogprobs(-3.0, ((0, -0.1), (26, -2.0)), rank=7)])
+    (score,) = scored(letter, [2], [TokenLogprobs(-3.0, ((0, -0.1), (26, -2.0)), rank=7)])
     assert (score.text, score.logprob, score.rank) == ("c", -3.0, 7)
     assert [(top.text, top.rank) for top in score.top] == [("a", 1), ("\ufffd", 2)]
 
 
 def test_the_first_token_of_a_prompt_follows_nothing() -> None:
-    first, second = scored_prompt(Letters(), [0, 1], [TokenLogprobs(-1.0)])
+    first, second = scored_prompt(letter, [0, 1], [TokenLogprobs(-1.0)])
     assert (first.text, first.logprob, second.text, second.logprob) == ("a", None, "b", -1.0)
 
 

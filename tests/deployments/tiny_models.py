@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -60,18 +61,22 @@ def write_chat_model(folder: Path, *, seed: int = 0) -> Path:
     return folder
 
 
-def write_guard(folder: Path) -> Path:
-    """Write a classifier of one layer that finds nothing in anything."""
+def bert_config(folder: Path, **options: Any) -> BertConfig:
+    """Write a tokenizer, and return the configuration of a small encoder for it; its weights come from one seed."""
     vocab_size = write_tokenizer(folder)
     torch.manual_seed(0)
+    return BertConfig(
+        vocab_size=vocab_size, hidden_size=16, num_attention_heads=2, max_position_embeddings=CONTEXT, **options
+    )
+
+
+def write_guard(folder: Path) -> Path:
+    """Write a classifier of one layer that finds nothing in anything."""
     labels = {0: "violent_crimes", 1: "hate"}
-    config = BertConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
+    config = bert_config(
+        folder,
         intermediate_size=16,
         num_hidden_layers=1,
-        num_attention_heads=2,
-        max_position_embeddings=CONTEXT,
         id2label=labels,
         label2id={label: index for index, label in labels.items()},
         problem_type="multi_label_classification",
@@ -84,17 +89,6 @@ def write_guard(folder: Path) -> Path:
 
 def write_cross_encoder(folder: Path) -> Path:
     """Write a cross-encoder of two layers, whose scores differ from pair to pair."""
-    vocab_size = write_tokenizer(folder)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=CONTEXT,
-        num_labels=1,
-        initializer_range=0.5,
-    )
+    config = bert_config(folder, intermediate_size=32, num_hidden_layers=2, num_labels=1, initializer_range=0.5)
     BertForSequenceClassification(config).save_pretrained(folder)
     return folder

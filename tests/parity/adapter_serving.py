@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -29,6 +31,21 @@ GEOMETRY = {
     "bos_token_id": None,
     "pad_token_id": None,
 }
+
+
+@contextmanager
+def starting(checkpoint: str, path_by_name: dict[str, str]) -> Iterator[Callable[..., Serving]]:
+    """Yield what starts engines over the checkpoint, by options; all are ended behind the block."""
+    started: list[Serving] = []
+
+    def start(**options: int) -> Serving:
+        started.append(Serving(checkpoint, path_by_name, **options))
+        return started[-1]
+
+    yield start
+    for serving in started:
+        serving.engine.stop()
+        serving.engine.run(lambda _: None)
 
 
 def make_base(family: str) -> PreTrainedModel:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kernels import native
-from tests.parity.adapter_serving import NUM_TOKENS, Serving, make_base, prompt_of
+from tests.parity.adapter_serving import NUM_TOKENS, Serving, make_base, prompt_of, starting
 from tests.parity.peft_adapters import BEYOND_PRODUCTS, save_adapters, save_beyond_products
 
 PROMPT_LENGTHS = (3, 21)
@@ -76,16 +76,8 @@ def serve(
         monkeypatch.setattr("kernels.native.load", lambda: None)
     else:
         assert native.load() is not None
-    started: list[Serving] = []
-
-    def start(**options: int) -> Serving:
-        started.append(Serving(checkpoint, path_by_name, **options))
-        return started[-1]
-
-    yield start
-    for serving in started:
-        serving.engine.stop()
-        serving.engine.run(lambda _: None)
+    with starting(checkpoint, path_by_name) as start:
+        yield start
 
 
 @pytest.mark.parametrize("options", [{}, {"max_batched_tokens": 7, "max_num_seqs": 7}], ids=["at once", "chunks of 7"])

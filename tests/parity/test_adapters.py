@@ -21,7 +21,7 @@ from adapters.validate import ModuleShapes
 from adapters.weights import AdapterWeights
 from engine.lora import AdapterSegment, LoraBatch, ResidentAdapters, Segment, collect_segments
 from engine.request import FinishReason
-from tests.parity.adapter_serving import NUM_TOKENS, VOCAB, Serving, make_base, prompt_of
+from tests.parity.adapter_serving import NUM_TOKENS, VOCAB, Serving, make_base, prompt_of, starting
 from tests.parity.peft_adapters import CONFIGS, load_adapters, save_adapters
 
 
@@ -146,16 +146,8 @@ def expected(with_peft: peft.PeftModel) -> dict[tuple[str, int], tuple[int, ...]
 
 @pytest.fixture
 def serve(checkpoint: str, path_by_name: dict[str, str]) -> Iterator[Callable[..., Serving]]:
-    started: list[Serving] = []
-
-    def start(**options: int) -> Serving:
-        started.append(Serving(checkpoint, path_by_name, **options))
-        return started[-1]
-
-    yield start
-    for serving in started:
-        serving.engine.stop()
-        serving.engine.run(lambda _: None)
+    with starting(checkpoint, path_by_name) as start:
+        yield start
 
 
 Expected = dict[tuple[str, int], tuple[int, ...]]
