@@ -243,6 +243,9 @@ class ReplicaServer:
 
     def _close(self, request_id: RequestId, generation: _Generation) -> None:
         self._generations.pop(request_id, None)
+        if self._orphans is not None and not generation.ended.done():
+            # Its call was given up: by a gateway that records it, or that has died and whose channel will say so.
+            self._orphans.finished(generation.call, generation.num_tokens)
         if not generation.ended.done() or generation.ended.result().fault is _GATEWAY_GONE:
             self._engine.cancel(request_id)
 
