@@ -358,6 +358,9 @@ class Settings(SettingsNode):
     )
     slo: SloSettings | None = Field(default=None, description="What answers are held against; null: nothing.")
     tracing: TracingSettings | None = Field(default=None, description="Where traces go; null: nowhere.")
+    log_prompts: bool = Field(
+        default=False, description="Whether the text of every prompt is written to the log of its gateway."
+    )
     allow_anonymous: bool = Field(
         default=False, description="Whether `antiphon serve` listens beyond this machine though no tenant is known."
     )

@@ -31,6 +31,7 @@ from adapters.validate import validate
 from deployments.adapter_changes import Registration
 from deployments.config import AdapterBase, RegistryConfig
 from deployments.handles import tell_gateways
+from deployments.logs import join_serve_log
 from engine.errors import RequestError
 
 _logger = logging.getLogger(__name__)
@@ -236,6 +237,7 @@ class Registry:
 
     async def __init__(self, config: RegistryConfig) -> None:  # type: ignore[misc]
         """Open the store, take over what the configuration names, and begin to look; Serve awaits it."""
+        join_serve_log()
         store = await asyncio.to_thread(_open_store, config.store_path)
         self._server = RegistryServer(store, config.bases, folder=config.folder)
         await self._server.declare(config.declared_by_base)

@@ -225,4 +225,5 @@ class GatewayConfig:
     safety_placement: str = "deployment"
     max_resumes: int = 3
     default_timeout_s: float | None = None
+    log_prompts: bool = False
     created_s: int = 0

@@ -49,6 +49,7 @@ from deployments.generation import (
 )
 from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_vector, reached
 from deployments.inside import answer_inside
+from deployments.logs import join_serve_log, log_answer, log_prompt
 from deployments.metrics import GatewayMetrics
 from deployments.overview import Overview, gateways
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
@@ -107,6 +108,7 @@ class Gateway:
         batches: DeploymentHandle | None = None,
         rerankers: Mapping[str, DeploymentHandle] | None = None,
     ) -> None:
+        join_serve_log()
         self._config = config
         self._create_app = create_app
         self._handles = models
@@ -208,6 +210,8 @@ class Gateway:
         """
         target = self._target(request.model)
         request = self._timed(request)
+        if self._config.log_prompts:
+            log_prompt(request)
         model = self._served[target.model]
         if request.beams is not None:
             source = self._beams.source(model.source, request.beams, frozenset(model.config.eos_ids))
@@ -329,6 +333,7 @@ class Gateway:
 
     def _count_answer(self, timeline: Timeline) -> None:
         self._metrics.count_answer(timeline)
+        log_answer(timeline)
         if self._traced is not None:
             self._traced.add(timeline)
         if self._meter is not None:

@@ -21,6 +21,7 @@ from deployments.accounts.orphans import OrphanRecorder
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.engine_thread import MAX_STEP_S_BY_DEVICE, EngineThread, RunningEngine
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.logs import join_serve_log
 from deployments.metrics import EngineMetrics
 from deployments.routing.reporter import ReplicaName, Reporter
 from deployments.token_channel import ChannelDialer
@@ -311,6 +312,7 @@ class ModelReplica:
         Raises:
             CheckpointError, ConfigError: the model cannot be served as it is configured.
         """
+        join_serve_log()
         engine = await asyncio.to_thread(_build, config)
         dial = partial(ChannelDialer, channel) if channel.transport == "tcp" else None
         self._server = ReplicaServer(

@@ -18,6 +18,7 @@ from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
 from deployments.handle_errors import unwrap
 from deployments.handles import RETRY_AFTER_S, reached
+from deployments.logs import join_serve_log
 from deployments.pooled import Reranking, RerankRequest
 from engine.errors import EngineError, RequestError
 
@@ -29,6 +30,7 @@ class Reranker:
     """The actor of one cross-encoder; the deployment is named `Reranker-<name>`."""
 
     def __init__(self, config: RerankerConfig, encoder: CrossEncoder | None = None) -> None:
+        join_serve_log()
         if encoder is None:
             # It brings torch along, which a gateway can do without.
             from deployments.cross_encoder import CrossEncoder, Pair

@@ -15,6 +15,7 @@ from deployments.batched_thread import BatchedThread
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
 from deployments.handle_errors import unwrap
+from deployments.logs import join_serve_log
 from engine.errors import EngineError, RequestError
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Safety:
     """The actor: a shell around `LocalSafety`."""
 
     def __init__(self, config: SafetyConfig) -> None:
+        join_serve_log()
         self._safety = LocalSafety(config)
 
     async def judge(self, texts: tuple[str, ...]) -> list[Verdict]:

@@ -17,6 +17,7 @@ from deployments.config import ModelConfig
 from deployments.generation import ChatPrompt, TextPrompt
 from deployments.generation_calls import pack_ids, unpack_ids
 from deployments.handle_errors import unwrap
+from deployments.logs import join_serve_log
 from deployments.text_codec import DEFAULT_MAX_CHARS, TextCodec
 from engine.errors import RequestError
 
@@ -88,6 +89,7 @@ class Tokenizer:
     """The actor: a shell around `LocalTokenizer`."""
 
     def __init__(self, models: tuple[ModelConfig, ...]) -> None:
+        join_serve_log()
         self._tokenizer = LocalTokenizer(build_codecs(models))
 
     async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> bytes:

@@ -25,6 +25,7 @@ from deployments.accounts.values import (
     UsageTotal,
 )
 from deployments.config import AccountsConfig
+from deployments.logs import join_serve_log
 
 T = TypeVar("T")
 
@@ -33,6 +34,7 @@ class Accounts:
     """The deployment `Accounts`; there is one replica of it."""
 
     def __init__(self, config: AccountsConfig) -> None:
+        join_serve_log()
         self._limiter = Limiter(config.limits_url)
         self._ledger = Ledger(config.database_url)
         self._keys = self._ledger.keys()

@@ -37,6 +37,7 @@ from deployments.batches.values import (
 )
 from deployments.config import BatchesConfig
 from deployments.errors import UnavailableError
+from deployments.logs import join_serve_log
 from engine.errors import RequestError
 
 _logger = logging.getLogger(__name__)
@@ -149,6 +150,7 @@ class Batches:
         Args:
             ask: answers the lines; None for the gateways of this application.
         """
+        join_serve_log()
         self._config = config
         self._ask = ask or _gateway(config.gateway)
         self._server: BatchServer | None = None

@@ -50,6 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         {"name": "blue", "keys_sha256": [key_digest(KEY)]},
         {"name": "red", "keys_sha256": [key_digest(OTHER_KEY)], "models": [BASE]},
     ]
+    tree["applications"][0]["logging_config"] = {"encoding": "JSON"}
     path.write_text(yaml.safe_dump(tree))
     with pytest.MonkeyPatch.context() as patch:
         # Or else what is logged of requests waits for a thousand of them.
@@ -376,6 +377,23 @@ def test_logs_hold_neither_keys_nor_prompts(server: Server) -> None:
     told = b"".join(path.read_bytes() for path in files) + server.output.encode()
     for secret in (KEY, OTHER_KEY, ADMIN_KEY, MARK):
         assert secret.encode() not in told, secret
+
+
+def test_each_answer_is_a_line_of_json_with_its_request_id_and_figures(server: Server) -> None:
+    answered = post(server, chat(max_tokens=2))
+    request_id = answered.headers["x-request-id"]
+
+    def line() -> dict[str, Any] | None:
+        texts = (path.read_text() for path in log_folder(server).rglob("replica_*_Gateway_*.log"))
+        lines = (line for text in texts for line in text.splitlines() if f'"{request_id}"' in line)
+        return next((fields for fields in map(json.loads, lines) if "answer_id" in fields), None)
+
+    until(lambda: line() is not None, "the answer's line")
+    fields = line()
+    assert fields is not None
+    assert (fields["request_id"], fields["tenant"], fields["model"]) == (request_id, "blue", BASE)
+    assert (fields["outcome"], fields["output_tokens"]) == (answered.json()["choices"][0]["finish_reason"], 2)
+    assert 0 < fields["ttft_s"] <= fields["duration_s"]
 
 
 def log_folder(server: Server) -> Path:

@@ -1,0 +1,69 @@
+"""What a server writes down: our log records in Ray Serve's log, and one line for each answer.
+
+Serve's `logging_config` then decides on all of it: where it goes, from which level on, and whether as text or as JSON,
+where every figure of an answer is a field of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict
+from typing import Any
+
+from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
+from deployments.timeline import Timeline
+
+_OURS = ("adapters", "app", "deployments", "engine", "kernels")
+_TO_FILE = {"log_to_stderr": False}
+"""Serve's mark of a record that goes to the log's file only: there is one for each answer, as of its access log."""
+
+_logger = logging.getLogger(__name__)
+
+
+def join_serve_log() -> None:
+    """Send the records of this process's own packages where those of `ray.serve` go; called by every deployment."""
+    for package in _OURS:
+        logging.getLogger(package).parent = logging.getLogger("ray.serve")
+
+
+def log_answer(timeline: Timeline) -> None:
+    """Write one line for an answer that has ended; nothing of its text."""
+    fields = _fields(timeline)
+    told = " ".join(f"{name}={value}" for name, value in fields.items())
+    _logger.info("answer %s", told, extra=fields | _TO_FILE)
+
+
+def log_prompt(request: GenerationRequest) -> None:
+    """Write the text of a prompt, for who has asked for it by `log_prompts`."""
+    _logger.info(
+        "prompt answer_id=%s %s",
+        request.request_id,
+        json.dumps(_text(request)),
+        extra={"answer_id": request.request_id, "prompt": _text(request)} | _TO_FILE,
+    )
+
+
+def _fields(timeline: Timeline) -> dict[str, Any]:
+    times = {"ttft_s": timeline.first_text_s, "tpot_s": timeline.tpot_s, "duration_s": timeline.end_s}
+    return {
+        "answer_id": timeline.request_id,
+        "tenant": timeline.tenant,
+        "model": timeline.model,
+        "adapter": timeline.adapter,
+        "outcome": timeline.outcome,
+        "prompt_tokens": timeline.num_prompt_tokens,
+        "cached_tokens": timeline.num_cached_tokens,
+        "output_tokens": timeline.num_tokens,
+        "resumed": max(0, len(timeline.attempts) - 1),
+    } | {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()}
+
+
+def _text(request: GenerationRequest) -> Any:
+    match request.prompt:
+        case ChatPrompt(messages=messages):
+            return [asdict(message) for message in messages]
+        case TextPrompt(text=text):
+            return text
+        case tokens:
+            return list(tokens.token_ids)

@@ -1,0 +1,76 @@
+"""What is written of an answer: all its figures, and its text only where that is asked for."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from deployments.logs import join_serve_log, log_answer, log_prompt
+from deployments.timeline import Timeline
+from engine.request import SamplingParams
+
+
+def _timeline() -> Timeline:
+    return Timeline(
+        request_id="mine.0",
+        model="chat",
+        base="chat",
+        tenant="acme",
+        arrived_unix_s=1.0,
+        num_prompt_tokens=9,
+        num_cached_tokens=4,
+        num_tokens=3,
+        first_token_s=0.25,
+        first_text_s=0.5,
+        end_s=1.25,
+        outcome="stop",
+    )
+
+
+def test_an_answer_is_one_line_whose_figures_are_fields_too(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        log_answer(_timeline())
+    (record,) = caplog.records
+    fields = record.__dict__
+    assert (fields["answer_id"], fields["tenant"], fields["outcome"]) == ("mine.0", "acme", "stop")
+    assert (fields["prompt_tokens"], fields["cached_tokens"], fields["output_tokens"]) == (9, 4, 3)
+    assert (fields["ttft_s"], fields["tpot_s"], fields["duration_s"]) == (0.5, 0.5, 1.25)
+    assert "outcome=stop" in record.getMessage()
+    assert "ttft_s=0.5" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        (ChatPrompt(messages=(ChatMessage(role="user", content="a\nb"),)), "a\\nb"),
+        (TextPrompt(text="once"), "once"),
+        (TokenPrompt(token_ids=(1, 2)), "[1, 2]"),
+    ],
+)
+def test_a_prompt_is_one_line_however_it_was_asked(prompt: Prompt, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    request = GenerationRequest(request_id="mine.0", model="chat", prompt=prompt, params=SamplingParams(max_tokens=1))
+    with caplog.at_level(logging.INFO):
+        log_prompt(request)
+    (record,) = caplog.records
+    assert text in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_our_records_go_where_those_of_serve_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[logging.LogRecord] = []
+    handler, serve_logger, ours = logging.Handler(), logging.getLogger("ray.serve"), logging.getLogger("engine")
+    monkeypatch.setattr(handler, "emit", records.append)
+    monkeypatch.setattr(serve_logger, "handlers", [handler])
+    for package in ("adapters", "app", "deployments", "engine", "kernels"):
+        monkeypatch.setattr(logging.getLogger(package), "parent", logging.root)
+    join_serve_log()
+    with_level = serve_logger.level
+    serve_logger.setLevel(logging.INFO)
+    try:
+        logging.getLogger("engine.build").info("told")
+        assert [record.getMessage() for record in records] == ["told"]
+        assert ours.getEffectiveLevel() == logging.INFO
+    finally:
+        serve_logger.setLevel(with_level)
