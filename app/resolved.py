@@ -118,6 +118,8 @@ def key_ring(settings: Settings) -> KeyRing:
 
 DEFAULT_QUEUE_S = 30.0
 """Who has waited so long for the first token has gone, or asks a second time."""
+QUEUE_SHARE = 0.25
+"""Of an objective for the first token: the longest wait for a turn, where none is set."""
 
 
 def gateway_config(settings: Settings) -> GatewayConfig:
@@ -152,10 +154,13 @@ def gateway_config(settings: Settings) -> GatewayConfig:
 
 
 def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
-    """Return how long a request may wait for its turn: half of an objective, for some wait longer than the mean."""
+    """Return how long a request may wait for its turn: by far not all of an objective.
+
+    Some wait longer than the mean, and whoever waits here has waited before it, on a server that is asked for too much.
+    """
     if model.engine.max_queue_s is not None:
         return model.engine.max_queue_s
-    return DEFAULT_QUEUE_S if slo is None or slo.ttft_s is None else slo.ttft_s / 2
+    return DEFAULT_QUEUE_S if slo is None or slo.ttft_s is None else slo.ttft_s * QUEUE_SHARE
 
 
 def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry, slo: SloSettings | None) -> ModelConfig:

@@ -55,6 +55,12 @@ def recommended(*, num_cores: int, drain_s: int = 30) -> tuple[ServeVariable, ..
             purpose="how often each replica hands its counts to Ray, which exports them every 10 s",
         ),
         ServeVariable(
+            name="RAY_worker_niceness",
+            value="0",
+            purpose="replicas run at the priority of any process; Ray's default is 15, for work that can wait",
+            loss="whatever else runs on a node is served before the replicas, which run at niceness 15",
+        ),
+        ServeVariable(
             name="RAY_AUTH_MODE",
             value="token",
             purpose="Ray's own ports ask for the token in ~/.ray/auth_token",

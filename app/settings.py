@@ -98,8 +98,8 @@ class EngineSettings(SettingsNode):
     max_queue_s: float | None = Field(
         default=None,
         gt=0,
-        description="Seconds of waiting that a new request may be foretold, else it is refused; null: half of "
-        "`slo.ttft_s`, where that is set, else 30.",
+        description="Seconds of waiting that a new request may be foretold, else it is refused; null: a quarter "
+        "of `slo.ttft_s`, where that is set, else 30.",
     )
     max_adapter_rank: int = Field(default=128, ge=1, description="Highest LoRA rank that is loaded.")
     max_device_adapters: int = Field(default=32, ge=1, description="Adapters resident on the device at once.")
