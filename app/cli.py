@@ -16,6 +16,8 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -24,7 +26,7 @@ import typer
 from rich.table import Table
 
 from app import cli_client, preflight, serve_environment
-from app.config_lint import BUILDER, lint_config, read_config
+from app.config_file import BUILDER, read_config
 from app.server_process import ServerProcess
 from engine.errors import CheckpointError
 from kernels import compiling
@@ -143,11 +145,19 @@ def bench(context: typer.Context) -> None:
 
 
 def _check(config: str) -> None:
-    mistakes = lint_config(config)
+    # In a process of its own: what Serve brings along to check with is 65 MB, which a server would hold for ever.
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as checking:
+        mistakes = checking.submit(_mistakes, config).result()
     if mistakes:
         print(f"{config} has {len(mistakes)} mistake{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
         print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)
         raise typer.Exit(EXIT_WRONG_INPUT)
+
+
+def _mistakes(config: str) -> list[str]:
+    from app.config_lint import lint_config
+
+    return lint_config(config)
 
 
 def _serve(config: Path, *, address: str, timeout_s: float) -> int:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import (
@@ -22,10 +21,8 @@ from ray.serve.schema import (
 )
 
 from app.checkpoint_source import is_hub_id
+from app.config_file import BUILDER, read_config
 from app.settings import Settings
-
-BUILDER = "app.builder:build"
-"""The `import_path` whose `args` are our `Settings`."""
 
 
 def lint_config(path: str | Path) -> list[str]:
@@ -41,27 +38,6 @@ def lint_config(path: str | Path) -> list[str]:
         if isinstance(application, dict) and application.get("import_path") == BUILDER:
             lines += _lint_application(application, f"applications[{index}]")
     return list(dict.fromkeys(lines))
-
-
-def read_config(path: str | Path) -> dict[str, Any]:
-    """Return the parsed file.
-
-    Raises:
-        ValueError: one line: there is no such file, it is not YAML, or not a mapping.
-    """
-    try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8 text") from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ValueError(f"{path}: {place}not valid YAML: {getattr(error, 'problem', None) or error}") from error
-    if not isinstance(tree, dict):
-        raise ValueError(f"{path}: must be a mapping with the key 'applications'")
-    return tree
 
 
 def deployment_names(settings: Settings) -> list[str]:

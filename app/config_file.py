@@ -1,0 +1,32 @@
+"""The Serve config file as it is written: read, not checked. Imports next to nothing, for a running server keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+BUILDER = "app.builder:build"
+"""The `import_path` whose `args` are our `Settings`."""
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Return the parsed file.
+
+    Raises:
+        ValueError: one line: there is no such file, it is not YAML, or not a mapping.
+    """
+    try:
+        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: is not UTF-8 text") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{path}: {place}not valid YAML: {getattr(error, 'problem', None) or error}") from error
+    if not isinstance(tree, dict):
+        raise ValueError(f"{path}: must be a mapping with the key 'applications'")
+    return tree
