@@ -229,6 +229,7 @@ class Engine:
             prefix_hits=counters.prefix_hits,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
+            forced_tokens=counters.forced_tokens,
             num_preemptions=counters.num_preemptions,
             ended_by_reason=dict(counters.ended_by_reason),
             refused_by_reason=dict(self._scheduler.admission.refused_by_reason),
