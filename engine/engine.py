@@ -72,6 +72,9 @@ class Engine:
         """
         self._clock = clock
         self._lock = threading.Lock()
+        # Requests are let in one by one, for each is a part of what the next one finds. A lock of its own: where many
+        # wait, a forecast takes milliseconds, and every step needs the other.
+        self._door = threading.Lock()
         # One event for all that ends a sleep: set before it begins, it keeps the loop awake for another plan.
         self._wake = arrival or threading.Event()
         self._inbox: deque[Request | RequestId] = deque()
@@ -108,16 +111,17 @@ class Engine:
         if request.params.grammar is not None:
             # At once where it was made ready before; unready, it would hold up a step.
             self.compile_grammar(request.params.grammar)
-        with self._lock:
-            if not self.is_alive:
-                raise EngineError(self._error or "The engine is shutting down.")
+        with self._door:
+            self._check_alive()
             self._refuse_if_overloaded(request)
-            if request.request_id in self._live_ids:
-                raise RequestError(f"A request with the id {request.request_id!r} is alive.", field="request_id")
-            self._live_ids.add(request.request_id)
-            self._inbox.append(request)
-            self._num_queued += 1
-            self._wake.set()
+            with self._lock:
+                self._check_alive()
+                if request.request_id in self._live_ids:
+                    raise RequestError(f"A request with the id {request.request_id!r} is alive.", field="request_id")
+                self._live_ids.add(request.request_id)
+                self._inbox.append(request)
+                self._num_queued += 1
+                self._wake.set()
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request before the next step; any thread. An id that is not alive is ignored."""
@@ -248,8 +252,7 @@ class Engine:
         counters, landmarks = self._scheduler.counters, self._scheduler.landmarks
         num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting + self._num_queued
         running_tokens, waiting_tokens = self._scheduler.unread_prompts()
-        with self._lock:
-            waiting_tokens += sum(len(entry.prompt_ids) for entry in self._inbox if isinstance(entry, Request))
+        waiting_tokens += sum(len(request.prompt_ids) for request in self._unread())
         # What a waiting prompt will find in the cache is known when it is admitted; until then it is like the others.
         new_share = 1 - counters.prefix_hits / counters.prefix_queries if counters.prefix_queries else 1.0
         return EngineLoad(
@@ -265,6 +268,14 @@ class Engine:
             landmark_blocks=landmarks.stride_blocks if self.config.enable_prefix_cache else 0,
             landmarks=landmarks.copy(),
         )
+
+    def _check_alive(self) -> None:
+        if not self.is_alive:
+            raise EngineError(self._error or "The engine is shutting down.")
+
+    def _unread(self) -> list[Request]:
+        with self._lock:
+            return [entry for entry in self._inbox if isinstance(entry, Request)]
 
     def _read_inbox(self) -> None:
         with self._lock:
@@ -318,7 +329,8 @@ class Engine:
         admission, scheduler = self._scheduler.admission, self._scheduler
         rate = self._num_ended / self._busy_s if self._busy_s > 0 else 0.0
         admission.check_queue(self._num_queued + scheduler.num_waiting, scheduler.num_running, rate)
-        backlog = scheduler.backlog(request, [entry for entry in self._inbox if isinstance(entry, Request)])
+        # Before the queues: who is taken over meanwhile is counted twice rather than not at all.
+        backlog = scheduler.backlog(request, self._unread())
         under_way = [plan for plan, _ in tuple(self._under_way)]
         admission.check_time(
             request,
