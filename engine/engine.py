@@ -16,7 +16,7 @@ from typing import NamedTuple
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, RequestError
 from engine.metrics import EngineLoad, EngineSnapshot, StepTimes
-from engine.pacing import PrefillPace, PrefillRate
+from engine.pacing import PrefillPace
 from engine.ports import AdapterStock, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduler import Scheduler
@@ -82,7 +82,6 @@ class Engine:
         self._live_ids: set[RequestId] = set()
         gap_s = config.max_decode_gap_s
         self._pace = None if gap_s is None else PrefillPace(gap_s, config.max_batched_tokens)
-        self._rate = PrefillRate()
         self._step_s = 0.0
         self._is_stopping = False
         self._error: str | None = None
@@ -167,7 +166,6 @@ class Engine:
         ran_s = self._clock()
         num_prefill_tokens = plan.num_prefill_tokens
         self._step_s = ran_s - max(submitted_s, self._free_at_s)
-        self._rate.observe(num_prefill_tokens, self._step_s)
         if self._pace is not None:
             self._pace.observe(num_prefill_tokens, self._step_s)
         self._scheduler.admission.costs.observe(
@@ -260,7 +258,7 @@ class Engine:
             num_running=num_running,
             num_waiting=num_waiting,
             max_running=self.config.max_num_seqs,
-            prefill_tokens_per_s=self._rate.tokens_per_s,
+            prefill_tokens_per_s=self._scheduler.admission.costs.prompt_tokens_per_s,
             step_s=self._step_s,
             stalled_s=max(0.0, self._clock() - self._last_progress_s) if num_running + num_waiting else 0.0,
             num_ended=self._num_ended,
