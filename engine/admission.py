@@ -6,7 +6,7 @@ A request is refused where the forecast (`engine.forecast`) says that
 - the deadline of one that is before it could no longer be kept,
 - it would wait longer than `max_queue_s` until its prompt is begun.
 
-Before there are measurements, everything is let in that finds room. Pure; whoever calls it holds the engine's lock.
+Before there are measurements, everything is let in that finds room. Pure; requests are asked about one by one.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, RequestError
 from engine.metrics import EngineLoad, EngineSnapshot, StepTimes
-from engine.pacing import PrefillPace, PrefillRate
+from engine.pacing import PrefillPace
 from engine.ports import AdapterStock, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduler import Scheduler
@@ -72,6 +72,9 @@ class Engine:
         """
         self._clock = clock
         self._lock = threading.Lock()
+        # Requests are let in one by one, for each is a part of what the next one finds. A lock of its own: where many
+        # wait, a forecast takes milliseconds, and every step needs the other.
+        self._door = threading.Lock()
         # One event for all that ends a sleep: set before it begins, it keeps the loop awake for another plan.
         self._wake = arrival or threading.Event()
         self._inbox: deque[Request | RequestId] = deque()
@@ -79,7 +82,6 @@ class Engine:
         self._live_ids: set[RequestId] = set()
         gap_s = config.max_decode_gap_s
         self._pace = None if gap_s is None else PrefillPace(gap_s, config.max_batched_tokens)
-        self._rate = PrefillRate()
         self._step_s = 0.0
         self._is_stopping = False
         self._error: str | None = None
@@ -108,16 +110,17 @@ class Engine:
         if request.params.grammar is not None:
             # At once where it was made ready before; unready, it would hold up a step.
             self.compile_grammar(request.params.grammar)
-        with self._lock:
-            if not self.is_alive:
-                raise EngineError(self._error or "The engine is shutting down.")
+        with self._door:
+            self._check_alive()
             self._refuse_if_overloaded(request)
-            if request.request_id in self._live_ids:
-                raise RequestError(f"A request with the id {request.request_id!r} is alive.", field="request_id")
-            self._live_ids.add(request.request_id)
-            self._inbox.append(request)
-            self._num_queued += 1
-            self._wake.set()
+            with self._lock:
+                self._check_alive()
+                if request.request_id in self._live_ids:
+                    raise RequestError(f"A request with the id {request.request_id!r} is alive.", field="request_id")
+                self._live_ids.add(request.request_id)
+                self._inbox.append(request)
+                self._num_queued += 1
+                self._wake.set()
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request before the next step; any thread. An id that is not alive is ignored."""
@@ -163,7 +166,6 @@ class Engine:
         ran_s = self._clock()
         num_prefill_tokens = plan.num_prefill_tokens
         self._step_s = ran_s - max(submitted_s, self._free_at_s)
-        self._rate.observe(num_prefill_tokens, self._step_s)
         if self._pace is not None:
             self._pace.observe(num_prefill_tokens, self._step_s)
         self._scheduler.admission.costs.observe(
@@ -229,6 +231,7 @@ class Engine:
             prefix_hits=counters.prefix_hits,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
+            forced_tokens=counters.forced_tokens,
             num_preemptions=counters.num_preemptions,
             ended_by_reason=dict(counters.ended_by_reason),
             refused_by_reason=dict(self._scheduler.admission.refused_by_reason),
@@ -247,8 +250,7 @@ class Engine:
         counters, landmarks = self._scheduler.counters, self._scheduler.landmarks
         num_running, num_waiting = self._scheduler.num_running, self._scheduler.num_waiting + self._num_queued
         running_tokens, waiting_tokens = self._scheduler.unread_prompts()
-        with self._lock:
-            waiting_tokens += sum(len(entry.prompt_ids) for entry in self._inbox if isinstance(entry, Request))
+        waiting_tokens += sum(len(request.prompt_ids) for request in self._unread())
         # What a waiting prompt will find in the cache is known when it is admitted; until then it is like the others.
         new_share = 1 - counters.prefix_hits / counters.prefix_queries if counters.prefix_queries else 1.0
         return EngineLoad(
@@ -256,7 +258,7 @@ class Engine:
             num_running=num_running,
             num_waiting=num_waiting,
             max_running=self.config.max_num_seqs,
-            prefill_tokens_per_s=self._rate.tokens_per_s,
+            prefill_tokens_per_s=self._scheduler.admission.costs.prompt_tokens_per_s,
             step_s=self._step_s,
             stalled_s=max(0.0, self._clock() - self._last_progress_s) if num_running + num_waiting else 0.0,
             num_ended=self._num_ended,
@@ -264,6 +266,14 @@ class Engine:
             landmark_blocks=landmarks.stride_blocks if self.config.enable_prefix_cache else 0,
             landmarks=landmarks.copy(),
         )
+
+    def _check_alive(self) -> None:
+        if not self.is_alive:
+            raise EngineError(self._error or "The engine is shutting down.")
+
+    def _unread(self) -> list[Request]:
+        with self._lock:
+            return [entry for entry in self._inbox if isinstance(entry, Request)]
 
     def _read_inbox(self) -> None:
         with self._lock:
@@ -317,7 +327,8 @@ class Engine:
         admission, scheduler = self._scheduler.admission, self._scheduler
         rate = self._num_ended / self._busy_s if self._busy_s > 0 else 0.0
         admission.check_queue(self._num_queued + scheduler.num_waiting, scheduler.num_running, rate)
-        backlog = scheduler.backlog(request, [entry for entry in self._inbox if isinstance(entry, Request)])
+        # Before the queues: who is taken over meanwhile is counted twice rather than not at all.
+        backlog = scheduler.backlog(request, self._unread())
         under_way = [plan for plan, _ in tuple(self._under_way)]
         admission.check_time(
             request,

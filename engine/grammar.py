@@ -27,9 +27,10 @@ MAX_KEPT = 256
 class GrammarFollower:
     """One request's place in its grammar; one in error allows nothing."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._end = list(eos_ids[:1])
 
     @property
     def error(self) -> str | None:
@@ -48,6 +49,18 @@ class GrammarFollower:
     def note(self, token_id: int) -> None:
         """Take note of the token that was chosen."""
         self._matcher.consume_token(token_id)
+
+    def take_forced(self) -> list[int]:
+        """Take note of the tokens that must come now, for nothing else may, and return them.
+
+        They are what `mask` would leave one by one. Where the grammar has ended it is an end-of-sequence token: of
+        several the first, which is never shown.
+        """
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        # Nothing is forced that is not allowed; should it be, it is drawn, and fails with the reason.
+        forced = forced[: self._matcher.try_consume_tokens(forced)]
+        has_ended = self._matcher.is_stopped() and not self._matcher.is_error()
+        return forced + self._end if has_ended else forced
 
 
 class GrammarStore:
@@ -85,7 +98,7 @@ class GrammarStore:
         matcher = self._matcher(grammar).deep_copy()
         if output_ids:
             matcher.consume_tokens(list(output_ids))
-        return GrammarFollower(matcher, self._vocab_size)
+        return GrammarFollower(matcher, self._vocab_size, self._eos_ids)
 
     def _matcher(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher

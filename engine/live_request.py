@@ -54,9 +54,9 @@ def flow_of(request: Request) -> tuple[str, AdapterDigest | None]:
 
 
 class Drawn(NamedTuple):
-    """A token that a step brought, and what is told of it."""
+    """The tokens that a step brought, and what is told of the first."""
 
-    token_id: int
+    token_ids: tuple[int, ...]
     logprobs: TokenLogprobs | None
     prompt_logprobs: tuple[TokenLogprobs, ...]
 
@@ -103,8 +103,13 @@ class LiveRequest:
 
     @property
     def num_wanted(self) -> int:
-        """Known tokens that are not in the cache yet; 1 is a decode, more is a prefill."""
+        """Known tokens that are not in the cache yet."""
         return self.num_tokens - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether what is wanted is output; it is more than one token where a grammar has left no choice of some."""
+        return self.num_wanted == 1 or self.num_computed >= len(self.request.prompt_ids)
 
     @property
     def wants_scores(self) -> bool:
@@ -159,6 +164,17 @@ class LiveRequest:
         """Forget the tokens that are still to be drawn."""
         while self.output_ids and self.output_ids[-1] == PENDING:
             self.output_ids.pop()
+
+    def put(
+        self, index: int, token_ids: Sequence[int], eos_ids: frozenset[int], max_model_len: int
+    ) -> FinishReason | None:
+        """Put tokens where the first one's place was kept, up to one that ends the request; returns why it does."""
+        for place, token_id in enumerate(token_ids, index):
+            self.output_ids[place : place + 1] = [token_id]
+            reason = self.finish_after(place, eos_ids, max_model_len)
+            if reason is not None:
+                return reason
+        return None
 
     def finish_after(self, index: int, eos_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
         """Return why the request ends with the output token at `index`, or None."""

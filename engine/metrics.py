@@ -23,6 +23,7 @@ class SchedulerCounters:
     Attributes:
         prefix_queries, prefix_hits: tokens looked up in, and served from, the prefix cache as requests were first
             admitted; what a pre-empted request finds again is not counted.
+        forced_tokens: of `generation_tokens`, those that a grammar left no choice of and nobody drew.
         ended: the requests that ended last and that nobody has drained, `MAX_TRACES` of them at most.
         trace_by_id: those that ended last, drained or not; for any thread to read.
     """
@@ -31,6 +32,7 @@ class SchedulerCounters:
     prefix_hits: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    forced_tokens: int = 0
     num_preemptions: int = 0
     ended_by_reason: dict[str, int] = field(default_factory=dict)
     ended: deque[RequestTrace] = field(default_factory=lambda: deque(maxlen=MAX_TRACES))
@@ -46,6 +48,11 @@ class SchedulerCounters:
         self.prefix_queries += live.num_tokens
         self.prefix_hits += live.num_computed
         self.prompt_tokens += len(live.request.prompt_ids)
+
+    def count_output(self, *, num_drawn: int, num_forced: int) -> None:
+        """Count new tokens of an answer."""
+        self.generation_tokens += num_drawn + num_forced
+        self.forced_tokens += num_forced
 
     def count_end(self, live: LiveRequest, reason: FinishReason, now_s: float) -> None:
         """Count one ended request and keep its trace."""
@@ -98,6 +105,7 @@ class EngineSnapshot:
     prefix_hits: int
     prompt_tokens: int
     generation_tokens: int
+    forced_tokens: int
     num_preemptions: int
     ended_by_reason: dict[str, int]
     refused_by_reason: dict[str, int]

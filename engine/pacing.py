@@ -13,10 +13,6 @@ MIN_MEASURED_TOKENS = 16
 """Steps with fewer prompt tokens say more about the decodes beside them."""
 
 
-_RATE_MEMORY = 0.95
-"""What a step's measurement still weighs one step later."""
-
-
 class PrefillPace:
     """How many prompt tokens a step may compute beside decodes.
 
@@ -38,21 +34,3 @@ class PrefillPace:
         is_far_over = took_s > 1.5 * self._target_s and num_prefill_tokens <= self.num_tokens
         wanted = fitting if is_far_over else (self.num_tokens + fitting) / 2
         self.num_tokens = int(min(self._max_tokens, max(min(MIN_TOKENS, self._max_tokens), wanted)))
-
-
-class PrefillRate:
-    """Prompt tokens that the engine computes a second, beside whatever else its steps hold; newer steps count more."""
-
-    def __init__(self) -> None:
-        self._tokens = self._seconds = 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """0 where nothing has been measured yet."""
-        return self._tokens / self._seconds if self._seconds else 0.0
-
-    def observe(self, num_prefill_tokens: int, took_s: float) -> None:
-        """Take note of a step; one with few prompt tokens says little."""
-        if num_prefill_tokens >= MIN_MEASURED_TOKENS and took_s > 0:
-            self._tokens = _RATE_MEMORY * self._tokens + num_prefill_tokens
-            self._seconds = _RATE_MEMORY * self._seconds + took_s

@@ -151,6 +151,12 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
     @property
+    def can_jump(self) -> bool:
+        """Whether tokens that the grammar leaves no choice of are taken undrawn: nothing is asked of each of them."""
+        asks_each = self.num_logprobs is not None or bool(self.min_tokens or self.allowed_token_ids or self.bad_words)
+        return self.grammar is not None and not (asks_each or self.ignore_eos)
+
+    @property
     def is_followed(self) -> bool:
         """Whether what may come next depends on the tokens so far by more than the model: the host must know them."""
         return self.grammar is not None or bool(self.bad_words) or self.dry is not None or self.lz is not None

@@ -102,6 +102,9 @@ class Runner:
             step_id=plan.step_id,
             token_id_by_request=tokens,
             error_by_request=errors,
+            forced_by_request={
+                row.request.request_id: drawn.forced[row.row] for row in rows if row.row in drawn.forced
+            },
             logprobs_by_request={
                 row.request.request_id: drawn.logprobs[row.row] for row in rows if row.row in drawn.logprobs
             },

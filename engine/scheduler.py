@@ -249,25 +249,26 @@ class Scheduler:
         return is_pinned
 
     def _serve_decodes(self, draft: StepDraft) -> bool:
-        """Give running requests that want one token theirs, pre-empting others where that takes a block.
+        """Give running requests that decode a token each, pre-empting others where that takes a block.
 
         Returns False where one would have to be pre-empted whose step is under way.
         """
         for live in sorted(self._running, key=lambda r: r.rank):
-            if live.row is None or live.num_wanted > 1 or live.is_full(self._config.max_model_len):
+            if live.row is None or not live.is_decoding or live.is_full(self._config.max_model_len):
                 continue
             while live.row is not None and not self._tables.try_extend(live):
                 if self._num_under_way:
                     return False
                 victim = max(self._running, key=lambda r: r.rank)
-                draft.drop(victim)
+                draft.drop_decode(victim)
                 self._preempt(victim)
             if live.row is not None:
-                draft.put(live, is_admission=False)
+                draft.put_decode(live)
         return True
 
     def _serve_prefills(self, draft: StepDraft, *, can_admit: bool) -> None:
-        """Spend what is left of the budget by rank: on prompts under way and, with `can_admit`, on waiting requests.
+        """Spend what is left of the budget by rank: on prompts under way, on tokens that were forced on requests that
+        decode and, with `can_admit`, on waiting requests.
 
         The first waiting request that finds no blocks ends admission: if smaller ones overtook it, a large one would
         wait for ever.
@@ -307,17 +308,20 @@ class Scheduler:
         return True
 
     def _fill_in(self, live: LiveRequest, index: int, result: StepResult, now_s: float) -> None:
-        """Put a drawn token where its place was kept among the outputs."""
+        """Put a drawn token where its place was kept among the outputs, and behind it what it forces."""
         request_id = live.request.request_id
-        token_id = result.token_id_by_request[request_id]
+        token_ids = (result.token_id_by_request[request_id], *result.forced_by_request.get(request_id, ()))
         logprobs = result.logprobs_by_request.get(request_id)
-        drawn = Drawn(token_id, logprobs, () if live.first_token_at_s is not None else tuple(live.prompt_logprobs))
+        num_known = len(live.output_ids)
         assert live.output_ids[index] == PENDING, "a token is drawn twice"
-        live.output_ids[index] = token_id
-        if live.first_token_at_s is None:
+        assert len(token_ids) == 1 or num_known == index + 1, "a token is drawn before those that come first"
+        reason = live.put(index, token_ids, self._eos_ids, self._config.max_model_len)
+        num_forced = len(live.output_ids) - num_known
+        self.counters.count_output(num_drawn=1, num_forced=num_forced)
+        is_first = live.first_token_at_s is None
+        drawn = Drawn(token_ids[: 1 + num_forced], logprobs, tuple(live.prompt_logprobs) if is_first else ())
+        if is_first:
             live.first_token_at_s = now_s
-        self.counters.generation_tokens += 1
-        reason = live.finish_after(index, self._eos_ids, self._config.max_model_len)
         if reason is None:
             self._emit(live, drawn)
         else:
@@ -367,7 +371,7 @@ class Scheduler:
         self._outbox.append(
             Emission(
                 request_id=live.request.request_id,
-                token_ids=() if drawn is None else (drawn.token_id,),
+                token_ids=() if drawn is None else drawn.token_ids,
                 finish_reason=reason,
                 num_cached_tokens=live.num_cached_tokens or 0,
                 logprobs=() if drawn is None or drawn.logprobs is None else (drawn.logprobs,),

@@ -20,6 +20,8 @@ NEW_SHARE = 0.05
 """Weight of the newest step; the first ones count alike."""
 MIN_SPREAD = 0.25
 """Variance of the numbers of rows below which nothing new is said of what a row costs."""
+MEMORY = 0.95
+"""What a step still weighs one step later in the rate of prompt tokens."""
 MAX_SURPRISE = 4.0
 """One step counts as so many times what was expected of it at most: it may have waited for somebody else."""
 
@@ -31,6 +33,7 @@ class StepCosts:
         # Of the line through the decode steps: mean rows and seconds, variance, covariance, and its slope.
         self._mean_rows = self._mean_s = self._spread = self._joint_spread = self._row_s = 0.0
         self._prompt_token_s = 0.0
+        self._prompt_tokens = self._prompt_steps_s = 0.0
         self._num_steps = self._num_prompt_steps = 0
         self._measured_at_s = 0.0
 
@@ -44,9 +47,17 @@ class StepCosts:
             took_s = min(took_s, MAX_SURPRISE * expected_s)
         if is_decode:
             self._learn_decodes(num_decodes, took_s)
-        elif self._num_steps >= MIN_STEPS:
-            self._learn_prompt(num_prompt_tokens, max(0.0, took_s - self.step_s(num_decodes)))
+        else:
+            self._prompt_tokens = MEMORY * self._prompt_tokens + num_prompt_tokens
+            self._prompt_steps_s = MEMORY * self._prompt_steps_s + took_s
+            if self._num_steps >= MIN_STEPS:
+                self._learn_prompt(num_prompt_tokens, max(0.0, took_s - self.step_s(num_decodes)))
         self._measured_at_s = now_s
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Prompt tokens computed a second, beside whatever else their steps held; 0 before any has been measured."""
+        return self._prompt_tokens / self._prompt_steps_s if self._prompt_steps_s else 0.0
 
     def is_known(self, now_s: float) -> bool:
         """Whether enough was measured, and not long ago."""

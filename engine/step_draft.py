@@ -43,31 +43,43 @@ class StepDraft:
         return not self._entry_by_id
 
     def share(self, live: LiveRequest) -> int:
-        """Return how many tokens the request may compute in this step; 0 where the budget is spent.
+        """Return how many tokens the request may compute beyond those it has in the draft; 0 where nothing is left.
 
         Decodes are drafted first, so that it is known by the first prefill whether the step has any.
         """
+        num_drafted = self._num_drafted(live)
+        if not (num_drafted or self._num_free_logits):
+            return 0
         budget = self._budget
         if live.num_wanted > 1 and self._prefill_cap is not None and self._num_decodes:
             budget = min(budget, self._prefill_cap - self._num_prefill_tokens)
         if live.wants_scores:
             budget = min(budget, self._num_free_logits)
-        return max(0, min(live.num_wanted, budget)) if self._num_free_logits else 0
+        return max(0, min(live.num_wanted - num_drafted, budget))
 
     def put(self, live: LiveRequest, *, is_admission: bool) -> None:
         """Let a request compute its share, at least one token."""
-        count = self.share(live)
+        count, num_drafted = self.share(live), self._num_drafted(live)
         assert count > 0, "a request without a share is in the draft"
-        self._entry_by_id[live.request.request_id] = _Entry(
-            live=live, end=live.num_computed + count, is_admission=is_admission
-        )
-        self._take(live, count, 1)
+        self._put(live, num_drafted + count, is_admission=is_admission)
+        self._budget -= count
+        if not num_drafted:
+            self._num_free_logits -= count if live.wants_scores else 1
+        if live.num_wanted == 1:
+            self._num_decodes += 1
+        else:
+            self._num_prefill_tokens += count
 
-    def drop(self, live: LiveRequest) -> None:
-        """Take a request out again, if it is in; call it before the request loses what it has computed."""
-        entry = self._entry_by_id.pop(live.request.request_id, None)
-        if entry is not None:
-            self._take(live, -entry.num_tokens, -1)
+    def put_decode(self, live: LiveRequest) -> None:
+        """Let a request that decodes compute one token; `put` may add what a grammar has left it no choice of."""
+        assert self._budget > 0, "there are more decodes than budget"
+        self._put(live, 1, is_admission=False)
+        self._take_decode(live, 1)
+
+    def drop_decode(self, live: LiveRequest) -> None:
+        """Take it out again, if it is in."""
+        if self._entry_by_id.pop(live.request.request_id, None) is not None:
+            self._take_decode(live, -1)
 
     def rows(self) -> tuple[StepRow, ...]:
         """Return the plan's rows: those of a single token first; within each group one adapter's rows side by side."""
@@ -76,14 +88,21 @@ class StepDraft:
         )
         return tuple(_row(entry) for entry in entries)
 
-    def _take(self, live: LiveRequest, num_tokens: int, num_rows: int) -> None:
-        """Take tokens and rows of a request out of what is free; negative ones go back."""
-        self._budget -= num_tokens
-        self._num_free_logits -= num_tokens if live.wants_scores else num_rows
+    def _num_drafted(self, live: LiveRequest) -> int:
+        entry = self._entry_by_id.get(live.request.request_id)
+        return 0 if entry is None else entry.num_tokens
+
+    def _put(self, live: LiveRequest, count: int, *, is_admission: bool) -> None:
+        self._entry_by_id[live.request.request_id] = _Entry(
+            live=live, end=live.num_computed + count, is_admission=is_admission
+        )
+
+    def _take_decode(self, live: LiveRequest, count: int) -> None:
+        """Take single tokens out of what is free; a negative number goes back."""
+        self._budget -= count
+        self._num_free_logits -= count
         if live.num_wanted == 1:
-            self._num_decodes += num_tokens
-        else:
-            self._num_prefill_tokens += num_tokens
+            self._num_decodes += count
 
 
 def _row(entry: _Entry) -> StepRow:

@@ -62,11 +62,13 @@ class SampleResult:
         token_ids: one for each row asked, in order; -1 where that row failed.
         failed: one sentence for each row (by its row index, as passed in `rows`) without usable logits.
         logprobs: of the chosen tokens, by row index, for those that ask for them.
+        forced: what the row's grammar then leaves no choice of, by row index: such tokens are output as well.
     """
 
     token_ids: list[int]
     failed: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    forced: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +213,7 @@ class Sampler:
         )
 
     def finish(self, drawing: Drawing) -> SampleResult:
-        """Wait for the tokens, and tell those who follow them."""
+        """Wait for the tokens, tell those who follow them, and take what must come next."""
         rows, states = drawing.rows, drawing.states
         token_ids: list[int] = drawing.fetched().tolist()
         failed = {
@@ -219,18 +221,33 @@ class Sampler:
             for row, state, token_id in zip(rows, states, token_ids, strict=True)
             if token_id < 0
         }
-        for state, token_id in zip(states, token_ids, strict=True):
+        forced: dict[int, list[int]] = {}
+        for row, state, token_id in zip(rows, states, token_ids, strict=True):
+            if token_id < 0:
+                continue
             if state.edits is not None:
                 state.edits.note(token_id)
-            if state.follower is not None and token_id >= 0:
-                state.follower.note(token_id)
-            if state.repeats is not None and token_id >= 0:
+            if state.repeats is not None:
                 state.repeats.note(token_id)
+            if state.follower is not None:
+                state.follower.note(token_id)
+                if state.params.can_jump and token_id not in state.stop_ids:
+                    forced[row] = self._take_forced(row, state, state.follower)
         logprobs: dict[int, TokenLogprobs] = {}
         if drawing.fetched_told is not None:
             for line, entry in zip(drawing.told, read_told(drawing.fetched_told()), strict=True):
                 logprobs[rows[line]] = entry._replace(top=entry.top[: states[line].params.num_logprobs])
-        return SampleResult(token_ids=token_ids, failed=failed, logprobs=logprobs)
+        return SampleResult(token_ids=token_ids, failed=failed, logprobs=logprobs, forced=forced)
+
+    def _take_forced(self, row: int, state: _RowState, follower: GrammarFollower) -> list[int]:
+        forced = follower.take_forced()
+        if state.repeats is not None:
+            for token_id in forced:
+                state.repeats.note(token_id)
+        if forced and state.has_penalties:
+            ids = placed(forced, self._device)
+            self._penalty_tables()[1][row].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+        return forced
 
     def _penalize(self, logits: torch.Tensor, rows: Sequence[int], states: list[_RowState]) -> None:
         lines = [line for line, state in enumerate(states) if state.has_penalties]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
@@ -19,6 +20,7 @@ from deployments.generation import (
     ChatPrompt,
     EndReason,
     Finished,
+    Grammar,
     Started,
     TextDelta,
     TextPrompt,
@@ -115,6 +117,24 @@ async def test_a_stop_string_ends_the_answer_before_it_and_frees_the_engine(
     assert isinstance(events[-1], Finished)
     assert events[-1].reason is EndReason.STOP
     assert events[-1].num_completion_tokens < 100
+    await serving.replicas.until_idle()
+
+
+@pytest.mark.parametrize("stop", ["fo", "second", "its last word", "nowhere"])
+async def test_what_a_grammar_forces_is_cut_and_counted_as_what_is_drawn(
+    gateway: OpenGateway, serving: Serving, stop: str
+) -> None:
+    """Log-probabilities have every token drawn; the others come at once, and the stop string lies among them."""
+    opened, text = await gateway(), "[ab]forced from its second letter to its last word"
+    grammar = Grammar(source=LLMatcher.grammar_from_regex(text), field="structured_outputs")
+    fields = {"grammar": grammar, "stop": (stop,), "max_tokens": 60}
+    requests = [ask(params={"ignore_eos": False, "num_logprobs": asked}, **fields) for asked in (None, 0)]
+    (*_, jumped), (*_, drawn) = told = [await events_of(opened, request) for request in requests]
+    assert jumped == drawn
+    assert text_of(told[0]) == text_of(told[1]) == text_of(told[0])[0] + text[4:].split(stop)[0]
+    assert isinstance(jumped, Finished)
+    assert jumped.stop == (None if stop == "nowhere" else stop)
+    assert serving.replicas.engine.snapshot().forced_tokens > 5
     await serving.replicas.until_idle()
 
 

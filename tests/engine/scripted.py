@@ -14,7 +14,7 @@ from engine.metrics import StepTimes
 from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
 from engine.scheduler import Scheduler
 from engine.step import StepPlan, StepResult, StepRow
-from tests.oracles.naive_scheduler import EOS_IDS, VOCAB_SIZE, cell, next_token, vector
+from tests.oracles.naive_scheduler import EOS_IDS, VOCAB_SIZE, cell, forced_after, forced_token, next_token, vector
 
 CONFIG = ResolvedConfig(
     model_path="",
@@ -152,8 +152,12 @@ class ScriptedRunner:
             elif row.samples:
                 seen = self._cells | own
                 cells = [seen[self._slot(row, position)] for position in range(row.end)]
-                self._last_by_row[row.row] = next_token(row.request, cells)
+                index = row.end - len(row.request.prompt_ids)
+                forced = forced_token(row.request, index)
+                self._last_by_row[row.row] = next_token(row.request, cells) if forced is None else forced
                 result.token_id_by_request[row.request.request_id] = self._last_by_row[row.row]
+                if row.request.params.can_jump:
+                    result.forced_by_request[row.request.request_id] = forced_after(row.request, index + 1)
         self._cells |= writes
         self._results.append(result)
 
@@ -202,7 +206,8 @@ class ScriptedRunner:
         cap = self._config.max_prefill_tokens_with_decodes
         last = [row for row in plan.rows if row.num_tokens == 1 and row.samples]
         if cap is not None and not all(row.is_admission for row in last):
-            assert plan.num_tokens - len(last) <= cap, "prefills hold up decodes"
+            forced = [row for row in plan.rows if row not in last and row.start >= len(row.request.prompt_ids)]
+            assert plan.num_tokens - len(last) - len(forced) <= cap, "prefills hold up decodes"
 
     def _update_rows(self, plan: StepPlan) -> None:
         for index in plan.released_rows:
@@ -250,6 +255,9 @@ class Harness:
 
     def step(self) -> StepPlan | None:
         """One step of the engine's loop, checked on every side."""
+        emissions: list[Emission] = []
+        if self.under_way and self.under_way[-1].needs_results:
+            emissions = self._commit()
         plan = self.scheduler.plan()
         self.scheduler.check()
         self.gate.tick()
@@ -260,9 +268,9 @@ class Harness:
             self.scheduler.advance(plan)
             self.under_way.append(plan)
         if len(self.under_way) > (0 if plan is None else self.runner.steps_ahead):
-            emissions = self.scheduler.commit(self.under_way.popleft(), self.runner.collect())
+            emissions += self._commit()
         else:
-            emissions = self.scheduler.drain()
+            emissions += self.scheduler.drain()
         self.scheduler.check()
         for emission in emissions:
             seen = self.emissions[emission.request_id]
@@ -270,6 +278,9 @@ class Harness:
             assert emission.token_ids or emission.finish_reason is not None, "an empty emission"
             seen.append(emission)
         return plan
+
+    def _commit(self) -> list[Emission]:
+        return self.scheduler.commit(self.under_way.popleft(), self.runner.collect())
 
     def finish(self, max_steps: int = 2000) -> int:
         """Step until every request has ended; returns the number of steps."""

@@ -245,6 +245,24 @@ def test_a_deadline_ends_a_request_that_waits() -> None:
     assert host.tokens("late") == ()
 
 
+def test_steps_go_on_while_it_is_foretold_whether_a_request_can_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = a_host()
+    host.engine.add(a_request("first"))
+    backlog = host.scheduler.backlog
+
+    def slow(*args: object) -> object:
+        stepping = threading.Thread(target=lambda: host.take(host.engine.step() + host.engine.step()), daemon=True)
+        stepping.start()
+        stepping.join(PATIENCE_S)
+        assert not stepping.is_alive(), "a step waits for a forecast"
+        return backlog(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(host.scheduler, "backlog", slow)
+    host.engine.add(a_request("second"))
+    assert host.tokens("first")
+    assert host.engine.snapshot().num_waiting == 1
+
+
 def test_the_snapshot_tells_what_runs_and_what_waits() -> None:
     host = a_host(a_config(max_num_seqs=1))
     for name in "abc":

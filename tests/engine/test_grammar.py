@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, grammar_from
 from tokenizers import Tokenizer
 
+from deployments.grammars import JSON_STYLE
 from engine.errors import RequestError
 from engine.grammar import MAX_KEPT, GrammarStore
 from engine.request import SamplingParams
@@ -41,18 +43,20 @@ def draw_all(store: GrammarStore, params: SamplingParams, seed: int, most: int =
     """Draw from random logits that like closing; returns the tokens without the last, and whether the end was drawn."""
     sampler = Sampler(1, VOCAB, CPU, [EOS], store)
     sampler.admit(0, make_request(params), [])
-    generator = torch.Generator().manual_seed(seed)
     liked = torch.zeros(VOCAB)
     liked[[EOS, *(TOKENIZER.token_to_id(token) for token in '}]",')]] = 6.0
     output: list[int] = []
-    for position in range(most):
+    while len(output) < most:
+        # A function of the place alone, as those of a model are of the tokens before it.
+        generator = torch.Generator().manual_seed(1000 * seed + len(output))
         logits = torch.randn(1, VOCAB, generator=generator) + liked
-        (token_id,) = sampler.sample(logits, [0], [position + 2]).token_ids
-        assert token_id >= 0
-        if token_id == EOS:
-            return output, True
-        output.append(token_id)
-    return output, False
+        found = sampler.sample(logits, [0], [len(output) + 2])
+        output += [*found.token_ids, *found.forced.get(0, ())]
+        assert min(output) >= 0
+        if EOS in output:
+            assert output.index(EOS) == len(output) - 1
+            return output[:-1], True
+    return output[:most], False
 
 
 SCALARS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
@@ -90,25 +94,63 @@ SCHEMAS = st.recursive(
 def test_every_finished_answer_is_valid_against_its_schema(
     store: GrammarStore, schema: dict[str, Any], seed: int, temperature: float
 ) -> None:
-    params = make_params(grammar=of_schema(schema), temperature=temperature, seed=seed)  # type: ignore[arg-type]
+    params = make_params(grammar=of_schema(schema), temperature=temperature, seed=seed)
     output, is_finished = draw_all(store, params, seed)
     if is_finished:
         jsonschema.validate(json.loads(TOKENIZER.decode(output)), schema)
 
 
+GRAMMARS = st.one_of(
+    st.tuples(SCHEMAS, st.sampled_from([{"whitespace_flexible": False}, JSON_STYLE])).map(
+        lambda of: LLMatcher.grammar_from_json_schema(of[0], overrides=of[1])
+    ),
+    st.lists(st.text(min_size=1, max_size=30), min_size=1, max_size=4, unique=True).map(
+        lambda words: grammar_from("choice", json.dumps(words))
+    ),
+    st.sampled_from(
+        ["[a-f]{3}-a constant part-[0-9]+", "(ab|abc|abcd) and (the|their|there)fore", "(étoile|étage) 🙂+"]
+    ).map(LLMatcher.grammar_from_regex),
+)
+
+
+@settings(deadline=None, max_examples=80)
+@given(grammar=GRAMMARS, seed=st.integers(0, 1000), temperature=st.sampled_from([0.0, 1.0]), split=st.integers(0, 400))
+def test_what_is_forced_is_what_would_have_been_drawn(
+    store: GrammarStore, grammar: str, seed: int, temperature: float, split: int
+) -> None:
+    drawn = make_params(grammar=grammar, temperature=temperature, seed=seed, frequency_penalty=0.7, num_logprobs=0)
+    assert not drawn.can_jump
+    expected = draw_all(store, drawn, seed)
+    assert draw_all(store, replace(drawn, num_logprobs=None), seed) == expected
+    output, is_finished = expected
+    # As another replica would be told that goes on from the midst of it.
+    follower = store.follow(grammar, output[: split % (len(output) + 1)])
+    forced = follower.take_forced()
+    assert (output + [EOS] * is_finished)[split % (len(output) + 1) :][: len(forced)] == forced
+    assert follower.error is None
+
+
+def test_no_token_is_forced_where_each_is_asked_about() -> None:
+    forced = {"grammar": "g"}
+    assert make_params(**forced).can_jump
+    for asked in ({"num_logprobs": 0}, {"min_tokens": 1}, {"ignore_eos": True}, {"bad_words": ((1,),)}):
+        assert not make_params(**forced, **asked).can_jump
+    assert not make_params().can_jump
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_regular_expression_and_a_choice_are_followed(store: GrammarStore, seed: int) -> None:
-    output, is_finished = draw_all(store, make_params(grammar=LLMatcher.grammar_from_regex("[a-f]{3}-[0-9]+")), seed)  # type: ignore[arg-type]
+    output, is_finished = draw_all(store, make_params(grammar=LLMatcher.grammar_from_regex("[a-f]{3}-[0-9]+")), seed)
     assert not is_finished or re.fullmatch("[a-f]{3}-[0-9]+", TOKENIZER.decode(output))
     words = ["yes", "no", 'with "quotes" and é']
-    output, is_finished = draw_all(store, make_params(grammar=grammar_from("choice", json.dumps(words))), seed)  # type: ignore[arg-type]
+    output, is_finished = draw_all(store, make_params(grammar=grammar_from("choice", json.dumps(words))), seed)
     assert is_finished
     assert TOKENIZER.decode(output) in words
 
 
 def test_another_replica_goes_on_where_the_first_was(store: GrammarStore) -> None:
     grammar = of_schema({"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]})
-    params = make_params(grammar=grammar, temperature=0)  # type: ignore[arg-type]
+    params = make_params(grammar=grammar, temperature=0)
     output, _ = draw_all(store, params, 3)
     for split in range(len(output)):
         follower = store.follow(grammar, output[:split])
@@ -174,8 +216,8 @@ def test_old_grammars_are_forgotten_and_compiled_anew(store: GrammarStore) -> No
 def test_one_that_goes_wrong_on_the_way_ends_its_own_request_with_the_reason(store: GrammarStore) -> None:
     sampler = Sampler(2, VOCAB, CPU, [EOS], store)
     # Tokens that the grammar does not allow, as if another one had been followed before.
-    sampler.admit(0, make_request(make_params(grammar=LLMatcher.grammar_from_regex("ab"))), [5, 5])  # type: ignore[arg-type]
-    sampler.admit(1, make_request(make_params(grammar="start: nowhere")), [])  # type: ignore[arg-type]
+    sampler.admit(0, make_request(make_params(grammar=LLMatcher.grammar_from_regex("ab"))), [5, 5])
+    sampler.admit(1, make_request(make_params(grammar="start: nowhere")), [])
     found = sampler.sample(torch.randn(2, VOCAB), [0, 1], [2, 2])
     assert found.token_ids == [-1, -1]
     assert "nowhere" in found.failed[1]

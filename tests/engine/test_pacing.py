@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.pacing import MIN_TOKENS, PrefillPace, PrefillRate
+from engine.pacing import MIN_TOKENS, PrefillPace
 
 TARGET_S = 0.2
 
@@ -46,15 +46,3 @@ def test_steps_of_decodes_say_nothing() -> None:
     pace.observe(0, 1.0)
     pace.observe(3, 1.0)
     assert pace.num_tokens == before
-
-
-def test_the_rate_follows_the_machine_and_does_not_listen_to_decodes() -> None:
-    rate = PrefillRate()
-    assert rate.tokens_per_s == 0
-    for _ in range(100):
-        rate.observe(500, 0.5)
-        rate.observe(2, 0.1)
-    assert rate.tokens_per_s == pytest.approx(1000)
-    for _ in range(100):
-        rate.observe(500, 1.0)
-    assert rate.tokens_per_s == pytest.approx(500, rel=0.02)

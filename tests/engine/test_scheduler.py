@@ -61,6 +61,37 @@ def test_steps_are_numbered_from_1_and_idle_plans_are_not_counted() -> None:
     assert [plan.step_id for plan in (harness.step(), harness.step()) if plan is not None] == [1, 2]
 
 
+def a_follower(name: str, **fields: object) -> Request:
+    """One whose third to ninth token are forced, bar the third itself; so are the sixteenth and those after it."""
+    return a_request(name, grammar="h", ignore_eos=False, seed=2, **{"max_tokens": 12} | fields)
+
+
+def test_what_is_forced_comes_with_what_was_drawn_and_is_computed_as_a_chunk() -> None:
+    harness = Harness()
+    harness.add(a_follower("a"))
+    assert [shape(harness) for _ in range(6)] == [
+        [("a", start, end)] for start, end in [(0, 3), (3, 4), (4, 5), (5, 12), (12, 13), (13, 14)]
+    ]
+    assert [len(emission.token_ids) for emission in harness.emissions["a"]] == [1, 1, 7, 1, 1, 1]
+    assert_right(harness, a_follower("a"))
+    assert harness.scheduler.counters.forced_tokens == 6
+    harness.check_all_returned()
+
+
+def test_who_has_much_forced_on_it_holds_up_nobody_and_is_not_held_up() -> None:
+    """Each of two has a token of every step, the rest goes by rank, to them before a prompt that came later."""
+    harness = Harness(a_config(max_prefill_tokens_with_decodes=4))
+    harness.add(a_request("d", max_tokens=20), a_follower("a"), a_follower("b"))
+    for _ in range(3):
+        harness.step()
+    harness.add(a_request("late", range(1, 13)))
+    assert shape(harness) == [("d", 5, 6), ("b", 5, 6), ("a", 5, 10)]
+    assert shape(harness) == [("d", 6, 7), ("a", 10, 12), ("b", 6, 10)]
+    assert shape(harness) == [("d", 7, 8), ("a", 12, 13), ("b", 10, 12), ("late", 0, 3)]
+    harness.finish()
+    assert_right(harness, a_follower("a"), a_follower("b"))
+
+
 # --- the budget ---
 
 

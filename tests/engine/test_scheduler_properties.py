@@ -51,12 +51,16 @@ def requests(draw: st.DrawFn, name: str, max_model_len: int) -> Request:
     tail = draw(st.lists(st.integers(0, 23), max_size=4))
     prompt = (*stem[: draw(st.integers(0, len(stem)))], *tail)[: max_model_len - 1] or (1,)
     max_tokens = draw(st.integers(1, 14))
+    # What a grammar forces is taken in one step, but of requests whose tokens may not end or are told one by one.
+    grammar = draw(st.sampled_from([None, None, "h", "r"]))
+    asks_each = grammar is None or draw(st.booleans())
     return a_request(
         name,
         prompt,
         max_tokens=max_tokens,
-        min_tokens=draw(st.integers(0, max_tokens)),
-        ignore_eos=draw(st.booleans()),
+        grammar=grammar,
+        min_tokens=draw(st.integers(0, max_tokens)) if asks_each else 0,
+        ignore_eos=asks_each and draw(st.booleans()),
         stop_token_ids=tuple(draw(st.lists(st.integers(0, 23), max_size=2))),
         seed=draw(st.integers(0, 3)),
         adapter=draw(st.sampled_from(ADAPTERS)),
@@ -167,6 +171,41 @@ def test_who_came_with_whom_changes_no_answer_and_how_much_was_cached_is_told_tr
         assert config.enable_prefix_cache or cached == 0
 
 
+@given(batches(), gates(), st.integers(0, 1), st.lists(st.sampled_from("hnprs"), min_size=7, max_size=7))
+@settings(max_examples=80, deadline=None, derandomize=True)
+def test_what_a_grammar_forces_is_taken_at_once_and_changes_no_answer(
+    batch: tuple[ResolvedConfig, list[Request]], gate: ScriptedGate, steps_ahead: int, grammars: list[str]
+) -> None:
+    """All but every third request follow a grammar; blocks are few, so that some are pre-empted in between."""
+    config, all_requests = batch
+    config = replace(config, num_blocks=max(config.max_blocks_per_request, config.num_blocks // 2))
+    all_requests = [
+        replace(
+            request,
+            prompt_ids=request.prompt_ids[:5],
+            params=replace(request.params, grammar=grammar, min_tokens=0, ignore_eos=False, max_tokens=18),
+            pooling=None,
+        )
+        if number % 3
+        else request
+        for number, (request, grammar) in enumerate(zip(all_requests, grammars, strict=False))
+    ]
+    harness = Harness(config, gate, steps_ahead=steps_ahead)
+    harness.add(*all_requests)
+    harness.finish(most_steps(all_requests))
+    num_tokens = 0
+    for request in all_requests:
+        alone = answer_alone(request, config.max_model_len)
+        name = request.request_id
+        assert (harness.tokens(name), harness.reason(name)) == (alone.token_ids, alone.reason)
+        num_tokens += len(alone.token_ids)
+    counters = harness.scheduler.counters
+    assert counters.generation_tokens == num_tokens
+    assert counters.forced_tokens == num_tokens - sum(
+        len([emission for emission in emissions if emission.token_ids]) for emissions in harness.emissions.values()
+    )
+
+
 @given(batches(), gates())
 @settings(max_examples=40, deadline=None, derandomize=True)
 def test_with_room_for_all_every_request_runs_in_every_step_after_its_first_token(
@@ -186,7 +225,7 @@ def test_with_room_for_all_every_request_runs_in_every_step_after_its_first_toke
     harness.add(*all_requests)
     harness.finish(most_steps(all_requests))
     for request in all_requests:
-        steps = [plan.step_id for plan in harness.runner.plans for row in plan.rows if row.request is request]
-        decodes = steps[-len(harness.tokens(request.request_id)) :]
+        rows = [(plan.step_id, row) for plan in harness.runner.plans for row in plan.rows if row.request is request]
+        decodes = [step_id for step_id, row in rows if row.end >= len(request.prompt_ids)]
         assert decodes == list(range(decodes[0], decodes[0] + len(decodes)))
     assert harness.scheduler.counters.num_preemptions == 0

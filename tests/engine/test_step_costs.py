@@ -54,3 +54,13 @@ def test_too_little_or_too_old_is_nothing() -> None:
     costs = measured(0.01, 0.0, 0.0, steps=100)
     assert costs.is_known(99.0)
     assert not costs.is_known(100.0 + MAX_AGE_S)
+
+
+def test_the_rate_of_prompt_tokens_follows_the_machine_and_does_not_listen_to_decodes() -> None:
+    costs = StepCosts()
+    assert costs.prompt_tokens_per_s == 0
+    for took_s, expected in ((0.5, 1000), (1.0, 500)):
+        for _ in range(100):
+            costs.observe(num_decodes=0, num_prompt_tokens=500, took_s=took_s, now_s=0.0)
+            costs.observe(num_decodes=2, num_prompt_tokens=2, took_s=0.1, now_s=0.0)
+        assert costs.prompt_tokens_per_s == pytest.approx(expected, rel=0.02)

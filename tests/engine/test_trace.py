@@ -56,6 +56,16 @@ def test_device_time_is_shared_by_tokens() -> None:
     assert a.device_s + b.device_s <= a.end_s + 0.01
 
 
+def test_what_is_forced_on_a_request_is_in_its_share() -> None:
+    harness = Harness(clock=Ticking())
+    harness.add(a_request("a", max_tokens=12, grammar="h", ignore_eos=False, seed=2))
+    harness.finish()
+    (trace,) = traces_of(harness).values()
+    assert trace.num_output_tokens == 12
+    # It was alone in every step, each of which took a millisecond.
+    assert trace.device_s == pytest.approx(0.001 * len(harness.emissions["a"])) == pytest.approx(0.006)
+
+
 def test_a_request_that_was_put_back_says_so() -> None:
     harness = Harness(a_config(num_blocks=16, max_num_seqs=4), clock=Ticking())
     harness.add(*(a_request(name, range(i, i + 14), max_tokens=20) for i, name in enumerate("abcd")))

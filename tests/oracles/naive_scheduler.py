@@ -25,6 +25,21 @@ def next_token(request: Request, cells: Iterable[int]) -> int:
     return token_id
 
 
+def forced_token(request: Request, index: int) -> int | None:
+    """The output token that a request's grammar leaves no choice of at this place; None where it leaves one."""
+    if request.params.grammar is None or _number(request.params.grammar, index // 3) % 2:
+        return None
+    return _number(request.params.grammar, index) % VOCAB_SIZE
+
+
+def forced_after(request: Request, index: int) -> list[int]:
+    """All output tokens from this place on up to where there is a choice."""
+    token_ids = []
+    while (token_id := forced_token(request, index + len(token_ids))) is not None:
+        token_ids.append(token_id)
+    return token_ids
+
+
 def vector(request: Request, cells: Iterable[int]) -> bytes:
     """What a request for a vector gets, given the cells of all its tokens."""
     known = list(cells)
@@ -50,7 +65,8 @@ def answer_alone(request: Request, max_model_len: int) -> Answer:
             cells.append(previous)
         if request.pooling is not None:
             return Answer((), FinishReason.STOP, vector(request, cells))
-        token_id = next_token(request, cells)
+        forced = forced_token(request, len(output))
+        token_id = next_token(request, cells) if forced is None else forced
         output.append(token_id)
         reason = None
         if len(output) >= params.max_tokens or len(known) + 1 >= max_model_len:
