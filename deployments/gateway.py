@@ -365,7 +365,7 @@ class Gateway:
             if self._config.safety.fails_closed:
                 raise
             _logger.warning("%d texts pass unjudged: %s", len(texts), error)
-            return [Verdict(score_by_hazard={}, flagged=()) for _ in texts]
+            return [Verdict(score_by_hazard={}, flagged=(), error=error.message) for _ in texts]
 
     async def _safety_port(self) -> SafetyPort | None:
         if self._config.safety is None:

@@ -15,6 +15,7 @@ from app.schemas.common import (
     SamplingFields,
     Usage,
 )
+from app.schemas.moderations import ChatModeration, ChatModerationRequest
 from app.schemas.structured import ResponseFormat
 from app.schemas.tools import EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
@@ -116,7 +117,6 @@ class ChatCompletionRequest(SamplingFields):
         "function_call": (None, "none"),
         "functions": (None, []),
         "modalities": (None, ["text"]),
-        "moderation": ASKS_NOTHING,
         "prediction": ASKS_NOTHING,
         "prompt_cache_options": ASKS_NOTHING,
         "prompt_cache_retention": (None, "in_memory"),
@@ -156,6 +156,9 @@ class ChatCompletionRequest(SamplingFields):
     )
     metadata: dict[str, str] | None = Field(default=None, max_length=16, description="Accepted, and without effect.")
     safety_identifier: str | None = Field(default=None, max_length=128, description="Accepted, and without effect.")
+    moderation: ChatModerationRequest | None = Field(
+        default=None, description="Tell what the safety classifier finds in the chat, and block more than it does."
+    )
     prompt_cache_key: str | None = Field(
         default=None, max_length=256, description="Accepted; the prefix cache needs no hint."
     )
@@ -186,7 +189,7 @@ class ChatChoice(WireResponse):
 class ChatCompletion(WithoutUnused):
     """The whole answer."""
 
-    UNUSED: ClassVar[tuple[str, ...]] = ("prompt_logprobs",)
+    UNUSED: ClassVar[tuple[str, ...]] = ("prompt_logprobs", "moderation")
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -197,6 +200,7 @@ class ChatCompletion(WithoutUnused):
     system_fingerprint: str | None = Field(default=None, description=FINGERPRINT)
     service_tier: str | None = Field(default=None, description="The tier that served, where one was asked for.")
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: where they are asked for.")
+    moderation: ChatModeration | None = Field(default=None, description="Where it is asked for.")
 
 
 class ChatDelta(WireResponse):
@@ -230,4 +234,5 @@ class ChatCompletionChunk(WireResponse):
     system_fingerprint: str | None = None
     service_tier: str | None = None
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Of the first chunk, where asked for.")
+    moderation: ChatModeration | None = Field(default=None, description="In a chunk of its own, where asked for.")
     obfuscation: str | None = Field(default=None, description="Random characters, where they are asked for.")
