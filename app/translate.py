@@ -73,6 +73,8 @@ def chat_generations(
         grammar=chat_grammar(body, limits),
         tool_use=tool_use(body, limits),
         moderation=moderation_asked(body.moderation),
+        salt=_salt(body),
+        retention_s=_retention_s(body),
         priority=_PRIORITY_BY_TIER.get(body.service_tier or "default", base.priority),
     )
     choices = _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
@@ -189,6 +191,18 @@ def _turn(message: Message) -> ChatMessage:
 def served_tier(body: ChatCompletionRequest) -> str | None:
     """Return the tier that a chat is served in, as the answer says it; None where nobody asked."""
     return "default" if body.service_tier == "auto" else body.service_tier
+
+
+def _salt(body: ChatCompletionRequest) -> str:
+    salt = body.cache_salt or ""
+    # No two pairs look alike, and without a key chats share with text completions.
+    return salt if body.prompt_cache_key is None else json.dumps([salt, body.prompt_cache_key])
+
+
+def _retention_s(body: ChatCompletionRequest) -> float:
+    options, longest = body.prompt_cache_options, body.prompt_cache_retention
+    hours = [24.0 if longest == "24h" else 0.0, 0.0 if options is None else 12.0 if options.ttl == "12h" else 0.5]
+    return 3600 * max(hours)
 
 
 def stream_extras(body: SamplingFields) -> StreamExtras:

@@ -179,6 +179,7 @@ class Answer:
             adapter=self._adapter,
             tenant=self._request.tenant or self._request.salt,
             salt=self._request.salt,
+            retention_s=self._request.retention_s,
             priority=self._request.priority,
             timeout_s=None if deadline_s is None else max(0.0, deadline_s - self._clock()),
             usage=UsageTag(

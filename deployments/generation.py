@@ -177,6 +177,7 @@ class GenerationRequest:
         moderation: None where nobody wants to know what the classifier finds.
         tenant: whose share of the engine it takes; empty for that of the salt.
         salt: prefix-cache isolation.
+        retention_s: as in `engine.request.Request`.
         priority: lower is served first.
         timeout_s: seconds from now after which nobody waits for the answer; None for never.
         trace_parent: what the client sent as `traceparent`.
@@ -198,6 +199,7 @@ class GenerationRequest:
     moderation: Moderation | None = None
     tenant: str = ""
     salt: str = ""
+    retention_s: float = 0.0
     priority: int = 0
     timeout_s: float | None = None
     trace_parent: str = ""

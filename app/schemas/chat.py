@@ -11,6 +11,7 @@ from app.schemas.common import (
     FINGERPRINT,
     ChatFinishReason,
     ChatLogprobs,
+    PromptCacheOptions,
     PromptLogprobs,
     SamplingFields,
     Usage,
@@ -109,7 +110,7 @@ class ChatCompletionRequest(SamplingFields):
     """Ask for the next turn of a conversation.
 
     Known fields that are not done yet (`prediction`, `audio`, ...) are refused unless they ask for nothing.
-    `metadata`, `safety_identifier`, `prompt_cache_key` and `store: false` are accepted and change nothing.
+    `metadata`, `safety_identifier` and `store: false` are accepted and change nothing.
     """
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -118,8 +119,6 @@ class ChatCompletionRequest(SamplingFields):
         "functions": (None, []),
         "modalities": (None, ["text"]),
         "prediction": ASKS_NOTHING,
-        "prompt_cache_options": ASKS_NOTHING,
-        "prompt_cache_retention": (None, "in_memory"),
         "store": (None, False),
         "verbosity": (None, "medium"),
         "web_search_options": ASKS_NOTHING,
@@ -160,7 +159,13 @@ class ChatCompletionRequest(SamplingFields):
         default=None, description="Tell what the safety classifier finds in the chat, and block more than it does."
     )
     prompt_cache_key: str | None = Field(
-        default=None, max_length=256, description="Accepted; the prefix cache needs no hint."
+        default=None, max_length=256, description="Prefixes are shared only between equal keys, as with `cache_salt`."
+    )
+    prompt_cache_options: PromptCacheOptions | None = Field(
+        default=None, description="Let the prompt's cached prefix give way after others, as far as there is room."
+    )
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
+        default=None, description="Older than `prompt_cache_options`: `24h` is the same for so long."
     )
 
 
