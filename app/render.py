@@ -244,4 +244,6 @@ def _finite(logprob: float | None) -> float:
 
 def model(card: ModelCard) -> Model:
     """Return one entry of the list of models."""
-    return Model(id=card.name, created=card.created_s, parent=card.parent, max_model_len=card.max_model_len)
+    return Model(
+        id=card.name, created=card.created_s, parent=card.parent, max_model_len=card.max_model_len, task=card.task
+    )

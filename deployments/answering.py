@@ -224,7 +224,7 @@ class Answer:
             self._model.source,
             call,
             max_resumes=self._max_resumes,
-            on_attempt=self._recorder.timeline.attempts.append,
+            on_attempt=self._recorder.note_attempt,
             on_resume=lambda: self._metrics.count_resumption(name),
             clock=self._clock,
         )

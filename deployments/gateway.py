@@ -209,14 +209,15 @@ class Gateway:
         target = self._target(request.model)
         request = self._timed(request)
         model = self._served[target.model]
-        if request.beams is not None:
-            source = self._beams.source(model.source, request.beams, frozenset(model.config.eos_ids))
-            model = replace(model, source=source)
         flow, gate = (target.adapter, request.tenant), self._gates[target.model]
         with (
             self._log.answer(request, target.model, target.adapter) as recorder,
             gate.passage(flow, request.timeout_s, request.priority) as passage,
         ):
+            if request.beams is not None:
+                eos_ids = frozenset(model.config.eos_ids)
+                source = self._beams.source(model.source, request.beams, eos_ids, recorder.note_attempt)
+                model = replace(model, source=source)
             answer = Answer(
                 request,
                 model,

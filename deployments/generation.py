@@ -357,6 +357,7 @@ class ModelCard:
 
     Attributes:
         parent: name of the base model where this is an adapter, else None.
+        task: "generate", or "score" of a cross-encoder.
         created_s: Unix time at which the name was declared.
         max_model_len: context length in tokens.
     """
@@ -365,6 +366,7 @@ class ModelCard:
     parent: str | None
     created_s: int
     max_model_len: int
+    task: str = "generate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
