@@ -112,11 +112,12 @@ class BlockPool:
         assert len(seen) + sum(count > 0 for count in self._ref_count) == self.num_blocks, "a block is lost"
 
     def _give_up_oldest_kept(self) -> None:
-        """Let the kept block that was let go of first be the next to be taken."""
+        """Count the kept block that was let go of first as one that nobody wants kept, let go of just now."""
         block = self._next[self._kept]
         self._unlink(block)
         self._kept_until_s[block] = 0.0
-        self._link(block, before=self._next[self._plain])
+        # At the end: a wish must not let a block be taken sooner than none would.
+        self._link(block, before=self._plain)
 
     def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]

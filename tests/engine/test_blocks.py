@@ -72,7 +72,7 @@ def test_blocks_that_are_wished_for_are_taken_last_until_their_time_has_passed()
     assert pool.try_take(3, 9.0) == [3, 2, 1]
     pool.release([BlockId(3), BlockId(2), BlockId(1)])
     # Nobody wished for block 1 again, and block 0 has had its time.
-    assert pool.try_take(4, 10.0) == [0, 1, 2, 3]
+    assert pool.try_take(4, 10.0) == [1, 2, 3, 0]
 
 
 def test_a_wish_outlives_who_shares_the_block_without_one() -> None:

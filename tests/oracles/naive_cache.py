@@ -48,7 +48,7 @@ class NaiveCache:
     def _give_up(self) -> None:
         block = self.kept.pop(0)
         self.kept_until[block] = 0.0
-        self.plain.insert(0, block)
+        self.plain.append(block)
 
     def _remove(self, block: int) -> None:
         for blocks in (self.plain, self.kept):
