@@ -90,7 +90,7 @@ def create_app(
 
 async def _answer_invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_response(invalid_body(error.errors(), error.body))
+    return error_response(invalid_body(error.errors(), error.body), request.scope)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
@@ -103,4 +103,4 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     else:
         api_error = ApiError(error.status_code, "The request was not understood.")
     api_error.headers.update(error.headers or {})
-    return error_response(api_error)
+    return error_response(api_error, request.scope)

@@ -11,8 +11,10 @@ import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.types import Scope
 
 from app.errors import ApiError
+from app.messages_api.answered import error_body
 
 
 class JsonResponse(Response):
@@ -25,9 +27,12 @@ class JsonResponse(Response):
         return orjson.dumps(content.model_dump(mode="json") if isinstance(content, BaseModel) else content)
 
 
-def error_response(error: ApiError) -> JsonResponse:
-    """Return the answer for an error."""
-    return JsonResponse(error.body(), status_code=error.status, headers=error.headers)
+def error_response(error: ApiError, scope: Scope) -> JsonResponse:
+    """Return the answer for an error, in the shape of the API that was asked."""
+    body: dict[str, Any] = error.body()
+    if f"{scope['path']}/".startswith("/v1/messages/"):
+        body = error_body(error, scope["state"]["request_id"])
+    return JsonResponse(body, status_code=error.status, headers=error.headers)
 
 
 class JsonRequest(Request):

@@ -65,7 +65,7 @@ class Border:
             if is_our_fault(error):
                 _log.exception("request %s failed", request_id)
             if not has_answered:
-                await error_response(to_api_error(error))(scope, receive, send_named)
+                await error_response(to_api_error(error), scope)(scope, receive, send_named)
 
 
 class HostCheck:

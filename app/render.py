@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from app.hazards import openai_scores
+from app.moderation import chat_moderation
 from app.schemas.chat import AssistantMessage, ChatChoice, ChatCompletion
 from app.schemas.common import (
     ChatLogprobs,
@@ -21,10 +21,9 @@ from app.schemas.common import (
 )
 from app.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
 from app.schemas.models import Model
-from app.schemas.moderations import ModerationResponse, ModerationResult
 from app.schemas.tools import FunctionCall, MessageToolCall
 from app.streaming import Answer
-from deployments.generation import Finished, ModelCard, Started, TokenScore, ToolCall, Verdict
+from deployments.generation import Finished, ModelCard, Started, TokenScore, ToolCall
 
 LEAST_LOGPROB = -9999.0
 
@@ -54,14 +53,24 @@ def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> Usage:
     )
 
 
-def chat_completion(
-    head: ResponseHead,
-    answers: Sequence[Answer],
-    *,
-    tells_scores: bool = False,
-    service_tier: str | None = None,
-    num_prompt_logprobs: int | None = None,
-) -> ChatCompletion:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatShape:
+    """What a chat shows besides the answer.
+
+    Attributes:
+        tells_scores: log-probabilities are told.
+        num_prompt_logprobs: the same of the prompt, with so many likeliest tokens; None for none.
+        service_tier: the tier that served, where one was asked for.
+        classifier: its public name, where it is told what it found.
+    """
+
+    tells_scores: bool = False
+    num_prompt_logprobs: int | None = None
+    service_tier: str | None = None
+    classifier: str | None = None
+
+
+def chat_completion(head: ResponseHead, answers: Sequence[Answer], shape: ChatShape) -> ChatCompletion:
     """Return whole answers to one chat; a refused input has a `refusal` and no content."""
     choices = []
     for index, answer in enumerate(answers):
@@ -72,7 +81,7 @@ def chat_completion(
             tool_calls=[_tool_call(call) for call in answer.calls] or None,
             reasoning_content=answer.reasoning or None,
         )
-        scores = chat_logprobs(answer.scores) if tells_scores else None
+        scores = chat_logprobs(answer.scores) if shape.tells_scores else None
         choices.append(
             ChatChoice(
                 index=index,
@@ -81,15 +90,17 @@ def chat_completion(
                 finish_reason=answer.finished.reason.value,
             )
         )
+    finished = [answer.finished for answer in answers]
     return ChatCompletion(
         id=head.response_id,
         created=head.created_s,
         model=head.model,
         choices=choices,
-        usage=usage([answer.finished for answer in answers], len(answers)),
+        usage=usage(finished, len(answers)),
         system_fingerprint=answers[0].started.fingerprint or None,
-        service_tier=service_tier,
-        prompt_logprobs=prompt_logprobs(answers[0].started, num_prompt_logprobs),
+        service_tier=shape.service_tier,
+        prompt_logprobs=prompt_logprobs(answers[0].started, shape.num_prompt_logprobs),
+        moderation=None if shape.classifier is None else chat_moderation(finished, shape.classifier),
     )
 
 
@@ -233,20 +244,6 @@ def _finite(logprob: float | None) -> float:
 
 def model(card: ModelCard) -> Model:
     """Return one entry of the list of models."""
-    return Model(id=card.name, created=card.created_s, parent=card.parent, max_model_len=card.max_model_len)
-
-
-def moderation(response_id: str, classifier: str, verdicts: Iterable[Verdict]) -> ModerationResponse:
-    """Return the classifier's verdicts under OpenAI's categories and its own hazards."""
-    return ModerationResponse(id=response_id, model=classifier, results=[_result(verdict) for verdict in verdicts])
-
-
-def _result(verdict: Verdict) -> ModerationResult:
-    scores = openai_scores(verdict.score_by_hazard)
-    flags = openai_scores(dict.fromkeys(verdict.flagged, 1.0))
-    return ModerationResult(
-        flagged=bool(verdict.flagged),
-        categories={category: flags.get(category, 0.0) > 0 for category in scores},
-        category_scores=scores,
-        category_applied_input_types={category: ["text"] for category in scores},
+    return Model(
+        id=card.name, created=card.created_s, parent=card.parent, max_model_len=card.max_model_len, task=card.task
     )

@@ -69,6 +69,7 @@ def registry_config(settings: Settings, registry: RegistrySettings, models: tupl
             for asked, model in zip(settings.models, models, strict=True)
         ),
         declared_by_base={model.name: model.adapters for model in models},
+        cross_encoders=tuple(reranker.name for reranker in settings.rerankers),
         watch_period_s=registry.watch_period_s,
     )
 

@@ -389,7 +389,7 @@ class Settings(SettingsNode):
         names += [reranker.name for reranker in self.rerankers]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"model and adapter names must be unique; declared more than once: {', '.join(twice)}")
+            raise ValueError(f"names of models, adapters and cross-encoders must be unique: {', '.join(twice)}")
         keys = [key for tenant in self.tenants for key in tenant.keys_sha256]
         tenants = [tenant.name for tenant in self.tenants]
         if len(set(keys)) < len(keys) or len(set(tenants)) < len(tenants):

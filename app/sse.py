@@ -19,7 +19,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.errors import ApiError, is_our_fault, to_api_error
+from app.moderation import chat_moderation
 from app.render import (
+    ChatShape,
     CompletionShape,
     ResponseHead,
     TextScores,
@@ -115,18 +117,18 @@ class _Frames:
     def _counts(self) -> Usage:
         return usage([self._counted[index] for index in sorted(self._counted)], self._answers_per_prompt)
 
-    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
-        chunk = self._head | {"choices": [choice]} | more
+    def _chunk(self, *choices: dict[str, Any], **more: Any) -> bytes:
+        chunk = self._head | {"choices": choices} | more
         if self._extras.include_usage:
             chunk["usage"] = self._counts().model_dump(mode="json") if self._extras.continuous_usage else None
         if self._extras.obfuscates:
-            size = len(orjson.dumps(choice))
+            size = len(orjson.dumps(choices))
             chunk["obfuscation"] = secrets.token_urlsafe(OBFUSCATION_STEP)[: 1 + -size % OBFUSCATION_STEP]
         return _frame(chunk)
 
 
 class ChatFrames(_Frames):
-    """Chunks of a chat: the role, pieces of content, an empty delta with the finish reason."""
+    """Chunks of a chat: the role, pieces of content, an empty delta with the finish reason, what a classifier found."""
 
     def __init__(
         self,
@@ -134,15 +136,12 @@ class ChatFrames(_Frames):
         *,
         extras: StreamExtras,
         num_choices: int = 1,
-        tells_scores: bool = False,
-        service_tier: str | None = None,
-        num_prompt_logprobs: int | None = None,
+        shape: ChatShape | None = None,
     ) -> None:
         super().__init__(head, kind="chat.completion.chunk", extras=extras, answers_per_prompt=num_choices)
-        if service_tier is not None:
-            self._head["service_tier"] = service_tier
-        self._tells_scores = tells_scores
-        self._num_prompt_logprobs = num_prompt_logprobs
+        self._shape = shape or ChatShape()
+        if self._shape.service_tier is not None:
+            self._head["service_tier"] = self._shape.service_tier
         self._opened: set[int] = set()
 
     def event(self, item: ChoiceEvent) -> bytes:
@@ -154,7 +153,7 @@ class ChatFrames(_Frames):
             frames = self._opening(item)
         if isinstance(item.event, TextDelta):
             logprobs = None
-            if self._tells_scores:
+            if self._shape.tells_scores:
                 logprobs = chat_logprobs(item.event.scores).model_dump(mode="json")
             for delta in _deltas(item.event):
                 frames += self._delta(item.index, delta, logprobs=logprobs)
@@ -165,11 +164,19 @@ class ChatFrames(_Frames):
             frames += self._delta(item.index, {}, item.event.reason.value)
         return frames
 
+    def closing(self) -> bytes:
+        """Return the chunk of what the classifier found, where it is asked for, and what else follows."""
+        if self._shape.classifier is None:
+            return super().closing()
+        finished = [self._counted[index] for index in sorted(self._counted)]
+        found = chat_moderation(finished, self._shape.classifier).model_dump(mode="json")
+        return self._chunk(moderation=found) + super().closing()
+
     def _opening(self, item: ChoiceEvent) -> bytes:
         """Return the chunk with the role, and the prompt's scores where the event has those that are asked for."""
         more: dict[str, Any] = {}
         if isinstance(item.event, Started):
-            found = prompt_logprobs(item.event, self._num_prompt_logprobs)
+            found = prompt_logprobs(item.event, self._shape.num_prompt_logprobs)
             more = {} if found is None else {"prompt_logprobs": _dumped(found)}
         delta = {"role": "assistant", "content": "", "refusal": None}
         return self._chunk({"index": item.index, "delta": delta, "logprobs": None, "finish_reason": None}, **more)

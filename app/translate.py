@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 from app.beams import with_beams
 from app.bounds import check_count, check_depth
+from app.moderation import moderation_asked
 from app.sse import StreamExtras
 from app.structure import chat_grammar, text_grammar
 from app.tool_use import tool_specs, tool_use
@@ -71,12 +72,18 @@ def chat_generations(
         params=replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         grammar=chat_grammar(body, limits),
         tool_use=tool_use(body, limits),
+        moderation=moderation_asked(body.moderation),
+        salt=_salt(body),
+        retention_s=_retention_s(body),
         priority=_PRIORITY_BY_TIER.get(body.service_tier or "default", base.priority),
     )
     choices = _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
     first, *others = with_beams(body, choices, body.n or 1)
     # One prompt, told once.
-    return first, *(replace(one, params=replace(one.params, num_prompt_logprobs=None)) for one in others)
+    quiet = None if base.moderation is None else replace(base.moderation, tells_input=False)
+    return first, *(
+        replace(one, params=replace(one.params, num_prompt_logprobs=None), moderation=quiet) for one in others
+    )
 
 
 def text_generations(
@@ -184,6 +191,18 @@ def _turn(message: Message) -> ChatMessage:
 def served_tier(body: ChatCompletionRequest) -> str | None:
     """Return the tier that a chat is served in, as the answer says it; None where nobody asked."""
     return "default" if body.service_tier == "auto" else body.service_tier
+
+
+def _salt(body: ChatCompletionRequest) -> str:
+    salt = body.cache_salt or ""
+    # No two pairs look alike, and without a key chats share with text completions.
+    return salt if body.prompt_cache_key is None else json.dumps([salt, body.prompt_cache_key])
+
+
+def _retention_s(body: ChatCompletionRequest) -> float:
+    options, longest = body.prompt_cache_options, body.prompt_cache_retention
+    hours = [24.0 if longest == "24h" else 0.0, 0.0 if options is None else 12.0 if options.ttl == "12h" else 0.5]
+    return 3600 * max(hours)
 
 
 def stream_extras(body: SamplingFields) -> StreamExtras:

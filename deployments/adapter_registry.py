@@ -48,11 +48,20 @@ class RegistryServer:
 
     Args:
         folder: where files are copied to; None where they stay where they are.
+        cross_encoders: names that no adapter may have, like those of `bases`.
     """
 
-    def __init__(self, store: AdapterStore, bases: Sequence[AdapterBase], *, folder: str | None) -> None:
+    def __init__(
+        self,
+        store: AdapterStore,
+        bases: Sequence[AdapterBase],
+        *,
+        folder: str | None,
+        cross_encoders: Sequence[str] = (),
+    ) -> None:
         self._store = store
         self._bases = {base.name: base for base in bases}
+        self._taken = dict.fromkeys(cross_encoders, "a cross-encoder") | dict.fromkeys(self._bases, "a base model")
         self._folder = None if folder is None else os.path.realpath(folder)
         self._lock = asyncio.Lock()
         self._seen_by_base: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -75,6 +84,8 @@ class RegistryServer:
                 for version in entry.versions:
                     if not self._is_ours(version.ref) and (entry.name, version.ref.digest) not in declared:
                         await self._changed(self._store.remove, entry.name, version.number)
+            for name in self._catalogue.entries.keys() & self._taken.keys():
+                _logger.warning("the adapter %r was loaded earlier; %s has its name now", name, self._taken[name])
             for base, ref in ((base, ref) for base, refs in refs_by_base.items() for ref in refs):
                 known = self._catalogue.entries.get(ref.name)
                 if known is not None and any(version.ref.digest == ref.digest for version in known.versions):
@@ -205,8 +216,8 @@ class RegistryServer:
 
     def _check_name(self, wanted: Registration, base: AdapterBase) -> None:
         check_name(wanted.name)
-        if wanted.name in self._bases:
-            raise AdapterError(wanted.name, "a base model has this name")
+        if wanted.name in self._taken:
+            raise AdapterError(wanted.name, f"{self._taken[wanted.name]} has this name")
         entry = self._catalogue.entries.get(wanted.name)
         if entry is not None and not wanted.replaces:
             raise AdapterError(wanted.name, "it is loaded already; 'load_inplace' makes another version of it")
@@ -239,7 +250,7 @@ class Registry:
         """Open the store, take over what the configuration names, and begin to look; Serve awaits it."""
         join_serve_log()
         store = await asyncio.to_thread(_open_store, config.store_path)
-        self._server = RegistryServer(store, config.bases, folder=config.folder)
+        self._server = RegistryServer(store, config.bases, folder=config.folder, cross_encoders=config.cross_encoders)
         await self._server.declare(config.declared_by_base)
         self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
 

@@ -75,6 +75,8 @@ class AnswerLog:
         except (RequestError, OverloadError, TimeoutError, EngineError) as error:
             recorder.end(type(error).__name__)
             self._metrics.count_failure(request.model, type(error).__name__)
+            if isinstance(error, RequestError | OverloadError) and timeline.first_token_s is None:
+                self._timelines.set_apart(timeline)
             if isinstance(error, EngineError):
                 _logger.warning("request %s failed: %s", request.request_id, error)
             raise

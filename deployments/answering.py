@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 
 from adapters.identity import AdapterRef
+from deployments.answer_safety import AnswerSafety
 from deployments.answer_shape import AnswerParts, AnswerShape, tail_of
 from deployments.config import SafetyConfig
 from deployments.generation import (
@@ -24,6 +25,7 @@ from deployments.generation import (
     Finished,
     GenerationEvent,
     GenerationRequest,
+    Moderated,
     Started,
     TextDelta,
     TextPrompt,
@@ -37,7 +39,6 @@ from deployments.patience import patiently
 from deployments.resumption import Resumption
 from deployments.sequence_breakers import breaker_ids
 from deployments.served_model import ServedModel, check_vocabulary
-from deployments.stream.screening import OutputScreen
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream_handler import Judge, StreamHandler
 from deployments.timeline import Recorder
@@ -48,8 +49,8 @@ from engine.request import DryPenalty, FinishReason, RequestId
 REFUSAL = "I can't help with that request."
 NUM_TAIL_TOKENS = 16
 """Of a prompt's end, where a template may have opened the model's thoughts."""
-INPUT_PATIENCE_S, OUTPUT_PATIENCE_S = 5.0, 30.0
-"""So long a request waits for a tokenizer that is being replaced, and a stream under way for a classifier."""
+INPUT_PATIENCE_S = 5.0
+"""So long a request waits for a tokenizer that is being replaced."""
 
 
 class Answer:
@@ -75,8 +76,7 @@ class Answer:
         self._request = request
         self._model = model
         self._adapter = adapter
-        self._safety = safety
-        self._judge = judge
+        self._safety = AnswerSafety(safety, request.moderation, judge=judge, recorder=recorder)
         self._max_resumes = max_resumes
         self._metrics = metrics
         self._recorder = recorder
@@ -92,7 +92,7 @@ class Answer:
             RequestError, OverloadError, EngineError: as the tokenizer, the classifier and the engine say.
         """
         deadline_s = None if self._request.timeout_s is None else self._arrived_s + self._request.timeout_s
-        verdict = asyncio.ensure_future(self._is_refused())
+        verdict = asyncio.ensure_future(self._safety.judge_input(self._input_texts))
         verdict.add_done_callback(_seen)
         try:
             async with asyncio.timeout(self._left_s(deadline_s)):
@@ -103,9 +103,9 @@ class Answer:
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
                 shape = AnswerShape(self._request, self._model.dialect, tail)
                 call = self._call(deadline_s, await shape.grammar(), await self._dry_penalty())
-                is_refused = self._is_judged_first and await verdict
-            if is_refused:
-                for refusal in self._refusal():
+                refused = await self._refused(verdict) if self._safety.is_first else None
+            if refused is not None:
+                for refusal in self._refusal(refused):
                     yield refusal
                 return
             async with aclosing(self._answer(call, shape, verdict)) as events:
@@ -121,10 +121,6 @@ class Answer:
             async for event in events:
                 return event
         return None
-
-    @property
-    def _is_judged_first(self) -> bool:
-        return self._safety is None or self._safety.mode == "before"
 
     def _left_s(self, deadline_s: float | None) -> float | None:
         return None if deadline_s is None else max(0.0, deadline_s - self._clock())
@@ -183,6 +179,7 @@ class Answer:
             adapter=self._adapter,
             tenant=self._request.tenant or self._request.salt,
             salt=self._request.salt,
+            retention_s=self._request.retention_s,
             priority=self._request.priority,
             timeout_s=None if deadline_s is None else max(0.0, deadline_s - self._clock()),
             usage=UsageTag(
@@ -202,18 +199,10 @@ class Answer:
         for field, token_ids in named.items():
             check_vocabulary(token_ids, self._model.config.vocab_size, field=field)
 
-    async def _is_refused(self) -> bool:
-        if self._safety is None or not self._safety.screen_input:
-            return False
-        with self._recorder.stage("safety"):
-            texts = self._input_texts()
-            verdicts = await patiently(partial(self._judge, texts), self._safety.timeout_s)
-        return any(verdict.flagged for verdict in verdicts)
-
-    async def _judge_output(self, texts: Sequence[str]) -> Sequence[Verdict]:
-        with self._recorder.stage("safety of the answer"):
-            # What has been computed would be lost with the stream.
-            return await patiently(partial(self._judge, texts), OUTPUT_PATIENCE_S)
+    async def _refused(self, verdict: asyncio.Future[Verdict | None]) -> Verdict | None:
+        """Return the verdict that refuses the request, None where it passes."""
+        found = await verdict if self._safety.blocks_input else None
+        return found if found is not None and found.flagged else None
 
     def _input_texts(self) -> list[str]:
         prompt = self._request.prompt
@@ -228,14 +217,14 @@ class Answer:
         return [text for text in texts if text]
 
     async def _answer(
-        self, call: GenerationCall, shape: AnswerShape, verdict: asyncio.Future[bool]
+        self, call: GenerationCall, shape: AnswerShape, verdict: asyncio.Future[Verdict | None]
     ) -> AsyncGenerator[GenerationEvent, None]:
         name = self._request.model
         attempts = Resumption(
             self._model.source,
             call,
             max_resumes=self._max_resumes,
-            on_attempt=self._recorder.timeline.attempts.append,
+            on_attempt=self._recorder.note_attempt,
             on_resume=lambda: self._metrics.count_resumption(name),
             clock=self._clock,
         )
@@ -245,8 +234,9 @@ class Answer:
             async for batch in batches:
                 self._recorder.note_tokens(len(batch.token_ids), batch.num_cached_tokens)
                 if last_s is None:
-                    if await verdict:
-                        for event in self._refusal():
+                    refused = await self._refused(verdict)
+                    if refused is not None:
+                        for event in self._refusal(refused):
                             yield event
                         return
                     yield self._started(batch)
@@ -260,7 +250,7 @@ class Answer:
             delta = _delta(found, text)
             if delta is not None:
                 yield delta
-        yield self._finished(text, parts, batch)
+        yield self._finished(text, parts, batch, await self._safety.told(verdict, text.text))
 
     async def _fed(self, text: StreamHandler, batch: TokenBatch) -> str:
         scores = scored(self._model.decoder.spelling, batch.token_ids, batch.logprobs) if batch.logprobs else ()
@@ -295,14 +285,11 @@ class Answer:
         return "fp_" + hashlib.sha256(f"{self._model.config.fingerprint} {adapter}".encode()).hexdigest()[:16]
 
     def _stream_handler(self, shape: AnswerShape) -> StreamHandler:
-        screen = None
-        if self._safety is not None and self._safety.screen_output:
-            screen = OutputScreen(window_chars=self._safety.window_chars, overlap_chars=self._safety.overlap_chars)
         return StreamHandler(
             self._model.decoder.new_detokenizer(shape.shown),
             StopStrings(self._request.stop),
-            screen=screen,
-            judge=self._judge_output,
+            screen=self._safety.screen(),
+            judge=self._safety.judge_output,
             reasoning=shape.counter(),
         )
 
@@ -314,7 +301,7 @@ class Answer:
             self._metrics.count_tokens(self._request.model, num_tokens, now_s - last_s)
         return now_s
 
-    def _refusal(self) -> tuple[Started, Finished]:
+    def _refusal(self, verdict: Verdict) -> tuple[Started, Finished]:
         num_prompt = len(self._prompt_ids)
         self._count_end(EndReason.CONTENT_FILTER, 0)
         return (
@@ -325,10 +312,13 @@ class Answer:
                 num_completion_tokens=0,
                 num_cached_tokens=0,
                 refusal=REFUSAL,
+                moderation=None if self._request.moderation is None else Moderated(input=verdict, output=None),
             ),
         )
 
-    def _finished(self, text: StreamHandler, parts: AnswerParts, last: TokenBatch) -> Finished:
+    def _finished(
+        self, text: StreamHandler, parts: AnswerParts, last: TokenBatch, moderation: Moderated | None
+    ) -> Finished:
         if text.is_flagged:
             reason = EndReason.CONTENT_FILTER
         elif parts.has_calls and last.finish_reason is not FinishReason.LENGTH:
@@ -347,6 +337,7 @@ class Answer:
             num_cached_tokens=last.num_cached_tokens,
             num_reasoning_tokens=text.num_reasoning_tokens,
             stop=text.stop if reason is EndReason.STOP else None,
+            moderation=moderation,
         )
 
     def _count_end(self, reason: EndReason, num_tokens: int) -> None:
@@ -370,7 +361,7 @@ def _delta(found: tuple[str, str, tuple[CallDelta, ...]], handler: StreamHandler
     return TextDelta(text=text, reasoning=reasoning, calls=calls, scores=scores, num_tokens=handler.num_tokens)
 
 
-def _seen(verdict: asyncio.Future[bool]) -> None:
+def _seen(verdict: asyncio.Future[Verdict | None]) -> None:
     """Take note of a verdict that nobody waits for any more, so that its failure is not reported as forgotten."""
     if not verdict.cancelled():
         verdict.exception()

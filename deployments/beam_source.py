@@ -1,7 +1,9 @@
 """A beam search as a source of tokens: the answers of one request share a search, and each is one of its sequences.
 
 A sequence is expanded by a call for one token with the log-probabilities of the likeliest; all but its last tokens are
-in the prefix cache. The tokens of an answer come at once, when the search is over.
+in the prefix cache. The tokens of an answer come at once, when the search is over. Until then the i-th likeliest
+sequence counts as the i-th answer's: its expansions stand in that one's timeline, and are what is recorded of it if the
+gateway dies.
 """
 
 from __future__ import annotations
@@ -11,15 +13,18 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from deployments.beam_search import Beam, BeamSearch
 from deployments.generation import BeamShare
-from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids, unpack_ids
+from deployments.generation_calls import GenerationCall, TokenBatch, UsageTag, pack_ids
 from deployments.resumption import TokenSource
 from deployments.side_by_side import side_by_side
 from engine.errors import EngineError
 from engine.request import FinishReason, RequestId
+
+OnAttempt = Callable[[RequestId], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +33,22 @@ class _Found:
     num_cached_tokens: int
 
 
+class _Asker(NamedTuple):
+    """An answer that waits for a search: whose it is, and who notes the calls that are made for it."""
+
+    usage: UsageTag | None
+    on_attempt: OnAttempt
+
+
 class _SharedSearch:
-    """One search for all who wait for it; the last who leaves before its end ends it."""
+    """One search for all who wait for it; the last who leaves before its end ends it.
+
+    Attributes:
+        askers: all who have come, by their places.
+    """
 
     def __init__(self) -> None:
+        self.askers: dict[int, _Asker] = {}
         self._task: asyncio.Task[_Found] | None = None
         self._num_waiting = 0
 
@@ -57,27 +74,39 @@ class BeamSources:
         # Kept by the answers that share them.
         self._searches: WeakValueDictionary[str, _SharedSearch] = WeakValueDictionary()
 
-    def source(self, replicas: TokenSource, share: BeamShare, eos_ids: frozenset[int]) -> TokenSource:
+    def source(
+        self, replicas: TokenSource, share: BeamShare, eos_ids: frozenset[int], on_attempt: OnAttempt
+    ) -> TokenSource:
         """Return where the tokens of one answer come from.
 
         Args:
             eos_ids: token ids that end an answer, unless it ignores them.
+            on_attempt: told the id of each call that is made for the answer.
         """
         search = self._searches.setdefault(share.group, _SharedSearch())
-        return BeamSource(replicas, share, eos_ids, search)
+        return BeamSource(replicas, share, eos_ids, search, on_attempt)
 
 
 class BeamSource:
     """One answer of a beam search; see `deployments.resumption.TokenSource`."""
 
-    def __init__(self, replicas: TokenSource, share: BeamShare, eos_ids: frozenset[int], shared: _SharedSearch) -> None:
+    def __init__(
+        self,
+        replicas: TokenSource,
+        share: BeamShare,
+        eos_ids: frozenset[int],
+        shared: _SharedSearch,
+        on_attempt: OnAttempt,
+    ) -> None:
         self._replicas = replicas
         self._share = share
         self._eos_ids = eos_ids
         self._shared = shared
+        self._on_attempt = on_attempt
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
         """Yield the whole answer in one batch; errors as those of the replicas."""
+        self._shared.askers[self._share.place] = _Asker(call.usage, self._on_attempt)
         found = await self._shared.found(lambda: self._search(call))
         beam = found.beams[self._share.place]
         yield TokenBatch(
@@ -99,22 +128,12 @@ class BeamSource:
             ends=self._ends(call),
             num_top=call.params.num_logprobs or 0,
         )
-        prompt_ids = unpack_ids(call.prompt_ids)
         num_top = max(search.num_expansions, call.params.num_logprobs or 0)
-        params = replace(
-            call.params, max_tokens=1, temperature=0.0, ignore_eos=True, stop_token_ids=(), num_logprobs=num_top
-        )
+        params = replace(call.params, temperature=0.0, ignore_eos=True, stop_token_ids=(), num_logprobs=num_top)
         num_cached_tokens: int | None = None
         while search.open:
             calls = [
-                replace(
-                    call,
-                    request_id=RequestId(f"{uuid.uuid4().hex}-beam"),
-                    prompt_ids=pack_ids((*prompt_ids, *beam.token_ids)),
-                    params=params,
-                    usage=None,
-                )
-                for beam in search.open
+                self._expansion(replace(call, params=params), place, beam) for place, beam in enumerate(search.open)
             ]
             batches = await side_by_side(map(self._expanded, calls))
             if num_cached_tokens is None:
@@ -123,6 +142,20 @@ class BeamSource:
         if len(search.found) < self._share.width:
             raise EngineError("The vocabulary is too small for so many beams.")
         return _Found(search.found, num_cached_tokens or 0)
+
+    def _expansion(self, call: GenerationCall, place: int, beam: Beam) -> GenerationCall:
+        """Return the call for the token behind a sequence, made for the answer at `place`."""
+        askers = self._shared.askers
+        asker = askers.get(place) or next(iter(askers.values()))
+        request_id = RequestId(f"{uuid.uuid4().hex}-beam")
+        asker.on_attempt(request_id)
+        return replace(
+            call,
+            request_id=request_id,
+            prior_output_ids=pack_ids(beam.token_ids),
+            params=replace(call.params, max_tokens=len(beam.token_ids) + 1),
+            usage=asker.usage,
+        )
 
     async def _expanded(self, call: GenerationCall) -> TokenBatch:
         async with aclosing(self._replicas.tokens(call)) as batches:

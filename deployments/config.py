@@ -144,6 +144,7 @@ class RegistryConfig:
         folder: files of registered adapters are copied into it, by digest; None where they stay where they are.
         bases: the models that adapters are for.
         declared_by_base: adapters that the configuration names.
+        cross_encoders: their names, which no adapter may have.
         watch_period_s: how often the drop-in folders are looked at.
     """
 
@@ -151,6 +152,7 @@ class RegistryConfig:
     folder: str | None = None
     bases: tuple[AdapterBase, ...] = ()
     declared_by_base: dict[str, tuple[AdapterRef, ...]] = field(default_factory=dict)
+    cross_encoders: tuple[str, ...] = ()
     watch_period_s: float = 2.0
 
 

@@ -139,7 +139,7 @@ class Embedding:
     async def _ask(self, token_ids: Sequence[int]) -> GenerationResult:
         # A new id for each attempt: the lost one may still run where it was.
         request_id = RequestId(f"{uuid.uuid4().hex}-v")
-        self._recorder.timeline.attempts.append(request_id)
+        self._recorder.note_attempt(request_id)
         deadline_s = self._deadline_s
         call = GenerationCall(
             request_id=request_id,

@@ -213,14 +213,15 @@ class Gateway:
         if self._config.log_prompts:
             log_prompt(request)
         model = self._served[target.model]
-        if request.beams is not None:
-            source = self._beams.source(model.source, request.beams, frozenset(model.config.eos_ids))
-            model = replace(model, source=source)
         flow, gate = (target.adapter, request.tenant), self._gates[target.model]
         with (
             self._log.answer(request, target.model, target.adapter) as recorder,
             gate.passage(flow, request.timeout_s, request.priority) as passage,
         ):
+            if request.beams is not None:
+                eos_ids = frozenset(model.config.eos_ids)
+                source = self._beams.source(model.source, request.beams, eos_ids, recorder.note_attempt)
+                model = replace(model, source=source)
             answer = Answer(
                 request,
                 model,
@@ -370,7 +371,7 @@ class Gateway:
             if self._config.safety.fails_closed:
                 raise
             _logger.warning("%d texts pass unjudged: %s", len(texts), error)
-            return [Verdict(score_by_hazard={}, flagged=()) for _ in texts]
+            return [Verdict(score_by_hazard={}, flagged=(), error=error.message) for _ in texts]
 
     async def _safety_port(self) -> SafetyPort | None:
         if self._config.safety is None:

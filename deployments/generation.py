@@ -144,6 +144,20 @@ class BeamShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moderation:
+    """That an answer tells what the safety classifier finds.
+
+    Attributes:
+        tells_input: of the input too; of several answers to one prompt the first does.
+        blocks_input, blocks_output: what is flagged is not let through, even where the server's own policy would.
+    """
+
+    tells_input: bool = True
+    blocks_input: bool = False
+    blocks_output: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One answer asked for.
 
@@ -160,8 +174,10 @@ class GenerationRequest:
         tool_use: how it may call tools, None where there are none.
         echoes: whether the prompt's text is told too.
         beams: the search that the answer comes from; None where its tokens are drawn one by one.
+        moderation: None where nobody wants to know what the classifier finds.
         tenant: whose share of the engine it takes; empty for that of the salt.
         salt: prefix-cache isolation.
+        retention_s: as in `engine.request.Request`.
         priority: lower is served first.
         timeout_s: seconds from now after which nobody waits for the answer; None for never.
         trace_parent: what the client sent as `traceparent`.
@@ -180,8 +196,10 @@ class GenerationRequest:
     tool_use: ToolUse | None = None
     echoes: bool = False
     beams: BeamShare | None = None
+    moderation: Moderation | None = None
     tenant: str = ""
     salt: str = ""
+    retention_s: float = 0.0
     priority: int = 0
     timeout_s: float | None = None
     trace_parent: str = ""
@@ -276,6 +294,26 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the safety classifier says of one text: probability by hazard, and the hazards over their threshold.
+
+    Attributes:
+        error: why the text passes unjudged, where it does.
+    """
+
+    score_by_hazard: dict[str, float]
+    flagged: tuple[str, ...]
+    error: str | None = None
+
+
+class Moderated(NamedTuple):
+    """What the safety classifier found in the input and in the output of an answer; None of what had no text."""
+
+    input: Verdict | None
+    output: Verdict | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """The last event.
 
@@ -283,6 +321,7 @@ class Finished:
         num_reasoning_tokens: of `num_completion_tokens`, those of the thoughts.
         stop: the stop string that ended the text, where one has.
         refusal: the sentence shown where `reason` is CONTENT_FILTER and the input was refused.
+        moderation: where it was asked for.
     """
 
     reason: EndReason
@@ -292,6 +331,7 @@ class Finished:
     num_reasoning_tokens: int = 0
     stop: str | None = None
     refusal: str | None = None
+    moderation: Moderated | None = None
 
 
 GenerationEvent = Started | TextDelta | Finished
@@ -317,6 +357,7 @@ class ModelCard:
 
     Attributes:
         parent: name of the base model where this is an adapter, else None.
+        task: "generate", or "score" of a cross-encoder.
         created_s: Unix time at which the name was declared.
         max_model_len: context length in tokens.
     """
@@ -325,14 +366,7 @@ class ModelCard:
     parent: str | None
     created_s: int
     max_model_len: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What the safety classifier says of one text: probability by hazard, and the hazards over their threshold."""
-
-    score_by_hazard: dict[str, float]
-    flagged: tuple[str, ...]
+    task: str = "generate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

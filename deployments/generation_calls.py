@@ -109,6 +109,7 @@ class GenerationCall:
     adapter: AdapterRef | None = None
     tenant: str = ""
     salt: str = ""
+    retention_s: float = 0.0
     priority: int = 0
     timeout_s: float | None = None
     reply_to: TokenAddress | None = None
@@ -125,6 +126,7 @@ class GenerationCall:
             adapter=None if self.adapter is None else self.adapter.digest,
             tenant=self.tenant,
             salt=self.salt,
+            retention_s=self.retention_s,
             priority=self.priority,
             deadline_s=None if self.timeout_s is None else now_s + self.timeout_s,
             pooling=self.pooling,

@@ -85,7 +85,7 @@ class Rerankers:
     def cards(self, created_s: int) -> list[ModelCard]:
         """Return what `/v1/models` shows of them."""
         return [
-            ModelCard(name=name, parent=None, created_s=created_s, max_model_len=config.max_tokens)
+            ModelCard(name=name, parent=None, created_s=created_s, max_model_len=config.max_tokens, task="score")
             for name, config in self._config_by_name.items()
         ]
 

@@ -47,6 +47,7 @@ class StreamHandler:
         self._scores = HeldScores()
         self._num_chars_read = 0
         self._num_chars_left = 0
+        self._left: list[str] = []
         self.num_tokens = 0
 
     @property
@@ -58,6 +59,11 @@ class StreamHandler:
     def is_flagged(self) -> bool:
         """Whether the classifier has ended the text."""
         return self._screen is not None and bool(self._screen.flagged)
+
+    @property
+    def text(self) -> str:
+        """All that has left so far."""
+        return "".join(self._left)
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -125,4 +131,5 @@ class StreamHandler:
             verdicts = await self._judge(windows) if windows else ()
             text = "".join(map(self._screen.release, verdicts))
         self._num_chars_left += len(text)
+        self._left.append(text)
         return text

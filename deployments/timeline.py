@@ -17,9 +17,9 @@ from engine.request import RequestId
 from engine.trace import RequestTrace
 
 MAX_KEPT = 256
-"""Client requests of which a gateway remembers the answers."""
-MAX_ARRIVALS = 1024
-"""Arrivals of tokens that are told one by one."""
+"""Client requests of which a gateway remembers the answers; and as many again that were refused."""
+MAX_ARRIVALS = MAX_ATTEMPTS = 1024
+"""Arrivals of tokens that are told one by one, and ids that engines are asked about."""
 IN_PROGRESS = "in_progress"
 GOOD_OUTCOMES = ("stop", "length", "tool_calls", "content_filter", "cancelled")
 """Ends that are nobody's failure."""
@@ -53,7 +53,8 @@ class Timeline:
         model: name that was asked for.
         adapter: digest of its content, empty for a base model.
         arrived_unix_s: when it came, Unix time.
-        attempts: ids under which engines know it; more than one where a replica was lost.
+        attempts: ids under which engines know it: more than one where a replica was lost, of a beam search one for each
+            expansion, of vectors one for each input.
         outcome: a finish reason, the type of an error, "cancelled", or "in_progress".
         first_token_s, first_text_s: when the engine's first token came, and the first text that was shown.
         trace_parent: what the client sent as `traceparent`.
@@ -123,6 +124,11 @@ class Recorder:
         finally:
             self.timeline.stages.append(Stage(name, start_s, self.now_s))
 
+    def note_attempt(self, request_id: RequestId) -> None:
+        """Note the id under which an engine will know the answer, or a part of it."""
+        if len(self.timeline.attempts) < MAX_ATTEMPTS:
+            self.timeline.attempts.append(request_id)
+
     def note_tokens(self, num_tokens: int, num_cached_tokens: int) -> None:
         """Note that tokens came from the engine."""
         timeline, now_s = self.timeline, self.now_s
@@ -147,20 +153,35 @@ class Recorder:
 
 
 class TimelineStore:
-    """The timelines of a gateway's last requests."""
+    """The timelines of a gateway's last requests; those that were refused take no place from others."""
 
     def __init__(self) -> None:
         self._by_client_id: OrderedDict[str, list[Timeline]] = OrderedDict()
+        self._refused: OrderedDict[str, list[Timeline]] = OrderedDict()
 
     def add(self, timeline: Timeline) -> None:
         """Remember a timeline that has begun; it may go on to change."""
-        self._by_client_id.setdefault(timeline.client_id, []).append(timeline)
-        if len(self._by_client_id) > MAX_KEPT:
-            self._by_client_id.popitem(last=False)
+        _keep(self._by_client_id, timeline)
+
+    def set_apart(self, timeline: Timeline) -> None:
+        """Put a timeline that was added to those of requests that were refused."""
+        others = [one for one in self._by_client_id.get(timeline.client_id, ()) if one is not timeline]
+        if others:
+            self._by_client_id[timeline.client_id] = others
+        else:
+            self._by_client_id.pop(timeline.client_id, None)
+        _keep(self._refused, timeline)
 
     def find(self, client_id: str) -> list[Timeline]:
         """Return the answers of one client request, in the order in which they began."""
-        return list(self._by_client_id.get(client_id, ()))
+        found = [*self._by_client_id.get(client_id, ()), *self._refused.get(client_id, ())]
+        return sorted(found, key=lambda timeline: timeline.arrived_unix_s)
+
+
+def _keep(kept: OrderedDict[str, list[Timeline]], timeline: Timeline) -> None:
+    kept.setdefault(timeline.client_id, []).append(timeline)
+    if len(kept) > MAX_KEPT:
+        kept.popitem(last=False)
 
 
 async def ask_traces(

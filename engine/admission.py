@@ -66,7 +66,7 @@ class Admission:
         Raises:
             OverloadError: it could not, or only at the cost of one that was promised to be.
         """
-        # Who goes on after its replica has died was let in there.
+        # Who goes on, after its replica has died or in a beam search, was let in before.
         if request.prior_output_ids or not self.costs.is_known(now_s):
             return
         foretold = forecast(

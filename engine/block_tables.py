@@ -9,7 +9,7 @@ Joins `BlockPool` and `PrefixIndex`; knows requests, but not which of them deser
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.blocks import BlockId, BlockPool
 from engine.config import ResolvedConfig
@@ -20,7 +20,8 @@ from engine.prefix_index import Landmarks, PrefixIndex
 class BlockTables:
     """Gives blocks to requests and takes them back; every table it fills is `LiveRequest.blocks`."""
 
-    def __init__(self, config: ResolvedConfig) -> None:
+    def __init__(self, config: ResolvedConfig, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._block_tokens = config.block_tokens
         self._has_index = config.enable_prefix_cache
         self.landmarks = Landmarks(config.num_blocks)
@@ -48,7 +49,7 @@ class BlockTables:
             return False
         for block in shared:
             self._pool.share(block)
-        taken = self._pool.try_take(num_new)
+        taken = self._pool.try_take(num_new, self._clock())
         assert taken is not None, "the pool has fewer free blocks than it said"
         live.blocks = [*shared, *taken]
         live.num_computed = len(shared) * self._block_tokens
@@ -56,7 +57,7 @@ class BlockTables:
 
     def try_extend(self, live: LiveRequest) -> bool:
         """Lengthen a request's table to all its known tokens; False changes nothing."""
-        taken = self._pool.try_take(self._num_blocks_of(live.num_tokens) - len(live.blocks))
+        taken = self._pool.try_take(self._num_blocks_of(live.num_tokens) - len(live.blocks), self._clock())
         if taken is None:
             return False
         live.blocks.extend(taken)
@@ -72,7 +73,12 @@ class BlockTables:
 
     def close(self, live: LiveRequest) -> None:
         """Take a request's blocks back; those with names stay findable until they are reused."""
-        self._pool.release(live.blocks)
+        num_full = 0
+        if self._has_index and live.request.retention_s:
+            # What is not full has no name, and is worth nothing to anybody.
+            num_full = live.num_computed // self._block_tokens
+        self._pool.release(live.blocks[num_full:])
+        self._pool.release(live.blocks[:num_full], self._clock() + live.request.retention_s)
         live.blocks = []
         live.num_computed = 0
 

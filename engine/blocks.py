@@ -1,10 +1,12 @@
 """Blocks of the KV cache as numbers: who holds which, which are free, and which free one is reused next.
 
     held by n > 0 requests                       free, least recently used first
-    ref_count[b] = n                             head <-> b <-> b <-> ... <-> tail
+    ref_count[b] = n                             plain <-> b <-> b <-> ... <-> plain
+                                                 kept  <-> b <-> b <-> ... <-> kept
 
-A free block keeps its content until it is taken, so that the prefix index can revive it. Knows neither tokens nor
-tensors.
+A free block keeps its content until it is taken, so that the prefix index can revive it. Those that somebody wants kept
+are taken after all others, but never more than half of all blocks: nobody holds the cache by wishing. Knows neither
+tokens nor tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ BlockId = NewType("BlockId", int)
 
 
 class BlockPool:
-    """A fixed number of blocks with reference counts and an intrusive doubly linked free list; every operation is O(1).
+    """A fixed number of blocks with reference counts and two intrusive doubly linked free lists; O(1) for each block.
 
     Args:
         num_blocks: how many there are; ids are 0 to num_blocks - 1.
@@ -27,10 +29,12 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._on_reuse = on_reuse
         self._ref_count = [0] * num_blocks
-        # One extra node is the list's head and tail in one: no end needs a case of its own.
-        self._next = [*range(1, num_blocks + 1), 0]
-        self._previous = [num_blocks, *range(num_blocks)]
-        self._num_free = num_blocks
+        # An extra node is a list's head and tail in one: no end needs a case of its own.
+        self._plain, self._kept = num_blocks, num_blocks + 1
+        self._next = [*range(1, num_blocks + 1), 0, self._kept]
+        self._previous = [num_blocks, *range(num_blocks), self._kept]
+        self._num_free, self._num_kept = num_blocks, 0
+        self._kept_until_s = [0.0] * num_blocks
 
     @property
     def num_free(self) -> int:
@@ -46,15 +50,22 @@ class BlockPool:
         """Return how many requests hold the block."""
         return self._ref_count[block]
 
-    def try_take(self, count: int) -> list[BlockId] | None:
-        """Take `count` blocks, least recently used first, or none at all if there are fewer."""
+    def try_take(self, count: int, now_s: float = 0.0) -> list[BlockId] | None:
+        """Take `count` blocks, least recently used first, or none at all if there are fewer.
+
+        Args:
+            now_s: on the clock of `release`: from when on it was wished for, a block is kept no longer.
+        """
         if count > self._num_free:
             return None
+        while self._num_kept and self._kept_until_s[self._next[self._kept]] <= now_s:
+            self._give_up_oldest_kept()
         taken = []
         for _ in range(count):
-            block = BlockId(self._next[self.num_blocks])
+            block = BlockId(self._next[self._plain if self._num_free > self._num_kept else self._kept])
             self._unlink(block)
             self._ref_count[block] = 1
+            self._kept_until_s[block] = 0.0
             self._on_reuse(block)
             taken.append(block)
         return taken
@@ -65,42 +76,59 @@ class BlockPool:
             self._unlink(block)
         self._ref_count[block] += 1
 
-    def release(self, blocks: Iterable[BlockId]) -> None:
+    def release(self, blocks: Iterable[BlockId], keep_until_s: float = 0.0) -> None:
         """Let go of a request's blocks, given in the order of its table.
 
         The last one goes to the front of those released: a prefix is worth more than what follows it, so that its end
         is reused first.
+
+        Args:
+            keep_until_s: until when they are to be taken after others, if nobody has wished for longer; 0 for no wish.
         """
         for block in reversed(list(blocks)):
             if self._ref_count[block] <= 0:
                 raise AssertionError(f"block {block} is released more often than it was taken")
             self._ref_count[block] -= 1
+            self._kept_until_s[block] = max(self._kept_until_s[block], keep_until_s)
             if self._ref_count[block] == 0:
-                self._append(block)
+                self._link(block, before=self._kept if self._kept_until_s[block] else self._plain)
+                if self._num_kept > self.num_blocks // 2:
+                    self._give_up_oldest_kept()
 
     def check(self) -> None:
-        """Raise AssertionError unless the free list and the reference counts tell one story."""
-        seen = set()
-        block = self._next[self.num_blocks]
-        while block != self.num_blocks:
-            assert block not in seen, "the free list has a cycle"
-            assert self._ref_count[block] == 0, f"block {block} is free and held"
-            assert self._next[self._previous[block]] == block, "the free list is torn"
-            seen.add(block)
-            block = self._next[block]
-        assert len(seen) == self._num_free, "the free count is wrong"
+        """Raise AssertionError unless the free lists and the reference counts tell one story."""
+        seen: set[int] = set()
+        for head, num_seen in ((self._kept, self._num_kept), (self._plain, self._num_free)):
+            block = self._next[head]
+            while block != head:
+                assert block not in seen, "the free list has a cycle"
+                assert self._ref_count[block] == 0, f"block {block} is free and held"
+                assert self._next[self._previous[block]] == block, "the free list is torn"
+                assert bool(self._kept_until_s[block]) == (head == self._kept), f"block {block} is in the wrong list"
+                seen.add(block)
+                block = self._next[block]
+            assert len(seen) == num_seen, "the free count is wrong"
+        assert self._num_kept <= self.num_blocks // 2, "more are kept than may be"
         assert len(seen) + sum(count > 0 for count in self._ref_count) == self.num_blocks, "a block is lost"
 
-    def _unlink(self, block: BlockId) -> None:
+    def _give_up_oldest_kept(self) -> None:
+        """Count the kept block that was let go of first as one that nobody wants kept, let go of just now."""
+        block = self._next[self._kept]
+        self._unlink(block)
+        self._kept_until_s[block] = 0.0
+        # At the end: a wish must not let a block be taken sooner than none would.
+        self._link(block, before=self._plain)
+
+    def _unlink(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]
         self._next[before] = after
         self._previous[after] = before
         self._num_free -= 1
+        self._num_kept -= bool(self._kept_until_s[block])
 
-    def _append(self, block: BlockId) -> None:
-        tail = self._previous[self.num_blocks]
-        self._next[tail] = block
-        self._previous[block] = tail
-        self._next[block] = self.num_blocks
-        self._previous[self.num_blocks] = block
+    def _link(self, block: int, *, before: int) -> None:
+        previous = self._previous[before]
+        self._next[previous] = self._previous[before] = block
+        self._previous[block], self._next[block] = previous, before
         self._num_free += 1
+        self._num_kept += bool(self._kept_until_s[block])

@@ -173,6 +173,7 @@ class Request:
         adapter: digest of the LoRA adapter to apply, None for the base model.
         tenant: whose share of the engine it takes.
         salt: isolation of the prefix cache: two requests share blocks only if their salts are equal.
+        retention_s: so long its blocks in the prefix cache are overwritten after others, as far as there are others.
         priority: lower is served first; of equal priorities each tenant and adapter gets its fair share.
         deadline_s: monotonic time (`time.monotonic`) after which nobody waits for the answer; None for never.
         pooling: asks for the prompt's hidden states, made one vector, instead of tokens; `params` mean nothing then.
@@ -185,6 +186,7 @@ class Request:
     adapter: AdapterDigest | None = None
     tenant: str = ""
     salt: str = ""
+    retention_s: float = 0.0
     priority: int = 0
     deadline_s: float | None = None
     pooling: Pooling | None = None

@@ -67,7 +67,7 @@ class Scheduler:
         self._gate = gate
         self._eos_ids = frozenset(eos_ids)
         self._clock = clock
-        self._tables = BlockTables(config)
+        self._tables = BlockTables(config, clock)
         self.landmarks = self._tables.landmarks
         self._live: dict[RequestId, LiveRequest] = {}
         self._waiting: list[LiveRequest] = []

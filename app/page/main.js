@@ -19,7 +19,8 @@ async function listModels() {
     select.replaceChildren();
     return;
   }
-  const { data } = await response.json();
+  // A cross-encoder does not chat.
+  const data = (await response.json()).data.filter(({ task }) => task === "generate");
   const chosen = select.value;
   select.replaceChildren(...data.map(({ id, parent }) => new Option(parent ? `${id} (adapter of ${parent})` : id, id)));
   if (data.some(({ id }) => id === chosen)) select.value = chosen;

@@ -76,6 +76,9 @@ def chat_of(body: ResponsesRequest) -> ChatCompletionRequest:
         tool_choice=_choice(body.tool_choice) if isinstance(body.tool_choice, ResponseToolChoice) else body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
+        prompt_cache_key=body.prompt_cache_key,
+        prompt_cache_options=body.prompt_cache_options,
+        prompt_cache_retention=body.prompt_cache_retention,
         user=body.user,
     )
 

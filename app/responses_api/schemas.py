@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from app.schemas.chat import ONLY_TEXT, ReasoningEffort
+from app.schemas.common import PromptCacheOptions
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
@@ -183,8 +184,6 @@ class ResponsesRequest(WireRequest):
         "max_tool_calls": ASKS_NOTHING,
         "moderation": ASKS_NOTHING,
         "prompt": ASKS_NOTHING,
-        "prompt_cache_options": ASKS_NOTHING,
-        "prompt_cache_retention": (None, "in_memory"),
         "store": (None, False),
         "truncation": (None, "disabled"),
     }
@@ -200,6 +199,8 @@ class ResponsesRequest(WireRequest):
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = Field(default=None, description="Refused: no response is kept.")
     prompt_cache_key: str | None = Field(default=None, max_length=256)
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     reasoning: ReasoningOptions | None = None
     safety_identifier: str | None = Field(default=None, max_length=128)
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 
 from app.json_route import JsonResponse, JsonRoute
-from app.render import chat_completion
+from app.moderation import chat_classifier
+from app.render import ChatShape, chat_completion
 from app.routes.context import ERRORS, Context
 from app.schemas.chat import ChatCompletion, ChatCompletionRequest
 from app.sse import ChatFrames, EventStream
@@ -19,25 +20,16 @@ router = APIRouter(route_class=JsonRoute, tags=["chat"])
 async def create_chat_completion(body: ChatCompletionRequest, context: Context) -> Response:
     """Answer a conversation, at once or as a stream."""
     head = context.head("chatcmpl", body.model)
+    classifier = chat_classifier(body.moderation, context.moderation_model)
     generations = chat_generations(body, context.limits, request_id=context.generation_id(head))
     answers = [context.generate(generation) for generation in generations]
-    tells_scores, tier = bool(body.logprobs), served_tier(body)
-    if body.stream:
-        frames = ChatFrames(
-            head,
-            extras=stream_extras(body),
-            num_choices=len(answers),
-            tells_scores=tells_scores,
-            service_tier=tier,
-            num_prompt_logprobs=body.prompt_logprobs,
-        )
-        return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
-    return JsonResponse(
-        chat_completion(
-            head,
-            await collect(answers),
-            tells_scores=tells_scores,
-            service_tier=tier,
-            num_prompt_logprobs=body.prompt_logprobs,
-        )
+    shape = ChatShape(
+        tells_scores=bool(body.logprobs),
+        num_prompt_logprobs=body.prompt_logprobs,
+        service_tier=served_tier(body),
+        classifier=classifier,
     )
+    if body.stream:
+        frames = ChatFrames(head, extras=stream_extras(body), num_choices=len(answers), shape=shape)
+        return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
+    return JsonResponse(chat_completion(head, await collect(answers), shape))

@@ -11,10 +11,12 @@ from app.schemas.common import (
     FINGERPRINT,
     ChatFinishReason,
     ChatLogprobs,
+    PromptCacheOptions,
     PromptLogprobs,
     SamplingFields,
     Usage,
 )
+from app.schemas.moderations import ChatModeration, ChatModerationRequest
 from app.schemas.structured import ResponseFormat
 from app.schemas.tools import EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
@@ -108,7 +110,7 @@ class ChatCompletionRequest(SamplingFields):
     """Ask for the next turn of a conversation.
 
     Known fields that are not done yet (`prediction`, `audio`, ...) are refused unless they ask for nothing.
-    `metadata`, `safety_identifier`, `prompt_cache_key` and `store: false` are accepted and change nothing.
+    `metadata`, `safety_identifier` and `store: false` are accepted and change nothing.
     """
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -116,10 +118,7 @@ class ChatCompletionRequest(SamplingFields):
         "function_call": (None, "none"),
         "functions": (None, []),
         "modalities": (None, ["text"]),
-        "moderation": ASKS_NOTHING,
         "prediction": ASKS_NOTHING,
-        "prompt_cache_options": ASKS_NOTHING,
-        "prompt_cache_retention": (None, "in_memory"),
         "store": (None, False),
         "verbosity": (None, "medium"),
         "web_search_options": ASKS_NOTHING,
@@ -156,8 +155,17 @@ class ChatCompletionRequest(SamplingFields):
     )
     metadata: dict[str, str] | None = Field(default=None, max_length=16, description="Accepted, and without effect.")
     safety_identifier: str | None = Field(default=None, max_length=128, description="Accepted, and without effect.")
+    moderation: ChatModerationRequest | None = Field(
+        default=None, description="Tell what the safety classifier finds in the chat, and block more than it does."
+    )
     prompt_cache_key: str | None = Field(
-        default=None, max_length=256, description="Accepted; the prefix cache needs no hint."
+        default=None, max_length=256, description="Prefixes are shared only between equal keys, as with `cache_salt`."
+    )
+    prompt_cache_options: PromptCacheOptions | None = Field(
+        default=None, description="Let the prompt's cached prefix give way after others, as far as there is room."
+    )
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
+        default=None, description="Older than `prompt_cache_options`: `24h` is the same for so long."
     )
 
 
@@ -186,7 +194,7 @@ class ChatChoice(WireResponse):
 class ChatCompletion(WithoutUnused):
     """The whole answer."""
 
-    UNUSED: ClassVar[tuple[str, ...]] = ("prompt_logprobs",)
+    UNUSED: ClassVar[tuple[str, ...]] = ("prompt_logprobs", "moderation")
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -197,6 +205,7 @@ class ChatCompletion(WithoutUnused):
     system_fingerprint: str | None = Field(default=None, description=FINGERPRINT)
     service_tier: str | None = Field(default=None, description="The tier that served, where one was asked for.")
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: where they are asked for.")
+    moderation: ChatModeration | None = Field(default=None, description="Where it is asked for.")
 
 
 class ChatDelta(WireResponse):
@@ -230,4 +239,5 @@ class ChatCompletionChunk(WireResponse):
     system_fingerprint: str | None = None
     service_tier: str | None = None
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Of the first chunk, where asked for.")
+    moderation: ChatModeration | None = Field(default=None, description="In a chunk of its own, where asked for.")
     obfuscation: str | None = Field(default=None, description="Random characters, where they are asked for.")

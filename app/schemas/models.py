@@ -1,4 +1,4 @@
-"""`GET /v1/models`, to the letter, with two extensions: `parent` and `max_model_len`."""
+"""`GET /v1/models`, to the letter, with three extensions: `parent`, `max_model_len` and `task`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Model(WireResponse):
     owned_by: str = "antiphon"
     parent: str | None = Field(default=None, description="Base model, where this is an adapter.")
     max_model_len: int = Field(description="Context length in tokens.")
+    task: str = Field(description="`generate`, or `score` of a cross-encoder.")
 
 
 class ModelList(WireResponse):

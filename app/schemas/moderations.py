@@ -47,3 +47,53 @@ class ModerationResponse(WireResponse):
     id: str
     model: str
     results: list[ModerationResult]
+
+
+class ModerationMode(WireRequest):
+    """What is done about a text that is flagged."""
+
+    mode: Literal["score", "block"] = Field(description="`score` only tells; `block` lets none of it through.")
+
+
+class ModerationPolicy(WireRequest):
+    """What is done on either side of a chat; what the server itself blocks stays blocked."""
+
+    input: ModerationMode | None = Field(default=None, description="Default: score.")
+    output: ModerationMode | None = Field(default=None, description="Default: score.")
+
+
+class ChatModerationRequest(WireRequest):
+    """Ask what the safety classifier finds in a chat."""
+
+    model: str = Field(max_length=256, description="The classifier's name, or one of OpenAI's moderation models.")
+    policy: ModerationPolicy | None = None
+
+
+class ScoredText(ModerationResult):
+    """What was found in the input, or in one choice."""
+
+    type: Literal["moderation_result"] = "moderation_result"
+    model: str
+
+
+class ModerationResults(WireResponse):
+    """One result for the input; of the output one for each choice that has text."""
+
+    type: Literal["moderation_results"] = "moderation_results"
+    model: str
+    results: list[ScoredText]
+
+
+class ModerationError(WireResponse):
+    """Why nothing is known."""
+
+    type: Literal["error"] = "error"
+    code: Literal["moderation_failed"] = "moderation_failed"
+    message: str
+
+
+class ChatModeration(WireResponse):
+    """What was found in a chat."""
+
+    input: ModerationResults | ModerationError
+    output: ModerationResults | ModerationError

@@ -27,7 +27,9 @@ class AnswerTimeline(BaseModel):
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
-    num_attempts: int = Field(description="More than one where a replica was lost.")
+    num_attempts: int = Field(
+        description="Calls of engines: more than one where a replica was lost, or of a beam search."
+    )
     ttft_ms: float | None
     tpot_ms: float | None
     total_ms: float | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from ray import serve
@@ -35,21 +34,28 @@ class OrphanRecorder:
 
     def __init__(self, send: Send | None = None) -> None:
         self._send = send or _to_accounts
-        self._finished: dict[TokenAddress, deque[UsageRecord]] = {}
+        self._finished: dict[TokenAddress, dict[str, UsageRecord]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def finished(self, call: GenerationCall, num_tokens: int) -> None:
         """Remember what a call has brought."""
         record = orphan_record(call, num_tokens)
         if record is not None and call.reply_to is not None:
-            self._finished.setdefault(call.reply_to, deque(maxlen=MAX_REMEMBERED)).append(record)
+            records = self._finished.setdefault(call.reply_to, {})
+            # Of several calls for one answer, as a beam search makes them, the last has most of its tokens.
+            records.pop(record.record_id, None)
+            records[record.record_id] = record
+            if len(records) > MAX_REMEMBERED:
+                del records[next(iter(records))]
 
     def gateway_lost(self, address: TokenAddress, under_way: Sequence[tuple[GenerationCall, int]]) -> None:
         """Record what a gateway had finished and under way; on the event loop."""
-        records = list(self._finished.pop(address, ()))
-        records += filter(None, (orphan_record(call, num_tokens) for call, num_tokens in under_way))
+        records = self._finished.pop(address, {})
+        for record in (orphan_record(call, num_tokens) for call, num_tokens in under_way):
+            if record is not None:
+                records[record.record_id] = record
         if records:
-            task = asyncio.create_task(self._deliver(records))
+            task = asyncio.create_task(self._deliver(list(records.values())))
             # The event loop keeps no reference to it.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

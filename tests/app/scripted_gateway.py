@@ -26,6 +26,7 @@ from deployments.generation import (
     GenerationRequest,
     HealthReport,
     ModelCard,
+    Moderated,
     Started,
     TextDelta,
     TextPrompt,
@@ -133,6 +134,7 @@ class ScriptedGateway:
         self.deltas: list[TextDelta] = []
         self.end = EndReason.STOP
         self.refusal: str | None = None
+        self.moderation: Moderated | None = None
         self.error_before: Exception | None = None
         self.error_after: Exception | None = None
         self.health_report = HealthReport(state_by_model={"base": "ready"})
@@ -177,6 +179,7 @@ class ScriptedGateway:
                 num_cached_tokens=4,
                 num_reasoning_tokens=self.num_reasoning_tokens,
                 refusal=self.refusal,
+                moderation=self.moderation,
             )
         finally:
             self.num_open -= 1

@@ -70,7 +70,7 @@ async def test_a_body_that_is_too_large_is_not_read_to_its_end() -> None:
 
     sent: list[Any] = []
     app = Border(RequestBody(_no_app, max_bytes=1000), sends_request_id=True)
-    await app({"type": "http", "headers": []}, receive, _collector(sent))
+    await app({"type": "http", "path": "/", "headers": []}, receive, _collector(sent))
     assert sent[0]["status"] == 413
     assert num_read == 11
 
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_in_its_body_is_let_go() -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
-    await RequestBody(_no_app, max_bytes=10)({"type": "http", "headers": []}, receive, _collector([]))
+    await RequestBody(_no_app, max_bytes=10)({"type": "http", "path": "/", "headers": []}, receive, _collector([]))
 
 
 async def test_an_unforeseen_error_is_logged_with_its_request_and_told_to_nobody(
@@ -116,7 +116,7 @@ async def test_an_unforeseen_error_is_logged_with_its_request_and_told_to_nobody
         raise KeyError("/etc/secret")
 
     sent: list[Any] = []
-    scope = {"type": "http", "headers": [(b"x-request-id", b"r-1")]}
+    scope = {"type": "http", "path": "/", "headers": [(b"x-request-id", b"r-1")]}
     with caplog.at_level(logging.ERROR):
         await Border(broken, sends_request_id=True)(scope, _no_receive, _collector(sent))
     assert sent[0]["status"] == 500

@@ -50,6 +50,31 @@ def test_every_field_arrives() -> None:
     assert (generation.priority, generation.salt) == (-3, "s")
 
 
+def test_a_cache_key_is_a_part_of_the_salt() -> None:
+    keyed = translate(prompt_cache_key="k").salt
+    assert keyed == translate(prompt_cache_key="k", cache_salt="").salt
+    assert len({"", "s", "k", keyed, translate(prompt_cache_key="k", cache_salt="s").salt}) == 5
+    assert (
+        translate(prompt_cache_key='k", "', cache_salt="s").salt
+        != translate(prompt_cache_key="k", cache_salt='s", "').salt
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "hours"),
+    [
+        ({}, 0),
+        ({"prompt_cache_retention": "in_memory"}, 0),
+        ({"prompt_cache_retention": "24h"}, 24),
+        ({"prompt_cache_options": {}}, 0.5),
+        ({"prompt_cache_options": {"mode": "implicit", "ttl": "12h"}}, 12),
+        ({"prompt_cache_options": {"ttl": "30m"}, "prompt_cache_retention": "24h"}, 24),
+    ],
+)
+def test_what_is_to_be_remembered_longer_says_how_long(fields: dict[str, Any], hours: float) -> None:
+    assert translate(**fields).retention_s == 3600 * hours
+
+
 def test_penalties_of_repeats_arrive_with_their_defaults() -> None:
     assert translate(dry_base=3, lz_buffer_size=5).params == translate().params
     assert translate(dry_multiplier=0.8, dry_penalty_last_n=0).params.dry is None

@@ -38,7 +38,7 @@ class Place:
             AdapterBase(name="m", module_shapes=SHAPES, max_rank=16, watched=str(self.dropin)),
             AdapterBase(name="other", module_shapes={}, max_rank=16),
         ]
-        return RegistryServer(self.store, bases, folder=str(self.copies))
+        return RegistryServer(self.store, bases, folder=str(self.copies), cross_encoders=["judge"])
 
     def put(self, name: str, seed: int = 0) -> None:
         write(self.dropin / name, tensors=make_tensors(seed=seed))
@@ -162,7 +162,7 @@ async def test_an_adapter_at_fault_is_refused_and_leaves_nothing_behind(place: P
     assert not place.copies.exists() or not list(place.copies.iterdir())
 
 
-@pytest.mark.parametrize("name", ["m", "other", "a/b", "..", "", "a@1", "a" * 200, "ä"])
+@pytest.mark.parametrize("name", ["m", "other", "judge", "a/b", "..", "", "a@1", "a" * 200, "ä"])
 async def test_a_name_that_cannot_be_is_refused(place: Place, name: str) -> None:
     place.put("a")
     with pytest.raises(RequestError):

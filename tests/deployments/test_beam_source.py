@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from deployments.accounts.orphans import orphan_record
 from deployments.beam_search import BeamSearch
 from deployments.gateway import Gateway
 from deployments.generation import BeamShare, Finished, GenerationEvent, GenerationRequest, TextDelta
@@ -62,7 +63,18 @@ async def test_the_answers_of_a_request_share_one_search(gateway: OpenGateway, s
     prompt_ids = (await opened.tokenize("chat", requests[0].prompt, with_texts=False)).token_ids  # type: ignore[arg-type]
     assert list(map(tokens_of, answers)) == expected(serving, prompt_ids)
     assert len(serving.replicas.calls) == 1 + WIDTH * (NUM_TOKENS - 1)
-    assert all(call.usage is None for call in serving.replicas.calls)
+    answer_ids = [request.request_id for request in requests]
+    # What is recorded of each answer if the gateway dies now: its prompt, and its tokens so far.
+    records = [orphan_record(call, 1) for call in serving.replicas.calls]
+    told = {record.record_id: (record.input_tokens, record.output_tokens) for record in records if record is not None}
+    assert told == dict.fromkeys(answer_ids, (len(prompt_ids), NUM_TOKENS))
+    noted = [opened._log.find(request_id)[0].attempts for request_id in answer_ids]
+    expansions = {call.request_id for call in serving.replicas.calls}
+    assert [len(expansions.intersection(attempts)) for attempts in noted] == [
+        NUM_TOKENS,
+        NUM_TOKENS - 1,
+        NUM_TOKENS - 1,
+    ]
     for events in answers:
         end = events[-1]
         assert isinstance(end, Finished)

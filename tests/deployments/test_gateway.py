@@ -261,6 +261,9 @@ async def test_without_a_classifier_that_answers_nothing_passes(gateway: OpenGat
         await events_of(opened, ask())
     assert caught.value.retry_after_s > 0
     assert serving.replicas.calls == []
+    # It is remembered, where it takes no place from an answer.
+    assert [timeline.outcome for timeline in opened._log.find("r")] == ["UnavailableError"]
+    assert not opened._log._timelines._by_client_id
 
 
 async def test_a_classifier_that_is_too_slow_counts_as_gone(gateway: OpenGateway) -> None:

@@ -142,7 +142,7 @@ async def test_who_is_not_there_or_too_late_is_told(folder: Path) -> None:
         with pytest.raises(RequestError, match=words) as refused:
             names.check("nobody")
         assert refused.value.code == "model_not_found"
-    assert [(card.name, card.parent, card.max_model_len) for card in opened.cards(5)] == [("judge", None, CONTEXT)]
+    assert [(card.name, card.task, card.max_model_len) for card in opened.cards(5)] == [("judge", "score", CONTEXT)]
     assert list(opened.parts) == ["reranker judge"]
 
 

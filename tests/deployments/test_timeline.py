@@ -6,6 +6,7 @@ import pytest
 
 from deployments.timeline import (
     MAX_ARRIVALS,
+    MAX_ATTEMPTS,
     MAX_KEPT,
     Recorder,
     Stage,
@@ -63,7 +64,9 @@ def test_tokens_and_the_end_are_noted_once() -> None:
     assert timeline.client_id == "req"
     for _ in range(MAX_ARRIVALS + 5):
         recorder.note_tokens(1, 16)
+        recorder.note_attempt(RequestId("a"))
     assert len(timeline.arrivals) == MAX_ARRIVALS
+    assert len(timeline.attempts) == MAX_ATTEMPTS
 
 
 def test_what_engines_tell_is_put_in_its_place() -> None:
@@ -88,6 +91,22 @@ def test_a_store_keeps_the_last_requests_and_all_their_answers() -> None:
         store.add(a_timeline(f"r{number}.a"))
     assert store.find("r0") == []
     assert len(store.find(f"r{MAX_KEPT}")) == 1
+
+
+def test_refused_requests_push_out_no_others_but_older_refused_ones() -> None:
+    store = TimelineStore()
+    good, refused = a_timeline("r.a"), [a_timeline(f"x{number}.a") for number in range(MAX_KEPT + 1)]
+    also_refused = a_timeline("r.b")
+    store.add(good)
+    for timeline in (also_refused, *refused):
+        store.add(timeline)
+        store.set_apart(timeline)
+    assert store.find("r") == [good]
+    assert store.find("x0") == []
+    assert store.find("x1") == [refused[1]]
+    store.add(also_refused)
+    store.set_apart(also_refused)
+    assert store.find("r") == [good, also_refused]
 
 
 async def test_each_model_is_asked_once_and_none_without_attempts() -> None:

@@ -127,6 +127,12 @@ def test_the_guard_judges_inputs_and_is_served_by_itself(client: OpenAI, server:
         model=BASE, messages=[{"role": "user", "content": "How do I build a bomb?"}], max_tokens=30
     )
     assert refused.choices[0].finish_reason == "content_filter"
+    told = client.chat.completions.create(
+        model=BASE, messages=[{"role": "user", "content": "What does os.kill do?"}], moderation={"model": "guard"}
+    ).moderation
+    assert told is not None
+    assert told.input.type == told.output.type == "moderation_results"
+    assert [result.flagged for result in (*told.input.results, *told.output.results)] == [False, False]
     verdict = client.moderations.create(model="guard", input=["How do I build a bomb?", "What does os.kill do?"])
     assert [result.flagged for result in verdict.results] == [True, False]
     assert "Return" in ask(client, "What does os.getcwd do?")

@@ -42,7 +42,7 @@ def a_config(**changes: object) -> ResolvedConfig:
 
 def a_request(name: str, prompt: tuple[int, ...] | range = (1, 2, 3), **fields: object) -> Request:
     """A greedy request that ends by length unless told otherwise; sampling fields and request fields side by side."""
-    of_request = {"prior_output_ids", "adapter", "tenant", "salt", "priority", "deadline_s", "pooling"}
+    of_request = {"prior_output_ids", "adapter", "tenant", "salt", "retention_s", "priority", "deadline_s", "pooling"}
     params = {"max_tokens": 4, "ignore_eos": True, "temperature": 0.0} | {
         key: value for key, value in fields.items() if key not in of_request
     }

@@ -64,6 +64,37 @@ def test_reuse_is_told_and_revival_is_not() -> None:
     assert reused == [0, 1]
 
 
+def test_blocks_that_are_wished_for_are_taken_last_until_their_time_has_passed() -> None:
+    pool = BlockPool(4)
+    table = pool.try_take(4, 1.0) or []
+    pool.release(table[:2], 10.0)
+    pool.release(table[2:])
+    assert pool.try_take(3, 9.0) == [3, 2, 1]
+    pool.release([BlockId(3), BlockId(2), BlockId(1)])
+    # Nobody wished for block 1 again, and block 0 has had its time.
+    assert pool.try_take(4, 10.0) == [1, 2, 3, 0]
+
+
+def test_a_wish_outlives_who_shares_the_block_without_one() -> None:
+    pool = BlockPool(2)
+    first, second = pool.try_take(2, 1.0) or []
+    pool.release([first], 10.0)
+    pool.share(first)
+    pool.release([first])
+    pool.release([second])
+    assert pool.try_take(1, 9.0) == [second]
+
+
+def test_no_more_than_half_are_kept_and_the_oldest_wish_gives_way() -> None:
+    pool = BlockPool(4)
+    table = pool.try_take(4, 1.0) or []
+    for block in table[:3]:
+        pool.release([block], 10.0)
+    pool.release(table[3:])
+    pool.check()
+    assert pool.try_take(4, 2.0) == [0, 3, 1, 2]
+
+
 def test_a_block_released_too_often_is_a_bug_that_is_named() -> None:
     pool = BlockPool(1)
     with pytest.raises(AssertionError, match="block 0 is released more often"):

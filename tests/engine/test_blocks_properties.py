@@ -9,7 +9,7 @@ from tests.oracles.naive_cache import NaiveCache
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Tables are taken, share each other's blocks, and are released, against lists that do the same."""
+    """Tables are taken, share each other's blocks, are released and wished for, against lists that do the same."""
 
     @initialize(num_blocks=st.integers(1, 12))
     def build(self, num_blocks: int) -> None:
@@ -17,12 +17,14 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool = BlockPool(num_blocks, on_reuse=self.reused.append)
         self.naive = NaiveCache(num_blocks)
         self.tables: list[list[BlockId]] = []
+        self.now_s = 1.0
 
-    @rule(count=st.integers(0, 13))
-    def take(self, count: int) -> None:
+    @rule(count=st.integers(0, 13), passed_s=st.sampled_from([0.0, 0.0, 1.0, 5.0]))
+    def take(self, count: int, passed_s: float) -> None:
         self.reused.clear()
-        taken = self.pool.try_take(count)
-        assert taken == self.naive.take(count)
+        self.now_s += passed_s
+        taken = self.pool.try_take(count, self.now_s)
+        assert taken == self.naive.take(count, self.now_s)
         assert self.reused == (taken or [])
         if taken:
             self.tables.append(taken)
@@ -37,11 +39,12 @@ class PoolMachine(RuleBasedStateMachine):
         self.tables.append(table)
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), keep_s=st.sampled_from([0.0, 0.0, 2.0, 7.0]))
+    def release(self, data: st.DataObject, keep_s: float) -> None:
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
-        self.pool.release(table)
-        self.naive.release(table)
+        keep_until_s = self.now_s + keep_s if keep_s else 0.0
+        self.pool.release(table, keep_until_s)
+        self.naive.release(table, keep_until_s)
 
     @invariant()
     def agrees_with_the_lists(self) -> None:

@@ -214,6 +214,22 @@ def test_another_salt_or_adapter_shares_nothing(one: dict[str, str], other: dict
     assert harness.emissions["b"][0].num_cached_tokens == 0
 
 
+@pytest.mark.parametrize(("retention_s", "num_cached"), [(0.0, 0), (60.0, 8), (1.0, 0)])
+def test_a_prefix_that_is_wished_for_outlives_others(retention_s: float, num_cached: int) -> None:
+    now_s = [5.0]
+    harness = Harness(a_config(num_blocks=8), clock=lambda: now_s[0])
+    harness.add(a_request("a", range(1, 11), retention_s=retention_s))
+    harness.finish()
+    now_s[0] += 2.0
+    for number in range(6):
+        harness.add(a_request(str(number), range(1, 11), salt=str(number)))
+        harness.finish()
+    harness.add(a_request("b", range(1, 11)))
+    harness.finish()
+    assert harness.emissions["b"][0].num_cached_tokens == num_cached
+    harness.check_all_returned()
+
+
 def test_nothing_is_shared_where_the_prefix_cache_is_off() -> None:
     harness = Harness(a_config(enable_prefix_cache=False))
     harness.add(a_request("a", range(1, 11)))

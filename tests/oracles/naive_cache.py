@@ -10,28 +10,50 @@ class NaiveCache:
 
     def __init__(self, num_blocks: int) -> None:
         self.holders = [0] * num_blocks
-        self.free = list(range(num_blocks))
+        self.plain = list(range(num_blocks))
+        self.kept: list[int] = []
+        self.kept_until = dict.fromkeys(range(num_blocks), 0.0)
         self.content: dict[int, tuple[object, ...]] = {}
 
-    def take(self, count: int) -> list[int] | None:
+    @property
+    def free(self) -> list[int]:
+        return self.plain + self.kept
+
+    def take(self, count: int, now: float = 0.0) -> list[int] | None:
         if count > len(self.free):
             return None
-        taken, self.free = self.free[:count], self.free[count:]
+        while self.kept and self.kept_until[self.kept[0]] <= now:
+            self._give_up()
+        taken = self.free[:count]
         for block in taken:
+            self._remove(block)
             self.holders[block] = 1
+            self.kept_until[block] = 0.0
             self.content.pop(block, None)
         return taken
 
     def share(self, block: int) -> None:
-        if block in self.free:
-            self.free.remove(block)
+        self._remove(block)
         self.holders[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], keep_until: float = 0.0) -> None:
         for block in reversed(blocks):
             self.holders[block] -= 1
+            self.kept_until[block] = max(self.kept_until[block], keep_until)
             if self.holders[block] == 0:
-                self.free.append(block)
+                (self.kept if self.kept_until[block] else self.plain).append(block)
+                if len(self.kept) > len(self.holders) // 2:
+                    self._give_up()
+
+    def _give_up(self) -> None:
+        block = self.kept.pop(0)
+        self.kept_until[block] = 0.0
+        self.plain.append(block)
+
+    def _remove(self, block: int) -> None:
+        for blocks in (self.plain, self.kept):
+            if block in blocks:
+                blocks.remove(block)
 
     def fill(self, block: int, prefix: tuple[object, ...]) -> None:
         """Note what a block holds, unless another block holds just that."""

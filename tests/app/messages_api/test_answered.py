@@ -130,3 +130,24 @@ async def test_errors_have_anthropic_s_shape(client: httpx.AsyncClient, gateway:
     assert "secret" not in response.text
     gateway.error_before, gateway.error_after = None, EngineError("secret")
     assert (await streamed(client))[-1]["error"]["type"] == "api_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "kind"),
+    [
+        ("POST", PATH, b"x" * 20_001, 413, "request_too_large"),
+        ("POST", f"{PATH}/count_tokens", b"x" * 20_001, 413, "request_too_large"),
+        ("GET", f"{PATH}/batches", b"", 404, "not_found_error"),
+        ("GET", PATH, b"", 405, "invalid_request_error"),
+        ("POST", PATH, b"{", 400, "invalid_request_error"),
+    ],
+)
+async def test_what_no_route_has_seen_is_told_in_the_same_shape(
+    client: httpx.AsyncClient, method: str, path: str, body: bytes, status: int, kind: str
+) -> None:
+    headers = {"content-type": "application/json", "x-request-id": "r1"}
+    response = await client.request(method, path, content=body, headers=headers)
+    told = MessagesError.model_validate_json(response.content)
+    assert (response.status_code, told.error.type, told.request_id) == (status, kind, "r1")
+    elsewhere = await client.request(method, "/v1/messagesx", content=body, headers=headers)
+    assert elsewhere.json()["error"]["code"] in ("unknown_url", "request_too_large")

@@ -70,6 +70,9 @@ def test_every_option_reaches_the_chat() -> None:
         service_tier="flex",
         include=["message.output_text.logprobs"],
         top_logprobs=2,
+        prompt_cache_key="k",
+        prompt_cache_options={"ttl": "12h"},
+        prompt_cache_retention="24h",
     )
     assert found == {
         "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
@@ -87,6 +90,9 @@ def test_every_option_reaches_the_chat() -> None:
         "service_tier": "flex",
         "logprobs": True,
         "top_logprobs": 2,
+        "prompt_cache_key": "k",
+        "prompt_cache_options": {"ttl": "12h"},
+        "prompt_cache_retention": "24h",
     }
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}
     assert chat(input="Hi", tool_choice=allowed)["tool_choice"] == {

@@ -6,9 +6,9 @@ import httpx
 async def test_bases_and_adapters_are_listed_with_their_parent(client: httpx.AsyncClient) -> None:
     listing = (await client.get("/v1/models")).json()
     assert listing["object"] == "list"
-    assert [(model["id"], model["object"], model["parent"]) for model in listing["data"]] == [
-        ("base", "model", None),
-        ("shout", "model", "base"),
+    assert [(model["id"], model["object"], model["parent"], model["task"]) for model in listing["data"]] == [
+        ("base", "model", None, "generate"),
+        ("shout", "model", "base", "generate"),
     ]
 
 

@@ -57,7 +57,8 @@ async def test_what_had_finished_is_told_too_and_once_for_each_gateway() -> None
         arrived.extend(records)
 
     recorder = OrphanRecorder(send)
-    for address, tokens in ((GATEWAY, 1), (OTHER, 2), (None, 3)):
+    # A beam search makes many calls for an answer; the last has most of its tokens.
+    for address, tokens in ((GATEWAY, 0), (GATEWAY, 1), (OTHER, 2), (None, 3)):
         recorder.finished(replace(CALL, reply_to=address), tokens)
     recorder.finished(replace(CALL, reply_to=GATEWAY, usage=None), 4)
     recorder.gateway_lost(GATEWAY, [])
@@ -65,6 +66,6 @@ async def test_what_had_finished_is_told_too_and_once_for_each_gateway() -> None
     while not arrived:
         await asyncio.sleep(0)
     recorder.gateway_lost(OTHER, [(replace(CALL, reply_to=OTHER), 5)])
-    while len(arrived) < 3:
+    while len(arrived) < 2:
         await asyncio.sleep(0)
-    assert [record.output_tokens for record in arrived] == [3, 4, 7]
+    assert [record.output_tokens for record in arrived] == [3, 7]
