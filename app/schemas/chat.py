@@ -186,7 +186,7 @@ class ChatChoice(WireResponse):
 class ChatCompletion(WithoutUnused):
     """The whole answer."""
 
-    UNUSED: ClassVar[tuple[str, ...]] = ("prompt_logprobs",)
+    UNUSED: ClassVar[tuple[str, ...]] = ("system_fingerprint", "prompt_logprobs")
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
