@@ -24,9 +24,10 @@ $(STAMP): requirements.lock pyproject.toml
 
 clients: .venv-clients/.installed  ## the packages that tests/e2e/clients calls the server with, in .venv-clients
 
-.venv-clients/.installed: clients.lock
+.venv-clients/.installed: clients.lock tests/e2e/clients/package-lock.json
 	test -x .venv-clients/bin/python || $(PY) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r clients.lock
+	if command -v npm; then npm ci --silent --ignore-scripts --prefix tests/e2e/clients; fi
 	@touch $@
 
 serve: $(STAMP)  ## start the server (CONFIG=serve_config.yaml)

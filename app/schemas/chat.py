@@ -194,7 +194,7 @@ class ChatChoice(WireResponse):
 class ChatCompletion(WithoutUnused):
     """The whole answer."""
 
-    UNUSED: ClassVar[tuple[str, ...]] = ("prompt_logprobs", "moderation")
+    UNUSED: ClassVar[tuple[str, ...]] = ("system_fingerprint", "prompt_logprobs", "moderation")
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"

@@ -86,8 +86,10 @@ class CompletionChoice(WithoutUnused):
     prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: where they are asked for.")
 
 
-class Completion(WireResponse):
+class Completion(WithoutUnused):
     """All continuations; also the shape of a chunk of a stream, which ends with `data: [DONE]`."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("system_fingerprint", "obfuscation")
 
     id: str
     object: Literal["text_completion"] = "text_completion"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from app.schemas.wire import WireRequest, WireResponse
+from app.schemas.wire import WireRequest, WireResponse, WithoutUnused
 
 
 class ExpiresAfter(WireRequest):
@@ -16,8 +16,10 @@ class ExpiresAfter(WireRequest):
     seconds: int = Field(ge=3600, le=2_592_000, description="One hour to thirty days.")
 
 
-class FileObject(WireResponse):
+class FileObject(WithoutUnused):
     """A file."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("expires_at", "status_details")
 
     id: str
     object: Literal["file"] = "file"

@@ -19,6 +19,7 @@ from deployments.batches.values import Batch, InsideAnswer, InsideCall
 from deployments.config import BatchesConfig
 from deployments.inside import answer_inside
 from tests.app.scripted_gateway import ScriptedGateway
+from tests.contract.published import CHECKED
 
 Ask = Callable[[InsideCall], Awaitable[InsideAnswer]]
 
@@ -78,4 +79,4 @@ async def serve(folder: Path, ring: KeyRing | None = None, **bounds: int) -> tup
     )
     await gateway.start(config, app)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return gateway, httpx.AsyncClient(transport=transport, base_url="http://test")
+    return gateway, httpx.AsyncClient(transport=transport, base_url="http://test", event_hooks=CHECKED)

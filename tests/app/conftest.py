@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from app.api import create_app
 from app.settings import LimitSettings
 from tests.app.scripted_gateway import ScriptedGateway
+from tests.contract.published import CHECKED
 
 
 @pytest.fixture
@@ -25,5 +26,6 @@ def app(gateway: ScriptedGateway) -> FastAPI:
 @pytest.fixture
 async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     # The transport raises what the application lets through, so that no error can hide behind a server's last resort.
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", event_hooks=CHECKED) as http:
         yield http

@@ -16,6 +16,7 @@ from app.schemas.completions import CompletionRequest
 from app.schemas.moderations import ModerationRequest
 from app.settings import LimitSettings
 from tests.app.scripted_gateway import ScriptedGateway
+from tests.contract.published import check_answer
 
 SCALARS = (
     st.none()
@@ -60,10 +61,7 @@ async def _post(path: str, content: bytes) -> httpx.Response:
 
 def _check(response: httpx.Response) -> None:
     assert response.status_code < 500
-    if response.status_code >= 400:
-        error = response.json()["error"]
-        assert set(error) == {"message", "type", "param", "code"}
-        assert error["message"]
+    check_answer(response)
 
 
 @settings(max_examples=200, deadline=None)

@@ -10,6 +10,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel
 
+from tests.contract.published import check_answer
 from tests.e2e.server import Server
 
 pytestmark = pytest.mark.e2e
@@ -129,6 +130,52 @@ def test_what_cannot_be_done_is_refused_by_field(client: OpenAI, change: dict[st
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**FORCED | change)
     assert refused.value.param == param
+
+
+def chat(**more: Any) -> tuple[str, dict[str, Any]]:
+    return "chat/completions", {"messages": QUESTION, "max_tokens": 60} | more
+
+
+def text(**more: Any) -> tuple[str, dict[str, Any]]:
+    return "completions", {"prompt": "os.getcwd: ", "max_tokens": 6} | more
+
+
+def response(**more: Any) -> tuple[str, dict[str, Any]]:
+    return "responses", {"input": "What does os.getcwd do?", "max_output_tokens": 60} | more
+
+
+STREAMABLE = [
+    chat(n=2, logprobs=True, top_logprobs=2, service_tier="auto", metadata={"a": "b"}),
+    chat(tools=TOOLS, tool_choice="required"),
+    chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}),
+    chat(max_tokens=2, prompt_logprobs=1),
+    text(n=2, logprobs=2, echo=True),
+    text(prompt=[[5, 6], [7]], echo=True, max_tokens=0),
+    response(include=["message.output_text.logprobs"], top_logprobs=2, instructions="Be brief."),
+    response(tools=[TOOLS[0]["function"] | {"type": "function"}], tool_choice="required"),
+    response(text={"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}),
+    response(max_output_tokens=2),
+]
+WHOLE: list[tuple[str, dict[str, Any]]] = [
+    ("embeddings", {"input": ["Hi", "you"]}),
+    ("embeddings", {"input": [5, 6], "encoding_format": "base64"}),
+    ("moderations", {"input": "Hi", "model": "omni-moderation-latest"}),
+]
+
+
+def test_every_answer_is_as_openai_has_published_it(server: Server) -> None:
+    streamed = [(path, body | {"stream": True}) for path, body in STREAMABLE]
+    counted = [(path, body | {"stream_options": {"include_usage": True}}) for path, body in streamed[:6]]
+    wrong = [(path, body | {"model": model}) for path, body in STREAMABLE + WHOLE for model in ("none", 5)]
+    with server.http() as http:
+        for path, body in STREAMABLE + streamed + counted + WHOLE:
+            answer = http.post(f"/v1/{path}", json={"model": BASE, "temperature": 0} | body)
+            assert answer.status_code == 200, answer.text
+            check_answer(answer)
+        for path, body in wrong:
+            check_answer(http.post(f"/v1/{path}", json=body))
+        for path in ("models", f"models/{BASE}", "models/none", "files", "files/none", "batches", "batches/none"):
+            check_answer(http.get(f"/v1/{path}"))
 
 
 def test_the_server_is_well_afterwards(server: Server) -> None:
