@@ -48,7 +48,7 @@ from engine.request import DryPenalty, FinishReason, RequestId
 REFUSAL = "I can't help with that request."
 NUM_TAIL_TOKENS = 16
 """Of a prompt's end, where a template may have opened the model's thoughts."""
-INPUT_PATIENCE_S, OUTPUT_PATIENCE_S = 5.0, 30.0
+INPUT_PATIENCE_S, OUTPUT_PATIENCE_S = 5.0, 60.0
 """So long a request waits for a tokenizer that is being replaced, and a stream under way for a classifier."""
 
 
