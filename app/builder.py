@@ -33,7 +33,8 @@ _SURGE = 100
 """When something changes, percent of the replicas that are started anew before old ones stop: of what is small. Of a
 model there may be no room for two; what is asked for waits for the new one."""
 _SHUTDOWN_POLL_S = 0.1
-_HEALTH_PERIOD_S = 2.0
+_HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 10.0}
+"""Three checks that fail, or are not answered, in a row, and a replica is replaced: one that hangs after 35 s or so."""
 _GATEWAY_REQUESTS = 4096
 _TOKENIZER_REQUESTS = 256
 _SAFETY_REQUESTS = 256
@@ -142,8 +143,8 @@ def _helper(name: str, actor: type, config: object, *, max_requests: int, num_cp
             max_ongoing_requests=max_requests,
             max_queued_requests=_GATEWAY_REQUESTS,
             ray_actor_options={"num_cpus": num_cpus},
-            health_check_period_s=_HEALTH_PERIOD_S,
             max_surge_percent=_SURGE,
+            **_HEALTH,
         )
         .bind(config)
     )
@@ -175,8 +176,8 @@ def _the_only(name: str, actor: type, config: object, **options: Any) -> serve.A
             name=name,
             num_replicas=1,
             ray_actor_options={"num_cpus": 0.05},
-            health_check_period_s=_HEALTH_PERIOD_S,
             graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
+            **_HEALTH,
             **options,
         )
         .bind(config)
@@ -186,7 +187,7 @@ def _the_only(name: str, actor: type, config: object, **options: Any) -> serve.A
 
 def _life_cycle() -> dict[str, Any]:
     return {
-        "health_check_period_s": _HEALTH_PERIOD_S,
+        **_HEALTH,
         "graceful_shutdown_timeout_s": DRAIN_S,
         "graceful_shutdown_wait_loop_s": _SHUTDOWN_POLL_S,
     }

@@ -50,6 +50,12 @@ def recommended(*, num_cores: int, drain_s: int = 30) -> tuple[ServeVariable, ..
             purpose="how often the controller looks after replicas; at 0.1 it takes a thirtieth of a core for ever",
         ),
         ServeVariable(
+            name="RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS",
+            value="1",
+            purpose="a replica that hangs is killed, and not asked to drain",
+            loss="a replica that hangs keeps its place, and its device, for ten minutes more",
+        ),
+        ServeVariable(
             name="RAY_SERVE_METRICS_EXPORT_INTERVAL_MS",
             value="5000",
             purpose="how often each replica hands its counts to Ray, which exports them every 10 s",

@@ -17,7 +17,7 @@ from deployments.stream_handler import Judge
 from deployments.timeline import Recorder
 from engine.errors import OverloadError, RequestError
 
-OUTPUT_PATIENCE_S = 30.0
+OUTPUT_PATIENCE_S = 60.0
 """So long a stream under way waits for a classifier that is being replaced."""
 
 

@@ -2,20 +2,22 @@
 
 One persistent TCP connection for each (replica, gateway), opened by the handshake of `deployments.token_handshake`;
 then the replica sends frames of `deployments.token_frames` until the end, and the gateway nothing. The end of a
-connection is the death of the peer for both sides: the replica frees what the gateway has asked for, and the gateway's
-streams that were fed by it end with `ReplicaLostError`. Between frames a replica that is watched sends reports of how
-it is (`deployments.routing.report`).
+connection is the death of the peer for both sides, and so is a replica's silence (`deployments.heartbeat`): the replica
+frees what the gateway has asked for, and the gateway's streams that it served end with `ReplicaLostError`. Between
+frames a replica that is watched sends reports of how it is (`deployments.routing.report`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from deployments.config import ChannelConfig
 from deployments.errors import ReplicaLostError
 from deployments.generation_calls import TokenAddress
+from deployments.heartbeat import BEAT, HEARTBEAT_S, SilenceError, heard
 from deployments.routing.report import LoadReport, decode_report, is_report
 from deployments.token_frames import (
     LENGTH,
@@ -100,7 +102,7 @@ class ChannelListener:
         gateway_id: unique to this process.
         node_host: address to listen on and to advertise where the configuration names none.
         on_report: told of every report, with the connection that it came by.
-        on_end: told of every connection's end, before the streams that it fed are.
+        on_end: told of every connection's end; returns the requests that were sent to its replica, fed or not.
 
     Raises:
         ConfigError: the secret is too short.
@@ -114,7 +116,7 @@ class ChannelListener:
         node_host: str = "127.0.0.1",
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         on_report: Callable[[LoadReport, object], None] = lambda report, connection: None,
-        on_end: Callable[[object], None] = lambda connection: None,
+        on_end: Callable[[object], Iterable[RequestId]] = lambda connection: (),
     ) -> None:
         self._on_report, self._on_end = on_report, on_end
         self._secret = checked_secret(config)
@@ -166,15 +168,14 @@ class ChannelListener:
         try:
             if await self._is_authenticated(reader, writer):
                 await self._read_frames(reader)
+        except (FrameError, SilenceError) as error:
+            _logger.warning("token channel: closed a connection: %s", error)
         except (asyncio.IncompleteReadError, OSError):
             pass  # The end of a connection, told to its streams below.
-        except FrameError as error:
-            _logger.warning("token channel: closed a connection: %s", error)
         except asyncio.CancelledError:
             pass  # Only `close` cancels, and asyncio's server would log the cancellation as a fault.
         finally:
-            self._on_end(reader)
-            self._fail_streams_of(reader)
+            self._fail_streams_of(reader, self._on_end(reader))
             writer.close()
             self._connections.discard(task)
 
@@ -198,8 +199,8 @@ class ChannelListener:
 
     async def _read_frames(self, reader: asyncio.StreamReader) -> None:
         while True:
-            length = decode_length(await reader.readexactly(LENGTH.size))
-            body = await reader.readexactly(length)
+            length = decode_length(await heard(reader, LENGTH.size))
+            body = await heard(reader, length)
             if is_report(body):
                 self._on_report(decode_report(body), reader)
                 continue
@@ -211,8 +212,9 @@ class ChannelListener:
                 if self._feeders.setdefault(emission.request_id, reader) is reader:
                     subscription.put(emission)
 
-    def _fail_streams_of(self, reader: asyncio.StreamReader) -> None:
-        for request_id in [request_id for request_id, feeder in self._feeders.items() if feeder is reader]:
+    def _fail_streams_of(self, reader: asyncio.StreamReader, sent: Iterable[RequestId]) -> None:
+        fed = [request_id for request_id, feeder in self._feeders.items() if feeder is reader]
+        for request_id in {*fed, *sent} & self._subscriptions.keys():
             self._subscriptions[request_id].fail(ReplicaLostError("the replica's token channel has ended"))
 
 
@@ -366,11 +368,13 @@ class _Link:
 
     async def _write(self) -> None:
         while True:
-            await self._wake.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._wake.wait()
             self._wake.clear()
             pending, self._pending, self._pending_bytes = self._pending, [], 0
             reports, self._reports = self._reports, []
-            for frame in (*_frames(pending), *reports):
+            for frame in (*_frames(pending), *reports) or (BEAT,):
                 self._writer.write(frame)
                 async with asyncio.timeout(self._stall_timeout_s):
                     await self._writer.drain()

@@ -14,6 +14,7 @@ from typing import Protocol
 from ray.serve.handle import DeploymentHandle
 
 from deployments.config import ModelConfig
+from deployments.errors import UnavailableError
 from deployments.generation import ChatPrompt, TextPrompt
 from deployments.generation_calls import pack_ids, unpack_ids
 from deployments.handle_errors import unwrap
@@ -24,6 +25,8 @@ from engine.errors import RequestError
 MAX_CHARS_PER_TOKEN = 16
 """Text longer than this for each token of the context is refused before it is encoded."""
 NUM_THREADS = 2
+ENCODE_TIMEOUT_S = 10.0
+"""Longer than any prompt takes; who takes longer has hung, or has far too much to do."""
 
 
 class TokenizerPort(Protocol):
@@ -77,11 +80,19 @@ class RemoteTokenizer:
         self._encode = handle.encode
 
     async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt; errors as `TokenizerPort.encode`, or Ray's where the actor is gone."""
+        """Return the token ids of a prompt; errors as `TokenizerPort.encode`, or Ray's where the actor is gone.
+
+        Raises:
+            UnavailableError: it does not answer in time.
+        """
         try:
-            packed: bytes = await self._encode.remote(model, prompt)
+            async with asyncio.timeout(ENCODE_TIMEOUT_S):
+                packed: bytes = await self._encode.remote(model, prompt)
         except RequestError as error:
             raise unwrap(error) from None
+        except TimeoutError as error:
+            message = f"The tokenizer has not answered within {ENCODE_TIMEOUT_S:g} seconds."
+            raise UnavailableError(message, retry_after_s=ENCODE_TIMEOUT_S) from error
         return unpack_ids(packed)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from limits import RateLimitItemPerMinute
-from limits.storage import storage_from_string
+from limits.storage import MemoryStorage, storage_from_string
 from limits.strategies import FixedWindowRateLimiter
 
 from deployments.accounts.values import Admission, Charge, Quota, TenantLimits
@@ -20,6 +20,8 @@ SILENCE_S = 15.0
 """A gateway that says nothing for so long is gone, and with it what it had under way."""
 BUSY_RETRY_S = 1.0
 WINDOW_S = 60.0
+MAX_DRIFT_S = 5.0
+"""The wall clock and the monotonic one drift apart by less between two calls, unless somebody sets the former."""
 WINDOWED = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per_minute")
 
 
@@ -39,12 +41,15 @@ class Limiter:
     """
 
     def __init__(self, storage: str = "memory://", clock: Callable[[], float] = time.monotonic) -> None:
-        self._strategy = FixedWindowRateLimiter(storage_from_string(storage))
+        self._storage = storage_from_string(storage)
+        self._strategy = FixedWindowRateLimiter(self._storage)
         self._clock = clock
+        self._offset_s = time.time() - clock()
         self._running_by_gateway: dict[str, _Running] = {}
 
     def admit(self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int) -> Admission:
         """Count a request that is about to begin with about so many input tokens, or say what it is over."""
+        self._follow_clock()
         if limits.concurrent_requests is not None and self.num_running(tenant) >= limits.concurrent_requests:
             return Admission(
                 refused_by="concurrent_requests", retry_after_s=BUSY_RETRY_S, quotas=self._quotas(tenant, limits)
@@ -74,6 +79,7 @@ class Limiter:
 
     def hear(self, gateway: str, count_by_tenant: Mapping[str, int]) -> None:
         """Take a gateway's word for what it has under way."""
+        self._follow_clock()
         self._running_by_gateway[gateway] = _Running(self._clock(), dict(count_by_tenant))
 
     def num_running(self, tenant: str) -> int:
@@ -83,6 +89,13 @@ class Limiter:
         for name in gone:
             del self._running_by_gateway[name]
         return sum(running.count_by_tenant.get(tenant, 0) for running in self._running_by_gateway.values())
+
+    def _follow_clock(self) -> None:
+        """Begin all windows anew where the wall clock has been set: those in memory end by it, hours late perhaps."""
+        offset_s = time.time() - self._clock()
+        if abs(offset_s - self._offset_s) > MAX_DRIFT_S and isinstance(self._storage, MemoryStorage):
+            self._storage.reset()
+        self._offset_s = offset_s
 
     def _quotas(self, tenant: str, limits: TenantLimits) -> dict[str, Quota]:
         quotas = {}

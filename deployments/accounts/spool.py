@@ -41,8 +41,11 @@ class Spool:
         self._file: int | None = None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+            # Named once it is locked: a gateway that looks in between would take it for an orphan, and remove it.
+            nameless = self._path.with_suffix(".new")
+            self._file = os.open(nameless, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rename(nameless, self._path)
         except OSError as error:
             _logger.warning("usage records stay in memory until they are stored: %s", error)
 

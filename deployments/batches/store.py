@@ -14,7 +14,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +63,8 @@ class BatchStore:
         self._files, self._uploads = Path(folder, "files"), Path(folder, "uploads")
         self._max_tenant_bytes, self._max_unfinished = max_tenant_bytes, max_unfinished
         self._clock = clock
+        # An age, by a clock that nobody sets: an upload does not outlive this process.
+        self._uploaded_at_s: dict[str, float] = {}
         for path in (self._files, self._uploads):
             path.mkdir(parents=True, exist_ok=True)
         self._lock = _taken(Path(folder, "lock"))
@@ -80,6 +81,7 @@ class BatchStore:
         """Make room for a content, and return the name of the upload."""
         upload_id = uuid.uuid4().hex
         (self._uploads / upload_id).touch()
+        self._uploaded_at_s[upload_id] = time.monotonic()
         return upload_id
 
     def append_upload(self, upload_id: str, offset: int, data: bytes) -> None:
@@ -92,6 +94,7 @@ class BatchStore:
             file.seek(offset)
             file.write(data)
             file.truncate()
+        self._uploaded_at_s[upload_id] = time.monotonic()
 
     def finish_upload(self, upload_id: str, new: NewFile) -> StoredFile:
         """Keep an uploaded content as a tenant's file.
@@ -119,6 +122,7 @@ class BatchStore:
         )
         # A content without a row is swept away at the next start; a row without a content would be a lie.
         os.replace(self._uploads / upload_id, self._files / stored.file_id)
+        self._uploaded_at_s.pop(upload_id, None)
         try:
             with self._engine.begin() as connection:
                 connection.execute(insert(files), [asdict(stored)])
@@ -129,7 +133,7 @@ class BatchStore:
 
     def drop_upload(self, upload_id: str) -> None:
         """Forget an upload."""
-        if upload_id.isalnum():
+        if self._uploaded_at_s.pop(upload_id, None) is not None:
             (self._uploads / upload_id).unlink(missing_ok=True)
 
     def file(self, tenant: str, file_id: str) -> StoredFile:
@@ -181,10 +185,9 @@ class BatchStore:
                 connection.execute(delete(files).where(c.file_id.in_(expired)))
         for file_id in expired:
             (self._files / file_id).unlink(missing_ok=True)
-        for path in self._uploads.iterdir():
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime < now_s - UPLOAD_LASTS_S:
-                    path.unlink()
+        left = [i for i, at_s in self._uploaded_at_s.items() if time.monotonic() - at_s > UPLOAD_LASTS_S]
+        for upload_id in left:
+            self.drop_upload(upload_id)
         return len(expired)
 
     # Batches

@@ -27,6 +27,7 @@ from deployments.routing.asked import Asked, hash64
 from deployments.routing.demand import AdapterDemand
 from deployments.routing.estimate import DEFAULT_ADAPTER_LOAD_S, REPORT_PERIOD_S, Estimate, ReplicaState, Sent, estimate
 from deployments.routing.report import LoadReport
+from engine.request import RequestId
 
 EQUAL_S = 0.003
 EQUAL_SHARE = 0.1
@@ -39,8 +40,8 @@ FOREIGN_LOAD = 2.0
 """Times its reading that an adapter costs where it has no home."""
 MAX_OPEN = 1 << 16
 """Requests held in mind; the oldest of more must have been left without a word."""
-LOST_S = 10.0
-"""A replica that a request was lost on is left alone so long: Serve has noticed by then, or was right to keep it."""
+LOST_S = 60.0
+"""So long a replica is left alone that a request was lost on, unless it reports; Serve replaces a hung one sooner."""
 
 
 class Board:
@@ -82,13 +83,16 @@ class Board:
             if state is not None:
                 state.hear(report, now_s, source)
 
-    def lose_source(self, source: object, now_s: float) -> None:
-        """A connection has ended: forget what came by it, and leave its replica alone."""
+    def lose_source(self, source: object, now_s: float) -> list[RequestId]:
+        """A connection has ended: forget what came by it, leave its replica alone, and return what was sent there."""
+        sent: list[RequestId] = []
         with self._lock:
             for state in self._state_by_id.values():
                 if state.source is source and state.report is not None:
                     state.forget()
                     state.lost_until_s = now_s + LOST_S
+                    sent += map(RequestId, state.sent)
+        return sent
 
     def lose(self, replica_id: str) -> None:
         """Forget a replica that Serve has found dead."""

@@ -12,6 +12,7 @@ from deployments.generation_calls import TokenAddress
 from deployments.handles import ask_all
 from deployments.routing.board import Board, board_of
 from deployments.routing.report import LoadReport
+from engine.request import RequestId
 
 POLL_S = 0.25
 ASK_TIMEOUT_S = 5.0
@@ -39,10 +40,10 @@ class ReplicaWatch:
         if board is not None:
             board.hear(report, time.monotonic(), connection)
 
-    def lose(self, connection: object) -> None:
-        """Forget what came by a connection that has ended."""
-        for board in self.boards.values():
-            board.lose_source(connection, time.monotonic())
+    def lose(self, connection: object) -> list[RequestId]:
+        """Forget what came by a connection that has ended, and return the requests that were sent to its replica."""
+        now_s = time.monotonic()
+        return [request_id for board in self.boards.values() for request_id in board.lose_source(connection, now_s)]
 
     async def _run(self, address: TokenAddress) -> None:
         while True:

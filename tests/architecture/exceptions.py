@@ -14,6 +14,21 @@ FILES_THAT_READ_THE_ENVIRONMENT: dict[str, str] = {
     "app/serve_environment.py": "Serve's own settings are environment variables only",
 }
 
+FILES_THAT_ASK_FOR_THE_DATE: dict[str, str] = {
+    "deployments/adapter_registry.py": "whether a watched file is another one than it was",
+    "adapters/store.py": "when a version was made, for people",
+    "app/resolved.py": "when a model was declared, for people",
+    "app/routes/accounts.py": "when a key was made, for people",
+    "app/routes/context.py": "`created` of an answer",
+    "deployments/accounts/actor.py": "when a key was made, for people",
+    "deployments/accounts/limiter.py": "the `limits` library ends its windows by it; followed where it is set",
+    "deployments/answer_log.py": "when a request came, of its record and its trace",
+    "deployments/batches/actor.py": "a batch ends at a date that outlives the process",
+    "deployments/batches/store.py": "files and batches end at dates that outlive the process",
+    "deployments/bounded_template.py": "a chat template may tell the model which day it is",
+    "engine/metrics.py": "when a request came, of its trace",
+}
+
 MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/json_route.py": "tests/app/test_api_properties.py sends it random and hostile JSON",
     "app/blocks.py": "tests/app/responses_api and messages_api compare what whole answers and streams make of blocks",

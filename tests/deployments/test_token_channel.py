@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from deployments import token_channel
+from deployments import heartbeat, token_channel
 from deployments.config import ChannelConfig
 from deployments.errors import ReplicaLostError
 from deployments.generation_calls import TokenAddress
@@ -278,6 +278,40 @@ async def test_the_end_of_a_replica_ends_the_streams_that_it_fed_after_what_it_s
         with pytest.raises(ReplicaLostError, match="its call"):
             await unfed.get()
         assert ends.lost == []
+
+
+async def test_a_replica_that_hangs_is_taken_for_dead_and_one_with_nothing_to_say_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_channel, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.02)
+    told: list[object] = []
+
+    def on_end(connection: object) -> list[RequestId]:
+        told.append(connection)
+        return [RequestId("sent")]
+
+    listener = ChannelListener(CONFIG, "gateway-1", on_end=on_end)
+    address = await listener.start()
+    quiet, hung = ChannelDialer(CONFIG, lambda _: None), ChannelDialer(CONFIG, lambda _: None)
+    await quiet.connect(address)
+    await hung.connect(address)
+    fed, sent, kept = (listener.subscribe(RequestId(name)) for name in ("fed", "sent", "kept"))
+    hung.send(address, [tokens("fed", 1)])
+    quiet.send(address, [tokens("kept", 2)])
+    assert (await fed.get()).token_ids == (1,)
+    # Its process stops: the connection stays open, and nothing comes any more.
+    [link] = hung._links.values()
+    monkeypatch.setattr(link._writer, "write", lambda frame: None)
+    for stream in (fed, sent):
+        with pytest.raises(ReplicaLostError):
+            await stream.get()
+    quiet.send(address, [tokens("kept", 3, finish=FinishReason.STOP)])
+    assert await all_of(kept) == [2, 3]
+    assert (len(told), listener.num_connections) == (1, 1)
+    for dialer in (quiet, hung):
+        await dialer.close()
+    await listener.close()
 
 
 async def test_the_end_of_a_gateway_is_told_to_the_replica_once_and_its_tokens_go_nowhere() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
+from deployments import tokenizer
 from deployments.config import ModelConfig
+from deployments.errors import UnavailableError
 from deployments.generation import ChatMessage, ChatPrompt, TextPrompt
 from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, Tokenizer, build_codecs
 from engine.errors import RequestError
@@ -39,6 +42,18 @@ async def test_here_or_in_an_actor_a_prompt_becomes_the_same_tokens(tiny_model: 
         token_ids = await local.encode("chat", prompt)
         assert token_ids
         assert await remote.encode("chat", prompt) == token_ids
+
+
+async def test_an_actor_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hung:
+        encode = property(lambda self: self)
+
+        async def remote(self, *args: object) -> bytes:
+            return await asyncio.Future()
+
+    monkeypatch.setattr(tokenizer, "ENCODE_TIMEOUT_S", 0.01)
+    with pytest.raises(UnavailableError, match="not answered"):
+        await RemoteTokenizer(Hung()).encode("chat", CHAT)  # type: ignore[arg-type]
 
 
 async def test_a_model_that_is_not_there_is_refused_by_name(tiny_model: ModelConfig) -> None:

@@ -97,6 +97,41 @@ def test_a_killed_replica_loses_no_token_of_any_stream(server: Server, expected:
     until(lambda: has_replicas(server, 2), "the replica to come back", patience_s=WAIT_S)
 
 
+@pytest.mark.thorough
+def test_a_replica_that_hangs_loses_no_token_and_is_replaced(server: Server, expected: list[str]) -> None:
+    until(lambda: has_replicas(server, 2), "two replicas", patience_s=WAIT_S)
+    hung = random.choice(server.processes(f"Model-{BASE}"))
+    streams = while_streaming(server, lambda: os.kill(hung.pid, signal.SIGSTOP))
+    assert [seen.error for seen in streams] == [None] * NUM_STREAMS
+    assert [seen.text for seen in streams] == expected
+    with server.client(timeout=10) as client:
+        # Nobody is sent where nobody answers.
+        for number in range(8):
+            assert client.chat.completions.create(**options_of(number) | {"max_tokens": 3}).choices
+    until(lambda: hung not in server.processes(f"Model-{BASE}"), "the hung replica to go", patience_s=WAIT_S)
+    until(lambda: has_replicas(server, 2), "another one", patience_s=WAIT_S)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", ["Safety", "Tokenizer"])
+def test_a_helper_that_hangs_is_waited_for_no_longer_than_its_deadline(server: Server, part: str) -> None:
+    def ask(number: int) -> int:
+        with server.http() as http:
+            body = {"model": BASE, "max_tokens": 4, "messages": [{"role": "user", "content": f"Hi {number}"}]}
+            response = http.post("/v1/chat/completions", json=body, timeout=20)
+        if response.status_code == 503:
+            assert int(response.headers["retry-after"]) >= 1
+        return response.status_code
+
+    until(lambda: ask(0) == 200, "an answer", patience_s=WAIT_S)
+    [hung] = server.processes(part)
+    os.kill(hung.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(8))) == {503}
+    until(lambda: ask(99) == 200, f"another {part}", patience_s=WAIT_S)
+    until(lambda: hung not in server.processes(part), "the hung one to go", patience_s=WAIT_S)
+
+
 def test_a_killed_gateway_takes_only_its_own_clients_along(server: Server, expected: list[str]) -> None:
     streams = while_streaming(server, lambda: kill_one(server, "Gateway"))
     lost = [seen for seen in streams if seen.error is not None]

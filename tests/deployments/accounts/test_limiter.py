@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import fakeredis
@@ -49,6 +50,19 @@ def test_input_tokens_are_counted_as_a_request_begins_and_output_tokens_as_it_en
 def test_a_prompt_longer_than_a_window_is_let_through_once(limiter: Limiter) -> None:
     assert limiter.admit("long", LIMITS, "g", 5000).refused_by is None
     assert limiter.admit("long", LIMITS, "g", 1).refused_by == "input_tokens_per_minute"
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_lets_nobody_wait_longer(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    limiter, wall = Limiter("memory://"), time.time
+    while limiter.admit("full", LIMITS, "g", 1).refused_by is None:
+        pass
+    monkeypatch.setattr(time, "time", lambda: wall() + jump_s)
+    limiter.hear("g", {})
+    assert limiter.admit("full", LIMITS, "g", 1).refused_by is None
+    while (refused := limiter.admit("full", LIMITS, "g", 1)).refused_by is None:
+        pass
+    assert 0 < refused.retry_after_s <= 60
 
 
 def test_what_is_refused_is_not_counted(limiter: Limiter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -35,6 +36,24 @@ def test_what_a_killed_gateway_has_written_is_found_by_the_next(tmp_path: Path) 
     assert [record.record_id for record in records] == [f"r{number}" for number in range(5)]
     path.unlink()
     assert list(mine.orphans()) == []
+
+
+def test_a_file_that_is_not_locked_yet_is_nobody_s_orphan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gateways that start at once: one took the other's file in the moment before it was locked, and removed it."""
+    first, flock = Spool(str(tmp_path), "first"), fcntl.flock
+    seen: list[object] = []
+
+    def look_first(file: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        seen.extend(first.orphans())
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", look_first)
+    second = Spool(str(tmp_path), "second")
+    second.add(RECORD)
+    assert seen == [] == list(first.orphans())
+    second.close()
+    assert [records for records, _ in first.orphans()] == [[RECORD]]
 
 
 def test_a_living_gateway_s_file_is_left_alone(tmp_path: Path) -> None:

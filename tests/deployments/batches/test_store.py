@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,9 @@ def test_a_file_that_a_batch_reads_stays_until_the_batch_has_ended(store: BatchS
     assert not os.path.exists(store.content_path(batch.input_file_id))
 
 
-def test_files_and_left_uploads_go_when_their_time_has_come(store: BatchStore, now_s: list[float]) -> None:
+def test_files_and_left_uploads_go_when_their_time_has_come(
+    store: BatchStore, now_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     short, long = upload(store, b"x", lasts_s=3600), upload(store, b"x", lasts_s=7200)
     left = store.begin_upload()
     now_s[0] += 3601
@@ -103,7 +106,12 @@ def test_files_and_left_uploads_go_when_their_time_has_come(store: BatchStore, n
     assert [file.file_id for file in store.list_files("blue", PageQuestion(9)).items] == [long]
     assert store.drop_expired() == 1
     assert not os.path.exists(store.content_path(short))
-    os.utime(Path(store.content_path("x")).parents[1] / "uploads" / left, (0, now_s[0] - UPLOAD_LASTS_S - 1))
+    # A clock that is set, by a day even, ends no upload; its age does.
+    now_s[0] += 86400
+    store.drop_expired()
+    store.append_upload(left, 0, b"x")
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + UPLOAD_LASTS_S + 1)
     store.drop_expired()
     with pytest.raises(RequestError, match="interrupted"):
         store.append_upload(left, 0, b"x")

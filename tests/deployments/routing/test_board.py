@@ -60,7 +60,9 @@ def test_two_gateways_choose_the_same_for_what_nobody_has() -> None:
 
 def test_the_dead_are_forgotten_and_left_alone() -> None:
     board = board_with(report_of("a", landmarks_added=range(20)), report_of("b", queued_tokens=500_000))
-    board.lose_source("a", 1.0)
+    assert board.choose(asked("sent", *range(20)), AB, 1.0)[0] == "a"
+    assert board.lose_source("a", 1.0) == ["sent"]
+    board.end("sent")
     assert board.choose(asked("r", *range(20)), AB, 1.0) == ["b"]
     assert board.wants_reports()
     # It was only the connection: it is as one that nothing is known of.
