@@ -151,7 +151,9 @@ def _helper(name: str, actor: type, config: object, *, max_requests: int, num_cp
 
 
 def _registry(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> serve.Application:
-    return _the_only("Registry", Registry, registry_config(settings, registry, models))
+    config = registry_config(settings, registry, models)
+    # It bounds by itself what it works on, and answers the rest meanwhile.
+    return _the_only("Registry", Registry, config, max_ongoing_requests=_GATEWAY_REQUESTS)
 
 
 def _accounts(config: AccountsConfig) -> serve.Application:

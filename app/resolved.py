@@ -50,14 +50,28 @@ from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import CheckpointError, ConfigError
 
+LIBRARY_BY_SCHEME = {"s3": "s3fs", "gs": "gcsfs"}
+"""What fsspec reads an object store by."""
+
 
 def registry_config(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> RegistryConfig:
-    """Return what the registry of adapters is told; its paths are absolute."""
+    """Return what the registry of adapters is told; its paths are absolute.
+
+    Raises:
+        ConfigError: the library is missing that a source needs.
+    """
     folder = os.path.abspath(registry.folder)
+    for prefix in registry.sources:
+        module = LIBRARY_BY_SCHEME.get(prefix.partition(":")[0])
+        if module is not None and importlib.util.find_spec(module) is None:
+            raise ConfigError(f"args.registry.sources: '{prefix}' needs `pip install {module}`")
     allowed = tuple(map(os.path.abspath, registry.allowed_folders))
     return RegistryConfig(
         store_path=os.path.join(folder, "adapters.sqlite"),
         folder=os.path.join(folder, "adapters"),
+        sources=registry.sources,
+        max_source_bytes=registry.max_source_bytes,
+        source_timeout_s=registry.source_timeout_s,
         bases=tuple(
             AdapterBase(
                 name=model.name,

@@ -141,14 +141,20 @@ class RegistryConfig:
 
     Attributes:
         store_path: SQLite file.
-        folder: files of registered adapters are copied into it, by digest; None where they stay where they are.
+        folder: files of registered adapters are copied into it, by digest.
+        sources: prefixes of URLs that adapters may be fetched from.
+        max_source_bytes: of one adapter that is fetched.
+        source_timeout_s: of one fetch.
         bases: the models that adapters are for.
         declared_by_base: adapters that the configuration names.
         watch_period_s: how often the drop-in folders are looked at.
     """
 
     store_path: str
-    folder: str | None = None
+    folder: str
+    sources: tuple[str, ...] = ()
+    max_source_bytes: int = 2 << 30
+    source_timeout_s: float = 300.0
     bases: tuple[AdapterBase, ...] = ()
     declared_by_base: dict[str, tuple[AdapterRef, ...]] = field(default_factory=dict)
     watch_period_s: float = 2.0
