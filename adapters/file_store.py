@@ -25,7 +25,7 @@ Fill = Callable[[str], None]
 
 
 class FileStore:
-    """A folder of adapters. `bring` is for any thread, the rest for one at a time."""
+    """A folder of adapters. `bring` and `move` are for any thread, the rest for one at a time."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder)
@@ -59,9 +59,17 @@ class FileStore:
         if bad is not None:
             raise AdapterError(name, f"tensor {bad!r} holds NaN or infinity")
         ref = self.ref(name, content_digest(config, tensors))
-        if not os.path.isdir(ref.path):
-            os.replace(incoming, ref.path)
+        self.move(incoming, ref)
         return ref
+
+    def move(self, incoming: str, ref: AdapterRef) -> None:
+        """Move what has been checked to where it stays, unless the same content lies there already."""
+        try:
+            os.replace(incoming, ref.path)
+        except OSError:
+            # Another process may have been first.
+            if not os.path.isdir(ref.path):
+                raise
 
     def ref(self, name: str, digest: AdapterDigest) -> AdapterRef:
         """Return the reference of a content that lies here, or will."""

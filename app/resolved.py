@@ -35,6 +35,7 @@ from deployments.batches.values import MAX_LINE_BYTES
 from deployments.config import (
     AccountsConfig,
     AdapterBase,
+    AdapterCacheConfig,
     BatchesConfig,
     ChannelConfig,
     GatewayConfig,
@@ -85,6 +86,13 @@ def registry_config(settings: Settings, registry: RegistrySettings, models: tupl
         declared_by_base={model.name: model.adapters for model in models},
         watch_period_s=registry.watch_period_s,
     )
+
+
+def adapter_cache_config(settings: Settings) -> AdapterCacheConfig | None:
+    """Return where model replicas keep adapters' files that they were given by the registry."""
+    if settings.registry is None:
+        return None
+    return AdapterCacheConfig(folder=settings.registry.cache_folder, max_bytes=settings.registry.max_cache_bytes)
 
 
 def accounts_config(accounts: AccountSettings) -> AccountsConfig:

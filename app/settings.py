@@ -211,6 +211,11 @@ class RegistrySettings(SettingsNode):
     )
     max_source_bytes: int = Field(default=2 << 30, ge=1, description="Bytes of one adapter that is fetched.")
     source_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that fetching an adapter may take.")
+    cache_folder: FolderPath = Field(
+        default="~/.cache/antiphon/adapters",
+        description="Folder on each node for adapters whose files it does not have: it does not share `folder`.",
+    )
+    max_cache_bytes: int = Field(default=16 << 30, ge=1, description="Bytes of `cache_folder`.")
     watch_period_s: float = Field(
         default=2.0, gt=0, description="Seconds between two looks at each model's `adapter_folder`."
     )

@@ -24,7 +24,7 @@ from ray import serve
 from adapters.catalogue import Catalogue
 from adapters.errors import AdapterError
 from adapters.file_store import FileStore, Fill, copy_from
-from adapters.folder import CONFIG_FILE, TENSOR_FILE
+from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef
 from adapters.registry import check_name, sub_folders
 from adapters.sources import AdapterSources, SourceError
@@ -172,6 +172,18 @@ class RegistryServer:
         async with self._lock:
             await self._delete_unused(refs)
 
+    async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
+        """Return a part of a file of a registered content, for a node that does not have it.
+
+        Raises:
+            AdapterError: no name stands for the content, or it cannot be read.
+        """
+        versions = (version for entry in self._catalogue.entries.values() for version in entry.versions)
+        path = next((version.ref.path for version in versions if version.ref.digest == ref.digest), None)
+        if path is None or file not in (CONFIG_FILE, TENSOR_FILE):
+            raise AdapterError(ref.name, "it is not loaded any more")
+        return await asyncio.to_thread(read_part, ref.name, path, file, offset)
+
     async def look(self) -> bool:
         """Look at the drop-in folders; register what is new or changed, and say whether anything was."""
         revision = self._catalogue.revision
@@ -280,6 +292,10 @@ class Registry:
     async def discard(self, refs: tuple[AdapterRef, ...]) -> None:
         """Delete the copies of contents that nobody uses any more."""
         await self._whole(self._server.discard(refs))
+
+    async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
+        """Return a part of a file of a registered content, for a node that does not have it."""
+        return await self._server.read_file(ref, file, offset)
 
     async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(change)

@@ -161,6 +161,14 @@ class RegistryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterCacheConfig:
+    """Where a node that does not share the registry's folder keeps adapters' files, and how many bytes of them."""
+
+    folder: str
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AccountsConfig:
     """Where it is kept what tenants use.
 

@@ -31,6 +31,8 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_HOST_BYTES = 8 << 30
 
+Locate = Callable[[AdapterRef], AdapterRef]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residency:
@@ -63,6 +65,7 @@ class AdapterPool:
         base: tensors of the base, for adapters whose effect depends on them; called on a background thread.
         lay_out: gives an adapter the form in which the device multiplies by it, or raises `LayoutError`; called on a
             background thread.
+        locate: returns a reference to files of this node, or raises AdapterError; called on a background thread.
         on_change: called on a background thread when an adapter has become loadable, usable or failed: a waiting
             request may now be able to run or must be ended.
     """
@@ -77,6 +80,7 @@ class AdapterPool:
         *,
         base: BaseTensors,
         lay_out: Callable[[AdapterWeights], AdapterWeights] = lambda weights: weights,
+        locate: Locate = lambda ref: ref,
         max_host_bytes: int = DEFAULT_HOST_BYTES,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -87,6 +91,7 @@ class AdapterPool:
         self._dtype = dtype
         self._device = device
         self._lay_out = lay_out
+        self._locate = locate
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.RLock()
@@ -215,7 +220,7 @@ class AdapterPool:
         if ref is None:
             raise AdapterError(digest[:12], "it was unloaded before it was read")
         started_s = self._clock()
-        weights = load_adapter(ref, self._module_shapes, self._max_rank, self._dtype, self._base)
+        weights = load_adapter(self._locate(ref), self._module_shapes, self._max_rank, self._dtype, self._base)
         try:
             weights = self._lay_out(weights)
         except LayoutError as error:

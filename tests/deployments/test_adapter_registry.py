@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from adapters.catalogue import Catalogue
+from adapters.errors import AdapterError
 from adapters.file_store import FileStore
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.registry import reference
@@ -184,6 +185,22 @@ async def test_an_adapter_names_its_base(place: Place) -> None:
     for base, words in ((None, "must be one of"), ("none", "does not exist"), ("other", "no such folder")):
         with pytest.raises(RequestError, match=words):
             await place.open().register(Registration(name="a", place="a", base=base))
+
+
+async def test_files_are_given_to_nodes_that_do_not_have_them(place: Place) -> None:
+    registry = place.open()
+    place.put("a")
+    (version,) = (await registry.register(wanted("a"))).entries["a"].versions
+    for file in (CONFIG_FILE, TENSOR_FILE):
+        content = Path(version.ref.path, file).read_bytes()
+        assert await registry.read_file(version.ref, file, 0) == content
+        assert await registry.read_file(version.ref, file, 7) == content[7:]
+        assert await registry.read_file(version.ref, file, len(content)) == b""
+    with pytest.raises(AdapterError, match="not loaded"):
+        await registry.read_file(version.ref, "../../adapters.sqlite", 0)
+    await registry.unregister("a")
+    with pytest.raises(AdapterError, match="not loaded"):
+        await registry.read_file(version.ref, CONFIG_FILE, 0)
 
 
 async def test_the_drop_in_folder_is_watched(place: Place) -> None:

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.registry import reference
 from engine.adapter_pool import AdapterPool
@@ -45,7 +48,7 @@ class Bench:
             made.append(reference(f"a{index}", path))
         return made
 
-    def pool(self, refs: list[AdapterRef], slots: int = 2, host: int = 4) -> AdapterPool:
+    def pool(self, refs: list[AdapterRef], slots: int = 2, host: int = 4, **options: Any) -> AdapterPool:
         pool = AdapterPool(
             refs,
             SHAPES,
@@ -55,6 +58,7 @@ class Bench:
             base=no_base,
             on_change=self.changes.release,
             clock=lambda: self.now_s,
+            **options,
         )
         self.pools.append(pool)
         return pool
@@ -87,6 +91,21 @@ def test_an_adapter_is_prepared_in_the_background_then_pinned_and_found(bench: B
     pool.unpin(ref.digest)
     assert pool.residency().pinned == 0
     assert pool.error(ref.digest) is None
+
+
+def test_an_adapter_is_read_from_where_it_is_located_and_one_that_is_nowhere_fails(bench: Bench) -> None:
+    here, nowhere = bench.refs(2)
+
+    def locate(ref: AdapterRef) -> AdapterRef:
+        if ref.digest == nowhere.digest:
+            raise AdapterError(ref.name, "its files are on another node, which does not answer")
+        return here
+
+    pool = bench.pool([replace(ref, path="/another/node") for ref in (here, nowhere)], locate=locate)
+    bench.pin(pool, here.digest)
+    pool.prepare(nowhere.digest)
+    bench.wait_until(lambda: pool.error(nowhere.digest))
+    assert "does not answer" in str(pool.error(nowhere.digest))
 
 
 def test_pinning_loads_even_without_a_prepare(bench: Bench) -> None:
