@@ -77,7 +77,12 @@ class EngineSettings(SettingsNode):
         "`slo.ttft_s`, where that is set, else 30.",
     )
     max_adapter_rank: int = Field(default=128, ge=1, description="Highest LoRA rank that is loaded.")
-    max_device_adapters: int = Field(default=32, ge=1, description="Adapters resident on the device at once.")
+    max_device_adapters: int | None = Field(
+        default=None, ge=1, description="Adapters on the device at once; null: as many as in host memory."
+    )
+    max_device_adapter_bytes: int | None = Field(
+        default=None, ge=1, description="Bytes of those; null: on a GPU 1/32 of what the engine may use, else 8 GiB."
+    )
     max_host_adapters: int = Field(default=256, ge=1, description="Adapters kept in host memory.")
 
 

@@ -29,7 +29,7 @@ from engine.errors import EngineError
 
 _logger = logging.getLogger(__name__)
 
-DEFAULT_HOST_BYTES = 8 << 30
+MAX_HOST_BYTES = 8 << 30
 
 Locate = Callable[[AdapterRef], AdapterRef]
 
@@ -43,6 +43,7 @@ class Residency:
         pinned: adapters that running requests hold.
         host: adapters in host memory.
         host_bytes: memory of those.
+        device_bytes: memory of those on the device or on their way there.
         evictions: adapters that lost their device slot so far.
     """
 
@@ -51,6 +52,7 @@ class Residency:
     pinned: int
     host: int
     host_bytes: int
+    device_bytes: int
     evictions: int
 
 
@@ -81,7 +83,7 @@ class AdapterPool:
         base: BaseTensors,
         lay_out: Callable[[AdapterWeights], AdapterWeights] = lambda weights: weights,
         locate: Locate = lambda ref: ref,
-        max_host_bytes: int = DEFAULT_HOST_BYTES,
+        max_host_bytes: int = MAX_HOST_BYTES,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,7 +101,8 @@ class AdapterPool:
         self._weights_by_digest: dict[AdapterDigest, AdapterWeights] = {}
         self._evictions = 0
         self._load_s = 0.0
-        self._slots = DeviceSlots(config.max_device_adapters)
+        self._max_bytes = config.max_device_adapter_bytes
+        self._slots = DeviceSlots(config.max_device_adapters, self._max_bytes)
         self._host = HostCache(
             self._load, max_entries=config.max_host_adapters, max_bytes=max_host_bytes, on_change=on_change, clock=clock
         )
@@ -202,6 +205,7 @@ class AdapterPool:
                 pinned=self._slots.num_pinned(),
                 host=len(self._host),
                 host_bytes=self._host.num_bytes,
+                device_bytes=self._slots.num_bytes,
                 evictions=self._evictions,
             )
 
@@ -225,6 +229,11 @@ class AdapterPool:
             weights = self._lay_out(weights)
         except LayoutError as error:
             raise AdapterError(ref.name, str(error)) from None
+        if weights.num_bytes > self._max_bytes:
+            reason = (
+                f"it takes {weights.num_bytes} bytes, more than the {self._max_bytes} that the device has for adapters"
+            )
+            raise AdapterError(ref.name, reason)
         weights = weights.pinned() if self._device.type == "cuda" else weights
         took_s = self._clock() - started_s
         self._load_s = (self._load_s + took_s) / 2 if self._load_s else took_s
@@ -232,13 +241,17 @@ class AdapterPool:
 
     def _try_place(self, digest: AdapterDigest) -> bool:
         """Give a slot to an adapter that has none, evicting if need be; the lock is held."""
-        # `get` ends the adapter's reservation in the host cache: it is for those who can take it further.
-        host = self._host.get(digest) if self._slots.can_take(self._clock()) else None
-        if host is None:
+        num_bytes = self._host.size(digest)
+        if num_bytes is None:
             self.prepare(digest)
             return False
-        evicted = self._slots.try_take(digest, self._clock())
-        if evicted is None:
+        now_s = self._clock()
+        if not self._slots.can_take(num_bytes, now_s):
+            return False
+        # `get` ends the adapter's reservation in the host cache: it is for those who can take it further.
+        host = self._host.get(digest)
+        evicted = None if host is None else self._slots.try_take(digest, num_bytes, now_s)
+        if host is None or evicted is None:
             return False
         for victim in evicted:
             del self._weights_by_digest[victim]

@@ -48,11 +48,13 @@ class Bench:
             made.append(reference(f"a{index}", path))
         return made
 
-    def pool(self, refs: list[AdapterRef], slots: int = 2, host: int = 4, **options: Any) -> AdapterPool:
+    def pool(
+        self, refs: list[AdapterRef], slots: int = 2, host: int = 4, max_bytes: int = 1 << 30, **options: Any
+    ) -> AdapterPool:
         pool = AdapterPool(
             refs,
             SHAPES,
-            make_resolved(slots, host),
+            replace(make_resolved(slots, host), max_device_adapter_bytes=max_bytes),
             torch.float32,
             torch.device("cpu"),
             base=no_base,
@@ -143,6 +145,27 @@ def test_many_adapters_are_served_in_turn_by_few_slots_in_bounded_memory(bench: 
         assert len(pool.residency().device) <= 2
         pool.unpin(ref.digest)
     assert pool.residency().declared == 40
+
+
+def test_adapters_of_all_sizes_share_one_budget_of_bytes(bench: Bench) -> None:
+    ranks = {"small": 1, "other": 1, "large": 8, "huge": 16}
+    refs = [
+        reference(name, write(bench.folder / name, make_config(r=rank), make_tensors(rank=rank, seed=seed)))
+        for seed, (name, rank) in enumerate(ranks.items())
+    ]
+    one = 2 * 4 * (16 + 16)  # two layers, float32, A and B of q_proj
+    pool = bench.pool(refs, max_bytes=9 * one)
+    small, other, large, huge = (ref.digest for ref in refs)
+    for digest in (small, other):
+        bench.pin(pool, digest)
+        pool.unpin(digest)
+    assert pool.residency().device_bytes == 2 * one
+    bench.pin(pool, large)
+    assert pool.residency().device == {other, large}
+    assert pool.residency().device_bytes == 9 * one
+    pool.prepare(huge)
+    bench.wait_until(lambda: pool.error(huge))
+    assert f"{16 * one} bytes, more than the {9 * one}" in str(pool.error(huge))
 
 
 def test_a_crowd_that_waits_for_one_slot_is_served_to_the_last(bench: Bench) -> None:
