@@ -21,18 +21,21 @@ from adapters.identity import AdapterDigest
 class _Slot:
     """`reserved_until_s`: time until which an adapter that nobody has pinned yet may not be evicted."""
 
+    num_bytes: int
     has_landed: bool = False
     pins: int = 0
     reserved_until_s: float = 0.0
 
 
 class DeviceSlots:
-    """The slots of one device. Not thread-safe: its owner holds a lock."""
+    """The slots of one device, bounded in number and in bytes. Not thread-safe: its owner holds a lock."""
 
-    def __init__(self, num_slots: int, reserve_s: float = 1.0) -> None:
+    def __init__(self, num_slots: int, max_bytes: int, reserve_s: float = 1.0) -> None:
         if num_slots < 1:
             raise ValueError(f"num_slots is {num_slots}, and at least 1 is needed")
         self._num_slots = num_slots
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
         self._reserve_s = reserve_s
         # Least recently used first.
         self._slot_by_digest: OrderedDict[AdapterDigest, _Slot] = OrderedDict()
@@ -43,29 +46,29 @@ class DeviceSlots:
     def __len__(self) -> int:
         return len(self._slot_by_digest)
 
-    def has_free(self) -> bool:
-        """Tell whether a slot can be taken without evicting anybody."""
-        return len(self._slot_by_digest) < self._num_slots
-
     def has_landed(self, digest: AdapterDigest) -> bool:
         """Tell whether the adapter's weights are there for use."""
         slot = self._slot_by_digest.get(digest)
         return slot is not None and slot.has_landed
 
-    def can_take(self, now_s: float) -> bool:
-        """Tell whether `try_take` would find a slot."""
-        return self.has_free() or self._victim(now_s) is not None
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all adapters that have a slot, those on their way included."""
+        return self._num_bytes
 
-    def try_take(self, digest: AdapterDigest, now_s: float) -> list[AdapterDigest] | None:
-        """Take a slot for an adapter that has none; return whom that evicted, or None where no slot can be had."""
-        evicted: list[AdapterDigest] = []
-        if not self.has_free():
-            victim = self._victim(now_s)
-            if victim is None:
-                return None
-            del self._slot_by_digest[victim]
-            evicted.append(victim)
-        self._slot_by_digest[digest] = _Slot()
+    def can_take(self, num_bytes: int, now_s: float) -> bool:
+        """Tell whether `try_take` would find room."""
+        return self._victims(num_bytes, now_s) is not None
+
+    def try_take(self, digest: AdapterDigest, num_bytes: int, now_s: float) -> list[AdapterDigest] | None:
+        """Take a slot for an adapter that has none; return whom that evicted, or None where there is no room."""
+        evicted = self._victims(num_bytes, now_s)
+        if evicted is None:
+            return None
+        for victim in evicted:
+            self._free(victim)
+        self._slot_by_digest[digest] = _Slot(num_bytes=num_bytes)
+        self._num_bytes += num_bytes
         return evicted
 
     def land(self, digest: AdapterDigest, now_s: float) -> None:
@@ -94,7 +97,7 @@ class DeviceSlots:
         """Free the slot of an adapter that did not arrive; one that has landed stays."""
         slot = self._slot_by_digest.get(digest)
         if slot is not None and not slot.has_landed:
-            del self._slot_by_digest[digest]
+            self._free(digest)
 
     def try_free(self, digest: AdapterDigest) -> bool:
         """Free the slot of an adapter, if it has one; return False where it is pinned or on its way."""
@@ -103,7 +106,7 @@ class DeviceSlots:
             return True
         if slot.pins or not slot.has_landed:
             return False
-        del self._slot_by_digest[digest]
+        self._free(digest)
         return True
 
     def num_pinned(self) -> int:
@@ -113,13 +116,27 @@ class DeviceSlots:
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken."""
         assert len(self._slot_by_digest) <= self._num_slots
+        assert self._num_bytes == sum(slot.num_bytes for slot in self._slot_by_digest.values()) <= self._max_bytes
         for slot in self._slot_by_digest.values():
             assert slot.pins >= 0
             assert slot.has_landed or slot.pins == 0
 
-    def _victim(self, now_s: float) -> AdapterDigest | None:
-        """Return the least recently used adapter that may go."""
-        return next((digest for digest, slot in self._slot_by_digest.items() if _is_evictable(slot, now_s)), None)
+    def _victims(self, num_bytes: int, now_s: float) -> list[AdapterDigest] | None:
+        """Return the least recently used adapters that make room by going, None where those that may do not do."""
+        num_left, bytes_left = len(self._slot_by_digest), self._num_bytes
+        may_go = ((digest, slot) for digest, slot in self._slot_by_digest.items() if _is_evictable(slot, now_s))
+        victims: list[AdapterDigest] = []
+        while num_left >= self._num_slots or bytes_left + num_bytes > self._max_bytes:
+            digest, slot = next(may_go, (None, None))
+            if digest is None or slot is None:
+                return None
+            victims.append(digest)
+            num_left -= 1
+            bytes_left -= slot.num_bytes
+        return victims
+
+    def _free(self, digest: AdapterDigest) -> None:
+        self._num_bytes -= self._slot_by_digest.pop(digest).num_bytes
 
 
 def _is_evictable(slot: _Slot, now_s: float) -> bool:

@@ -15,6 +15,7 @@ TENSOR_FILE = "adapter_model.safetensors"
 PICKLE_FILES = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 MAX_CONFIG_BYTES = 1 << 20
+PART_BYTES = 4 << 20
 
 
 @contextmanager
@@ -56,6 +57,17 @@ def read_config_bytes(name: str, folder: str) -> bytes:
     if len(content) > MAX_CONFIG_BYTES:
         raise AdapterError(name, f"{CONFIG_FILE} is longer than {MAX_CONFIG_BYTES} bytes")
     return content
+
+
+def read_part(name: str, folder: str, file: str, offset: int) -> bytes:
+    """Return up to `PART_BYTES` of one of an adapter's files from an offset on, none at its end.
+
+    Raises:
+        AdapterError: as `open_under`.
+    """
+    with open_under(name, folder, file) as opened:
+        opened.seek(offset)
+        return opened.read(PART_BYTES)
 
 
 def refuse_pickle(name: str, folder: str) -> None:

@@ -99,6 +99,12 @@ class HostCache:
             self._entry_by_digest.move_to_end(digest)
             return entry.weights
 
+    def size(self, digest: AdapterDigest) -> int | None:
+        """Return the bytes of an adapter that is here; whoever asks has not got it."""
+        with self._lock:
+            entry = self._entry_by_digest.get(digest)
+            return None if entry is None else entry.weights.num_bytes
+
     def error(self, digest: AdapterDigest) -> str | None:
         """Return why the last load failed, as long as that is remembered."""
         with self._lock:

@@ -16,9 +16,10 @@ from app import serve_environment
 from app.admin import ADMIN_KEY_VARIABLE
 from app.api import create_app
 from app.hosts import HostRule
-from app.resolved import batches_config, gateway_config, key_ring, registry_config
+from app.resolved import adapter_cache_config, batches_config, gateway_config, key_ring, registry_config
 from app.settings import BatchSettings, RegistrySettings, Settings
 from app.tenants import key_digest
+from deployments.adapter_files import REGISTRY
 from deployments.adapter_registry import GATEWAY, Registry
 from deployments.config import AccountsConfig, ChannelConfig, ModelConfig, RerankerConfig, SafetyConfig
 from deployments.gateway import Gateway
@@ -50,9 +51,8 @@ def build(settings: Settings) -> serve.Application:
     for loss in serve_environment.missing(serve_environment.of_this_process()):
         _logger.warning(loss)
     config = gateway_config(settings)
-    models: dict[str, Any] = {
-        model.name: _model(model, config.channel, has_accounts=config.accounts is not None) for model in config.models
-    }
+    told = {"has_accounts": config.accounts is not None, "adapter_cache": adapter_cache_config(settings)}
+    models: dict[str, Any] = {model.name: _model(model, config.channel, told) for model in config.models}
     safety = tokenizer = None
     if config.safety is not None and config.safety_placement == "deployment":
         safety = _safety(config.safety)
@@ -90,7 +90,7 @@ def _admin_key(settings: Settings) -> str | None:
     return settings.admin_key_sha256 or (key_digest(key) if key else None)
 
 
-def _model(model: ModelConfig, channel: ChannelConfig, *, has_accounts: bool) -> serve.Application:
+def _model(model: ModelConfig, channel: ChannelConfig, told: dict[str, Any]) -> serve.Application:
     # What runs and what the engine lets wait; as many again may wait for a replica in each gateway.
     max_requests = model.engine.max_num_seqs + model.engine.max_queued_requests
     bound: serve.Application = (
@@ -104,7 +104,7 @@ def _model(model: ModelConfig, channel: ChannelConfig, *, has_accounts: bool) ->
             request_router_config=_request_router(model, channel),
             **_life_cycle(),
         )
-        .bind(model, channel, has_accounts=has_accounts)
+        .bind(model, channel, **told)
     )
     return bound
 
@@ -152,7 +152,9 @@ def _helper(name: str, actor: type, config: object, *, max_requests: int, num_cp
 
 
 def _registry(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> serve.Application:
-    return _the_only("Registry", Registry, registry_config(settings, registry, models))
+    config = registry_config(settings, registry, models)
+    # It bounds by itself what it works on, and answers the rest meanwhile.
+    return _the_only(REGISTRY, Registry, config, max_ongoing_requests=_GATEWAY_REQUESTS)
 
 
 def _accounts(config: AccountsConfig) -> serve.Application:

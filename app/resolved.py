@@ -35,6 +35,7 @@ from deployments.batches.values import MAX_LINE_BYTES
 from deployments.config import (
     AccountsConfig,
     AdapterBase,
+    AdapterCacheConfig,
     BatchesConfig,
     ChannelConfig,
     GatewayConfig,
@@ -50,14 +51,28 @@ from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import CheckpointError, ConfigError
 
+LIBRARY_BY_SCHEME = {"s3": "s3fs", "gs": "gcsfs"}
+"""What fsspec reads an object store by."""
+
 
 def registry_config(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> RegistryConfig:
-    """Return what the registry of adapters is told; its paths are absolute."""
+    """Return what the registry of adapters is told; its paths are absolute.
+
+    Raises:
+        ConfigError: the library is missing that a source needs.
+    """
     folder = os.path.abspath(registry.folder)
+    for prefix in registry.sources:
+        module = LIBRARY_BY_SCHEME.get(prefix.partition(":")[0])
+        if module is not None and importlib.util.find_spec(module) is None:
+            raise ConfigError(f"args.registry.sources: '{prefix}' needs `pip install {module}`")
     allowed = tuple(map(os.path.abspath, registry.allowed_folders))
     return RegistryConfig(
         store_path=os.path.join(folder, "adapters.sqlite"),
         folder=os.path.join(folder, "adapters"),
+        sources=registry.sources,
+        max_source_bytes=registry.max_source_bytes,
+        source_timeout_s=registry.source_timeout_s,
         bases=tuple(
             AdapterBase(
                 name=model.name,
@@ -72,6 +87,13 @@ def registry_config(settings: Settings, registry: RegistrySettings, models: tupl
         cross_encoders=tuple(reranker.name for reranker in settings.rerankers),
         watch_period_s=registry.watch_period_s,
     )
+
+
+def adapter_cache_config(settings: Settings) -> AdapterCacheConfig | None:
+    """Return where model replicas keep adapters' files that they were given by the registry."""
+    if settings.registry is None:
+        return None
+    return AdapterCacheConfig(folder=settings.registry.cache_folder, max_bytes=settings.registry.max_cache_bytes)
 
 
 def accounts_config(accounts: AccountSettings) -> AccountsConfig:

@@ -6,39 +6,14 @@ below `app` sees it. Paths are relative to the folder that `serve run` was start
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, StringConstraints, model_validator
+
+from app.settings_node import FolderPath, SettingsNode
 
 PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 """What a client writes into `model`: 1 to 128 letters, digits, dots, underscores and hyphens."""
-
-FolderPath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-
-
-def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
-    """Return the error for a key that does not exist, with the nearest one that does."""
-    names = sorted(known)
-    near = difflib.get_close_matches(key, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known keys are: {', '.join(names)}"
-    return PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint})
-
-
-class SettingsNode(BaseModel):
-    """One frozen node of the tree; unknown keys are an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-    @model_validator(mode="before")
-    @classmethod
-    def _keys_are_known(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            for key in data.keys() - cls.model_fields.keys():
-                raise unknown_key(str(key), cls.model_fields)
-        return data
 
 
 class AdapterSettings(SettingsNode):
@@ -102,7 +77,12 @@ class EngineSettings(SettingsNode):
         "of `slo.ttft_s`, where that is set, else 30.",
     )
     max_adapter_rank: int = Field(default=128, ge=1, description="Highest LoRA rank that is loaded.")
-    max_device_adapters: int = Field(default=32, ge=1, description="Adapters resident on the device at once.")
+    max_device_adapters: int | None = Field(
+        default=None, ge=1, description="Adapters on the device at once; null: as many as in host memory."
+    )
+    max_device_adapter_bytes: int | None = Field(
+        default=None, ge=1, description="Bytes of those; null: on a GPU 1/32 of what the engine may use, else 8 GiB."
+    )
     max_host_adapters: int = Field(default=256, ge=1, description="Adapters kept in host memory.")
 
 
@@ -216,6 +196,10 @@ class TokenizerSettings(SettingsNode):
     )
 
 
+SourcePrefix = Annotated[str, StringConstraints(pattern=r"^(?:hf://|(?:s3|gs|https?)://[^/@\s]+/)(?:[^/\s]+/)*$")]
+"""The beginning of URLs; with the slash at its end, `s3://bucket/` is no beginning of `s3://bucket2/`."""
+
+
 class RegistrySettings(SettingsNode):
     """Adapters that come and go while the server runs; their routes need the admin key."""
 
@@ -225,6 +209,18 @@ class RegistrySettings(SettingsNode):
     allowed_folders: tuple[FolderPath, ...] = Field(
         default=(), description="Folders that adapters may be loaded from, besides each model's `adapter_folder`."
     )
+    sources: tuple[SourcePrefix, ...] = Field(
+        default=(),
+        description="Beginnings of URLs that adapters may be fetched from, each with a slash at its end: "
+        "hf://org/, s3://bucket/folder/, gs://bucket/, https://host/folder/.",
+    )
+    max_source_bytes: int = Field(default=2 << 30, ge=1, description="Bytes of one adapter that is fetched.")
+    source_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that fetching an adapter may take.")
+    cache_folder: FolderPath = Field(
+        default="~/.cache/antiphon/adapters",
+        description="Folder on each node for adapters whose files it does not have: it does not share `folder`.",
+    )
+    max_cache_bytes: int = Field(default=16 << 30, ge=1, description="Bytes of `cache_folder`.")
     watch_period_s: float = Field(
         default=2.0, gt=0, description="Seconds between two looks at each model's `adapter_folder`."
     )

@@ -13,16 +13,17 @@ Place = Literal["device", "host", "loading"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """A name, and the folder whose content it shall stand for.
+    """A name, and the place whose content it shall stand for.
 
     Attributes:
-        folder: relative to a folder that adapters may be registered from, or absolute and inside of one.
+        place: a folder, relative to one that adapters may be registered from, or absolute and inside of one; a URL
+            that adapters may be fetched from, or an id of the hub.
         base: None where there is only one base model.
         replaces: whether a name that stands for something already gets a new version; else that is refused.
     """
 
     name: str
-    folder: str
+    place: str
     base: str | None = None
     replaces: bool = False
 

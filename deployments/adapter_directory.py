@@ -23,7 +23,7 @@ from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.handle_errors import UNREACHED, unwrap
 from deployments.handles import TELL_TIMEOUT_S, ask_all, tell_gateways
-from engine.errors import RequestError
+from engine.errors import OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
 
@@ -83,11 +83,12 @@ class AdapterDirectory:
             self._catalogue = catalogue
 
     async def load(self, wanted: Registration) -> AdapterEntry:
-        """Make a folder's content the newest version of a name.
+        """Make the content of a folder or a URL the newest version of a name.
 
         Raises:
             RequestError: it may not or cannot be.
-            UnavailableError: the registry cannot be reached.
+            UnavailableError: the registry cannot be reached, or the URL's server.
+            OverloadError: too many are being loaded.
         """
         catalogue: Catalogue = await self._changed("register", wanted)
         await self._tell(catalogue)
@@ -142,7 +143,7 @@ class AdapterDirectory:
             raise RequestError("This server's adapters cannot be changed while it runs.", field="lora_name")
         try:
             return await getattr(self._registry, method).remote(*args)
-        except RequestError as error:
+        except (RequestError, OverloadError) as error:
             raise unwrap(error) from None
         except (RayError, RayServeException) as error:
             raise UnavailableError(

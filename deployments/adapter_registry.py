@@ -1,6 +1,6 @@
 """The one actor that says what names of adapters stand for. It validates before anything is served, and remembers.
 
-    register --(files: copied into the store's folder, by digest)--> a version --> every gateway
+    register --(files: copied or fetched into the store's folder, by digest)--> a version --> every gateway
 
 Gateways and replicas hold nothing of their own: a gateway asks for the catalogue, and a request carries its adapter's
 reference to whichever replica it reaches. What was registered outlives all processes (`adapters.store`). Drop-in
@@ -13,41 +13,49 @@ import asyncio
 import logging
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import ParamSpec
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 from ray import serve
 
 from adapters.catalogue import Catalogue
 from adapters.errors import AdapterError
-from adapters.finite import find_not_finite
-from adapters.folder import CONFIG_FILE, TENSOR_FILE, open_under, refuse_pickle
-from adapters.identity import AdapterRef, content_digest, read_adapter
+from adapters.file_store import FileStore, Fill, copy_from
+from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
+from adapters.identity import AdapterRef
 from adapters.registry import check_name, sub_folders
+from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore, StoreTakenError
-from adapters.validate import validate
 from deployments.adapter_changes import Registration
 from deployments.config import AdapterBase, RegistryConfig
+from deployments.errors import UnavailableError
 from deployments.handles import tell_gateways
 from deployments.logs import join_serve_log
-from engine.errors import RequestError
+from engine.errors import OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 GATEWAY = "Gateway"
 LOCK_POLL_S = 0.2
 NUM_LOCK_TRIES = 25
+NUM_COPIERS = 4
+MAX_REGISTERING = 256
+"""Registrations under way at once; more are told to come back."""
+RETRY_AFTER_S = 5.0
 
 
 class RegistryServer:
     """The registry; a plain class, the actor is its shell. Changes run one at a time, in a thread.
 
     Args:
-        folder: where files are copied to; None where they stay where they are.
+        files: where those of registered adapters are copied to.
+        sources: where else than in folders adapters may come from.
         cross_encoders: names that no adapter may have, like those of `bases`.
     """
 
@@ -56,13 +64,18 @@ class RegistryServer:
         store: AdapterStore,
         bases: Sequence[AdapterBase],
         *,
-        folder: str | None,
+        files: FileStore,
+        sources: AdapterSources,
         cross_encoders: Sequence[str] = (),
     ) -> None:
         self._store = store
         self._bases = {base.name: base for base in bases}
         self._taken = dict.fromkeys(cross_encoders, "a cross-encoder") | dict.fromkeys(self._bases, "a base model")
-        self._folder = None if folder is None else os.path.realpath(folder)
+        self._files = files
+        self._sources = sources
+        self._num_registering = 0
+        # Threads of their own: a slow source holds up nothing but those who want something copied.
+        self._copiers = ThreadPoolExecutor(max_workers=NUM_COPIERS, thread_name_prefix="adapter-copy")
         self._lock = asyncio.Lock()
         self._seen_by_base: dict[str, dict[str, tuple[int, ...]]] = {}
         """Signature of each sub-folder's files at the last look at a drop-in folder."""
@@ -82,7 +95,7 @@ class RegistryServer:
         async with self._lock:
             for entry in self._catalogue.entries.values():
                 for version in entry.versions:
-                    if not self._is_ours(version.ref) and (entry.name, version.ref.digest) not in declared:
+                    if not self._files.has(version.ref) and (entry.name, version.ref.digest) not in declared:
                         await self._changed(self._store.remove, entry.name, version.number)
             for name in self._catalogue.entries.keys() & self._taken.keys():
                 _logger.warning("the adapter %r was loaded earlier; %s has its name now", name, self._taken[name])
@@ -93,21 +106,44 @@ class RegistryServer:
                 await self._changed(self._store.add, ref, base)
 
     async def register(self, wanted: Registration) -> Catalogue:
-        """Make a folder's content the newest version of a name, with all of the name's traffic.
+        """Make the content of a folder or a URL the newest version of a name, with all of the name's traffic.
 
         Raises:
-            RequestError: the folder may not be used, holds no adapter that fits, or the name is taken.
+            RequestError: the place may not be used, holds no adapter that fits, or the name is taken.
+            UnavailableError: the source does not answer.
+            OverloadError: too many others are being registered.
         """
         base = self._base(wanted.base)
-        async with self._lock:
-            try:
-                self._check_name(wanted, base)
-                path = _inside(wanted.folder, _roots(base), wanted.name)
-                ref = await asyncio.to_thread(self._take, wanted.name, path, base)
-                await self._changed(self._store.add, ref, base.name)
-            except AdapterError as error:
-                raise _refused(error) from error
+        if self._num_registering >= MAX_REGISTERING:
+            raise OverloadError("Too many adapters are being loaded.", retry_after_s=RETRY_AFTER_S)
+        self._num_registering += 1
+        try:
+            await self._register(wanted, base)
+        except AdapterError as error:
+            raise _refused(error) from error
+        except SourceError as error:
+            raise UnavailableError(str(error), retry_after_s=RETRY_AFTER_S) from error
+        finally:
+            self._num_registering -= 1
         return self._catalogue
+
+    async def _register(self, wanted: Registration, base: AdapterBase) -> None:
+        self._check_name(wanted)
+        bring = partial(self._files.bring, wanted.name, self._filling(wanted, base))
+        incoming = await asyncio.get_running_loop().run_in_executor(self._copiers, bring)
+        try:
+            async with self._lock:
+                # Again: others have been at it meanwhile.
+                self._check_name(wanted)
+                ref = await asyncio.to_thread(
+                    self._files.keep, wanted.name, incoming, base.module_shapes, base.max_rank
+                )
+                try:
+                    await self._changed(self._store.add, ref, base.name)
+                finally:
+                    await self._delete_unused((ref,))
+        finally:
+            await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
 
     async def route(self, name: str, split: Mapping[int, int]) -> Catalogue:
         """Split a name's traffic among its versions, by percentages.
@@ -145,10 +181,19 @@ class RegistryServer:
     async def discard(self, refs: Sequence[AdapterRef]) -> None:
         """Delete the copies of contents that nobody uses any more, those left out that were registered again."""
         async with self._lock:
-            used = self._catalogue.digests()
-            for ref in refs:
-                if self._is_ours(ref) and ref.digest not in used:
-                    await asyncio.to_thread(shutil.rmtree, ref.path, ignore_errors=True)
+            await self._delete_unused(refs)
+
+    async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
+        """Return a part of a file of a registered content, for a node that does not have it.
+
+        Raises:
+            AdapterError: no name stands for the content, or it cannot be read.
+        """
+        versions = (version for entry in self._catalogue.entries.values() for version in entry.versions)
+        path = next((version.ref.path for version in versions if version.ref.digest == ref.digest), None)
+        if path is None or file not in (CONFIG_FILE, TENSOR_FILE):
+            raise AdapterError(ref.name, "it is not loaded any more")
+        return await asyncio.to_thread(read_part, ref.name, path, file, offset)
 
     async def look(self) -> bool:
         """Look at the drop-in folders; register what is new or changed, and say whether anything was."""
@@ -169,52 +214,28 @@ class RegistryServer:
             if is_first and entry is not None:
                 continue  # the configuration has told of it already
             try:
-                await self.register(Registration(name=name, folder=name, base=base.name, replaces=True))
+                await self.register(Registration(name=name, place=name, base=base.name, replaces=True))
+            except OverloadError:
+                found.pop(name)
             except RequestError as error:
                 # It may be on its way still; the next change of its files is another chance.
                 _logger.warning("drop-in folder: %s", error.message)
 
-    def _take(self, name: str, path: str, base: AdapterBase) -> AdapterRef:
-        """Validate an adapter, and copy its files where nobody changes them."""
-        source = path if self._folder is None else self._copied(name, path)
-        try:
-            config, tensors = read_adapter(name, source)
-            validate(name, config, tensors.entry_by_name, base.module_shapes, base.max_rank)
-            bad = find_not_finite(tensors)
-            if bad is not None:
-                raise AdapterError(name, f"tensor {bad!r} holds NaN or infinity")
-            digest = content_digest(config, tensors)
-        except AdapterError:
-            if source != path:
-                shutil.rmtree(source, ignore_errors=True)
-            raise
-        if source == path:
-            return AdapterRef(name=name, path=path, digest=digest)
-        assert self._folder is not None
-        target = os.path.join(self._folder, digest)
-        if os.path.isdir(target):
-            shutil.rmtree(source)
-        else:
-            os.replace(source, target)
-        return AdapterRef(name=name, path=target, digest=digest)
+    def _filling(self, wanted: Registration, base: AdapterBase) -> Fill:
+        """Return what brings the files that are meant.
 
-    def _copied(self, name: str, path: str) -> str:
-        assert self._folder is not None
-        refuse_pickle(name, path)
-        os.makedirs(self._folder, exist_ok=True)
-        target = tempfile.mkdtemp(prefix=".incoming-", dir=self._folder)
-        try:
-            for file in (CONFIG_FILE, TENSOR_FILE):
-                with open_under(name, path, file) as source, open(os.path.join(target, file), "xb") as copy:
-                    shutil.copyfileobj(source, copy, 1 << 20)
-        except (AdapterError, OSError) as error:
-            shutil.rmtree(target, ignore_errors=True)
-            if isinstance(error, AdapterError):
-                raise
-            raise AdapterError(name, f"its files cannot be copied ({error.strerror})") from error
-        return target
+        Raises:
+            AdapterError: there is no such place, or it may not be used.
+        """
+        name, place = wanted.name, wanted.place
+        path = None if "://" in place else _inside(place, _roots(base))
+        if path is not None:
+            return copy_from(name, path)
+        if "://" in place or self._sources.may_be_hub_id(place):
+            return partial(self._sources.fetch, name, self._sources.url_of(name, place))
+        raise AdapterError(name, "there is no such folder among those that adapters may be loaded from")
 
-    def _check_name(self, wanted: Registration, base: AdapterBase) -> None:
+    def _check_name(self, wanted: Registration) -> None:
         check_name(wanted.name)
         if wanted.name in self._taken:
             raise AdapterError(wanted.name, f"{self._taken[wanted.name]} has this name")
@@ -222,9 +243,12 @@ class RegistryServer:
         if entry is not None and not wanted.replaces:
             raise AdapterError(wanted.name, "it is loaded already; 'load_inplace' makes another version of it")
 
-    def _is_ours(self, ref: AdapterRef) -> bool:
-        """Whether its files are a copy that nobody else changes."""
-        return self._folder is not None and ref.path.startswith(os.path.join(self._folder, ""))
+    async def _delete_unused(self, refs: Sequence[AdapterRef]) -> None:
+        """Delete the files of contents that no name stands for; the lock is held."""
+        used = self._catalogue.digests()
+        for ref in refs:
+            if ref.digest not in used:
+                await asyncio.to_thread(self._files.delete, ref)
 
     def _base(self, name: str | None) -> AdapterBase:
         if name is None and len(self._bases) == 1:
@@ -244,13 +268,21 @@ class RegistryServer:
 
 
 class Registry:
-    """The actor: a shell around `RegistryServer` that also looks at the drop-in folders."""
+    """The actor: a shell around `RegistryServer` that also looks at the drop-in folders.
+
+    A change that has begun is carried through, even where whoever asked for it has gone.
+    """
 
     async def __init__(self, config: RegistryConfig) -> None:  # type: ignore[misc]
         """Open the store, take over what the configuration names, and begin to look; Serve awaits it."""
         join_serve_log()
-        store = await asyncio.to_thread(_open_store, config.store_path)
-        self._server = RegistryServer(store, config.bases, folder=config.folder, cross_encoders=config.cross_encoders)
+        files = FileStore(config.folder)
+        store = await asyncio.to_thread(_open_store, config.store_path, files)
+        sources = AdapterSources(config.sources, max_bytes=config.max_source_bytes, timeout_s=config.source_timeout_s)
+        self._server = RegistryServer(
+            store, config.bases, files=files, sources=sources, cross_encoders=config.cross_encoders
+        )
+        self._changes: set[asyncio.Task[Any]] = set()
         await self._server.declare(config.declared_by_base)
         self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
 
@@ -260,20 +292,31 @@ class Registry:
         return None if (found.store, found.revision) == (store, revision) else found
 
     async def register(self, wanted: Registration) -> Catalogue:
-        """Make a folder's content the newest version of a name."""
-        return await self._server.register(wanted)
+        """Make the content of a folder or a URL the newest version of a name."""
+        return await self._whole(self._server.register(wanted))
 
     async def route(self, name: str, split: dict[int, int]) -> Catalogue:
         """Split a name's traffic among its versions."""
-        return await self._server.route(name, split)
+        return await self._whole(self._server.route(name, split))
 
     async def unregister(self, name: str, number: int | None = None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
         """Forget a name or a version of it."""
-        return await self._server.unregister(name, number)
+        return await self._whole(self._server.unregister(name, number))
 
     async def discard(self, refs: tuple[AdapterRef, ...]) -> None:
         """Delete the copies of contents that nobody uses any more."""
-        await self._server.discard(refs)
+        await self._whole(self._server.discard(refs))
+
+    async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
+        """Return a part of a file of a registered content, for a node that does not have it."""
+        return await self._server.read_file(ref, file, offset)
+
+    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(change)
+        # The event loop keeps no reference to a task, and this one may outlive the call.
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
 
     async def _tell(self) -> None:
         """Tell the gateways at once; one that is not reached asks by itself."""
@@ -291,13 +334,16 @@ class Registry:
             await asyncio.sleep(period_s)
 
 
-def _open_store(path: str) -> AdapterStore:
+def _open_store(path: str, files: FileStore) -> AdapterStore:
     """Open the store, which one registry at a time may have; without it names last as long as this process."""
     for _ in range(NUM_LOCK_TRIES):
         try:
-            return AdapterStore(path)
+            store = AdapterStore(path)
         except StoreTakenError:
             time.sleep(LOCK_POLL_S)
+        else:
+            files.clear()
+            return store
     _logger.warning("%s is another server's: adapters loaded here are forgotten as this one ends", path)
     return AdapterStore(":memory:")
 
@@ -307,18 +353,16 @@ def _roots(base: AdapterBase) -> tuple[str, ...]:
     return base.allowed if base.watched is None else (base.watched, *base.allowed)
 
 
-def _inside(folder: str, roots: Sequence[str], name: str) -> str:
-    """Return the resolved folder that a client means, which must lie in one of the roots."""
-    if not roots:
-        raise AdapterError(name, "this server has no folder that adapters may be loaded from")
+def _inside(folder: str, roots: Sequence[str]) -> str | None:
+    """Return the resolved folder that a client means, where it is one of the roots'."""
     for root in map(os.path.realpath, roots):
         try:
             path = os.path.realpath(os.path.join(root, folder))
         except ValueError:
-            break
+            return None
         if path != root and os.path.commonpath((root, path)) == root and os.path.isdir(path):
             return path
-    raise AdapterError(name, "there is no such folder among those that adapters may be loaded from")
+    return None
 
 
 def _signatures(root: str) -> dict[str, tuple[int, ...]]:

@@ -141,7 +141,10 @@ class RegistryConfig:
 
     Attributes:
         store_path: SQLite file.
-        folder: files of registered adapters are copied into it, by digest; None where they stay where they are.
+        folder: files of registered adapters are copied into it, by digest.
+        sources: prefixes of URLs that adapters may be fetched from.
+        max_source_bytes: of one adapter that is fetched.
+        source_timeout_s: of one fetch.
         bases: the models that adapters are for.
         declared_by_base: adapters that the configuration names.
         cross_encoders: their names, which no adapter may have.
@@ -149,11 +152,22 @@ class RegistryConfig:
     """
 
     store_path: str
-    folder: str | None = None
+    folder: str
+    sources: tuple[str, ...] = ()
+    max_source_bytes: int = 2 << 30
+    source_timeout_s: float = 300.0
     bases: tuple[AdapterBase, ...] = ()
     declared_by_base: dict[str, tuple[AdapterRef, ...]] = field(default_factory=dict)
     cross_encoders: tuple[str, ...] = ()
     watch_period_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterCacheConfig:
+    """Where a node that does not share the registry's folder keeps adapters' files, and how many bytes of them."""
+
+    folder: str
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from ray import serve
 
 from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
-from deployments.config import ChannelConfig, ModelConfig
+from deployments.adapter_files import Locator, locator
+from deployments.config import AdapterCacheConfig, ChannelConfig, ModelConfig
 from deployments.engine_thread import MAX_STEP_S_BY_DEVICE, EngineThread, RunningEngine
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
 from deployments.logs import join_serve_log
@@ -302,18 +303,25 @@ class ModelReplica:
     """One replica of one base model and all its adapters; the deployment is named `Model-<name>`."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: ModelConfig, channel: ChannelConfig, *, has_accounts: bool = False
+        self,
+        config: ModelConfig,
+        channel: ChannelConfig,
+        *,
+        has_accounts: bool = False,
+        adapter_cache: AdapterCacheConfig | None = None,
     ) -> None:
         """Load the model, off the event loop, and start the engine; Serve awaits it.
 
         Args:
             has_accounts: whether there is somebody to record what dead gateways cannot.
+            adapter_cache: None where there is no registry that could have adapters' files.
 
         Raises:
             CheckpointError, ConfigError: the model cannot be served as it is configured.
         """
         join_serve_log()
-        engine = await asyncio.to_thread(_build, config)
+        locate = locator(adapter_cache, serve.get_replica_context().app_name)
+        engine = await asyncio.to_thread(_build, config, locate)
         dial = partial(ChannelDialer, channel) if channel.transport == "tcp" else None
         self._server = ReplicaServer(
             engine,
@@ -386,8 +394,8 @@ class ModelReplica:
             await self._server.stop()
 
 
-def _build(config: ModelConfig) -> Engine:
+def _build(config: ModelConfig, locate: Locator) -> Engine:
     # torch is imported where an engine runs, and nowhere else.
     from engine.build import build_engine
 
-    return build_engine(config.engine, config.adapters)
+    return build_engine(config.engine, config.adapters, locate=locate)

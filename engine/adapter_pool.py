@@ -29,7 +29,9 @@ from engine.errors import EngineError
 
 _logger = logging.getLogger(__name__)
 
-DEFAULT_HOST_BYTES = 8 << 30
+MAX_HOST_BYTES = 8 << 30
+
+Locate = Callable[[AdapterRef], AdapterRef]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,7 @@ class Residency:
         pinned: adapters that running requests hold.
         host: adapters in host memory.
         host_bytes: memory of those.
+        device_bytes: memory of those on the device or on their way there.
         evictions: adapters that lost their device slot so far.
     """
 
@@ -49,6 +52,7 @@ class Residency:
     pinned: int
     host: int
     host_bytes: int
+    device_bytes: int
     evictions: int
 
 
@@ -63,6 +67,7 @@ class AdapterPool:
         base: tensors of the base, for adapters whose effect depends on them; called on a background thread.
         lay_out: gives an adapter the form in which the device multiplies by it, or raises `LayoutError`; called on a
             background thread.
+        locate: returns a reference to files of this node, or raises AdapterError; called on a background thread.
         on_change: called on a background thread when an adapter has become loadable, usable or failed: a waiting
             request may now be able to run or must be ended.
     """
@@ -77,7 +82,8 @@ class AdapterPool:
         *,
         base: BaseTensors,
         lay_out: Callable[[AdapterWeights], AdapterWeights] = lambda weights: weights,
-        max_host_bytes: int = DEFAULT_HOST_BYTES,
+        locate: Locate = lambda ref: ref,
+        max_host_bytes: int = MAX_HOST_BYTES,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -87,6 +93,7 @@ class AdapterPool:
         self._dtype = dtype
         self._device = device
         self._lay_out = lay_out
+        self._locate = locate
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.RLock()
@@ -94,7 +101,8 @@ class AdapterPool:
         self._weights_by_digest: dict[AdapterDigest, AdapterWeights] = {}
         self._evictions = 0
         self._load_s = 0.0
-        self._slots = DeviceSlots(config.max_device_adapters)
+        self._max_bytes = config.max_device_adapter_bytes
+        self._slots = DeviceSlots(config.max_device_adapters, self._max_bytes)
         self._host = HostCache(
             self._load, max_entries=config.max_host_adapters, max_bytes=max_host_bytes, on_change=on_change, clock=clock
         )
@@ -197,6 +205,7 @@ class AdapterPool:
                 pinned=self._slots.num_pinned(),
                 host=len(self._host),
                 host_bytes=self._host.num_bytes,
+                device_bytes=self._slots.num_bytes,
                 evictions=self._evictions,
             )
 
@@ -215,11 +224,16 @@ class AdapterPool:
         if ref is None:
             raise AdapterError(digest[:12], "it was unloaded before it was read")
         started_s = self._clock()
-        weights = load_adapter(ref, self._module_shapes, self._max_rank, self._dtype, self._base)
+        weights = load_adapter(self._locate(ref), self._module_shapes, self._max_rank, self._dtype, self._base)
         try:
             weights = self._lay_out(weights)
         except LayoutError as error:
             raise AdapterError(ref.name, str(error)) from None
+        if weights.num_bytes > self._max_bytes:
+            reason = (
+                f"it takes {weights.num_bytes} bytes, more than the {self._max_bytes} that the device has for adapters"
+            )
+            raise AdapterError(ref.name, reason)
         weights = weights.pinned() if self._device.type == "cuda" else weights
         took_s = self._clock() - started_s
         self._load_s = (self._load_s + took_s) / 2 if self._load_s else took_s
@@ -227,13 +241,17 @@ class AdapterPool:
 
     def _try_place(self, digest: AdapterDigest) -> bool:
         """Give a slot to an adapter that has none, evicting if need be; the lock is held."""
-        # `get` ends the adapter's reservation in the host cache: it is for those who can take it further.
-        host = self._host.get(digest) if self._slots.can_take(self._clock()) else None
-        if host is None:
+        num_bytes = self._host.size(digest)
+        if num_bytes is None:
             self.prepare(digest)
             return False
-        evicted = self._slots.try_take(digest, self._clock())
-        if evicted is None:
+        now_s = self._clock()
+        if not self._slots.can_take(num_bytes, now_s):
+            return False
+        # `get` ends the adapter's reservation in the host cache: it is for those who can take it further.
+        host = self._host.get(digest)
+        evicted = None if host is None else self._slots.try_take(digest, num_bytes, now_s)
+        if host is None or evicted is None:
             return False
         for victim in evicted:
             del self._weights_by_digest[victim]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from adapters.identity import AdapterRef
-from engine.adapter_pool import AdapterPool
+from engine.adapter_pool import AdapterPool, Locate
 from engine.backend import KvCache, TorchBackend
 from engine.buffers import InputBuffers
 from engine.config import EngineConfig, ResolvedConfig
@@ -36,7 +36,11 @@ _logger = logging.getLogger(__name__)
 
 
 def build_engine(
-    config: EngineConfig, adapters: Sequence[AdapterRef] = (), weights: WeightSource = load_parameters
+    config: EngineConfig,
+    adapters: Sequence[AdapterRef] = (),
+    weights: WeightSource = load_parameters,
+    *,
+    locate: Locate = lambda ref: ref,
 ) -> Engine:
     """Load a checkpoint and return an engine ready to step; nothing runs until its `run` or `step` is called.
 
@@ -45,6 +49,7 @@ def build_engine(
     Args:
         weights: where the parameters come from; of the checkpoint only config.json is read otherwise, and
             what an adapter needs that is measured by the base (DoRA, biases, norms).
+        locate: see `AdapterPool`.
 
     Raises:
         CheckpointError: the checkpoint is missing, broken or of an unknown architecture.
@@ -65,6 +70,7 @@ def build_engine(
         device,
         base=lambda name: read_tensor(config.model_path, spec, name, DTYPE_BY_NAME[resolved.dtype]),
         lay_out=parts.lay_out,
+        locate=locate,
         on_change=arrival.set,
     )
     give_back_memory()

@@ -40,7 +40,9 @@ class EngineConfig:
         max_queue_s: longest wait for its turn that a new request may be foretold; beyond it is refused with
             `OverloadError`.
         max_adapter_rank: adapters of a higher rank are refused at load.
-        max_device_adapters: adapters resident on the device at once.
+        max_device_adapters: adapters resident on the device at once; None for as many as lie in host memory.
+        max_device_adapter_bytes: memory of those together, each with its own rank and modules. None: on a GPU a share
+            of what this engine may use, on a CPU, where it is the host's, as much as the host keeps.
         max_host_adapters: adapters kept in host memory, least recently used out first.
     """
 
@@ -63,7 +65,8 @@ class EngineConfig:
     max_queued_requests: int = 512
     max_queue_s: float = math.inf
     max_adapter_rank: int = 128
-    max_device_adapters: int = 32
+    max_device_adapters: int | None = None
+    max_device_adapter_bytes: int | None = None
     max_host_adapters: int = 256
 
 
@@ -97,4 +100,5 @@ class ResolvedConfig:
     max_prefill_tokens_with_decodes: int | None = None
     max_decode_gap_s: float | None = None
     max_queue_s: float = math.inf
+    max_device_adapter_bytes: int = 8 << 30
     vocab_size: int | None = None

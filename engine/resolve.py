@@ -21,6 +21,9 @@ FP8_MULTIPLE = 16
 CACHE_DTYPES = ("int8", "fp8")
 CPU_CACHE_SHARE = 0.2
 """Of the free memory; a laptop has other things to do."""
+CPU_ADAPTER_BYTES = 8 << 30
+GPU_ADAPTER_SHARE = 1 / 32
+"""Of what the engine may use: 4 GiB of 140, where an adapter of rank 16 for 8 billion parameters takes 80 MiB."""
 CPU_DECODE_GAP_S = 0.2
 """A person reads on while a stream pauses for this long."""
 
@@ -124,7 +127,8 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         enable_prefix_cache=config.enable_prefix_cache,
         max_queued_requests=config.max_queued_requests,
         max_adapter_rank=config.max_adapter_rank,
-        max_device_adapters=config.max_device_adapters,
+        max_device_adapters=config.max_device_adapters or config.max_host_adapters,
+        max_device_adapter_bytes=_adapter_bytes(config, hardware),
         max_host_adapters=config.max_host_adapters,
         max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
         max_decode_gap_s=config.max_decode_gap_s or (CPU_DECODE_GAP_S if hardware.device == "cpu" else None),
@@ -133,12 +137,19 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
     )
 
 
+def _adapter_bytes(config: EngineConfig, hardware: Hardware) -> int:
+    if config.max_device_adapter_bytes is not None:
+        return config.max_device_adapter_bytes
+    return CPU_ADAPTER_BYTES if hardware.device == "cpu" else int(hardware.free_bytes * GPU_ADAPTER_SHARE)
+
+
 def _check_ranges(config: EngineConfig) -> None:
-    for name in ("max_num_seqs", "max_batched_tokens", "block_tokens", "max_adapter_rank", "max_device_adapters"):
+    for name in ("max_num_seqs", "max_batched_tokens", "block_tokens", "max_adapter_rank", "max_host_adapters"):
         value = getattr(config, name)
         if value < 1:
             raise ConfigError(f"{name}: {value} is less than 1.")
-    for name in ("max_model_len", "num_threads", "kv_cache_bytes", "max_prefill_tokens_with_decodes"):
+    optional = ("max_model_len", "num_threads", "kv_cache_bytes", "max_prefill_tokens_with_decodes")
+    for name in (*optional, "max_device_adapters", "max_device_adapter_bytes"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name}: {value} is less than 1.")

@@ -24,7 +24,7 @@ router = APIRouter(route_class=JsonRoute, tags=["adapters"], dependencies=[Depen
 async def load_adapter(body: LoadAdapterRequest, context: OpenContext) -> Response:
     """Serve an adapter under a name, on every replica, from the moment of the answer on."""
     wanted = Registration(
-        name=body.lora_name, folder=body.lora_path, base=body.base_model_name, replaces=bool(body.load_inplace)
+        name=body.lora_name, place=body.lora_path, base=body.base_model_name, replaces=bool(body.load_inplace)
     )
     entry = await context.gateway.adapters.load(wanted)
     return JsonResponse(_info(AdapterStatus(entry=entry, places_by_replica={})))

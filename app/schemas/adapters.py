@@ -11,7 +11,7 @@ from deployments.adapter_changes import Place
 
 
 class LoadAdapterRequest(WireRequest):
-    """Make the content of a folder the newest version of a name."""
+    """Make the content of a folder or a URL the newest version of a name."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"is_3d_lora_weight": (None, False), "pinned": (None, False)}
 
@@ -19,7 +19,8 @@ class LoadAdapterRequest(WireRequest):
     lora_path: str = Field(
         min_length=1,
         max_length=4096,
-        description="Folder in PEFT layout: a name in the model's drop-in folder, or a path inside a permitted folder.",
+        description="Adapter in PEFT layout: a name in the model's drop-in folder, a path inside a permitted folder, a "
+        "URL with a permitted beginning (`registry.sources`), or an id of the Hugging Face hub under one.",
     )
     base_model_name: str | None = Field(
         default=None, max_length=128, description="Base model; may be left out where there is only one."

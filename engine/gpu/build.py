@@ -27,7 +27,7 @@ from kernels import architecture
 _logger = logging.getLogger(__name__)
 
 RESERVED_BYTES = 512 << 20
-"""Left for what is not measured: recorded steps, workspaces of libraries, adapters."""
+"""Left for what is not measured: recorded steps, workspaces of libraries."""
 LOGIT_COPIES = 3
 """Of the size of a full batch's logits: what choosing tokens may need beside them."""
 
@@ -66,8 +66,9 @@ def _build(
     parameters = weights(config.model_path, spec, dtype, runtime.device)
     decoder = Decoder(spec, parameters, backend, checked.max_model_len)
     peak_bytes = runtime.peak_bytes(lambda: _full_step(decoder, spec, checked, runtime.device))
-    left = hardware.free_bytes - peak_bytes - RESERVED_BYTES
+    left = hardware.free_bytes - peak_bytes - RESERVED_BYTES - checked.max_device_adapter_bytes
     _logger.info("a full step takes %.2f GiB with the weights; %.2f GiB are left", peak_bytes / 2**30, left / 2**30)
+    config = replace(config, max_device_adapter_bytes=checked.max_device_adapter_bytes)
     resolved = resolve(config, spec, replace(hardware, free_bytes=max(0, left)))
     cache = KvCache.of(
         spec,

@@ -8,18 +8,18 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from adapters.device_slots import DeviceSlots
 from adapters.identity import AdapterDigest
 
-A, B, C = AdapterDigest("a"), AdapterDigest("b"), AdapterDigest("c")
+A, B, C, D = map(AdapterDigest, "abcd")
 
 
 def place(slots: DeviceSlots, digest: AdapterDigest, now_s: float = 0.0) -> list[AdapterDigest] | None:
-    evicted = slots.try_take(digest, now_s)
+    evicted = slots.try_take(digest, 1, now_s)
     if evicted is not None:
         slots.land(digest, now_s)
     return evicted
 
 
 def test_the_least_recently_used_unpinned_adapter_goes_first() -> None:
-    slots = DeviceSlots(2, reserve_s=0)
+    slots = DeviceSlots(2, 10, reserve_s=0)
     place(slots, A)
     place(slots, B)
     slots.pin(A)
@@ -29,43 +29,56 @@ def test_the_least_recently_used_unpinned_adapter_goes_first() -> None:
 
 
 def test_a_pinned_or_travelling_adapter_is_never_evicted() -> None:
-    slots = DeviceSlots(2, reserve_s=0)
+    slots = DeviceSlots(2, 10, reserve_s=0)
     place(slots, A)
     slots.pin(A)
-    slots.try_take(B, 0)
-    assert slots.try_take(C, 100) is None
+    slots.try_take(B, 1, 0)
+    assert slots.try_take(C, 1, 100) is None
     slots.unpin(A)
-    assert slots.try_take(C, 100) == [A]
+    assert slots.try_take(C, 1, 100) == [A]
+
+
+def test_as_many_go_as_make_room_for_the_bytes_and_none_where_they_would_not_do() -> None:
+    slots = DeviceSlots(8, 10, reserve_s=0)
+    for digest, num_bytes in ((A, 3), (B, 3), (C, 4)):
+        slots.try_take(digest, num_bytes, 0)
+        slots.land(digest, 0)
+    slots.pin(C)
+    assert slots.try_take(D, 7, 1) is None
+    assert len(slots) == 3
+    assert slots.try_take(D, 4, 1) == [A, B]
+    assert slots.num_bytes == 8
+    slots.check()
 
 
 def test_an_adapter_that_landed_for_somebody_waits_for_him_but_not_for_ever() -> None:
-    slots = DeviceSlots(1, reserve_s=1.0)
+    slots = DeviceSlots(1, 10, reserve_s=1.0)
     place(slots, A, now_s=10)
-    assert slots.try_take(B, 10.9) is None
-    assert slots.try_take(B, 11.0) == [A]
+    assert slots.try_take(B, 1, 10.9) is None
+    assert slots.try_take(B, 1, 11.0) == [A]
 
 
 def test_a_slot_whose_adapter_did_not_arrive_is_free_again() -> None:
-    slots = DeviceSlots(1)
-    slots.try_take(A, 0)
+    slots = DeviceSlots(1, 10)
+    slots.try_take(A, 1, 0)
     assert not slots.has_landed(A)
     slots.drop(A)
-    assert slots.has_free()
+    assert slots.num_bytes == 0
     place(slots, B)
     slots.drop(B)
     assert B in slots
 
 
 def test_wrong_use_is_an_error() -> None:
-    slots = DeviceSlots(1)
-    slots.try_take(A, 0)
+    slots = DeviceSlots(1, 10)
+    slots.try_take(A, 1, 0)
     with pytest.raises(KeyError):
         slots.pin(A)
     slots.land(A, 0)
     with pytest.raises(KeyError):
         slots.unpin(A)
     with pytest.raises(ValueError, match="num_slots"):
-        DeviceSlots(0)
+        DeviceSlots(0, 10)
 
 
 class SlotMachine(RuleBasedStateMachine):
@@ -73,18 +86,19 @@ class SlotMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots = DeviceSlots(3, reserve_s=2.0)
+        self.slots = DeviceSlots(3, 10, reserve_s=2.0)
         self.pins: dict[AdapterDigest, int] = {}
         self.now_s = 0.0
 
     digests = st.sampled_from([AdapterDigest(letter) for letter in "abcdefgh"])
 
-    @rule(digest=digests)
-    def take(self, digest: AdapterDigest) -> None:
+    @rule(digest=digests, num_bytes=st.integers(1, 7))
+    def take(self, digest: AdapterDigest, num_bytes: int) -> None:
         if digest in self.slots:
             return
-        had_room, could_take = self.slots.has_free(), self.slots.can_take(self.now_s)
-        evicted = self.slots.try_take(digest, self.now_s)
+        had_room = len(self.slots) < 3 and self.slots.num_bytes + num_bytes <= 10
+        could_take = self.slots.can_take(num_bytes, self.now_s)
+        evicted = self.slots.try_take(digest, num_bytes, self.now_s)
         assert could_take == (evicted is not None)
         assert not had_room or evicted == []
         for victim in evicted or []:

@@ -145,6 +145,19 @@ def test_the_registry_has_absolute_places_and_can_be_left_out(folder: Path) -> N
     assert "Registry" not in names
 
 
+def test_what_adapters_are_fetched_by_must_be_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = ["hf://org/", "https://host:8443/adapters/", "s3://bucket/"]
+    chosen = settings(folder, registry={"sources": sources})
+    assert chosen.registry is not None
+    for spec in (None, object()):
+        monkeypatch.setattr("app.resolved.importlib.util.find_spec", lambda name, spec=spec: spec)
+        if spec is None:
+            with pytest.raises(ConfigError, match=r"registry.sources: 's3://bucket/' needs `pip install s3fs`"):
+                registry_config(chosen, chosen.registry, ())
+        else:
+            assert registry_config(chosen.model_copy(update={"models": ()}), chosen.registry, ()).sources == (*sources,)
+
+
 def test_batches_have_an_absolute_folder_and_can_be_left_out(folder: Path) -> None:
     chosen = settings(folder, batches={"folder": "kept", "max_lines": 7}, limits={"max_body_bytes": 5000})
     assert chosen.batches is not None

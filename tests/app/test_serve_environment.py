@@ -27,10 +27,10 @@ def test_draining_is_chosen_by_the_caller() -> None:
 
 def test_what_is_lost_is_said_for_each_variable_that_costs_something() -> None:
     lines = missing({})
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert all(line.startswith("RAY_") and "is not set: " in line for line in lines)
     assert missing(values()) == []
-    assert len(missing({"RAY_SERVE_ENABLE_HA_PROXY": "0"})) == 4
+    assert len(missing({"RAY_SERVE_ENABLE_HA_PROXY": "0"})) == 5
 
 
 def test_what_a_person_has_set_stays() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.settings import EngineSettings, SafetySettings, Settings, SettingsNode
+from app.settings import EngineSettings, SafetySettings, Settings
+from app.settings_node import SettingsNode
 from deployments.config import SafetyConfig
 from engine.config import EngineConfig
 
@@ -57,6 +58,10 @@ def test_engine_and_safety_settings_mirror_what_they_become() -> None:
         ({"models": [MODEL | {"engine": {"max_num_seqs": 0}}]}, "greater than or equal to 1"),
         ({"models": [MODEL | {"engine": {"gpu_memory_fraction": float("nan")}}]}, "finite number"),
         ({"models": [MODEL], "safety": {"path": "x", "window_chars": 9, "overlap_chars": 9}}, "must be smaller"),
+        *(
+            ({"models": [MODEL], "registry": {"sources": [prefix]}}, "String should match pattern")
+            for prefix in ("s3://bucket", "s3://", "https://", "https://a@b/", "file:///etc/", "memory://", "org/", "")
+        ),
     ],
 )
 def test_mistakes_are_refused_with_a_hint(args: dict[str, Any], text: str) -> None:

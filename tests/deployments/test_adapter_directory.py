@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from adapters.catalogue import Catalogue
 from adapters.identity import AdapterDigest, AdapterRef
@@ -17,7 +17,7 @@ from deployments.adapter_directory import AdapterDirectory, declared_catalogue
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from engine.config import EngineConfig
-from engine.errors import RequestError
+from engine.errors import OverloadError, RequestError
 
 REF = AdapterRef(name="sql", path="/sql", digest=AdapterDigest("d0"))
 MODEL = ModelConfig(
@@ -63,9 +63,12 @@ class RegistryHandle:
 
     def _register(self, wanted: Registration) -> Catalogue:
         self._alive()
-        if wanted.folder == "bad":
+        if wanted.place == "bad":
             raise RequestError("bad", field="lora_name")
-        self.store.add(AdapterRef(name=wanted.name, path="/new", digest=AdapterDigest(wanted.folder)), "m")
+        if wanted.place == "busy":
+            # As it comes over a Serve handle.
+            raise RayTaskError("register", "", OverloadError("busy", retry_after_s=3.0)).as_instanceof_cause()
+        self.store.add(AdapterRef(name=wanted.name, path="/new", digest=AdapterDigest(wanted.place)), "m")
         return self.store.catalogue()
 
     def _route(self, name: str, split: dict[int, int]) -> Catalogue:
@@ -112,7 +115,7 @@ async def test_a_change_is_told_to_every_gateway_before_it_is_answered() -> None
     registry, gateways = RegistryHandle(), Broadcast()
     directory = a_directory(registry, Broadcast(), gateways)
     await directory.start()
-    entry = await directory.load(Registration(name="sql", folder="d1", replaces=True))
+    entry = await directory.load(Registration(name="sql", place="d1", replaces=True))
     assert [version.number for version in entry.versions] == [1, 2]
     assert digest(directory, "sql") == "d1"
     ((method, told),) = gateways.asked
@@ -158,7 +161,7 @@ async def test_a_registry_with_another_store_is_believed_from_its_start() -> Non
     directory = a_directory(registry, Broadcast(), Broadcast())
     await directory.start()
     for index in range(5):
-        await directory.load(Registration(name="sql", folder=f"d{index + 1}", replaces=True))
+        await directory.load(Registration(name="sql", place=f"d{index + 1}", replaces=True))
     old = registry.store.catalogue()
     registry.store = AdapterStore(":memory:")
     directory.adopt(registry.store.catalogue())
@@ -170,12 +173,15 @@ async def test_errors_are_the_registry_s_and_its_absence_is_overload() -> None:
     registry = RegistryHandle()
     directory = a_directory(registry, Broadcast(), Broadcast())
     with pytest.raises(RequestError, match="bad"):
-        await directory.load(Registration(name="sql", folder="bad"))
+        await directory.load(Registration(name="sql", place="bad"))
+    with pytest.raises(OverloadError, match=r"^busy$") as refused:
+        await directory.load(Registration(name="sql", place="busy"))
+    assert refused.value.retry_after_s == 3.0
     registry.dies = True
     with pytest.raises(UnavailableError, match="registry"):
-        await directory.load(Registration(name="sql", folder="d1"))
+        await directory.load(Registration(name="sql", place="d1"))
     with pytest.raises(RequestError, match="cannot be changed"):
-        await a_directory(None, Broadcast(), Broadcast()).load(Registration(name="sql", folder="d1"))
+        await a_directory(None, Broadcast(), Broadcast()).load(Registration(name="sql", place="d1"))
 
 
 async def test_the_status_says_where_contents_lie() -> None:

@@ -5,20 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from adapters.catalogue import Catalogue
+from adapters.errors import AdapterError
+from adapters.file_store import FileStore
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.registry import reference
+from adapters.sources import AdapterSources
 from adapters.store import AdapterStore
 from deployments.adapter_changes import Registration
-from deployments.adapter_registry import RegistryServer
+from deployments.adapter_registry import MAX_REGISTERING, RegistryServer
 from deployments.config import AdapterBase
-from engine.errors import RequestError
+from deployments.errors import UnavailableError
+from engine.errors import OverloadError, RequestError
 from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
+
+MAX_SOURCE_BYTES = 1 << 20
 
 
 class Place:
@@ -29,6 +38,7 @@ class Place:
         self.copies = folder / "store" / "adapters"
         self.dropin.mkdir()
         self.store: AdapterStore | None = None
+        self.prefixes: tuple[str, ...] = ()
 
     def open(self) -> RegistryServer:
         if self.store is not None:
@@ -38,7 +48,9 @@ class Place:
             AdapterBase(name="m", module_shapes=SHAPES, max_rank=16, watched=str(self.dropin)),
             AdapterBase(name="other", module_shapes={}, max_rank=16),
         ]
-        return RegistryServer(self.store, bases, folder=str(self.copies), cross_encoders=["judge"])
+        sources = AdapterSources(self.prefixes, max_bytes=MAX_SOURCE_BYTES, timeout_s=30.0)
+        files = FileStore(str(self.copies))
+        return RegistryServer(self.store, bases, files=files, sources=sources, cross_encoders=["judge"])
 
     def put(self, name: str, seed: int = 0) -> None:
         write(self.dropin / name, tensors=make_tensors(seed=seed))
@@ -50,7 +62,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def wanted(name: str, folder: str | None = None, *, replaces: bool = False) -> Registration:
-    return Registration(name=name, folder=folder or name, base="m", replaces=replaces)
+    return Registration(name=name, place=folder or name, base="m", replaces=replaces)
 
 
 async def test_what_is_registered_is_copied_and_outlives_its_source_and_the_registry(place: Place) -> None:
@@ -123,7 +135,7 @@ async def test_no_folder_outside_the_permitted_ones_is_read(place: Place, tmp_pa
     write(tmp_path / "outside", tensors=make_tensors(seed=0))
     (place.dropin / "link").symlink_to(tmp_path / "outside")
     with pytest.raises(RequestError):
-        await place.open().register(Registration(name="x", folder=folder, base="m"))
+        await place.open().register(Registration(name="x", place=folder, base="m"))
 
 
 def damage(folder: Path, kind: str) -> None:
@@ -171,17 +183,25 @@ async def test_a_name_that_cannot_be_is_refused(place: Place, name: str) -> None
 
 async def test_an_adapter_names_its_base(place: Place) -> None:
     place.put("a")
-    for base, words in ((None, "must be one of"), ("none", "does not exist"), ("other", "no folder")):
+    for base, words in ((None, "must be one of"), ("none", "does not exist"), ("other", "no such folder")):
         with pytest.raises(RequestError, match=words):
-            await place.open().register(Registration(name="a", folder="a", base=base))
+            await place.open().register(Registration(name="a", place="a", base=base))
 
 
-async def test_a_crowd_of_registrations_is_taken_one_by_one(place: Place) -> None:
+async def test_files_are_given_to_nodes_that_do_not_have_them(place: Place) -> None:
     registry = place.open()
     place.put("a")
-    await asyncio.gather(*(registry.register(wanted(f"n{index}", "a")) for index in range(100)))
-    assert len(registry.catalogue.entries) == 100
-    assert len(list(place.copies.iterdir())) == 1
+    (version,) = (await registry.register(wanted("a"))).entries["a"].versions
+    for file in (CONFIG_FILE, TENSOR_FILE):
+        content = Path(version.ref.path, file).read_bytes()
+        assert await registry.read_file(version.ref, file, 0) == content
+        assert await registry.read_file(version.ref, file, 7) == content[7:]
+        assert await registry.read_file(version.ref, file, len(content)) == b""
+    with pytest.raises(AdapterError, match="not loaded"):
+        await registry.read_file(version.ref, "../../adapters.sqlite", 0)
+    await registry.unregister("a")
+    with pytest.raises(AdapterError, match="not loaded"):
+        await registry.read_file(version.ref, CONFIG_FILE, 0)
 
 
 async def test_the_drop_in_folder_is_watched(place: Place) -> None:
@@ -215,3 +235,92 @@ async def test_the_configuration_is_taken_over_and_what_it_names_no_more_is_forg
     assert registry.catalogue.revision == revision
     await registry.declare({"m": refs[:1]})
     assert set(registry.catalogue.entries) == {"a", "copied"}
+
+
+def put_in_memory(name: str, folder: Path) -> None:
+    """Put the files of a folder into fsspec's store in memory."""
+    for file in folder.iterdir():
+        fsspec.filesystem("memory").pipe(f"/registry/{name}/{file.name}", file.read_bytes())
+
+
+async def test_an_adapter_from_elsewhere_is_one_as_any_other(place: Place) -> None:
+    place.prefixes = ("memory://registry/",)
+    place.put("a", seed=1)
+    put_in_memory("far", place.dropin / "a")
+    registry = place.open()
+    url = "memory://registry/far"
+    # Both are fetched, and the content is kept once.
+    await asyncio.gather(registry.register(wanted("far", url)), registry.register(wanted("again", url)))
+    place.put("a", seed=2)
+    put_in_memory("far", place.dropin / "a")
+    entry = (await registry.register(wanted("far", url, replaces=True))).entries["far"]
+    assert [version.number for version in entry.versions] == [1, 2]
+    assert {path.name for path in place.copies.iterdir()} == {version.ref.digest for version in entry.versions}
+    assert reference("far", entry.versions[1].ref.path).digest == entry.versions[1].ref.digest
+
+
+@pytest.mark.parametrize("kind", ["truncated", "config", "nan", "rank", "base", "shape", "pickle"])
+async def test_an_adapter_from_elsewhere_is_trusted_no_more_than_another(place: Place, kind: str) -> None:
+    place.prefixes = ("memory://registry/",)
+    place.put("a")
+    damage(place.dropin / "a", kind)
+    put_in_memory(kind, place.dropin / "a")
+    registry = place.open()
+    with pytest.raises(RequestError) as refused:
+        await registry.register(wanted("a", f"memory://registry/{kind}"))
+    assert refused.value.field == "lora_name"
+    assert registry.catalogue.entries == {}
+    assert list(place.copies.iterdir()) == []
+
+
+async def test_a_source_that_fails_is_told_as_that(place: Place) -> None:
+    place.prefixes = ("http://127.0.0.1:9/",)
+    registry = place.open()
+    with pytest.raises(UnavailableError, match="cannot be read now"):
+        await registry.register(wanted("a", "http://127.0.0.1:9/a"))
+    for url in ("http://127.0.0.1:10/a", "org/name"):
+        with pytest.raises(RequestError):
+            await registry.register(wanted("a", url))
+    assert list(place.copies.iterdir()) == []
+
+
+async def test_a_slow_source_holds_up_nobody_and_its_name_is_decided_when_it_is_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.prefixes = ("memory://registry/",)
+    place.put("slow", seed=1)
+    put_in_memory("slow", place.dropin / "slow")
+    place.put("a", seed=3)
+    registry = place.open()
+    may_end = threading.Event()
+    fetch = AdapterSources.fetch
+
+    def fetch_late(self: AdapterSources, name: str, url: str, target: str) -> None:
+        assert may_end.wait(60)
+        fetch(self, name, url, target)
+
+    monkeypatch.setattr(AdapterSources, "fetch", fetch_late)
+    slow = [asyncio.create_task(registry.register(wanted(name, "memory://registry/slow"))) for name in ("slow", "a")]
+    await registry.register(wanted("a"))
+    await registry.route("a", {1: 100})
+    assert set(registry.catalogue.entries) == {"a"}
+    may_end.set()
+    assert set((await slow[0]).entries) == {"a", "slow"}
+    with pytest.raises(RequestError, match="loaded already"):
+        await slow[1]
+    assert len(list(place.copies.iterdir())) == 2
+
+
+async def test_a_thousand_registrations_at_once_are_served_or_refused(place: Place) -> None:
+    registry = place.open()
+    place.put("a")
+    answers = await asyncio.gather(
+        *(registry.register(wanted(f"n{index}", "a")) for index in range(1000)), return_exceptions=True
+    )
+    refused = [answer for answer in answers if isinstance(answer, OverloadError)]
+    assert {type(answer) for answer in answers} == {Catalogue, OverloadError}
+    assert len(registry.catalogue.entries) == 1000 - len(refused) == MAX_REGISTERING
+    assert all(error.retry_after_s > 0 for error in refused)
+    place.put("late", seed=5)
+    assert "late" in (await registry.register(wanted("late"))).entries
+    assert len(list(place.copies.iterdir())) == 2

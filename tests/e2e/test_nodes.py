@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import yaml
 from app import serve_environment
 from app.preflight import free_ports, haproxy_places
 from app.server_process import kill_session
-from tests.e2e.server import ROOT, Server, config_on_a_free_port, until
+from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, until
 from tests.e2e.streams import BASE, NUM_STREAMS, Streamed, follow, has_replicas, is_idle
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 PATIENCE_S = 240.0
+QUESTION: list[Any] = [{"role": "user", "content": "What does os.getcwd do?"}]
 
 
 class Nodes:
@@ -34,12 +36,12 @@ class Nodes:
         self._environment = environment
         self._sessions: list[int] = []
 
-    def start(self, *options: str) -> int:
+    def start(self, *options: str, inside: tuple[str, ...] = ()) -> int:
         """Start a node; returns its session."""
         ray = Path(sys.executable).with_name("ray")
         ports = ("--dashboard-agent-listen-port", str(free_ports(1)[0]), "--min-worker-port=0", "--max-worker-port=0")
         process = subprocess.Popen(
-            [ray, "start", "--block", "--disable-usage-stats", "--num-cpus=4", *ports, *options],
+            [*inside, ray, "start", "--block", "--disable-usage-stats", "--num-cpus=4", *ports, *options],
             env=self._environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -53,8 +55,13 @@ class Nodes:
         dashboard = f"--dashboard-port={free_ports(1)[0]}"
         self.start("--head", f"--port={self.port}", "--resources", '{"head": 1}', dashboard)
 
-    def start_second(self) -> int:
-        return self.start(f"--address={self.address}")
+    def start_second(self, hidden: Path | None = None) -> int:
+        """Start a node on which a folder is empty, where one is named."""
+        if hidden is None:
+            return self.start(f"--address={self.address}")
+        script = 'mount -t tmpfs none "$1" && shift && exec "$@"'
+        inside = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", str(hidden))
+        return self.start(f"--address={self.address}", inside=inside)
 
     def stop(self) -> None:
         for session in reversed(self._sessions):
@@ -80,6 +87,8 @@ def server(nodes: Nodes, tmp_path: Path) -> Iterator[Server]:
     tree = yaml.safe_load(path.read_text())
     [application] = tree["applications"]
     application["args"]["models"][0]["engine"] = {"dtype": "float32", "num_threads": 1}
+    folders = {"folder": tmp_path / "registry", "cache_folder": tmp_path / "cache"}
+    application["args"]["registry"] |= {name: str(folder) for name, folder in folders.items()}
     on_head: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0.1, "resources": {"head": 0.01}}}
     parts = ("Gateway", "Tokenizer", "Safety", "Registry", "Accounts", "Batches")
     application["deployments"] = [{"name": name, "num_replicas": 1} | on_head for name in parts]
@@ -113,3 +122,31 @@ def test_a_lost_node_takes_no_stream_along_and_a_new_one_serves(nodes: Nodes, se
     nodes.start_second()
     until(lambda: has_replicas(server, 2), "a replica on the new node", patience_s=PATIENCE_S)
     until(lambda: is_idle(server), "the engines to be idle")
+
+
+def test_a_node_without_the_registry_s_folder_is_given_what_it_needs(
+    nodes: Nodes, server: Server, tmp_path: Path
+) -> None:
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    if subprocess.run(["unshare", "--map-root-user", "--mount", "true"], check=False).returncode:
+        pytest.skip("folders cannot be hidden from a process here")
+    nodes.start_second(hidden=folder)
+    server.wait_until_ready()
+    until(lambda: has_replicas(server, 2), "a replica on each node", patience_s=PATIENCE_S)
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    with server.http() as http, server.client() as client:
+        body = {"lora_name": "far", "lora_path": "markdown"}
+        assert http.post("/v1/load_lora_adapter", json=body, headers=headers).status_code == 200
+
+        def is_on_both() -> bool:
+            """Whichever replica each question meets."""
+            with ThreadPoolExecutor(NUM_STREAMS) as pool:
+                ask = partial(client.chat.completions.create, model="far", messages=QUESTION, max_tokens=40)
+                answers = [pool.submit(ask, temperature=0) for _ in range(NUM_STREAMS)]
+                assert {answer.result().choices[0].message.content[:4] for answer in answers} == {"**os"}
+            entries = http.get("/v1/adapters", headers=headers).json()["data"]
+            return len(next(entry for entry in entries if entry["id"] == "far")["versions"][0]["replicas"]) == 2
+
+        until(is_on_both, "the adapter on both replicas", patience_s=PATIENCE_S)
+    assert len(list((tmp_path / "cache").iterdir())) == 1

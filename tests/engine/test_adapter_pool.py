@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.registry import reference
 from engine.adapter_pool import AdapterPool
@@ -45,16 +48,19 @@ class Bench:
             made.append(reference(f"a{index}", path))
         return made
 
-    def pool(self, refs: list[AdapterRef], slots: int = 2, host: int = 4) -> AdapterPool:
+    def pool(
+        self, refs: list[AdapterRef], slots: int = 2, host: int = 4, max_bytes: int = 1 << 30, **options: Any
+    ) -> AdapterPool:
         pool = AdapterPool(
             refs,
             SHAPES,
-            make_resolved(slots, host),
+            replace(make_resolved(slots, host), max_device_adapter_bytes=max_bytes),
             torch.float32,
             torch.device("cpu"),
             base=no_base,
             on_change=self.changes.release,
             clock=lambda: self.now_s,
+            **options,
         )
         self.pools.append(pool)
         return pool
@@ -87,6 +93,21 @@ def test_an_adapter_is_prepared_in_the_background_then_pinned_and_found(bench: B
     pool.unpin(ref.digest)
     assert pool.residency().pinned == 0
     assert pool.error(ref.digest) is None
+
+
+def test_an_adapter_is_read_from_where_it_is_located_and_one_that_is_nowhere_fails(bench: Bench) -> None:
+    here, nowhere = bench.refs(2)
+
+    def locate(ref: AdapterRef) -> AdapterRef:
+        if ref.digest == nowhere.digest:
+            raise AdapterError(ref.name, "its files are on another node, which does not answer")
+        return here
+
+    pool = bench.pool([replace(ref, path="/another/node") for ref in (here, nowhere)], locate=locate)
+    bench.pin(pool, here.digest)
+    pool.prepare(nowhere.digest)
+    bench.wait_until(lambda: pool.error(nowhere.digest))
+    assert "does not answer" in str(pool.error(nowhere.digest))
 
 
 def test_pinning_loads_even_without_a_prepare(bench: Bench) -> None:
@@ -124,6 +145,27 @@ def test_many_adapters_are_served_in_turn_by_few_slots_in_bounded_memory(bench: 
         assert len(pool.residency().device) <= 2
         pool.unpin(ref.digest)
     assert pool.residency().declared == 40
+
+
+def test_adapters_of_all_sizes_share_one_budget_of_bytes(bench: Bench) -> None:
+    ranks = {"small": 1, "other": 1, "large": 8, "huge": 16}
+    refs = [
+        reference(name, write(bench.folder / name, make_config(r=rank), make_tensors(rank=rank, seed=seed)))
+        for seed, (name, rank) in enumerate(ranks.items())
+    ]
+    one = 2 * 4 * (16 + 16)  # two layers, float32, A and B of q_proj
+    pool = bench.pool(refs, max_bytes=9 * one)
+    small, other, large, huge = (ref.digest for ref in refs)
+    for digest in (small, other):
+        bench.pin(pool, digest)
+        pool.unpin(digest)
+    assert pool.residency().device_bytes == 2 * one
+    bench.pin(pool, large)
+    assert pool.residency().device == {other, large}
+    assert pool.residency().device_bytes == 9 * one
+    pool.prepare(huge)
+    bench.wait_until(lambda: pool.error(huge))
+    assert f"{16 * one} bytes, more than the {9 * one}" in str(pool.error(huge))
 
 
 def test_a_crowd_that_waits_for_one_slot_is_served_to_the_last(bench: Bench) -> None:

@@ -11,7 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import ConfigError
-from engine.resolve import Hardware, probe, resolve
+from engine.resolve import CPU_ADAPTER_BYTES, Hardware, probe, resolve
 from tests.deployments.tiny_models import CONTEXT, write_chat_model
 
 PLAIN = Hardware(device="cpu", num_cores=3, free_bytes=1 << 30, has_fast_bfloat16=False)
@@ -77,6 +77,17 @@ def test_a_cache_on_a_gpu_takes_all_that_is_left(spec: DecoderSpec) -> None:
     gpu = replace(PLAIN, device="cuda", free_bytes=1 << 22)
     blocks = (1 << 22) // (16 * spec.kv_bytes_per_token(4))
     assert resolve(config(dtype="float32"), spec, gpu).num_blocks == min(blocks, 64 * CONTEXT // 16)
+
+
+def test_adapters_on_the_device_are_bounded_by_their_bytes(spec: DecoderSpec) -> None:
+    gpu = replace(PLAIN, device="cuda", free_bytes=32 << 22)
+    assert resolve(config(), spec, gpu).max_device_adapter_bytes == 1 << 22
+    assert resolve(config(max_device_adapter_bytes=7), spec, gpu).max_device_adapter_bytes == 7
+    found = resolve(config(max_host_adapters=5), spec, PLAIN)
+    assert (found.max_device_adapters, found.max_device_adapter_bytes) == (5, CPU_ADAPTER_BYTES)
+    assert resolve(config(max_device_adapters=3), spec, PLAIN).max_device_adapters == 3
+    with pytest.raises(ConfigError, match="max_device_adapter_bytes: 0"):
+        resolve(config(max_device_adapter_bytes=0), spec, PLAIN)
 
 
 NEW_GPU = replace(FAST, device="cuda", has_fp8=True, has_fp8_products=True)

@@ -31,7 +31,7 @@ async def test_an_adapter_is_loaded_listed_routed_and_unloaded(
     assert loaded["versions"][0] | {"created": 0} == {
         "version": 1, "digest": "d", "created": 0, "percent": 100, "replicas": {},
     }  # fmt: skip
-    assert gateway.adapters.loaded == [Registration(name="sql", folder="folder", base="base", replaces=True)]
+    assert gateway.adapters.loaded == [Registration(name="sql", place="folder", base="base", replaces=True)]
     listed = (await admin.get("/v1/adapters")).json()
     AdapterList.model_validate(listed)
     assert listed["data"][0]["versions"][0]["replicas"] == {"r1": "device"}

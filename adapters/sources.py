@@ -1,0 +1,167 @@
+"""Adapters that lie elsewhere: fetched from the Hugging Face hub, an object store or a web server.
+
+    hf://org/name[@revision][/folder]     s3://bucket/folder     gs://bucket/folder     https://host/folder
+
+Exactly two files are fetched, the configuration and the safetensors, and nothing that is read here is trusted: whoever
+fetches an adapter checks it as one from a folder. Who may read what is decided by the credentials that each library
+finds by itself (`HF_TOKEN`, `AWS_*`, `GOOGLE_APPLICATION_CREDENTIALS`, `.netrc`), never by a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from adapters.errors import AdapterError
+from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE
+
+_logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 1 << 20
+READ_TIMEOUT_S = 30.0
+"""Of web servers; the other libraries have bounds of their own."""
+
+_HUB = "hf://"
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?:@[\w.-]+)?", re.ASCII)
+# Neither escapes nor queries, nor the "::" by which fsspec chains one place to another.
+_PATH = re.compile(r"(?:(?!\.\.?/)(?:[\w.~@+=-]|:(?!:))+/)*", re.ASCII)
+
+
+class SourceError(Exception):
+    """An adapter's source does not answer, or not in time; the message is for a client and names no address."""
+
+
+class AdapterSources:
+    """The places that adapters may be fetched from. Safe on any thread.
+
+    Args:
+        prefixes: of URLs, each with its scheme and with a slash at its end.
+        max_bytes: of one adapter's files together.
+        timeout_s: of one fetch; looked at between two reads, which the libraries bound.
+    """
+
+    def __init__(
+        self,
+        prefixes: Sequence[str],
+        *,
+        max_bytes: int,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._prefixes = tuple(prefixes)
+        self._max_bytes = max_bytes
+        self._timeout_s = timeout_s
+        self._clock = clock
+
+    def url_of(self, name: str, wanted: str) -> str:
+        """Return the URL that a client means by a URL or by an id of the hub (`org/name`).
+
+        Raises:
+            AdapterError: it is under none of the prefixes, or has a part that could lead out of one.
+        """
+        url = (wanted if "://" in wanted else _HUB + wanted).removesuffix("/") + "/"
+        path = next((url[len(prefix) :] for prefix in self._prefixes if url.startswith(prefix)), None)
+        if path is None:
+            raise AdapterError(name, "its source is not among those that this server may fetch from")
+        if _PATH.fullmatch(path) is None:
+            raise AdapterError(name, "the URL of its source has parts other than names of letters, digits and -._~@+=:")
+        return url.removesuffix("/")
+
+    def may_be_hub_id(self, wanted: str) -> bool:
+        """Tell whether what is no folder may be an id of the hub, and some of the hub is permitted."""
+        return _HUB_ID.fullmatch(wanted) is not None and any(prefix.startswith(_HUB) for prefix in self._prefixes)
+
+    def fetch(self, name: str, url: str, target: str) -> None:
+        """Fetch the files of the adapter at a URL of `url_of` into an empty folder.
+
+        Raises:
+            AdapterError: there is none, it may not be read, or it is too large.
+            SourceError: its source fails or is too slow.
+        """
+        until_s = self._clock() + self._timeout_s
+        left = self._max_bytes
+        try:
+            read = _reader(url)
+            for file in (CONFIG_FILE, TENSOR_FILE):
+                max_bytes = min(left, MAX_CONFIG_BYTES) if file == CONFIG_FILE else left
+                with open(os.path.join(target, file), "xb") as copy:
+                    for chunk in read(file):
+                        if copy.tell() + len(chunk) > max_bytes:
+                            raise AdapterError(name, f"{file} has more than the {max_bytes} bytes that are fetched")
+                        if self._clock() > until_s:
+                            raise SourceError(f"The source of adapter {name!r} took longer than {self._timeout_s:g} s.")
+                        copy.write(chunk)
+                    left -= copy.tell()
+        except (AdapterError, SourceError):
+            raise
+        except Exception as error:
+            # Every library behind fsspec has errors of its own. They tell addresses: the log gets them, a client none.
+            _logger.warning("fetching adapter %r from %s: %r", name, url, error)
+            if _is_absent(error):
+                reason = f"its source lacks {CONFIG_FILE} or {TENSOR_FILE}, or this server may not read them"
+                raise AdapterError(name, reason) from error
+            if _status(error) // 100 == 3:
+                raise AdapterError(name, "its source redirects, which is not followed") from error
+            raise SourceError(f"The source of adapter {name!r} cannot be read now.") from error
+
+
+def _reader(url: str) -> Callable[[str], Iterator[bytes]]:
+    """Return what yields the content of a file of the folder at a URL, in chunks."""
+    if url.startswith(_HUB):
+        return _hub_reader(url.removeprefix(_HUB))
+    # fsspec would follow a web server's redirects, which lead out of what is permitted.
+    chunks = _chunks_over_http if url.startswith(("http://", "https://")) else _chunks
+    return lambda file: chunks(f"{url}/{file}")
+
+
+def _hub_reader(path: str) -> Callable[[str], Iterator[bytes]]:
+    """Read from the hub: from the commit that a revision means now, so that both files are of one."""
+    # Libraries are imported where something is fetched: most servers never do.
+    from huggingface_hub import HfApi, get_token, hf_hub_url
+
+    org, repository, *folders = path.split("/")
+    repository, _, revision = repository.partition("@")
+    repository = f"{org}/{repository}"
+    commit = HfApi().model_info(repository, revision=revision or None, timeout=READ_TIMEOUT_S).sha
+
+    def chunks(file: str) -> Iterator[bytes]:
+        # The hub sends those who want large files to where it keeps them.
+        location = hf_hub_url(repository, "/".join((*folders, file)), revision=commit)
+        token = get_token()
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        return _chunks_over_http(location, headers=headers, follow_redirects=True)
+
+    return chunks
+
+
+def _chunks_over_http(
+    url: str, headers: Mapping[str, str] | None = None, *, follow_redirects: bool = False
+) -> Iterator[bytes]:
+    import httpx
+
+    headers = {**(headers or {}), "accept-encoding": "identity"}
+    with httpx.stream("GET", url, headers=headers, timeout=READ_TIMEOUT_S, follow_redirects=follow_redirects) as answer:
+        answer.raise_for_status()
+        yield from answer.iter_raw(CHUNK_BYTES)
+
+
+def _chunks(url: str) -> Iterator[bytes]:
+    import fsspec
+
+    with fsspec.open(url, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def _is_absent(error: Exception) -> bool:
+    """Tell whether the answer was that there is nothing, or nothing for us."""
+    # ValueError: the hub's client for ids that cannot be.
+    return isinstance(error, FileNotFoundError | PermissionError | ValueError) or _status(error) in (401, 403, 404, 410)
+
+
+def _status(error: Exception) -> int:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else 0

@@ -1,0 +1,34 @@
+"""What every part of the settings is made of: a frozen node that refuses unknown keys, with a hint."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic_core import PydanticCustomError
+
+FolderPath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
+    """Return the error for a key that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    near = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"known keys are: {', '.join(names)}"
+    return PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint})
+
+
+class SettingsNode(BaseModel):
+    """One frozen node of the tree; unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keys_are_known(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            for key in data.keys() - cls.model_fields.keys():
+                raise unknown_key(str(key), cls.model_fields)
+        return data

@@ -1,0 +1,44 @@
+"""How a model replica comes by the files of an adapter where its node does not share the registry's folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from adapters.errors import AdapterError
+from adapters.file_cache import FileCache, ReadFile
+from adapters.identity import AdapterRef
+from deployments.config import AdapterCacheConfig
+from deployments.handle_errors import unwrap
+
+REGISTRY = "Registry"
+Locator = Callable[[AdapterRef], AdapterRef]
+READ_TIMEOUT_S = 20.0
+"""Of one chunk. Meanwhile one of two threads that read adapters waits."""
+
+
+def locator(config: AdapterCacheConfig | None, app_name: str) -> Locator:
+    """Return what finds an adapter's files on this node; they are asked of the registry where they are not, if any."""
+    if config is None:
+        return lambda ref: ref
+    folder = os.path.expanduser(config.folder)
+    return FileCache(folder, max_bytes=config.max_bytes, read=_ask_registry(app_name)).locate
+
+
+def _ask_registry(app_name: str) -> ReadFile:
+    registry = serve.get_deployment_handle(REGISTRY, app_name)
+
+    def read(ref: AdapterRef, file: str, offset: int) -> bytes:
+        try:
+            content: bytes = registry.read_file.remote(ref, file, offset).result(timeout_s=READ_TIMEOUT_S)
+        except AdapterError as error:
+            raise unwrap(error) from None
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise AdapterError(ref.name, "its files are on another node, which does not answer") from error
+        return content
+
+    return read

@@ -1,0 +1,92 @@
+"""Adapters of another node: fetched once, checked, kept within a bound."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from adapters.errors import AdapterError
+from adapters.file_cache import ABANDONED_S, FileCache
+from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
+from adapters.identity import AdapterRef, adapter_digest
+from adapters.registry import reference
+from tests.adapters.handmade import make_tensors, write
+
+
+class Nodes:
+    """A node that has adapters, and another whose cache asks it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.far, self.near = folder / "far", folder / "near"
+        self.read: Counter[str] = Counter()
+
+    def ref(self, name: str, seed: int = 0) -> AdapterRef:
+        """An adapter as the other node knows it: its path does not exist here."""
+        found = reference(name, write(self.far / name, tensors=make_tensors(seed=seed)))
+        return AdapterRef(name=name, path=f"/nowhere/{name}", digest=found.digest)
+
+    def cache(self, max_bytes: int = 1 << 30) -> FileCache:
+        return FileCache(str(self.near), max_bytes=max_bytes, read=self._read)
+
+    def _read(self, ref: AdapterRef, file: str, offset: int) -> bytes:
+        self.read[ref.name] += offset == 0
+        return read_part(ref.name, str(self.far / ref.name), file, offset)[:1000]
+
+    def kept(self) -> set[str]:
+        return {path.name for path in self.near.iterdir()}
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Nodes:
+    return Nodes(tmp_path)
+
+
+def test_files_that_are_here_are_taken_from_where_they_are(nodes: Nodes, tmp_path: Path) -> None:
+    ref = reference("a", write(tmp_path / "a"))
+    assert nodes.cache().locate(ref) == ref
+    assert not nodes.near.exists()
+
+
+def test_files_of_another_node_are_fetched_once(nodes: Nodes) -> None:
+    ref = nodes.ref("a")
+    for cache in (nodes.cache(), nodes.cache()):
+        here = cache.locate(ref)
+        assert here == AdapterRef(name="a", path=str(nodes.near / ref.digest), digest=ref.digest)
+        assert adapter_digest(here.path) == ref.digest
+    assert nodes.read["a"] == 2  # once each file
+
+
+def test_another_content_is_not_kept(nodes: Nodes) -> None:
+    ref = nodes.ref("a", seed=1)
+    write(nodes.far / "a", tensors=make_tensors(seed=2))
+    with pytest.raises(AdapterError, match="have changed"):
+        nodes.cache().locate(ref)
+    (nodes.far / "a" / TENSOR_FILE).unlink()
+    with pytest.raises(AdapterError, match="missing"):
+        nodes.cache().locate(ref)
+    assert nodes.kept() == set()
+
+
+def test_the_least_recently_used_goes_first_and_the_one_that_is_wanted_stays(nodes: Nodes) -> None:
+    refs = [nodes.ref(f"a{seed}", seed) for seed in range(4)]
+    size = sum((nodes.far / "a0" / file).stat().st_size for file in (CONFIG_FILE, TENSOR_FILE))
+    cache = nodes.cache(max_bytes=2 * size)
+    for age, ref in enumerate((refs[0], refs[1])):
+        os.utime(cache.locate(ref).path, (1000 + age, 1000 + age))
+    cache.locate(refs[0])
+    cache.locate(refs[2])
+    assert nodes.kept() == {refs[0].digest, refs[2].digest}
+    nodes.cache(max_bytes=1).locate(refs[3])
+    assert nodes.kept() == {refs[3].digest}
+
+
+def test_what_lost_its_process_on_the_way_is_deleted_in_the_end(nodes: Nodes) -> None:
+    for name in (".incoming-old", ".incoming-new"):
+        (nodes.near / name).mkdir(parents=True)
+    os.utime(nodes.near / ".incoming-old", (0, ABANDONED_S))
+    ref = nodes.ref("a")
+    nodes.cache().locate(ref)
+    assert nodes.kept() == {".incoming-new", ref.digest}

@@ -1,0 +1,201 @@
+"""Adapters from elsewhere: what may be fetched, and what becomes of sources that fail."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import fsspec
+import pytest
+from huggingface_hub import constants
+
+from adapters.errors import AdapterError
+from adapters.folder import CONFIG_FILE, TENSOR_FILE
+from adapters.sources import AdapterSources, SourceError
+from tests.adapters.handmade import write
+
+COMMIT = "c" * 40
+
+
+class Server(ThreadingHTTPServer):
+    """Answers paths with (status, content); a redirect's content is its target."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.answers: dict[str, tuple[int, bytes]] = {}
+        self.asked: list[str] = []
+        self.authorizations: list[str | None] = []
+
+
+class Answer(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        self.server.authorizations.append(self.headers["authorization"])
+        status, content = self.server.answers.get(self.path, (404, b""))
+        self._send(status, content)
+
+    def _send(self, status: int, content: bytes) -> None:
+        self.send_response(status)
+        if status // 100 == 3:
+            self.send_header("location", content.decode())
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    # The library has read HF_ENDPOINT when it was imported.
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    template = f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return server
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, bytes]:
+    folder = Path(write(tmp_path / "adapter"))
+    return {file: (folder / file).read_bytes() for file in (CONFIG_FILE, TENSOR_FILE)}
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    target = tmp_path / "target"
+    target.mkdir()
+    return target
+
+
+def sources(*prefixes: str, max_bytes: int = 1 << 20, clock: Callable[[], float] = lambda: 0.0) -> AdapterSources:
+    return AdapterSources(prefixes, max_bytes=max_bytes, timeout_s=10.0, clock=clock)
+
+
+def fetched(target: Path, prefix: str, wanted: str) -> dict[str, bytes]:
+    permitted = sources(prefix)
+    permitted.fetch("a", permitted.url_of("a", wanted), str(target))
+    return {path.name: path.read_bytes() for path in target.iterdir()}
+
+
+def put(server: Server, folder: str, files: dict[str, bytes]) -> None:
+    server.answers |= {f"{folder}/{file}": (200, content) for file, content in files.items()}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "s3://bucket2/a", "s3://bucket/adapters2/a", "S3://bucket/adapters/a", "s3://bucket/a", "gs://bucket/adapters/a",
+        "s3://bucket/adapters/../secret", "s3://bucket/adapters/./a", "s3://bucket/adapters/a/..", "s3://bucket/adapters//a",
+        "s3://bucket/adapters/a%2e%2e", "s3://bucket/adapters/a?b", "s3://bucket/adapters/a#b", "s3://bucket/adapters/a\\b",
+        "s3://bucket/adapters/a b", "s3://bucket/adapters/a\n", "s3://bucket/adapters/ä", "s3://bucket/adapters/\0",
+        "simplecache::s3://bucket/adapters/a", "s3://bucket/adapters/a::file:///etc", "file:///etc", "org/name",
+        "hf://my-organisation/a", "hf://datasets/my-org/a",
+    ],
+)  # fmt: skip
+def test_nothing_beside_the_permitted_beginnings_is_fetched(wanted: str) -> None:
+    with pytest.raises(AdapterError, match="source"):
+        sources("s3://bucket/adapters/", "hf://my-org/").url_of("a", wanted)
+
+
+def test_what_is_permitted_is_named_in_several_ways() -> None:
+    permitted = sources("s3://bucket/adapters/", "hf://my-org/")
+    for wanted, url in (
+        ("s3://bucket/adapters/dt=1/a.b_c-d/", "s3://bucket/adapters/dt=1/a.b_c-d"),
+        ("s3://bucket/adapters", "s3://bucket/adapters"),
+        ("my-org/name", "hf://my-org/name"),
+        ("hf://my-org/name@v1/sub", "hf://my-org/name@v1/sub"),
+    ):
+        assert permitted.url_of("a", wanted) == url
+    assert permitted.may_be_hub_id("my-org/name@v1")
+    assert not permitted.may_be_hub_id("/my-org/name")
+    assert not sources("s3://bucket/").may_be_hub_id("my-org/name")
+
+
+def test_two_files_of_an_object_store_are_fetched_and_no_more(target: Path, files: dict[str, bytes]) -> None:
+    store = fsspec.filesystem("memory")
+    for file, content in (files | {"adapter_model.bin": b"", "code.py": b""}).items():
+        store.pipe(f"/two-files/a/{file}", content)
+    assert fetched(target, "memory://two-files/", "memory://two-files/a") == files
+
+
+def test_a_web_server_is_asked_for_two_files(server: Server, target: Path, files: dict[str, bytes]) -> None:
+    put(server, "/x/a", files)
+    assert fetched(target, f"{server.url}/x/", f"{server.url}/x/a") == files
+    assert server.asked == [f"/x/a/{file}" for file in files]
+
+
+def test_a_redirect_is_not_followed(server: Server, target: Path, files: dict[str, bytes]) -> None:
+    put(server, "/secret", files)
+    server.answers |= {f"/x/a/{file}": (302, f"{server.url}/secret/{file}".encode()) for file in files}
+    with pytest.raises(AdapterError, match="redirects"):
+        fetched(target, f"{server.url}/x/", f"{server.url}/x/a")
+    assert server.asked == [f"/x/a/{CONFIG_FILE}"]
+
+
+@pytest.mark.parametrize("wanted", ["org/name@v1/sub", "hf://org/name@v1/sub"])
+def test_an_adapter_of_the_hub_is_of_one_commit(
+    hub: Server, target: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    about = {"id": "org/name", "sha": COMMIT, "private": False, "tags": [], "downloads": 0, "likes": 0}
+    hub.answers["/api/models/org/name/revision/v1"] = (200, json.dumps(about).encode())
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    put(hub, "/kept/elsewhere", files)
+    for file in files:
+        hub.answers[f"/org/name/resolve/{COMMIT}/sub/{file}"] = (302, f"{hub.url}/kept/elsewhere/{file}".encode())
+    assert fetched(target, "hf://org/", wanted) == files
+    assert "Bearer secret" in hub.authorizations
+
+
+@pytest.mark.parametrize("url", ["{server}/x/a", "{server}/x/b", "memory://absent/a", "hf://o/a", "hf://o"])
+def test_what_a_source_does_not_have_is_the_callers_fault(
+    hub: Server, target: Path, files: dict[str, bytes], url: str
+) -> None:
+    put(hub, "/x/a", {CONFIG_FILE: files[CONFIG_FILE]})
+    with pytest.raises(AdapterError, match="lacks") as refused:
+        sources().fetch("a", url.format(server=hub.url), str(target))
+    assert hub.url not in str(refused.value)
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_source_that_fails_is_not(server: Server, target: Path, status: int) -> None:
+    server.answers[f"/x/a/{CONFIG_FILE}"] = (status, b"internals")
+    with pytest.raises(SourceError) as failed:
+        fetched(target, f"{server.url}/x/", f"{server.url}/x/a")
+    assert str(failed.value) == "The source of adapter 'a' cannot be read now."
+
+
+def test_nobody_answers(target: Path) -> None:
+    with pytest.raises(SourceError):
+        fetched(target, "http://127.0.0.1:9/", "http://127.0.0.1:9/a")
+
+
+@pytest.mark.parametrize("file", [CONFIG_FILE, TENSOR_FILE])
+def test_the_bytes_of_an_adapter_are_bounded(server: Server, target: Path, files: dict[str, bytes], file: str) -> None:
+    put(server, "/x", files | {file: bytes(2 << 20)})
+    permitted = sources(f"{server.url}/", max_bytes=(2 << 20) + len(files[CONFIG_FILE]) - 1)
+    with pytest.raises(AdapterError, match=f"{file} has more than"):
+        permitted.fetch("a", f"{server.url}/x", str(target))
+    assert sum(path.stat().st_size for path in target.iterdir()) <= 2 << 20
+
+
+def test_the_time_of_a_fetch_is_bounded(server: Server, target: Path, files: dict[str, bytes]) -> None:
+    put(server, "/x", files)
+    now_s = iter([0.0, 9.0, 11.0])
+    with pytest.raises(SourceError, match="longer than 10 s"):
+        sources(f"{server.url}/", clock=lambda: next(now_s)).fetch("a", f"{server.url}/x", str(target))
