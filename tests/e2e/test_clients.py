@@ -132,6 +132,28 @@ def test_what_cannot_be_done_is_refused_by_field(client: OpenAI, change: dict[st
     assert refused.value.param == param
 
 
+def test_an_evaluation_reads_log_likelihoods_of_batched_token_ids(server: Server) -> None:
+    """As lm-evaluation-harness asks for them, and counts: the last score is that of the one token that is generated."""
+    with server.http() as http:
+
+        def post(path: str, **body: Any) -> Any:
+            return http.post(path, json={"model": BASE} | body).raise_for_status().json()
+
+        context = post("/tokenize", messages=QUESTION)["tokens"]
+        asked = {"max_tokens": 60, "temperature": 0, "logprobs": 1}
+        (answer,) = post("/v1/completions", prompt=context, **asked)["choices"]
+        whole = post("/tokenize", prompt=answer["text"], add_special_tokens=False)["tokens"]
+        # After the whole answer comes the end of sequence, after its first half another word.
+        prompts = [context + whole, context + whole[: len(whole) // 2]]
+        asked |= {"max_tokens": 1, "echo": True, "seed": 1234}
+        told = post("/v1/completions", prompt=prompts, **asked)["choices"]
+    for choice, prompt in zip(told, prompts, strict=True):
+        logprobs, tops = (choice["logprobs"][name][len(context) : -1] for name in ("token_logprobs", "top_logprobs"))
+        assert len(logprobs) == len(tops) == len(prompt) - len(context)
+        assert logprobs == pytest.approx(answer["logprobs"]["token_logprobs"][: len(logprobs)], abs=1e-3)
+        assert all(logprob == max(top.values()) for logprob, top in zip(logprobs, tops, strict=True))
+
+
 def chat(**more: Any) -> tuple[str, dict[str, Any]]:
     return "chat/completions", {"messages": QUESTION, "max_tokens": 60} | more
 
