@@ -27,7 +27,7 @@ clients: .venv-clients/.installed  ## the packages that tests/e2e/clients calls 
 .venv-clients/.installed: clients.lock tests/e2e/clients/package-lock.json
 	test -x .venv-clients/bin/python || $(PY) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r clients.lock
-	if command -v npm; then npm ci --silent --ignore-scripts --prefix tests/e2e/clients; fi
+	if command -v npm >/dev/null; then npm ci --silent --ignore-scripts --prefix tests/e2e/clients; fi
 	@touch $@
 
 serve: $(STAMP)  ## start the server (CONFIG=serve_config.yaml)

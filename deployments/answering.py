@@ -259,7 +259,9 @@ class Answer:
         # The token that ended the answer is counted, and not shown.
         piece = await text.feed(batch.token_ids[:-1], scores[:-1])
         if not text.is_cut:
-            text.count_hidden(1)
+            # A text completion has as many scores as tokens: evaluations count on it. A chat has those of its text.
+            is_told = bool(scores) and not isinstance(self._request.prompt, ChatPrompt)
+            text.end(scores[-1] if is_told else None)
         return piece
 
     def _started(self, batch: TokenBatch) -> Started:

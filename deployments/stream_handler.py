@@ -115,9 +115,11 @@ class StreamHandler:
         self._is_closed = True
         return await self._screened(text, is_last=True)
 
-    def count_hidden(self, num_tokens: int) -> None:
-        """Count tokens that are generated and not shown: the one that ends an answer."""
-        self.num_tokens += num_tokens
+    def end(self, score: TokenScore | None) -> None:
+        """Count the token that ends the answer, which is not shown; its score is told where it is given."""
+        self.num_tokens += 1
+        if score is not None:
+            self._scores.add(self._num_chars_read, self._num_chars_read, score)
 
     def _cut(self, text: str) -> str:
         text, self.stop = self._stops.feed(text)

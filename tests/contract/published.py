@@ -23,7 +23,6 @@ _SCORES = f"{_CHOICE}logprobs/anyOf/0/properties/"
 _RESPONSE = "Response/allOf/2/properties"
 _STEPS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 _NULL = {"nullable": True}
-_CATEGORY: dict[str, Any] = {"additionalProperties": True}
 
 EXCEPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
     (("Model/properties",), {"parent": True, "max_model_len": True}, "ours: an adapter's base, the context length"),
@@ -33,17 +32,13 @@ EXCEPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
         "ours: thoughts, as other servers of open models tell them",
     ),
     (
-        (
-            "CreateChatCompletionResponse/properties",
-            "CreateChatCompletionStreamResponse/properties",
-            _CHOICE.strip("/"),
-        ),
+        ("CreateChatCompletionResponse/properties", "CreateChatCompletionStreamResponse/properties", _CHOICE[:-1]),
         {"prompt_logprobs": {"type": "array"}},
         "ours: where they are asked for",
     ),
     (
         (f"{_RESULT}categories", f"{_RESULT}category_scores", f"{_RESULT}category_applied_input_types"),
-        _CATEGORY,
+        {"additionalProperties": True},
         "ours: a classifier's hazards that OpenAI has no category for",
     ),
     (

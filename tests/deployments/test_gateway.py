@@ -153,6 +153,21 @@ async def test_a_stop_token_is_counted_and_not_shown(gateway: OpenGateway, servi
     assert text_of(long).startswith(text_of(events)[:-1])
 
 
+async def test_a_text_completion_tells_the_score_of_its_end_and_a_chat_does_not(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    ids = await _ids_of(opened, serving)
+    prompt = TokenPrompt(token_ids=tuple(unpack_ids(serving.replicas.calls[-1].prompt_ids)))
+    cut = ids.index(ids[10])
+    params = {"stop_token_ids": (ids[10],), "num_logprobs": 1}
+    for asked, told in ((ask(max_tokens=40, params=params), cut), (ask(prompt, max_tokens=40, params=params), cut + 1)):
+        events = await events_of(opened, asked)
+        scores = [score for event in events if isinstance(event, TextDelta) for score in event.scores]
+        assert [score.token_id for score in scores] == ids[:told]
+        assert text_of(events) == opened._served["chat"].decoder.decode(ids[:cut])
+
+
 async def _ids_of(opened: Gateway, serving: Serving) -> list[int]:
     """The tokens of the usual answer, as a source brings them."""
     serving.replicas.calls.clear()

@@ -132,16 +132,38 @@ def test_what_cannot_be_done_is_refused_by_field(client: OpenAI, change: dict[st
     assert refused.value.param == param
 
 
+def test_an_evaluation_reads_log_likelihoods_of_batched_token_ids(server: Server) -> None:
+    """As lm-evaluation-harness asks for them, and counts: the last score is that of the one token that is generated."""
+    with server.http() as http:
+
+        def post(path: str, **body: Any) -> Any:
+            return http.post(path, json={"model": BASE} | body).raise_for_status().json()
+
+        context = post("/tokenize", messages=QUESTION)["tokens"]
+        asked = {"max_tokens": 60, "temperature": 0, "logprobs": 1}
+        (answer,) = post("/v1/completions", prompt=context, **asked)["choices"]
+        whole = post("/tokenize", prompt=answer["text"], add_special_tokens=False)["tokens"]
+        # After the whole answer comes the end of sequence, after its first half another word.
+        prompts = [context + whole, context + whole[: len(whole) // 2]]
+        asked |= {"max_tokens": 1, "echo": True, "seed": 1234}
+        told = post("/v1/completions", prompt=prompts, **asked)["choices"]
+    for choice, prompt in zip(told, prompts, strict=True):
+        logprobs, tops = (choice["logprobs"][name][len(context) : -1] for name in ("token_logprobs", "top_logprobs"))
+        assert len(logprobs) == len(tops) == len(prompt) - len(context)
+        assert logprobs == pytest.approx(answer["logprobs"]["token_logprobs"][: len(logprobs)], abs=1e-3)
+        assert all(logprob == max(top.values()) for logprob, top in zip(logprobs, tops, strict=True))
+
+
 def chat(**more: Any) -> tuple[str, dict[str, Any]]:
-    return "chat/completions", {"messages": QUESTION, "max_tokens": 60} | more
+    return "chat/completions", {"messages": QUESTION, "temperature": 0, "max_tokens": 60} | more
 
 
 def text(**more: Any) -> tuple[str, dict[str, Any]]:
-    return "completions", {"prompt": "os.getcwd: ", "max_tokens": 6} | more
+    return "completions", {"prompt": "os.getcwd: ", "temperature": 0, "max_tokens": 6} | more
 
 
 def response(**more: Any) -> tuple[str, dict[str, Any]]:
-    return "responses", {"input": "What does os.getcwd do?", "max_output_tokens": 60} | more
+    return "responses", {"input": "What does os.getcwd do?", "temperature": 0, "max_output_tokens": 60} | more
 
 
 STREAMABLE = [
@@ -169,7 +191,7 @@ def test_every_answer_is_as_openai_has_published_it(server: Server) -> None:
     wrong = [(path, body | {"model": model}) for path, body in STREAMABLE + WHOLE for model in ("none", 5)]
     with server.http() as http:
         for path, body in STREAMABLE + streamed + counted + WHOLE:
-            answer = http.post(f"/v1/{path}", json={"model": BASE, "temperature": 0} | body)
+            answer = http.post(f"/v1/{path}", json={"model": BASE} | body)
             assert answer.status_code == 200, answer.text
             check_answer(answer)
         for path, body in wrong:

@@ -14,6 +14,7 @@ from app.schemas.batches import BatchList, BatchObject
 from app.tenants import KeyRing, Tenant, key_digest
 from deployments.inside import BATCH_PRIORITY
 from tests.app.batch_gateway import BatchGateway, serve
+from tests.contract.published import ANSWERS, check
 
 CHAT = "/v1/chat/completions"
 RING = KeyRing(
@@ -87,20 +88,20 @@ async def test_lines_are_answered_as_if_their_tenant_had_asked(served: Served) -
 
 
 @pytest.mark.parametrize(
-    ("url", "body", "kind"),
+    ("url", "body"),
     [
-        ("/v1/completions", {"prompt": "Hi"}, "text_completion"),
-        ("/v1/responses", {"input": "Hi"}, "response"),
+        (CHAT, {}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
     ],
 )
-async def test_other_endpoints_are_answered_in_their_shape(
-    served: Served, url: str, body: dict[str, Any], kind: str
-) -> None:
+async def test_every_endpoint_is_answered_in_its_shape(served: Served, url: str, body: dict[str, Any]) -> None:
     gateway, http = served
     made = (await make(http, line("a", url=url, **body), endpoint=url)).json()
     await gateway.ended("blue", made["id"])
     batch = (await http.get(f"/v1/batches/{made['id']}", headers=BLUE)).json()
-    assert (await lines_of(http, batch["output_file_id"]))["a"]["response"]["body"]["object"] == kind
+    answered = (await lines_of(http, batch["output_file_id"]))["a"]
+    check(ANSWERS[f"POST {url}"][0], answered["response"]["body"])
 
 
 async def test_an_input_that_is_wrong_is_told_line_by_line(served: Served) -> None:
