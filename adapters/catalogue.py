@@ -32,7 +32,8 @@ class AdapterEntry:
     Attributes:
         base: name of the base model.
         versions: oldest first, at least one.
-        split: version and percentage of the name's traffic; the percentages make 100.
+        split: version and percentage of the name's traffic; the percentages make 100. Empty while nothing but its
+            versions can be asked: the first of them is on trial.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Catalogue:
         if entry is None:
             return None
         if not mark:
-            return entry, entry.pick(draw)
+            return (entry, entry.pick(draw)) if entry.split else None
         if wanted == LATEST:
             return entry, entry.versions[-1]
         number = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10 else 0

@@ -66,9 +66,10 @@ class AdapterStore:
         self._database.execute("PRAGMA synchronous=FULL")
         self._database.executescript(_SCHEMA)
 
-    def add(self, ref: AdapterRef, base: str) -> int:
+    def add(self, ref: AdapterRef, base: str, *, takes_traffic: bool = True) -> int:
         """Make a content the newest version of its name and give it all of the name's traffic; return its number.
 
+        Without traffic it can be asked by its version only, and the split stays as it is: for a new name, empty.
         The content that the newest version has already stays that version.
 
         Raises:
@@ -93,7 +94,8 @@ class AdapterStore:
                 created_s = int(self._clock())
                 row = (ref.name, number, base, ref.digest, ref.path, created_s)
                 database.execute("INSERT INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
-            self._split(database, ref.name, {number: 100})
+            if takes_traffic:
+                self._split(database, ref.name, {number: 100})
         return number
 
     def route(self, name: str, split: Mapping[int, int]) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from adapters.catalogue import AdapterEntry
@@ -39,6 +39,10 @@ class AdapterPort(Protocol):
 
     async def load(self, wanted: Registration) -> AdapterEntry:
         """Make a folder's content the newest version of a name."""
+        ...
+
+    async def load_if(self, wanted: Registration, trial: Callable[[str], Awaitable[None]]) -> AdapterEntry:
+        """Load without traffic, try by the name that the trial is given, and only then let the name stand for it."""
         ...
 
     async def unload(self, name: str, number: int | None = None) -> Unloaded:

@@ -20,12 +20,14 @@ class Registration:
             that adapters may be fetched from, or an id of the hub.
         base: None where there is only one base model.
         replaces: whether a name that stands for something already gets a new version; else that is refused.
+        takes_traffic: whether the name stands for it at once; else it can only be asked by its version.
     """
 
     name: str
     place: str
     base: str | None = None
     replaces: bool = False
+    takes_traffic: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

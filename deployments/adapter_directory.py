@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayError
@@ -93,6 +94,24 @@ class AdapterDirectory:
         catalogue: Catalogue = await self._changed("register", wanted)
         await self._tell(catalogue)
         return catalogue.entries[wanted.name]
+
+    async def load_if(self, wanted: Registration, trial: Callable[[str], Awaitable[None]]) -> AdapterEntry:
+        """Load without traffic, try, and only then let the name stand for the content.
+
+        Args:
+            trial: asks the content by the name that it is given. What it raises is raised, and the version forgotten
+                where it is new.
+        """
+        before = self._catalogue.entries.get(wanted.name)
+        entry = await self.load(replace(wanted, takes_traffic=False))
+        number = entry.versions[-1].number
+        try:
+            await trial(f"{entry.name}@{number}")
+        except BaseException:
+            if before is None or before.version(number) is None:
+                await self.unload(entry.name, number)
+            raise
+        return await self.route(entry.name, {number: 100})
 
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
         """Split a name's traffic among its versions, by percentages; errors as `load`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 
@@ -22,7 +23,10 @@ READ_TIMEOUT_S = 20.0
 
 
 def locator(config: AdapterCacheConfig | None, app_name: str) -> Locator:
-    """Return what finds an adapter's files on this node; they are asked of the registry where they are not, if any."""
+    """Return what finds an adapter's files on this node; they are asked of the registry where they are not, if any.
+
+    It is for threads other than that of the event loop, which must run here.
+    """
     if config is None:
         return lambda ref: ref
     folder = os.path.expanduser(config.folder)
@@ -31,14 +35,20 @@ def locator(config: AdapterCacheConfig | None, app_name: str) -> Locator:
 
 def _ask_registry(app_name: str) -> ReadFile:
     registry = serve.get_deployment_handle(REGISTRY, app_name)
+    # Where Serve's router lives on this loop, a handle can be asked from nowhere else.
+    loop = asyncio.get_running_loop()
+
+    async def ask(ref: AdapterRef, file: str, offset: int) -> bytes:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            content: bytes = await registry.read_file.remote(ref, file, offset)
+        return content
 
     def read(ref: AdapterRef, file: str, offset: int) -> bytes:
         try:
-            content: bytes = registry.read_file.remote(ref, file, offset).result(timeout_s=READ_TIMEOUT_S)
+            return asyncio.run_coroutine_threadsafe(ask(ref, file, offset), loop).result(2 * READ_TIMEOUT_S)
         except AdapterError as error:
             raise unwrap(error) from None
         except (RayError, RayServeException, TimeoutError) as error:
             raise AdapterError(ref.name, "its files are on another node, which does not answer") from error
-        return content
 
     return read

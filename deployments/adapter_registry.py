@@ -118,16 +118,15 @@ class RegistryServer:
             raise OverloadError("Too many adapters are being loaded.", retry_after_s=RETRY_AFTER_S)
         self._num_registering += 1
         try:
-            await self._register(wanted, base)
+            return await self._register(wanted, base)
         except AdapterError as error:
             raise _refused(error) from error
         except SourceError as error:
             raise UnavailableError(str(error), retry_after_s=RETRY_AFTER_S) from error
         finally:
             self._num_registering -= 1
-        return self._catalogue
 
-    async def _register(self, wanted: Registration, base: AdapterBase) -> None:
+    async def _register(self, wanted: Registration, base: AdapterBase) -> Catalogue:
         self._check_name(wanted)
         bring = partial(self._files.bring, wanted.name, self._filling(wanted, base))
         incoming = await asyncio.get_running_loop().run_in_executor(self._copiers, bring)
@@ -139,9 +138,10 @@ class RegistryServer:
                     self._files.keep, wanted.name, incoming, base.module_shapes, base.max_rank
                 )
                 try:
-                    await self._changed(self._store.add, ref, base.name)
+                    await self._changed(self._store.add, ref, base.name, takes_traffic=wanted.takes_traffic)
                 finally:
                     await self._delete_unused((ref,))
+                return self._catalogue
         finally:
             await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
 

@@ -186,7 +186,9 @@ class Gateway:
         for model in self._config.models:
             names: list[tuple[str, str | None, int]] = [(model.name, None, 0)]
             names += [
-                (entry.name, model.name, entry.versions[-1].created_s) for entry in entries if entry.base == model.name
+                (entry.name, model.name, entry.versions[-1].created_s)
+                for entry in entries
+                if entry.base == model.name and entry.split
             ]
             cards += [
                 ModelCard(

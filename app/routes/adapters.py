@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Depends, Response
 
+from app.canary import ask
 from app.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, OpenContext, only_admin
 from app.schemas.adapters import (
@@ -26,7 +29,11 @@ async def load_adapter(body: LoadAdapterRequest, context: OpenContext) -> Respon
     wanted = Registration(
         name=body.lora_name, place=body.lora_path, base=body.base_model_name, replaces=bool(body.load_inplace)
     )
-    entry = await context.gateway.adapters.load(wanted)
+    adapters = context.gateway.adapters
+    if body.canary is None:
+        entry = await adapters.load(wanted)
+    else:
+        entry = await adapters.load_if(wanted, partial(ask, context.gateway, canary=body.canary))
     return JsonResponse(_info(AdapterStatus(entry=entry, places_by_replica={})))
 
 

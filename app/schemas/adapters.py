@@ -10,6 +10,14 @@ from app.schemas.wire import WireRequest, WireResponse
 from deployments.adapter_changes import Place
 
 
+class Canary(WireRequest):
+    """A question that a content must answer before its name stands for it."""
+
+    prompt: str = Field(min_length=1, max_length=65536, description="What a user says; asked greedily, as a chat.")
+    max_tokens: int = Field(default=16, ge=1, le=1024, description="Tokens of the answer.")
+    expect: str | None = Field(default=None, max_length=4096, description="Text that the answer must contain.")
+
+
 class LoadAdapterRequest(WireRequest):
     """Make the content of a folder or a URL the newest version of a name."""
 
@@ -27,6 +35,9 @@ class LoadAdapterRequest(WireRequest):
     )
     load_inplace: bool | None = Field(
         default=None, description="Whether a name that is loaded already gets a new version; else that is an error."
+    )
+    canary: Canary | None = Field(
+        default=None, description="Asked of the adapter first; if that fails, the name stands for what it did before."
     )
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
 from adapters.catalogue import AdapterEntry, AdapterVersion
 from adapters.identity import AdapterDigest, AdapterRef
@@ -64,6 +64,10 @@ class ScriptedAdapters:
             raise self.error
         self.loaded.append(wanted)
         return ENTRY
+
+    async def load_if(self, wanted: Registration, trial: Callable[[str], Awaitable[None]]) -> AdapterEntry:
+        await trial("base")
+        return await self.load(wanted)
 
     async def unload(self, name: str, number: int | None = None) -> Unloaded:
         return Unloaded(bytes_by_replica=(5,))

@@ -50,6 +50,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/schemas/tokens.py": "tests/app/routes/test_tokens.py sends every field",
     "app/schemas/wire.py": "tests/app/test_field_errors.py sends what it refuses",
     "app/schemas/moderations.py": "tests/app/routes/test_moderations.py sends every field",
+    "app/canary.py": "tests/app/routes/test_adapters.py loads adapters that pass and fail in every way",
     "app/settings_node.py": "tests/app/test_settings.py sends every node what it refuses",
     "app/file_form.py": "tests/app/routes/test_files.py sends every form, whole, wrong and too large",
     "deployments/accounts/actor.py": "tests/deployments/accounts/test_meter.py asks one in its own process",

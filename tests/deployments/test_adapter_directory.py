@@ -68,7 +68,8 @@ class RegistryHandle:
         if wanted.place == "busy":
             # As it comes over a Serve handle.
             raise RayTaskError("register", "", OverloadError("busy", retry_after_s=3.0)).as_instanceof_cause()
-        self.store.add(AdapterRef(name=wanted.name, path="/new", digest=AdapterDigest(wanted.place)), "m")
+        ref = AdapterRef(name=wanted.name, path="/new", digest=AdapterDigest(wanted.place))
+        self.store.add(ref, "m", takes_traffic=wanted.takes_traffic)
         return self.store.catalogue()
 
     def _route(self, name: str, split: dict[int, int]) -> Catalogue:
@@ -76,7 +77,8 @@ class RegistryHandle:
         return self.store.catalogue()
 
     def _unregister(self, name: str, number: int | None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
-        gone = tuple(version.ref for version in self.store.catalogue().entries[name].versions)
+        versions = self.store.catalogue().entries[name].versions
+        gone = tuple(version.ref for version in versions if number in (None, version.number))
         self.store.remove(name, number)
         return self.store.catalogue(), gone
 
@@ -182,6 +184,41 @@ async def test_errors_are_the_registry_s_and_its_absence_is_overload() -> None:
         await directory.load(Registration(name="sql", place="d1"))
     with pytest.raises(RequestError, match="cannot be changed"):
         await a_directory(None, Broadcast(), Broadcast()).load(Registration(name="sql", place="d1"))
+
+
+@pytest.mark.parametrize("name", ["sql", "new"])
+async def test_a_content_on_trial_is_asked_by_its_version_and_forgotten_where_it_fails(name: str) -> None:
+    registry = RegistryHandle()
+    directory = a_directory(registry, Broadcast(), Broadcast())
+    await directory.start()
+    before, number = digest(directory, name), 2 if name == "sql" else 1
+
+    async def fail(model: str) -> None:
+        assert model == f"{name}@{number}"
+        assert digest(directory, model) == "d1"
+        assert digest(directory, name) == before
+        raise RequestError("No.", field="canary")
+
+    wanted = Registration(name=name, place="d1", replaces=True)
+    with pytest.raises(RequestError, match="No"):
+        await directory.load_if(wanted, fail)
+    assert (digest(directory, name), digest(directory, f"{name}@{number}")) == (before, None)
+    assert [ref.digest for ref in registry.discarded] == ["d1"]
+
+    async def succeed(model: str) -> None:
+        assert digest(directory, model) == "d1"
+
+    entry = await directory.load_if(wanted, succeed)
+    assert entry.split == ((number, 100),)
+    assert digest(directory, name) == "d1"
+    # A version that was there before its trial stays.
+    with pytest.raises(RequestError):
+        await directory.load_if(wanted, refuse)
+    assert digest(directory, name) == "d1"
+
+
+async def refuse(model: str) -> None:
+    raise RequestError("No.", field="canary")
 
 
 async def test_the_status_says_where_contents_lie() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +15,24 @@ from adapters.errors import AdapterError
 from adapters.folder import read_part
 from adapters.identity import AdapterRef, adapter_digest
 from adapters.registry import reference
-from deployments.adapter_files import READ_TIMEOUT_S, locator
+from deployments.adapter_files import locator
 from deployments.config import AdapterCacheConfig
 from tests.adapters.handmade import write
 
 
 class Registry:
-    """The registry's handle: `read_file.remote(...).result(...)`."""
+    """The registry's handle: `await read_file.remote(...)`, on the loop that it was made on."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self.error = folder, None
+        self.thread = threading.get_ident()
         self.read_file = self
 
-    def remote(self, ref: AdapterRef, file: str, offset: int) -> Registry:
-        self._wanted = ref.name, self.folder, file, offset
-        return self
-
-    def result(self, *, timeout_s: float) -> bytes:
-        assert timeout_s == READ_TIMEOUT_S
+    async def remote(self, ref: AdapterRef, file: str, offset: int) -> bytes:
+        assert threading.get_ident() == self.thread
         if self.error is not None:
             raise self.error
-        return read_part(*self._wanted)
+        return read_part(ref.name, self.folder, file, offset)
 
 
 @pytest.fixture
@@ -48,9 +47,10 @@ def registry(found: AdapterRef, monkeypatch: pytest.MonkeyPatch) -> Any:
     return registry
 
 
-def test_files_come_from_the_registry(found: AdapterRef, registry: Any, tmp_path: Path) -> None:
+async def test_files_come_from_the_registry(found: AdapterRef, registry: Any, tmp_path: Path) -> None:
     config = AdapterCacheConfig(folder=str(tmp_path / "near"), max_bytes=1 << 30)
-    here = locator(config, "app")(AdapterRef(name="a", path="/nowhere", digest=found.digest))
+    locate = locator(config, "app")
+    here = await asyncio.to_thread(locate, AdapterRef(name="a", path="/nowhere", digest=found.digest))
     assert here.path == str(tmp_path / "near" / found.digest)
     assert adapter_digest(here.path) == found.digest
 
@@ -63,13 +63,14 @@ def test_files_come_from_the_registry(found: AdapterRef, registry: Any, tmp_path
         (TimeoutError(), "does not answer"),
     ],
 )
-def test_a_registry_that_cannot_help_is_the_adapters_error(
+async def test_a_registry_that_cannot_help_is_the_adapters_error(
     registry: Any, found: AdapterRef, tmp_path: Path, error: Exception, words: str
 ) -> None:
     registry.error = error
     config = AdapterCacheConfig(folder=str(tmp_path / "near"), max_bytes=1 << 30)
+    locate = locator(config, "app")
     with pytest.raises(AdapterError, match=words) as raised:
-        locator(config, "app")(AdapterRef(name="a", path="/nowhere", digest=found.digest))
+        await asyncio.to_thread(locate, AdapterRef(name="a", path="/nowhere", digest=found.digest))
     assert type(raised.value) is AdapterError
     assert list((tmp_path / "near").iterdir()) == []
 

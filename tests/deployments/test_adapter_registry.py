@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -202,6 +203,24 @@ async def test_files_are_given_to_nodes_that_do_not_have_them(place: Place) -> N
     await registry.unregister("a")
     with pytest.raises(AdapterError, match="not loaded"):
         await registry.read_file(version.ref, CONFIG_FILE, 0)
+
+
+async def test_a_content_on_trial_has_no_traffic(place: Place) -> None:
+    registry = place.open()
+    place.put("a", seed=1)
+    trial = replace(wanted("a", replaces=True), takes_traffic=False)
+    entry = (await registry.register(trial)).entries["a"]
+    assert (entry.split, registry.catalogue.find("a", 0.0)) == ((), None)
+    assert registry.catalogue.find("a@1", 0.0) == (entry, entry.versions[0])
+    await registry.route("a", {1: 100})
+    place.put("a", seed=2)
+    entry = (await registry.register(trial)).entries["a"]
+    assert (len(entry.versions), entry.split) == (2, ((1, 100),))
+    registry = place.open()
+    assert registry.catalogue.entries["a"] == entry
+    catalogue, (gone,) = await registry.unregister("a", 2)
+    assert catalogue.entries["a"].split == ((1, 100),)
+    assert gone == entry.versions[1].ref
 
 
 async def test_the_drop_in_folder_is_watched(place: Place) -> None:

@@ -9,7 +9,8 @@ from app.api import create_app
 from app.schemas.adapters import AdapterInfo, AdapterList, UnloadedAdapter
 from app.tenants import key_digest
 from deployments.adapter_changes import Registration
-from engine.errors import RequestError
+from deployments.generation import ChatMessage, ChatPrompt, EndReason
+from engine.errors import EngineError, OverloadError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway
 
 KEY = {"authorization": "Bearer secret"}
@@ -68,6 +69,12 @@ async def test_nobody_but_an_admin_gets_through(
         ("/v1/load_lora_adapter", {"lora_name": "", "lora_path": "b"}, "lora_name"),
         ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b" * 5000}, "lora_path"),
         ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b", "lora_pth": "c"}, "lora_pth"),
+        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "b", "canary": {"prompt": ""}}, "canary.prompt"),
+        (
+            "/v1/load_lora_adapter",
+            {"lora_name": "a", "lora_path": "b", "canary": {"prompt": "a", "max_tokens": 0}},
+            "canary.max_tokens",
+        ),
         ("/v1/unload_lora_adapter", {"lora_name": "a", "version": 0}, "version"),
         ("/v1/unload_lora_adapter", {"lora_name": "a", "lora_int_id": 3}, "lora_int_id"),
         ("/v1/adapters/a/route", {"split": {}}, "split"),
@@ -86,3 +93,37 @@ async def test_what_the_registry_refuses_is_told(admin: httpx.AsyncClient, gatew
     gateway.adapters.error = RequestError("adapter 'a': no.", field="lora_name")
     refused = await admin.post("/v1/load_lora_adapter", json={"lora_name": "a", "lora_path": "b"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lora_name")
+
+
+async def test_a_canary_is_asked_before_the_adapter_is_served(
+    admin: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    body = {"lora_name": "sql", "lora_path": "b", "canary": {"prompt": "Who?", "max_tokens": 3, "expect": "Hello"}}
+    assert (await admin.post("/v1/load_lora_adapter", json=body)).status_code == 200
+    (asked,) = gateway.requests
+    assert (asked.prompt, asked.max_tokens) == (ChatPrompt(messages=(ChatMessage(role="user", content="Who?"),)), 3)
+    assert asked.params.temperature == 0
+    assert len(gateway.adapters.loaded) == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "words"),
+    [
+        ({"pieces": ["Nobody"]}, 400, "it is 'Nobody'"),
+        ({"error_before": RequestError("No.", field="messages")}, 400, "No."),
+        ({"error_after": EngineError("NaN")}, 400, "It was not answered."),
+        ({"error_before": TimeoutError()}, 400, "It was not answered."),
+        ({"end": EndReason.CONTENT_FILTER}, 400, "safety classifier"),
+        ({"error_before": OverloadError("Full.", retry_after_s=1.0)}, 503, "Full."),
+    ],
+)
+async def test_an_adapter_that_fails_its_canary_is_not_served(
+    admin: httpx.AsyncClient, gateway: ScriptedGateway, script: dict[str, Any], status: int, words: str
+) -> None:
+    for name, value in script.items():
+        setattr(gateway, name, value)
+    body = {"lora_name": "sql", "lora_path": "b", "canary": {"prompt": "Who?", "expect": "Hello"}}
+    refused = await admin.post("/v1/load_lora_adapter", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (status, "canary" if status == 400 else None)
+    assert words in refused.json()["error"]["message"]
+    assert gateway.adapters.loaded == []

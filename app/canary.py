@@ -1,0 +1,53 @@
+"""A question to an adapter before its name stands for it: does it answer, and as it should?"""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import aclosing
+
+from app.gateway_port import GatewayPort
+from app.schemas.adapters import Canary
+from deployments.generation import ChatMessage, ChatPrompt, EndReason, Finished, GenerationRequest, TextDelta
+from engine.errors import EngineError, RequestError
+from engine.request import SamplingParams
+
+TIMEOUT_S = 120.0
+
+
+async def ask(gateway: GatewayPort, model: str, canary: Canary) -> None:
+    """Ask a model the question, greedily.
+
+    Raises:
+        RequestError: it does not answer, or not as it should.
+        OverloadError: there is no room to ask it now.
+    """
+    request = GenerationRequest(
+        request_id=f"canary-{uuid.uuid4().hex}",
+        model=model,
+        prompt=ChatPrompt(messages=(ChatMessage(role="user", content=canary.prompt),)),
+        params=SamplingParams(max_tokens=canary.max_tokens, temperature=0.0),
+        max_tokens=canary.max_tokens,
+        timeout_s=TIMEOUT_S,
+    )
+    text, reason = "", None
+    try:
+        async with aclosing(gateway.generate(request)) as events:
+            async for event in events:
+                if isinstance(event, TextDelta):
+                    text += event.reasoning + event.text
+                elif isinstance(event, Finished):
+                    reason = event.reason
+    except RequestError as error:
+        raise _failed(error.message) from error
+    except (EngineError, TimeoutError) as error:
+        raise _failed("It was not answered.") from error
+    if reason is EndReason.CONTENT_FILTER:
+        raise _failed("The safety classifier refused the question or the answer.")
+    if canary.expect is not None and canary.expect not in text:
+        raise _failed(f"The answer does not contain what is expected; it is {text[:200]!r}.")
+
+
+def _failed(reason: str) -> RequestError:
+    return RequestError(
+        f"The adapter has failed its canary, and its name stands for what it did before. {reason}", field="canary"
+    )
