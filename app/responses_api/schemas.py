@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from app.schemas.chat import ONLY_TEXT, ReasoningEffort
-from app.schemas.common import PromptCacheOptions
+from app.schemas.chat import ONLY_TEXT, PromptCacheOptions, ReasoningEffort
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types

@@ -11,7 +11,6 @@ from app.schemas.common import (
     FINGERPRINT,
     ChatFinishReason,
     ChatLogprobs,
-    PromptCacheOptions,
     PromptLogprobs,
     SamplingFields,
     Usage,
@@ -104,6 +103,22 @@ class Message(WireRequest):
         if isinstance(self.content, str):
             return self.content
         return "".join(part.to_text() for part in self.content)
+
+
+class PromptCacheOptions(WireRequest):
+    """How long the prefix cache is asked to remember."""
+
+    mode: Literal["implicit", "explicit"] | None = Field(
+        default=None, description="`implicit`: every full block of a prompt is cached. `explicit` is refused."
+    )
+    ttl: Literal["30m", "12h"] | None = Field(default=None, description="Default: 30m.")
+
+    @model_validator(mode="after")
+    def _caches_by_itself(self) -> PromptCacheOptions:
+        if self.mode == "explicit":
+            words = "only 'implicit' is supported by this server: every prefix is cached"
+            raise PydanticCustomError("unsupported_value", words, {"field": "mode"})
+        return self
 
 
 class ChatCompletionRequest(SamplingFields):

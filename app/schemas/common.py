@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from app.schemas.structured import StructuredOutputs
 from app.schemas.wire import WireRequest, WireResponse
@@ -26,22 +25,6 @@ class StreamOptions(WireRequest):
     include_obfuscation: bool | None = Field(
         default=None, description="Pad chunks with random characters, so that their sizes tell nothing; default false."
     )
-
-
-class PromptCacheOptions(WireRequest):
-    """How long the prefix cache is asked to remember."""
-
-    mode: Literal["implicit", "explicit"] | None = Field(
-        default=None, description="`implicit`: every full block of a prompt is cached. `explicit` is refused."
-    )
-    ttl: Literal["30m", "12h"] | None = Field(default=None, description="Default: 30m.")
-
-    @model_validator(mode="after")
-    def _caches_by_itself(self) -> PromptCacheOptions:
-        if self.mode == "explicit":
-            words = "only 'implicit' is supported by this server: every prefix is cached"
-            raise PydanticCustomError("unsupported_value", words, {"field": "mode"})
-        return self
 
 
 class SamplingFields(WireRequest):
