@@ -245,7 +245,9 @@ class EngineMetrics:
             self._count("num_preemptions", "Requests put back to wait for memory.", snapshot.num_preemptions),
             self._count("prompt_tokens", "Prompt tokens of requests admitted.", snapshot.prompt_tokens),
             self._count("generation_tokens", "Tokens generated.", snapshot.generation_tokens),
-            self._count("forced_tokens", "Tokens that no step drew.", snapshot.forced_tokens, "antiphon"),
+            self._count(
+                "forced_tokens", "Tokens that a grammar left no choice of.", snapshot.forced_tokens, "antiphon"
+            ),
             self._gauge("num_adapters_resident", "Adapters on the device.", snapshot.num_resident_adapters, "antiphon"),
             self._count("engine_steps", "Steps of the engine.", snapshot.num_steps, "antiphon"),
             self._ended(snapshot),

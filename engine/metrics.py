@@ -49,11 +49,6 @@ class SchedulerCounters:
         self.prefix_hits += live.num_computed
         self.prompt_tokens += len(live.request.prompt_ids)
 
-    def count_output(self, *, num_drawn: int, num_forced: int) -> None:
-        """Count new tokens of an answer."""
-        self.generation_tokens += num_drawn + num_forced
-        self.forced_tokens += num_forced
-
     def count_end(self, live: LiveRequest, reason: FinishReason, now_s: float) -> None:
         """Count one ended request and keep its trace."""
         self.ended_by_reason[reason.value] = self.ended_by_reason.get(reason.value, 0) + 1

@@ -317,7 +317,8 @@ class Scheduler:
         assert len(token_ids) == 1 or num_known == index + 1, "a token is drawn before those that come first"
         reason = live.put(index, token_ids, self._eos_ids, self._config.max_model_len)
         num_forced = len(live.output_ids) - num_known
-        self.counters.count_output(num_drawn=1, num_forced=num_forced)
+        self.counters.generation_tokens += 1 + num_forced
+        self.counters.forced_tokens += num_forced
         is_first = live.first_token_at_s is None
         drawn = Drawn(token_ids[: 1 + num_forced], logprobs, tuple(live.prompt_logprobs) if is_first else ())
         if is_first:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from llguidance import LLMatcher
 
 from adapters.registry import reference
 from engine import build
@@ -19,11 +20,12 @@ from engine.decoder.spec import DecoderSpec
 from engine.gpu.build import gpu_parts
 from engine.loading.checkpoint import WeightSource
 from engine.parts import Parts
-from engine.request import DryPenalty, LzPenalty, Request, SamplingParams
+from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingParams
 from engine.resolve import Hardware
 from kernels.architecture import pretending
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.paged_attention import launch as attention_launch
+from tests.deployments.tiny_models import write_chat_model
 from tests.engine.gpu.host_runtime import HostRuntime
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts, run_engine
@@ -139,3 +141,20 @@ def _parts_of_a_gpu(config: EngineConfig, spec: DecoderSpec, hardware: Hardware,
     """Build what a GPU with 8-bit floats has, for a sampler and adapters on the CPU."""
     parts = gpu_parts(config, spec, replace(hardware, device="cuda", has_fp8=True), weights, HostRuntime())
     return replace(parts, config=replace(parts.config, device="cpu"))
+
+
+def test_what_a_grammar_forces_is_a_chunk_beside_recorded_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared with a CPU on which every token is drawn."""
+    folder = write_chat_model(tmp_path / "chat")
+    grammar = LLMatcher.grammar_from_regex("[ab]forced[cd]")
+    params = SamplingParams(max_tokens=20, temperature=0.0, grammar=grammar)
+    jumping, plain = Request(request_id=RequestId("a"), prompt_ids=(5, 6, 7), params=params), greedy("b", (9, 8), 4)
+    drawn = replace(jumping, params=replace(params, num_logprobs=0))
+    expected = run_engine(build_engine(config_of(str(folder), "cpu")), [drawn, plain])
+    replays = Replays(monkeypatch)
+    engine = build_engine(config_of(str(folder)))
+    assert run_engine(engine, [jumping, plain]) == expected
+    assert engine.snapshot().forced_tokens >= 5
+    assert replays.are_there
