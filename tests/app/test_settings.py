@@ -53,6 +53,7 @@ def test_engine_and_safety_settings_mirror_what_they_become() -> None:
         ({"models": [MODEL | {"engine": {"max_seqs": 1}}]}, "did you mean 'max_num_seqs'?"),
         ({"models": []}, "at least one base model"),
         ({"models": [MODEL, MODEL]}, "must be unique: base"),
+        ({"models": [MODEL], "rerankers": [{"name": "base", "path": "x"}]}, "must be unique: base"),
         ({"models": [MODEL | {"adapters": [{"name": "base", "path": "x"}]}]}, "must be unique: base"),
         ({"models": [{"name": "../x", "path": "x"}]}, "String should match pattern"),
         ({"models": [MODEL | {"engine": {"max_num_seqs": 0}}]}, "greater than or equal to 1"),

@@ -76,11 +76,13 @@ async def test_a_dead_replica_s_stream_goes_on_elsewhere_as_if_nothing_had_been(
     expected = text_of(await events_of(opened, request))
     serving.replicas.calls.clear()
     serving.replicas.engine.hold_after_steps = 130
-    events = []
+    events, is_killed = [], False
     async with aclosing(opened.generate(request)) as stream:
         async for event in stream:
             events.append(event)
-            if sum(isinstance(e, TextDelta) for e in events) == 3 and len(serving.replicas.calls) == 1:
+            # At the first piece: on a busy machine it may have all the tokens before the engine stands still.
+            if isinstance(event, TextDelta) and not is_killed:
+                is_killed = True
                 await serving.replicas.kill()
     assert text_of(events) == expected
     assert isinstance(events[-1], Finished)
