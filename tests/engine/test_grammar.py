@@ -32,6 +32,8 @@ VOCAB, EOS = CONFIG["vocab_size"], CONFIG["eos_token_id"]
 
 @pytest.fixture(scope="module")
 def store() -> GrammarStore:
+    # Threads that spin at barriers make one row's products many times slower where others are at work.
+    torch.set_num_threads(1)
     return GrammarStore(str(FOLDER), VOCAB, [EOS])
 
 
@@ -113,7 +115,7 @@ GRAMMARS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=60)
 @given(grammar=GRAMMARS, seed=st.integers(0, 1000), temperature=st.sampled_from([0.0, 1.0]), split=st.integers(0, 400))
 def test_what_is_forced_is_what_would_have_been_drawn(
     store: GrammarStore, grammar: str, seed: int, temperature: float, split: int
