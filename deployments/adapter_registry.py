@@ -240,7 +240,7 @@ class RegistryServer:
         if wanted.name in self._taken:
             raise AdapterError(wanted.name, f"{self._taken[wanted.name]} has this name")
         entry = self._catalogue.entries.get(wanted.name)
-        if entry is not None and not wanted.replaces:
+        if entry is not None and entry.split and not wanted.replaces:
             raise AdapterError(wanted.name, "it is loaded already; 'load_inplace' makes another version of it")
 
     async def _delete_unused(self, refs: Sequence[AdapterRef]) -> None:

@@ -147,6 +147,20 @@ def test_versions_are_asked_promoted_and_split(server: Server, client: OpenAI) -
     assert seen == {"*", "{"}
 
 
+def test_a_canary_decides_whether_a_name_moves(server: Server, client: OpenAI) -> None:
+    canary = {"prompt": QUESTION[0]["content"], "max_tokens": 8, "expect": BEGINNINGS["markdown"][:4]}
+    load(server, "careful", "markdown", canary=canary)
+    body = {"lora_name": "careful", "lora_path": "json-answers", "load_inplace": True, "canary": canary}
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    with server.http() as http:
+        refused = http.post("/v1/load_lora_adapter", json=body, headers=headers)
+        entries = http.get("/v1/adapters", headers=headers).json()["data"]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "canary")
+    (version,) = next(entry["versions"] for entry in entries if entry["id"] == "careful")
+    assert (version["version"], version["percent"]) == (1, 100)
+    assert ask(client, "careful").startswith(BEGINNINGS["markdown"])
+
+
 def test_the_drop_in_folder_is_watched(server: Server, client: OpenAI, folder: Path) -> None:
     shutil.copytree(LIBRARY / "usage-line", folder / "dropin" / "dropped")
 

@@ -1,0 +1,55 @@
+"""An adapter that is unloaded while a stream uses it: the stream ends as it began, and then the memory is free."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
+from adapters.registry import reference
+from deployments.gateway import Gateway
+from engine.decoder.spec import read_spec
+from tests.adapters.handmade import write
+from tests.deployments.conftest import Serving
+from tests.deployments.in_process import ask, events_of, text_of
+
+
+async def test_unloading_waits_for_who_uses_it_and_changes_nothing_for_him(
+    gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path
+) -> None:
+    shapes = read_spec(serving.model.engine.model_path).module_shapes()
+    folder = write(tmp_path / "a", tensors={})
+    tensors = {}
+    for module, shape in shapes.items():
+        if module.endswith("q_proj"):
+            tensors[f"base_model.model.{module}.lora_A.weight"] = torch.randn(4, shape[0])
+            tensors[f"base_model.model.{module}.lora_B.weight"] = torch.randn(shape[1], 4)
+    save_file(tensors, f"{folder}/adapter_model.safetensors")
+    ref = reference("a", folder)
+    entry = AdapterEntry(
+        name="a", base="chat", versions=(AdapterVersion(number=1, ref=ref, created_s=0),), split=((1, 100),)
+    )
+    opened = await gateway()
+    opened.adapters.adopt(Catalogue(entries={"a": entry}))
+    request = ask(model="a", max_tokens=60)
+    expected = text_of(await events_of(opened, request))
+    assert expected != text_of(await events_of(opened, ask(max_tokens=60)))
+
+    engine, server = serving.replicas.engine, serving.replicas.server
+    engine.hold_after_steps = engine.snapshot().num_steps + 10
+    stream = asyncio.create_task(events_of(opened, request))
+    while not engine.snapshot().num_running:
+        await asyncio.sleep(0.001)
+    release = asyncio.create_task(server.release_adapter(ref.digest))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not release.done()
+    assert ref.digest in server.adapter_places()
+    engine.release()
+    assert text_of(await stream) == expected
+    assert await release >= sum(tensor.nbytes for tensor in tensors.values())
+    assert server.adapter_places() == {}
