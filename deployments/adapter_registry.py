@@ -29,7 +29,7 @@ from adapters.registry import check_name, sub_folders
 from adapters.store import AdapterStore, StoreTakenError
 from adapters.validate import validate
 from deployments.adapter_changes import Registration
-from deployments.config import AdapterBase, RegistryConfig
+from deployments.config import GATEWAY, AdapterBase, RegistryConfig
 from deployments.handles import tell_gateways
 from engine.errors import RequestError
 
@@ -37,7 +37,6 @@ _logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
-GATEWAY = "Gateway"
 LOCK_POLL_S = 0.2
 NUM_LOCK_TRIES = 25
 

@@ -153,6 +153,11 @@ class ChannelListener:
         self._subscriptions.pop(request_id, None)
         self._feeders.pop(request_id, None)
 
+    def fail_all(self, error: Exception) -> None:
+        """End every stream that is open with an error, after what has already come."""
+        for subscription in self._subscriptions.values():
+            subscription.fail(error)
+
     async def close(self) -> None:
         """Stop listening and end all connections."""
         if self._server is not None:
@@ -369,8 +374,7 @@ class _Link:
     async def _write(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(HEARTBEAT_S):
-                    await self._wake.wait()
+                await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S)
             self._wake.clear()
             pending, self._pending, self._pending_bytes = self._pending, [], 0
             reports, self._reports = self._reports, []

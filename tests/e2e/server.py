@@ -67,8 +67,11 @@ class Server:
         return "".join(self.lines)
 
     def wait_until_ready(self) -> None:
-        until(lambda: "Ready after" in self.output or self.process.poll() is not None, "the server to be ready")
-        assert "Ready after" in self.output, self.output
+        deadline_s = time.monotonic() + PATIENCE_S
+        while "Ready after" not in self.output:
+            is_waiting = self.process.poll() is None and time.monotonic() < deadline_s
+            assert is_waiting, self.output
+            time.sleep(0.05)
 
     def redeploy(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Change the application in the configuration and hand it to `serve deploy`, which does not wait."""
