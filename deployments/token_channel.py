@@ -211,10 +211,8 @@ class ChannelListener:
                 continue
             for emission in decode_body(body):
                 subscription = self._subscriptions.get(emission.request_id)
-                if subscription is None:
-                    continue
                 # A stream that changed its connection would have a hole.
-                if self._feeders.setdefault(emission.request_id, reader) is reader:
+                if subscription is not None and self._feeders.setdefault(emission.request_id, reader) is reader:
                     subscription.put(emission)
 
     def _fail_streams_of(self, reader: asyncio.StreamReader, sent: Iterable[RequestId]) -> None:
@@ -374,7 +372,8 @@ class _Link:
     async def _write(self) -> None:
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), HEARTBEAT_S)
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._wake.wait()
             self._wake.clear()
             pending, self._pending, self._pending_bytes = self._pending, [], 0
             reports, self._reports = self._reports, []
