@@ -259,9 +259,9 @@ def test_a_configuration_that_changes_again_and_again_fails_no_request_and_a_bad
                 # Without waiting for the one before.
                 server.redeploy(limit(count))
             until(lambda: is_in_force(59), "the last configuration", patience_s=2 * WAIT_S)
-            path = "models/nowhere"
-            server.redeploy(lambda application: application["args"]["models"][0].update(path=path))
-            until(lambda: path in server.output, "the bad configuration to be refused", patience_s=WAIT_S)
+            server.redeploy(lambda application: application["args"]["models"][0].update(path="models/nowhere"))
+            refused = "the bad configuration to be refused"
+            until(lambda: server.deployment_status() == "DEPLOY_FAILED", refused, patience_s=WAIT_S)
             assert is_in_force(59)
             server.redeploy(lambda application: application["args"]["models"][0].update(path=f"models/{BASE}"))
         finally:
