@@ -34,12 +34,13 @@ def test_streams_end_whole_newcomers_are_told_to_come_back_and_nothing_is_left(t
             os.kill(engine.pid, signal.SIGSTOP)
             server.process.send_signal(signal.SIGTERM)
 
-            def is_refusing() -> bool:
-                return http.post("/v1/embeddings", json={"model": "stdlib-chat", "input": "Hi"}).status_code == 503
+            def is_unready() -> bool:
+                health = http.get("/health")
+                return health.status_code == 503 and "gateway" in health.json()["parts"]
 
-            until(is_refusing, "newcomers to be refused", patience_s=8.0)
-            health = http.get("/health")
-            assert (health.status_code, health.json()["parts"]["gateway"]) == (503, "The server is stopping.")
+            until(is_unready, "the server to say that it is stopping", patience_s=LIMIT_S)
+            newcomer = http.post("/v1/embeddings", json={"model": "stdlib-chat", "input": "Hi"})
+            assert (newcomer.status_code, newcomer.headers["retry-after"]) == (503, "5")
             os.kill(engine.pid, signal.SIGCONT)
             told = [end.result(LIMIT_S) for end in ends]
         assert [(stream.error, stream.text) for stream in told] == [(None, text) for text in expected]
