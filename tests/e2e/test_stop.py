@@ -40,7 +40,8 @@ def test_streams_end_whole_newcomers_are_told_to_come_back_and_nothing_is_left(t
 
             until(is_unready, "the server to say that it is stopping", patience_s=LIMIT_S)
             newcomer = http.post("/v1/embeddings", json={"model": "stdlib-chat", "input": "Hi"})
-            assert (newcomer.status_code, newcomer.headers["retry-after"]) == (503, "5")
+            assert newcomer.status_code == 503
+            assert int(newcomer.headers["retry-after"]) >= 1
             os.kill(engine.pid, signal.SIGCONT)
             told = [end.result(LIMIT_S) for end in ends]
         assert [(stream.error, stream.text) for stream in told] == [(None, text) for text in expected]
