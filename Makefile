@@ -7,10 +7,10 @@ URL ?= http://127.0.0.1:8000
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install clients serve test check fast format e2e faults gpu loadtest models bench
+.PHONY: help install clients serve test check fast format e2e test-faults gpu loadtest models bench
 
 help:  ## this list
-	@grep -hE '^[a-z0-9]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
 
 install: $(STAMP)  ## make .venv and install the locked versions
 
@@ -53,8 +53,8 @@ format: $(STAMP)  ## rewrite the files as `fast` wants them
 e2e: $(STAMP)  ## only the tests that start a real server
 	$(BIN)/python -m pytest -m e2e
 
-faults: $(STAMP)  ## only the tests that kill parts of a running server
-	$(BIN)/python -m pytest tests/e2e/test_faults.py tests/e2e/test_nodes.py tests/e2e/test_accounts.py tests/e2e/test_batches.py
+test-faults: $(STAMP)  ## only the tests that kill, stop or starve parts of a running server (docs/faults.md); minutes
+	$(BIN)/python -m pytest $(addprefix tests/e2e/test_,$(addsuffix .py,faults nodes accounts batches disk stop))
 
 gpu: $(STAMP)  ## only the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

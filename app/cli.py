@@ -63,10 +63,11 @@ def serve_command(
         str, typer.Option(help="Ray cluster: 'local' starts one of its own, 'auto' joins the one here.")
     ] = "local",
     ready_timeout_s: Annotated[float, typer.Option(help="Seconds to wait until it answers.")] = 900.0,
+    drain_s: Annotated[float, typer.Option(help="Seconds that answers under way have once it is stopped.")] = 20.0,
 ) -> None:
     """Check a configuration, start the server, say when it is ready."""
     _check(config)
-    raise typer.Exit(_serve(Path(config), address=address, timeout_s=ready_timeout_s))
+    raise typer.Exit(_serve(Path(config), address=address, timeout_s=ready_timeout_s, drain_s=drain_s))
 
 
 @app.command("check")
@@ -160,7 +161,7 @@ def _mistakes(config: str) -> list[str]:
     return lint_config(config)
 
 
-def _serve(config: Path, *, address: str, timeout_s: float) -> int:
+def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float) -> int:
     tree = read_config(config)
     host, port = _listen_address(tree)
     own = serve_environment.of_this_process()
@@ -183,12 +184,12 @@ def _serve(config: Path, *, address: str, timeout_s: float) -> int:
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
     compiling.begin(compiling.cache_folder())
-    server = ServerProcess(config, environment, address=address)
+    server = ServerProcess(config, environment, address=address, drain_s=drain_s)
     failure = None
     try:
         failure = _watch(server, tree, url, timeout_s)
     except KeyboardInterrupt:
-        print("\nStopping; once more to stop at once.", flush=True)
+        print(f"\nStopping; answers have {drain_s:g} s. Once more to stop at once.", flush=True)
     finally:
         server.stop()
     return 0 if failure is None else _refuse(failure, status=EXIT_FAILED)

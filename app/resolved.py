@@ -30,9 +30,9 @@ from app.settings import (
 )
 from app.tenants import KeyRing, Tenant
 from deployments.accounts.values import TenantLimits
-from deployments.adapter_registry import GATEWAY
 from deployments.batches.values import MAX_LINE_BYTES
 from deployments.config import (
+    GATEWAY,
     AccountsConfig,
     AdapterBase,
     AdapterCacheConfig,

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 GRACE_S = 20.0
-"""Seconds for replicas to finish what they have; a second signal cuts it short."""
+"""Seconds for Serve to end once its answers have; a second signal cuts it short."""
 
 TERM_S = 8.0
 _DASHBOARD = re.compile(r"dashboard at\s+(?:\x1b\[[0-9;]*m)*(http://[\w.:-]+)")
@@ -34,10 +34,14 @@ class ServerProcess:
 
     Its output is copied line by line to ours; Ray's dashboard address is read from it, because Serve accepts a
     configuration before any replica is up and tells only there how that ended.
+
+    Args:
+        drain_s: seconds that answers under way have once it is stopped (`app.serve_run`).
     """
 
-    def __init__(self, config: Path, environment: Mapping[str, str], *, address: str) -> None:
-        command = [sys.executable, "-m", "ray.serve.scripts", "run", str(config), "--address", address]
+    def __init__(self, config: Path, environment: Mapping[str, str], *, address: str, drain_s: float = 0.0) -> None:
+        command = [sys.executable, "-m", "app.serve_run", str(drain_s), str(config), "--address", address]
+        self._grace_s = drain_s + GRACE_S
         self._child = subprocess.Popen(
             command,
             env=dict(environment),
@@ -81,7 +85,7 @@ class ServerProcess:
         A `KeyboardInterrupt` while waiting (a second Ctrl-C) skips the rest of the grace.
         """
         try:
-            for wanted, patience_s in ((signal.SIGINT, GRACE_S), (signal.SIGTERM, TERM_S)):
+            for wanted, patience_s in ((signal.SIGINT, self._grace_s), (signal.SIGTERM, TERM_S)):
                 if self._child.poll() is None:
                     self._child.send_signal(wanted)
                     self._wait(patience_s)

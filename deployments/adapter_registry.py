@@ -30,7 +30,7 @@ from adapters.registry import check_name, sub_folders
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore, StoreTakenError
 from deployments.adapter_changes import Registration
-from deployments.config import AdapterBase, RegistryConfig
+from deployments.config import GATEWAY, AdapterBase, RegistryConfig
 from deployments.errors import UnavailableError
 from deployments.handles import tell_gateways
 from deployments.logs import join_serve_log
@@ -41,7 +41,6 @@ _logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-GATEWAY = "Gateway"
 LOCK_POLL_S = 0.2
 NUM_LOCK_TRIES = 25
 NUM_COPIERS = 4

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from adapters.identity import AdapterRef
+from deployments.draining import Draining
 from deployments.metrics import GatewayMetrics
 from deployments.timeline import Recorder, Timeline, TimelineStore
 from engine.errors import EngineError, OverloadError, RequestError
@@ -45,12 +46,16 @@ class AnswerLog:
 
     Args:
         on_end: told of each timeline once, as its answer ends.
+
+    Attributes:
+        draining: counts the answers, and refuses them once the gateway is to end.
     """
 
     def __init__(self, metrics: GatewayMetrics, on_end: Callable[[Timeline], None]) -> None:
         self._metrics = metrics
         self._on_end = on_end
         self._timelines = TimelineStore()
+        self.draining = Draining()
 
     def find(self, client_id: str) -> list[Timeline]:
         """Return the last answers of one client request, in the order in which they began."""
@@ -71,7 +76,8 @@ class AnswerLog:
         recorder = Recorder(timeline, self._on_end)
         self._timelines.add(timeline)
         try:
-            yield recorder
+            with self.draining.answer():
+                yield recorder
         except (RequestError, OverloadError, TimeoutError, EngineError) as error:
             recorder.end(type(error).__name__)
             self._metrics.count_failure(request.model, type(error).__name__)

@@ -12,6 +12,9 @@ from adapters.validate import ModuleShapes
 from deployments.slo import Slo
 from engine.config import EngineConfig
 
+GATEWAY = "Gateway"
+"""Name of the deployment that clients reach."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:

@@ -320,7 +320,11 @@ class Gateway:
 
     async def health(self) -> HealthReport:
         """Say whether everything that an answer needs has a replica that makes progress."""
-        return await self._overview.health()
+        return self._log.draining.told(await self._overview.health())
+
+    async def drain(self, limit_s: float) -> None:
+        """Refuse what comes, and return once what is under way has ended; asked by whoever stops the server."""
+        await self._log.draining.run(limit_s, None if self._listener is None else self._listener.fail_all)
 
     async def metrics(self) -> bytes:
         """Return the numbers of all gateways and engines in Prometheus' text format."""

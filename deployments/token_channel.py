@@ -153,6 +153,11 @@ class ChannelListener:
         self._subscriptions.pop(request_id, None)
         self._feeders.pop(request_id, None)
 
+    def fail_all(self, error: Exception) -> None:
+        """End every stream that is open with an error, after what has already come."""
+        for subscription in self._subscriptions.values():
+            subscription.fail(error)
+
     async def close(self) -> None:
         """Stop listening and end all connections."""
         if self._server is not None:
@@ -206,10 +211,8 @@ class ChannelListener:
                 continue
             for emission in decode_body(body):
                 subscription = self._subscriptions.get(emission.request_id)
-                if subscription is None:
-                    continue
                 # A stream that changed its connection would have a hole.
-                if self._feeders.setdefault(emission.request_id, reader) is reader:
+                if subscription is not None and self._feeders.setdefault(emission.request_id, reader) is reader:
                     subscription.put(emission)
 
     def _fail_streams_of(self, reader: asyncio.StreamReader, sent: Iterable[RequestId]) -> None:

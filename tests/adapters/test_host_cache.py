@@ -98,6 +98,23 @@ def test_several_load_at_once(disk: Disk) -> None:
     cache.close()
 
 
+def test_one_that_is_read_for_long_holds_up_nobody_else(disk: Disk) -> None:
+    def load(digest: AdapterDigest) -> AdapterWeights:
+        assert digest != "slow" or disk.gate.wait(WAIT_S)
+        return make_weights()
+
+    cache = HostCache(load, max_entries=9, max_bytes=1 << 20, on_change=disk.changes.release)
+    disk.gate.clear()
+    cache.request(AdapterDigest("slow"))
+    for digest in "abcd":
+        assert fetch(disk, cache, digest) is not None
+    assert cache.get(AdapterDigest("slow")) is None
+    disk.gate.set()
+    disk.wait()
+    assert cache.get(AdapterDigest("slow")) is not None
+    cache.close()
+
+
 def test_the_least_recently_used_entry_goes_when_the_count_or_the_bytes_are_reached(disk: Disk) -> None:
     for cache in (disk.cache(max_entries=2), disk.cache(max_entries=10, max_bytes=2 * BYTES)):
         fetch(disk, cache, "a")

@@ -25,8 +25,9 @@ class FakeServer:
     fails: str | None = None
     started: ClassVar[list[FakeServer]] = []
 
-    def __init__(self, config: Path, environment: Mapping[str, str], *, address: str) -> None:
+    def __init__(self, config: Path, environment: Mapping[str, str], *, address: str, drain_s: float) -> None:
         self.environment, self.address, self.is_stopped = dict(environment), address, False
+        self.drain_s = drain_s
         FakeServer.started.append(self)
 
     def failure(self) -> str | None:
@@ -82,11 +83,11 @@ def test_serve_sets_and_prints_the_environment_and_says_when_it_is_ready(
     monkeypatch.setattr(cli, "_POLL_S", 0)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "3")
-    assert cli.main(["serve", str(config)]) == 0
+    assert cli.main(["serve", str(config), "--drain-s", "7"]) == 0
     output = capsys.readouterr().out
     (started,) = server.started
     assert started.is_stopped
-    assert started.address == "local"
+    assert (started.address, started.drain_s) == ("local", 7.0)
     assert started.environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
     assert started.environment["RAY_AUTH_MODE"] == "token"
     assert started.environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "0"

@@ -1,4 +1,4 @@
-"""The child here is a stand-in for `serve run`, put before the real one on its import path; the signals are real."""
+"""The child here runs a stand-in for Serve, put before the real one on its import path; the signals are real."""
 
 from __future__ import annotations
 
@@ -12,19 +12,36 @@ from app.server_process import ServerProcess, kill_session, session_members
 
 STAND_IN = """
 import os, signal, subprocess, sys, time
-print("View the dashboard at \\x1b[1mhttp://127.0.0.1:1 \\x1b[0m", flush=True)
-mode = open(sys.argv[2]).read().strip()
-subprocess.Popen([sys.executable, "-c", "import os, time; os.setpgid(0, 0); time.sleep(600)"])
-if mode == "fails":
-    sys.exit("no such thing")
-if mode == "stubborn":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("up", flush=True)
-try:
-    time.sleep(600)
-except KeyboardInterrupt:
-    print("ended gracefully", flush=True)
+def cli(arguments, prog_name):
+    print("View the dashboard at \\x1b[1mhttp://127.0.0.1:1 \\x1b[0m", flush=True)
+    assert arguments[0] == "run"
+    mode = open(arguments[1]).read().strip()
+    subprocess.Popen([sys.executable, "-c", "import os, time; os.setpgid(0, 0); time.sleep(600)"])
+    if mode == "fails":
+        sys.exit("no such thing")
+    if mode == "stubborn":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("up", flush=True)
+    try:
+        time.sleep(600)
+    except KeyboardInterrupt:
+        print("ended gracefully", flush=True)
+"""
+STAND_IN_SERVE = """
+from types import SimpleNamespace
+def status():
+    states = {"up": {"RUNNING": 1}, "starting": {"STARTING": 1}}
+    parts = {name: {"Gateway": SimpleNamespace(replica_states=state)} for name, state in states.items()}
+    parts["another's"] = {"Other": SimpleNamespace(replica_states={"RUNNING": 1})}
+    return SimpleNamespace(applications={name: SimpleNamespace(deployments=part) for name, part in parts.items()})
+def get_deployment_handle(deployment, application):
+    def broadcast(method, limit_s):
+        print("asked", deployment, application, method, limit_s, flush=True)
+        async def results_async():
+            print("waited", flush=True)
+        return SimpleNamespace(results_async=results_async)
+    return SimpleNamespace(broadcast=broadcast)
 """
 
 
@@ -32,8 +49,10 @@ except KeyboardInterrupt:
 def start(tmp_path: Path) -> Start:
     package = tmp_path / "ray" / "serve"
     package.mkdir(parents=True)
-    for name in (package.parent / "__init__.py", package / "__init__.py"):
-        name.touch()
+    (package.parent / "__init__.py").touch()
+    (package.parent / "exceptions.py").write_text("class RayError(Exception): pass")
+    (package / "exceptions.py").write_text("class RayServeException(Exception): pass")
+    (package / "__init__.py").write_text(STAND_IN_SERVE)
     (package / "scripts.py").write_text(STAND_IN)
     return Start(tmp_path)
 
@@ -46,7 +65,7 @@ class Start:
         config = self.folder / "config"
         config.write_text(mode)
         environment = {"PYTHONPATH": str(self.folder), "PATH": os.environ["PATH"], "HOME": str(self.folder)}
-        return ServerProcess(config, environment, address="local")
+        return ServerProcess(config, environment, address="local", drain_s=7.0)
 
 
 def until_printed(text: str, capfd: pytest.CaptureFixture[str]) -> str:
@@ -67,16 +86,19 @@ def test_stopping_is_graceful_and_leaves_nobody(start: Start, capfd: pytest.Capt
     server.stop()
     assert session_members(server.session_id) == []
     assert server.has_ended()
-    until_printed("ended gracefully", capfd)
+    told = until_printed("ended gracefully", capfd)
+    # The gateways that are there first, and only of ours.
+    assert told.index("asked Gateway up drain 7.0") < told.index("waited") < told.index("ended gracefully")
+    assert told.count("asked") == 1
     server.stop()
 
 
 def test_a_child_that_will_not_end_is_made_to(
     start: Start, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.server_process.GRACE_S", 0.1)
     monkeypatch.setattr("app.server_process.TERM_S", 0.1)
     server = start("stubborn")
+    server._grace_s = 0.1
     until_printed("up", capfd)
     server.stop()
     assert session_members(server.session_id) == []

@@ -34,6 +34,13 @@ def documents() -> list[Path]:
     return [path for path in found if path.exists()]
 
 
+def test_the_tests_that_show_a_fault_exist() -> None:
+    named = re.findall(r"`(test_\w+)::(test_\w+)`", (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    for file, test in named:
+        assert any(test in names_defined_in(path) for path in (ROOT / "tests").rglob(f"{file}.py")), f"{file}::{test}"
+
+
 @cache
 def names_defined_in(path: Path) -> frozenset[str]:
     """Classes, functions, assigned names and attributes of a module, as `name` and `Class.name`."""

@@ -108,6 +108,45 @@ async def test_a_stream_whose_replicas_all_die_ends_with_an_error(gateway: OpenG
         await read_and_kill()
 
 
+async def test_a_replica_that_dies_with_the_prompt_in_hand_costs_no_token(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    request = ask(max_tokens=20)
+    expected = text_of(await events_of(opened, request))
+    serving.replicas.calls.clear()
+    serving.replicas.engine.hold_after_steps = 0
+    answer = asyncio.create_task(events_of(opened, request))
+    while not serving.replicas.engine.snapshot().num_waiting + serving.replicas.engine.snapshot().num_running:
+        await asyncio.sleep(0.01)
+    await serving.replicas.kill()
+    events = await answer
+    assert text_of(events) == expected
+    assert len(serving.replicas.calls) == 2
+
+
+async def test_a_server_that_stops_ends_with_an_error_what_it_cannot_finish(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    if serving.channel.transport == "handle":
+        pytest.skip("what comes by a handle is ended by Serve")
+    opened = await gateway()
+    serving.replicas.engine.hold_after_steps = 10
+    stopping = []
+
+    async def read_and_stop() -> None:
+        async for event in opened.generate(ask(max_tokens=120)):
+            if isinstance(event, TextDelta):
+                stopping.append(asyncio.create_task(opened.drain(0.0)))
+
+    with pytest.raises(OverloadError, match="stopping"):
+        await read_and_stop()
+    await asyncio.gather(*stopping)
+    await serving.replicas.until_idle()
+    with pytest.raises(OverloadError, match="stopping"):
+        await events_of(opened, ask())
+
+
 async def test_a_stop_string_ends_the_answer_before_it_and_frees_the_engine(
     gateway: OpenGateway, serving: Serving
 ) -> None:

@@ -67,19 +67,31 @@ class Server:
         return "".join(self.lines)
 
     def wait_until_ready(self) -> None:
-        until(lambda: "Ready after" in self.output or self.process.poll() is not None, "the server to be ready")
-        assert "Ready after" in self.output, self.output
+        deadline_s = time.monotonic() + PATIENCE_S
+        while "Ready after" not in self.output:
+            is_waiting = self.process.poll() is None and time.monotonic() < deadline_s
+            assert is_waiting, self.output
+            time.sleep(0.05)
 
     def redeploy(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change the application in the configuration and hand it to `serve deploy`, which does not wait."""
+        """Change the application in the configuration and hand it over as `serve deploy` does, which does not wait."""
         tree = yaml.safe_load(self.config.read_text())
         change(tree["applications"][0])
         self.config.write_text(yaml.safe_dump(tree))
+        self._ask_serve("PUT", json=tree)
+
+    def deployment_status(self) -> str:
+        """What Serve says of the application, such as "RUNNING"."""
+        [application] = self._ask_serve("GET").json()["applications"].values()
+        return str(application["status"])
+
+    def _ask_serve(self, method: str, **content: Any) -> httpx.Response:
         found = re.search(r"dashboard at\s+\S*(http://[\d.]+:\d+)", self.output)
         assert found is not None, self.output
-        serve = Path(sys.executable).with_name("serve")
-        environment = os.environ | {"RAY_AUTH_MODE": "token"}
-        subprocess.run([serve, "deploy", self.config, "-a", found[1]], cwd=ROOT, env=environment, check=True)
+        token = Path("~/.ray/auth_token").expanduser().read_text().strip()
+        url, headers = f"{found[1]}/api/serve/applications/", {"authorization": f"Bearer {token}"}
+        with httpx.Client(timeout=60, trust_env=False) as http:
+            return http.request(method, url, headers=headers, **content).raise_for_status()
 
     def stop(self) -> int:
         """Interrupt it as Ctrl-C does; returns its exit status."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import urlparse
 
 import httpx
@@ -216,6 +217,60 @@ def test_a_changed_configuration_fails_no_request(server: Server, expected: list
             assert {seen.text for seen in told} == {expected[number]}
 
 
+@pytest.mark.thorough
+def test_a_replica_that_is_killed_while_another_drains_costs_no_token(server: Server, expected: list[str]) -> None:
+    def strike() -> None:
+        server.redeploy(lambda application: application["deployments"][1].update(num_replicas=1))
+        # Whichever it is: one that ends its streams and takes no more, or the only one that takes any.
+        kill_one(server, f"Model-{BASE}")
+
+    until(lambda: has_replicas(server, 2), "two replicas", patience_s=WAIT_S)
+    streams = while_streaming(server, strike)
+    assert [(seen.error, seen.text) for seen in streams] == [(None, text) for text in expected]
+    server.redeploy(lambda application: application["deployments"][1].update(num_replicas=2))
+    until(lambda: has_replicas(server, 2), "two replicas again", patience_s=WAIT_S)
+
+
+@pytest.mark.thorough
+def test_a_configuration_that_changes_again_and_again_fails_no_request_and_a_bad_one_changes_nothing(
+    server: Server, expected: list[str]
+) -> None:
+    is_over = threading.Event()
+
+    def ask_on(number: int) -> list[Streamed]:
+        seen = []
+        while not is_over.is_set():
+            seen.append(follow(server, number, Streamed()))
+        return seen
+
+    def limit(count: int) -> Callable[[dict[str, Any]], None]:
+        return lambda application: application["args"].update(limits={"max_messages": count})
+
+    def is_in_force(count: int) -> bool:
+        messages = [{"role": "user", "content": "Hi"}] * (count + 1)
+        with server.http() as http:
+            answers = [http.post("/v1/chat/completions", json={"model": BASE, "messages": messages}) for _ in range(4)]
+        return all(answer.status_code == 400 and f"{count}" in answer.text for answer in answers)
+
+    with ThreadPoolExecutor(2) as pool:
+        clients = [pool.submit(ask_on, number) for number in range(2)]
+        try:
+            for count in range(50, 60):
+                # Without waiting for the one before.
+                server.redeploy(limit(count))
+            until(lambda: is_in_force(59), "the last configuration", patience_s=2 * WAIT_S)
+            server.redeploy(lambda application: application["args"]["models"][0].update(path="models/nowhere"))
+            refused = "the bad configuration to be refused"
+            until(lambda: server.deployment_status() == "DEPLOY_FAILED", refused, patience_s=WAIT_S)
+            assert is_in_force(59)
+            server.redeploy(lambda application: application["args"]["models"][0].update(path=f"models/{BASE}"))
+        finally:
+            is_over.set()
+        for number, client in enumerate(clients):
+            told = client.result(WAIT_S)
+            assert {(seen.error, seen.text) for seen in told} == {(None, expected[number])}
+
+
 def test_readers_that_do_not_read_hold_nobody_up(server: Server) -> None:
     address = urlparse(server.url)
     body = (
@@ -239,10 +294,20 @@ def test_readers_that_do_not_read_hold_nobody_up(server: Server) -> None:
     until(lambda: is_idle(server), "the engines to let go of readers that have gone", patience_s=WAIT_S)
 
 
-def test_clients_that_leave_at_any_moment_leave_nothing_behind(server: Server) -> None:
+@pytest.mark.parametrize("num_clients", [400, pytest.param(10_000, marks=pytest.mark.thorough)])
+@pytest.mark.timeout(1800)
+def test_clients_that_leave_at_any_moment_leave_nothing_behind(server: Server, num_clients: int) -> None:
     draw = random.Random(7)
+    titles = ("Gateway", f"Model-{BASE}", "Tokenizer", "Safety", "Accounts")
+
+    def leave_half_open() -> None:
+        with socket.create_connection(("127.0.0.1", server.port)) as half:
+            half.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n")
 
     def leave(number: int) -> None:
+        if number % 20 == 0:
+            leave_half_open()
+            return
         timeout = httpx.Timeout(5.0, read=draw.choice([0.001, 0.01, 0.03, 0.1, 5.0]))
         with httpx.Client(base_url=server.url, timeout=timeout, trust_env=False) as http:
             try:
@@ -255,16 +320,25 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(server: Server) -
             except httpx.HTTPError:
                 return
 
-    def descriptors() -> int:
-        titles = ("Gateway", f"Model-{BASE}", "Tokenizer", "Safety")
-        return sum(process.num_fds() for title in titles for process in server.processes(title))
+    def held() -> tuple[int, int, int]:
+        """Descriptors, threads and bytes."""
+        processes = [process for title in titles for process in server.processes(title)]
+        return (
+            sum(process.num_fds() for process in processes),
+            sum(process.num_threads() for process in processes),
+            sum(process.memory_info().rss for process in processes),
+        )
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(leave, range(80)))
         until(lambda: is_idle(server), "the engines to let go")
-        before = descriptors()
-        list(pool.map(leave, range(400)))
+        before = held()
+        list(pool.map(leave, range(num_clients)))
     until(lambda: is_idle(server), "the engines to let go")
     # Some connections are kept open for a while, and some are pooled: not one for each request.
-    until(lambda: descriptors() <= before + 40, "connections to be closed", patience_s=WAIT_S)
+    until(lambda: held()[0] <= before[0] + 40, "connections to be closed", patience_s=WAIT_S)
+    until(lambda: held()[1] <= before[1] + 20, "threads to end", patience_s=WAIT_S)
+    print(f"held before and after {num_clients} clients: {before}, {held()}")
+    # What is remembered of answers (timelines, records, prefixes) is bounded, and fills up first.
+    assert held()[2] <= before[2] + (400 << 20)
     assert all(process.status() != psutil.STATUS_ZOMBIE for process in server.processes("ServeReplica"))

@@ -1,24 +1,27 @@
-"""A cluster of two nodes on one machine, one of which is lost while streams run on it."""
+"""A cluster of two nodes on one machine, of which one is lost, or the head's memory, while streams run."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
 from adapters.identity import adapter_digest
 from app import serve_environment
 from app.preflight import free_ports, haproxy_places
-from app.server_process import kill_session
+from app.server_process import kill_session, session_members
 from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, until
 from tests.e2e.streams import BASE, NUM_STREAMS, Streamed, follow, has_replicas, is_idle
 
@@ -38,13 +41,20 @@ class Nodes:
         self._environment = environment
         self._sessions: list[int] = []
 
-    def start(self, *options: str, inside: tuple[str, ...] = ()) -> int:
-        """Start a node; returns its session."""
+    def start(
+        self,
+        *options: str,
+        inside: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        is_watched: bool = True,
+    ) -> int:
+        """Start a node; returns its session. One that is watched ends with the first of its processes that does."""
         ray = Path(sys.executable).with_name("ray")
         ports = ("--dashboard-agent-listen-port", str(free_ports(1)[0]), "--min-worker-port=0", "--max-worker-port=0")
+        block = ["--block"] * is_watched
         process = subprocess.Popen(
-            [*inside, ray, "start", "--block", "--disable-usage-stats", "--num-cpus=4", *ports, *options],
-            env=self._environment,
+            [*inside, ray, "start", *block, "--disable-usage-stats", "--num-cpus=4", *ports, *options],
+            env=self._environment | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
@@ -53,9 +63,16 @@ class Nodes:
         self._sessions.append(process.pid)
         return process.pid
 
-    def start_head(self) -> None:
+    def start_head(self, **options: Any) -> int:
         dashboard = f"--dashboard-port={free_ports(1)[0]}"
-        self.start("--head", f"--port={self.port}", "--resources", '{"head": 1}', dashboard)
+        return self.start("--head", f"--port={self.port}", "--resources", '{"head": 1}', dashboard, **options)
+
+    def go_on_with(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a process anew."""
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        self._sessions.append(process.pid)
 
     def start_second(self, hidden: Path | None = None) -> int:
         """Start a node on which a folder is empty, where one is named."""
@@ -84,7 +101,7 @@ def nodes() -> Iterator[Nodes]:
 
 
 @pytest.fixture
-def server(nodes: Nodes, tmp_path: Path) -> Iterator[Server]:
+def config(tmp_path: Path) -> Path:
     path = config_on_a_free_port(ROOT / "serve_config.yaml", tmp_path)
     tree = yaml.safe_load(path.read_text())
     [application] = tree["applications"]
@@ -97,8 +114,13 @@ def server(nodes: Nodes, tmp_path: Path) -> Iterator[Server]:
     application["deployments"].append({"name": f"Model-{BASE}", "num_replicas": 2, "max_replicas_per_node": 1})
     tree["proxy_location"] = "HeadOnly"
     path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+@pytest.fixture
+def server(nodes: Nodes, config: Path) -> Iterator[Server]:
     nodes.start_head()
-    server = Server(path, "--address", nodes.address)
+    server = Server(config, "--address", nodes.address)
     try:
         yield server
     finally:
@@ -152,3 +174,57 @@ def test_a_node_without_the_registry_s_folder_is_given_what_it_needs(
         until(has_been_fetched, "both replicas to be asked", patience_s=PATIENCE_S)
     (kept,) = (tmp_path / "cache").iterdir()
     assert kept.name == adapter_digest(str(ROOT / "adapters" / "library" / "markdown"))
+
+
+@pytest.fixture(params=["redis", "rocksdb"])
+def memory_of_the_head(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """What the head of a cluster is started with so that what it knows outlives it."""
+    if request.param == "rocksdb":
+        yield {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(tmp_path / "gcs")}
+        return
+    program, port = shutil.which("redis-server"), str(free_ports(1)[0])
+    if program is None:
+        pytest.skip("there is no redis-server")
+    with subprocess.Popen(
+        [program, "--port", port, "--save", "", "--dir", tmp_path], stdout=subprocess.DEVNULL
+    ) as redis:
+        yield {"RAY_REDIS_ADDRESS": f"127.0.0.1:{port}"}
+        redis.terminate()
+
+
+def test_without_the_head_s_memory_streams_go_on_and_with_it_what_died_meanwhile_comes_back(
+    nodes: Nodes, config: Path, memory_of_the_head: dict[str, str]
+) -> None:
+    head = nodes.start_head(environment=memory_of_the_head, is_watched=False)
+    tree = yaml.safe_load(config.read_text())
+    # Both replicas are on the head: another node has nothing to do with this.
+    tree["applications"][0]["deployments"][-1].pop("max_replicas_per_node")
+    config.write_text(yaml.safe_dump(tree))
+    server = Server(config, "--address", nodes.address)
+    try:
+        server.wait_until_ready()
+        until(lambda: has_replicas(server, 2), "two replicas", patience_s=PATIENCE_S)
+        expected = [follow(server, number, Streamed()) for number in range(NUM_STREAMS)]
+        assert all(answer.is_done and answer.error is None for answer in expected)
+        members = [psutil.Process(pid) for pid in session_members(head)]
+        [memory] = [process for process in members if process.name() == "gcs_server"]
+        command, environment = memory.cmdline(), memory.environ()
+        memory.kill()
+        streams = [Streamed() for _ in range(NUM_STREAMS)]
+        with ThreadPoolExecutor(NUM_STREAMS) as pool:
+            ends = [pool.submit(follow, server, number, seen) for number, seen in enumerate(streams)]
+            for seen in streams:
+                assert seen.began.wait(PATIENCE_S)
+            replicas = [
+                p for p in map(psutil.Process, session_members(head)) if f"Model-{BASE}" in " ".join(p.cmdline())
+            ]
+            replicas[0].kill()
+            told = [end.result(PATIENCE_S) for end in ends]
+        assert [(seen.error, seen.text) for seen in told] == [(None, answer.text) for answer in expected]
+        nodes.go_on_with(command, environment)
+        back_at_s = time.monotonic()
+        until(lambda: has_replicas(server, 2), "what died meanwhile to come back", patience_s=PATIENCE_S)
+        print(f"repaired {time.monotonic() - back_at_s:.1f} s after the head's memory came back")
+        assert follow(server, 0, Streamed()).text == expected[0].text
+    finally:
+        server.stop()
