@@ -26,6 +26,14 @@ def _group_of(held, scales, zeros, n, is_output, width, depth, group, BITS: tl.c
     return low, high
 
 
+@triton.jit
+def _tile_of(matrix, row, is_row, depth, at, last, BLOCK_K: tl.constexpr):
+    """Return BLOCK_K columns from `at` on of some rows of a matrix, zeros from `last` on."""
+    k = at + tl.arange(0, BLOCK_K)
+    place = row.to(tl.int64)[:, None] * depth + k[None, :]
+    return tl.load(matrix + place, mask=is_row[:, None] & (k < last)[None, :], other=0.0)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def streamed_linear_kernel(
     x,
@@ -61,19 +69,12 @@ def streamed_linear_kernel(
     product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for at in range(first, last, BLOCK_K):
         if IS_INT4:
-            half = tl.arange(0, 64)
-            source = x + m[None, :] * depth + at + half[:, None]
-            x_low = tl.load(source, mask=is_row[None, :], other=0.0)
-            x_high = tl.load(source + 64, mask=is_row[None, :], other=0.0)
-            w_low, w_high = _group_of(weight, scales, zeros, n, is_output, width, depth, at // 128, BITS)
-            product = tl.dot(w_low, x_low, product)
-            product = tl.dot(w_high, x_high, product)
+            low, high = _group_of(weight, scales, zeros, n, is_output, width, depth, at // 128, BITS)
+            product = tl.dot(low, tl.trans(_tile_of(x, m, is_row, depth, at, last, 64)), product)
+            product = tl.dot(high, tl.trans(_tile_of(x, m, is_row, depth, at + 64, last, 64)), product)
         else:
-            k = at + tl.arange(0, BLOCK_K)
-            is_depth = k < last
-            place = n.to(tl.int64)[:, None] * depth + k[None, :]
-            w_tile = tl.load(weight + place, mask=is_output[:, None] & is_depth[None, :], other=0.0)
-            x_tile = tl.load(x + m[None, :] * depth + k[:, None], mask=is_row[None, :] & is_depth[:, None], other=0.0)
+            w_tile = _tile_of(weight, n, is_output, depth, at, last, BLOCK_K)
+            x_tile = tl.trans(_tile_of(x, m, is_row, depth, at, last, BLOCK_K))
             product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
     place = m[None, :] * width + n[:, None]
     is_place = is_output[:, None] & is_row[None, :]
