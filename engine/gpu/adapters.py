@@ -25,6 +25,7 @@ ALIGNED_BYTES = 16
 """Where a matrix begins: what the widest load takes."""
 ENTRY_NUMBERS = 4
 NOWHERE = -1
+"""Where what an adapter does not have lies."""
 
 
 class TabledAdapter(AdapterWeights):

@@ -38,7 +38,8 @@ class StreamedLinear:
             it that its size does.
 
     Attributes:
-        streams: for each of `ROWS` whether products of so many rows are our kernel's.
+        rows: those of `ROWS` that our kernel may be taken for.
+        streams: for each of them whether it is.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, is_int4: bool = False) -> None:
@@ -68,15 +69,15 @@ class StreamedLinear:
 @torch.inference_mode()
 def measure(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
     """Time both ways for each shape and number of rows, all layers of a shape in turn, and set `streams` by it."""
-    by_shape: dict[torch.Size, list[StreamedLinear]] = {}
+    by_kind: dict[tuple[torch.Size, tuple[int, ...]], list[StreamedLinear]] = {}
     for linear in linears:
         if linear.dtype != torch.float32:
-            by_shape.setdefault(linear.shape, []).append(linear)
-    for shape, alike in by_shape.items():
-        streams = tuple(_is_faster(alike, rows, runtime) for rows in alike[0].rows)
+            by_kind.setdefault((linear.shape, linear.rows), []).append(linear)
+    for (shape, numbers), alike in by_kind.items():
+        streams = tuple(_is_faster(alike, rows, runtime) for rows in numbers)
         for linear in alike:
             linear.streams = streams
-        chosen = [rows for rows, is_streamed in zip(alike[0].rows, streams, strict=True) if is_streamed]
+        chosen = [rows for rows, is_streamed in zip(numbers, streams, strict=True) if is_streamed]
         _logger.info("products by %s: our kernel for %s rows", tuple(shape), chosen or "no")
 
 

@@ -65,8 +65,8 @@ def benches(geometry: Geometry, device: torch.device, *, scale: int = 1) -> Iter
             yield _decode_attention(geometry, device, rows=rows, context=context, held=held)
             yield _quantization(geometry, device, tokens=max(1, 64 // scale), held=held)
     yield _prefill_attention(geometry, device, tokens=8192 // scale)
-    for rows in (1, 16, 64):
-        yield from _products(geometry, device, rows=max(1, rows // scale))
+    for rows in sorted({max(1, rows // scale) for rows in (1, 16, 64)}):
+        yield from _products(geometry, device, rows=rows)
     for adapters in (1, 8, 64):
         yield _lora(geometry, device, tokens=max(2, 64 // scale), adapters=max(1, adapters // scale))
     rows = max(1, 64 // scale)

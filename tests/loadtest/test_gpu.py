@@ -17,6 +17,7 @@ from engine.gpu.build import gpu_parts
 from kernels.launches import Geometry
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.paged_attention import launch as attention_launch
+from kernels.streamed_linear import launch as streamed_launch
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.gpu import engine, kernels
 from loadtest.gpu.timing import Ceilings
@@ -38,6 +39,7 @@ TINY = {
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_launch, "PROGRAMS_WANTED", 2)
     monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 2)
+    monkeypatch.setattr(streamed_launch, "PROGRAMS_WANTED", 2)
 
 
 def test_a_floor_is_the_longer_of_moving_and_computing() -> None:

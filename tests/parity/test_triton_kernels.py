@@ -29,6 +29,7 @@ from engine.resolve import Hardware
 from kernels.architecture import pretending
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.paged_attention import launch as attention_launch
+from kernels.streamed_linear import launch as streamed_launch
 from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.engine.gpu.host_runtime import HostRuntime
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
@@ -170,6 +171,7 @@ def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(build, "_cpu_parts", _parts_of_a_gpu)
     monkeypatch.setattr(attention_launch, "PROGRAMS_WANTED", 8)
     monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
+    monkeypatch.setattr(streamed_launch, "PROGRAMS_WANTED", 8)
     with pretending("sm_90"):
         yield
 
