@@ -31,10 +31,10 @@ class EngineSettings(SettingsNode):
         default=None,
         description="Precision of the weights; null: bfloat16 where the device multiplies it fast, else float32.",
     )
-    quantization: Literal["int8", "fp8"] | None = Field(
+    quantization: Literal["int8", "fp8", "int4"] | None = Field(
         default=None,
         description="Weights of one byte, inputs rounded as they come: int8 on a CPU, fp8 on a GPU that multiplies it; "
-        "null: as `dtype` says.",
+        "int4: weights of 4 bits on a GPU, inputs as they are; null: as `dtype` says.",
     )
     kv_cache_dtype: Literal["int8", "fp8"] | None = Field(
         default=None, description="KV cache of one byte a number (GPU only; fp8 is e4m3); null: as `dtype` says."

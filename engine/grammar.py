@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from engine.errors import RequestError
+from engine.sampling.placing import placed
 
 if TYPE_CHECKING:
     # An engine whose requests follow no grammar runs without the library.
@@ -38,13 +39,13 @@ class GrammarFollower:
         return _reason(self._matcher) if self._matcher.is_error() else None
 
     def mask(self, logits: torch.Tensor) -> None:
-        """Leave only what may come next in the logits [vocab] of a CPU; NaN stays what it is."""
+        """Leave only what may come next in the logits [vocab]; NaN stays what it is."""
         if self._matcher.is_error():
             logits.sub_(torch.inf)
             return
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
-        logits.sub_(torch.from_numpy(np.where(allowed, np.float32(0), np.float32(np.inf))).to(logits.device))
+        logits.sub_(torch.where(placed(~allowed, logits.device, torch.bool), torch.inf, 0.0))
 
     def note(self, token_id: int) -> None:
         """Take note of the token that was chosen."""

@@ -56,16 +56,30 @@ class AdapterSegment:
 
 
 def refuse_extras(weights: AdapterWeights, who: str) -> None:
-    """Refuse an adapter that changes more than linear modules of the layers by low-rank products.
+    """Refuse an adapter that changes more than linear modules of the layers, by products and by columns.
 
     Raises:
         LayoutError: naming what, and `who` cannot do it.
     """
     changed = [name for name in ("embed_tokens", "lm_head") if name in weights.extras.matrices]
     changed += [name for name in ("embed_tokens", "lm_head") if weights.projection(WHOLE_MODEL, name) is not None]
-    changed += sorted({module for _, module in weights.extras.columns})
+    changed += sorted({module for _, module in weights.extras.columns} - set(MODULES))
     if changed:
-        raise LayoutError(f"{who} do not know its {HOW_CHANGED.get(changed[0], 'bias or magnitudes')} ({changed[0]})")
+        raise LayoutError(f"{who} do not know its {HOW_CHANGED[changed[0]]} ({changed[0]})")
+
+
+def refuse_magnitudes(weights: AdapterWeights, quantization: str) -> None:
+    """Refuse an adapter that measures columns of the base's weights, where the engine computes with rounded ones.
+
+    Raises:
+        LayoutError: naming the module.
+    """
+    for (layer, module), columns in weights.extras.columns.items():
+        if module in MODULES and columns.has_gain:
+            raise LayoutError(
+                f"use_dora measures the columns of the base's {module} in layer {layer}, which is quantized to "
+                f"{quantization}"
+            )
 
 
 def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:

@@ -14,11 +14,10 @@ from collections.abc import Sequence
 
 import torch
 
-from adapters.errors import LayoutError
 from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Extras
 from engine.errors import EngineError
-from engine.lora import MODULES, AdapterSegment
+from engine.lora import MODULES, AdapterSegment, refuse_magnitudes
 from kernels.packed_linear.reference import to_panels
 from kernels.program import Program
 
@@ -49,7 +48,7 @@ class PanelAdapter(AdapterWeights):
 
     def __init__(self, source: AdapterWeights, num_layers: int, *, is_quantized: bool = False) -> None:
         if is_quantized:
-            _refuse_magnitudes(source)
+            refuse_magnitudes(source, "int8")
         matrices: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for layer in range(WHOLE_MODEL, num_layers):
             for module in ("embed_tokens", "lm_head") if layer == WHOLE_MODEL else MODULES:
@@ -95,14 +94,6 @@ def _laid_out(extras: Extras) -> Extras:
     if "lm_head" in own:
         own["lm_head"] = to_panels(own["lm_head"])
     return Extras(columns=extras.columns, matrices=own)
-
-
-def _refuse_magnitudes(weights: AdapterWeights) -> None:
-    for (layer, module), columns in weights.extras.columns.items():
-        if module in MODULES and columns.has_gain:
-            raise LayoutError(
-                f"use_dora measures the columns of the base's {module} in layer {layer}, which is quantized to int8"
-            )
 
 
 class NativeLora:

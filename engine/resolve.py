@@ -16,8 +16,8 @@ from engine.linear import has_fast_bfloat16
 from kernels import architecture
 
 DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DEVICE_BY_QUANTIZATION = {"int8": "cpu", "fp8": "cuda"}
-FP8_MULTIPLE = 16
+DEVICE_BY_QUANTIZATION = {"int8": "cpu", "fp8": "cuda", "int4": "cuda"}
+FP8_MULTIPLE, INT4_MULTIPLE = 16, 128
 CACHE_DTYPES = ("int8", "fp8")
 CPU_CACHE_SHARE = 0.2
 """Of the free memory; a laptop has other things to do."""
@@ -168,16 +168,25 @@ def _check_quantization(config: EngineConfig, spec: DecoderSpec, hardware: Hardw
     device = DEVICE_BY_QUANTIZATION[wanted]
     if hardware.device != device:
         raise ConfigError(f"quantization: {wanted!r} is for device {device!r}; this model runs on {hardware.device!r}.")
+    if wanted == "int4":
+        if dtype == "float32":
+            raise ConfigError("quantization: 'int4' multiplies inputs of 16 bits; dtype is 'float32'.")
+        _check_sizes(wanted, INT4_MULTIPLE, {depth for depth, _ in spec.linear_shapes().values()})
     if wanted != "fp8":
         return
     if not hardware.has_fp8_products:
         raise ConfigError("quantization: 'fp8' needs a GPU of CUDA's compute capability 9.0 or above; this is none.")
     if dtype != "bfloat16":
         raise ConfigError(f"quantization: 'fp8' makes bfloat16 of its products; dtype is {dtype!r}.")
-    sizes = {size for shape in spec.linear_shapes().values() for size in shape}
-    odd = sorted(size for size in sizes if size % FP8_MULTIPLE)
+    _check_sizes(wanted, FP8_MULTIPLE, {size for shape in spec.linear_shapes().values() for size in shape})
+
+
+def _check_sizes(quantization: str, multiple: int, sizes: set[int]) -> None:
+    odd = sorted(size for size in sizes if size % multiple)
     if odd:
-        raise ConfigError(f"quantization: 'fp8' multiplies sizes that {FP8_MULTIPLE} divides; this model has {odd[0]}.")
+        raise ConfigError(
+            f"quantization: {quantization!r} multiplies sizes that {multiple} divides; this model has {odd[0]}."
+        )
 
 
 def _check_cache_dtype(config: EngineConfig, hardware: Hardware) -> None:

@@ -15,6 +15,8 @@ from kernels.paged_attention.launch import paged_attention
 from kernels.recording import Launch, recording
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
+from kernels.streamed_linear.launch import from_int4, streamed_linear
+from kernels.streamed_linear.reference import GROUP, Int4Matrix
 from kernels.token_choice.launch import choose_tokens
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
@@ -60,8 +62,28 @@ def all_launches(target: str) -> list[Launch]:
                     attend(geometry, torch.bfloat16, held)
                     for width in (geometry.hidden, geometry.inner):
                         quantize_rows(_empty(64, width, dtype=torch.bfloat16), held)
+        for geometry in GEOMETRIES[:2]:
+            multiply(geometry, torch.bfloat16)
+        multiply(GEOMETRIES[0], torch.float16)
         choose_tokens(_empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64), _whole(64, 2))
     return launches
+
+
+def multiply(geometry: Geometry, dtype: torch.dtype) -> None:
+    """Launch a layer's products of few rows, with weights as they are and of 4 bits."""
+    hidden, inner, arrived = geometry.hidden, geometry.inner, _empty(1 << 16, dtype=torch.int32)
+    qkv = (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim
+    for width, depth in ((qkv, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)):
+        held = Int4Matrix(
+            _empty(width, depth // 2, dtype=torch.uint8),
+            _empty(depth // GROUP, width, dtype=dtype),
+            _empty(depth // GROUP, width, dtype=torch.uint8),
+        )
+        bias = _empty(width, dtype=dtype) if geometry.has_norms and width == qkv else None
+        for rows in (1, 32, 64):
+            streamed_linear(_empty(rows, depth, dtype=dtype), held, bias, arrived)
+        streamed_linear(_empty(16, depth, dtype=dtype), _empty(width, depth, dtype=dtype), bias, arrived)
+        from_int4(held)
 
 
 def attend(geometry: Geometry, dtype: torch.dtype, held: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:

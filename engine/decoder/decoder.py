@@ -73,7 +73,7 @@ class Decoder:
     """A decoder-only transformer over a paged KV cache.
 
     Args:
-        parameters: (name, tensor) for every name of `engine.loading.names.parameters`, given away.
+        parameters: (name, tensor) for every name of `engine.loading.names.parameters`, in that order, given away.
         max_len: positions that the rotary table covers.
     """
 
@@ -82,9 +82,15 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self._backend = backend
-        by_name = dict(parameters)
+        by_name: dict[str, torch.Tensor] = {}
+        self._layers: list[Layer] = []
+        last = "down.bias" if spec.mlp_bias else "down.weight"
+        for name, tensor in parameters:
+            by_name[name] = tensor
+            # At once: where weights are rounded there is room for all of them rounded, but not for all as they came.
+            if name.endswith(last):
+                self._layers.append(_layer(by_name, f"layers.{len(self._layers)}", backend))
         self._norm = by_name.pop("norm")
-        self._layers = [_layer(by_name, f"layers.{index}", backend) for index in range(spec.num_layers)]
         embedding, head = by_name.pop("embedding"), by_name.pop("head", None)
         # [positions, 2, head_dim]
         self._cos_sin = spec.rope.table(spec.head_dim, max_len, embedding.dtype).to(embedding.device)

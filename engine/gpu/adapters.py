@@ -1,6 +1,7 @@
 """Adapters as the GPU kernels read them, and their products: one shrink and one expand for all adapters of a step.
 
-    table of an adapter    [ layer 0: q k v o gate up down | layer 1: ... ]    (address of A, address of B, rank) each
+    table of an adapter    [ layer 0: q k v o gate up down | layer 1: ... ]    `ENTRY_NUMBERS` each: address of A,
+                           address of B, rank, address of gains and shifts of columns, 0 for none
     segments of a step     (first token, end, address of a table) each
 
 A step writes three numbers for each segment; nothing is gathered, and nothing padded to a common rank.
@@ -16,19 +17,22 @@ from adapters.weights import AdapterWeights
 from engine.errors import EngineError
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
-from engine.lora import MODULES, AdapterSegment, refuse_extras
+from engine.lora import MODULES, AdapterSegment, refuse_extras, refuse_magnitudes
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_shrink.launch import lora_shrink
 
 ALIGNED_BYTES = 16
 """Where a matrix begins: what the widest load takes."""
+ENTRY_NUMBERS = 4
+NOWHERE = -1
+"""Where what an adapter does not have lies."""
 
 
 class TabledAdapter(AdapterWeights):
     """An adapter with a table of where its matrices lie.
 
     Attributes:
-        table: [layers * 7, 3] int64, valid as long as this object lives.
+        table: [layers * 7, 4] int64, valid as long as this object lives.
     """
 
     def __init__(self, flat: torch.Tensor, offsets: torch.Tensor, table: torch.Tensor | None = None) -> None:
@@ -37,27 +41,32 @@ class TabledAdapter(AdapterWeights):
         self.table = _addressed(flat, offsets) if table is None else table
 
     @classmethod
-    def of(cls, source: AdapterWeights, num_layers: int) -> TabledAdapter:
-        """Lay out an adapter that is in host memory.
+    def of(cls, source: AdapterWeights, num_layers: int, quantization: str | None = None) -> TabledAdapter:
+        """Lay out an adapter that is in host memory, for a base whose weights may be quantized.
 
         Raises:
             LayoutError: it changes more than the kernels can.
         """
         refuse_extras(source, "this model runs on a GPU, whose kernels")
+        if quantization is not None:
+            refuse_magnitudes(source, quantization)
         dtype = source.flat.dtype
         step = ALIGNED_BYTES // dtype.itemsize
-        offsets = torch.zeros(num_layers * len(MODULES), 3, dtype=torch.int64)
+        offsets = torch.full((num_layers * len(MODULES), ENTRY_NUMBERS), NOWHERE, dtype=torch.int64)
         parts: list[torch.Tensor] = []
         end = 0
         for entry in range(len(offsets)):
-            projection = source.projection(entry // len(MODULES), MODULES[entry % len(MODULES)])
-            if projection is None:
-                continue
-            offsets[entry, 2] = projection.a.shape[0]
-            for column, matrix in enumerate((projection.a, projection.b)):
-                offsets[entry, column] = end
-                end += -(-matrix.numel() // step) * step
-                parts.append(matrix)
+            layer, module = entry // len(MODULES), MODULES[entry % len(MODULES)]
+            projection, columns = source.projection(layer, module), source.extras.columns.get((layer, module))
+            offsets[entry, 2] = 0 if projection is None else projection.a.shape[0]
+            found = {} if projection is None else {0: projection.a, 1: projection.b}
+            if columns is not None:
+                # Float32 among shorter numbers: only their bits are copied.
+                found[3] = torch.cat((columns.gain, columns.shift)).view(dtype)
+            for number, part in found.items():
+                offsets[entry, number] = end
+                end += -(-part.numel() // step) * step
+                parts.append(part)
         flat = torch.zeros(end, dtype=dtype)
         at = 0
         for part in parts:
@@ -81,8 +90,8 @@ class TabledAdapter(AdapterWeights):
 
 
 def _addressed(flat: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    table = offsets.clone()
-    table[:, :2] = table[:, :2] * flat.element_size() + flat.data_ptr()
+    table = torch.where(offsets == NOWHERE, 0, offsets * flat.element_size() + flat.data_ptr())
+    table[:, 2] = offsets[:, 2]
     return table
 
 

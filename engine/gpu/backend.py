@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional
 
 from engine.attention import AttentionBatch
 from engine.backend import LayerCache, Product
 from engine.gpu.adapters import TritonLora
 from engine.gpu.fp8_linear import Fp8Linear
+from engine.gpu.streamed_linear import StreamedLinear
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.embedding.reference import take_rows
@@ -24,23 +24,30 @@ class TritonBackend:
 
     Args:
         adapters: the products of the step under way; its owner fills it before each step.
-        quantizes: layers' weights and their inputs are rounded to 8-bit floats; adapters read inputs as they are.
+        quantization: "fp8": layers' weights and their inputs are rounded to 8-bit floats; "int4": the weights alone, to
+            4 bits; None: neither. Adapters read inputs as they are.
+
+    Attributes:
+        linears: products whose way `engine.gpu.streamed_linear.measure` may choose.
     """
 
-    def __init__(self, adapters: TritonLora, *, quantizes: bool = False) -> None:
+    def __init__(self, adapters: TritonLora, quantization: str | None = None) -> None:
         self.adapters = adapters
-        self._quantizes = quantizes
+        self.linears: list[StreamedLinear] = []
+        self._quantization = quantization
 
     def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
         """Keep the weight, as it is or rounded."""
-        if self._quantizes:
+        if self._quantization == "fp8":
             return Fp8Linear(weight, bias)
-        return lambda x: functional.linear(x, weight, bias)
+        self.linears.append(StreamedLinear(weight, bias, is_int4=self._quantization == "int4"))
+        return self.linears[-1]
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Keep both as they are."""
-        matrix = embedding if head is None else head
-        return lambda token_ids: take_rows(embedding, token_ids), lambda h: functional.linear(h, matrix).float()
+        product = StreamedLinear(embedding if head is None else head, None)
+        self.linears.append(product)
+        return lambda token_ids: take_rows(embedding, token_ids), lambda h: product(h).float()
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Return the products that have been filled, None where the step has no adapter."""

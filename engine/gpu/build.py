@@ -19,6 +19,7 @@ from engine.gpu.choosing import TokenChooser
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.model import GpuModel, recorded_sizes
 from engine.gpu.runtime import GpuRuntime
+from engine.gpu.streamed_linear import measure
 from engine.loading.checkpoint import WeightSource
 from engine.parts import Parts
 from engine.resolve import DTYPE_BY_NAME, Hardware, resolve
@@ -62,9 +63,10 @@ def _build(
 ) -> Parts:
     dtype = DTYPE_BY_NAME[checked.dtype]
     adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank)
-    backend = TritonBackend(adapters, quantizes=checked.quantization is not None)
+    backend = TritonBackend(adapters, checked.quantization)
     parameters = weights(config.model_path, spec, dtype, runtime.device)
     decoder = Decoder(spec, parameters, backend, checked.max_model_len)
+    measure(backend.linears, runtime)
     peak_bytes = runtime.peak_bytes(lambda: _full_step(decoder, spec, checked, runtime.device))
     left = hardware.free_bytes - peak_bytes - RESERVED_BYTES - checked.max_device_adapter_bytes
     _logger.info("a full step takes %.2f GiB with the weights; %.2f GiB are left", peak_bytes / 2**30, left / 2**30)
@@ -86,7 +88,7 @@ def _build(
         buffers=inputs,
         model=model,
         cache=cache,
-        lay_out=lambda weights: TabledAdapter.of(weights, spec.num_layers),
+        lay_out=lambda weights: TabledAdapter.of(weights, spec.num_layers, resolved.quantization),
         choose=TokenChooser(runtime, resolved.max_num_seqs),
         steps_ahead=1,
     )

@@ -12,6 +12,7 @@ import torch
 
 NUM_WARM_UPS = 2
 """Runs before a recording: libraries set themselves up, kernels are compiled."""
+NUM_TIMED = 5
 
 
 class GpuRuntime(Protocol):
@@ -36,6 +37,10 @@ class GpuRuntime(Protocol):
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """Record what `run` enqueues; return what enqueues it again, and the tensor that each replay fills."""
+        ...
+
+    def seconds(self, run: Callable[[], torch.Tensor]) -> float:
+        """Return how long the device takes for what `run` enqueues, the host's part left out."""
         ...
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
@@ -84,6 +89,19 @@ class CudaRuntime:
         with torch.cuda.graph(graph, pool=self._pool):
             out = run()
         return graph.replay, out
+
+    def seconds(self, run: Callable[[], torch.Tensor]) -> float:
+        """Replay a recording some times by the device's own clock; the shortest time is the least disturbed one."""
+        replay, _ = self.record(run)
+        times: list[float] = []
+        for _ in range(NUM_TIMED):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            replay()
+            end.record()
+            end.synchronize()
+            times.append(float(start.elapsed_time(end)) / 1000)
+        return min(times)
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """Ask torch's allocator."""

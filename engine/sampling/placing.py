@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-Numbers = Sequence[int] | Sequence[float] | Sequence[Sequence[int]] | Sequence[tuple[int, int]]
+Numbers = (
+    Sequence[int]
+    | Sequence[float]
+    | Sequence[Sequence[int]]
+    | Sequence[tuple[int, int]]
+    | NDArray[np.int64 | np.float64 | np.bool_]
+)
 
 
 def placed(numbers: Numbers, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.request import DryPenalty, LzPenalty, Request
+from engine.sampling.placing import placed
 
 Edits = tuple[NDArray[np.int64], NDArray[np.float64]]
 """Distinct token ids and what is taken from their logits, [n] each."""
@@ -158,8 +159,7 @@ class RepeatPenalties:
         for row in self._rows:
             token_ids, taken = row.edits()
             if len(token_ids):
-                at = torch.from_numpy(token_ids).to(logits.device)
-                logits[at] -= torch.from_numpy(taken).to(device=logits.device, dtype=logits.dtype)
+                logits[placed(token_ids, logits.device)] -= placed(taken, logits.device, logits.dtype)
 
     def note(self, token_id: int) -> None:
         """Take note of the token that was chosen."""

@@ -28,7 +28,8 @@ def lora_expand_kernel(
 ):
     """Program (tile, columns, module) adds to [tokens, y_width], where the modules' outputs lie side by side.
 
-    Segments and `shrunk` are those of `kernels.lora_shrink.kernel`; out_i is the width of module i, 0 for none.
+    Segments and `shrunk` are those of `kernels.lora_shrink.kernel`; out_i is the width of module i, 0 for none. Of
+    an adapter with gains and shifts of columns, float32 [2, out_i], the output is y * gain + shift before the sum.
     """
     tile, part, module = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_segments = tl.load(count)
@@ -40,7 +41,8 @@ def lora_expand_kernel(
     end = tl.load(segments + segment * 3 + 1)
     token = start + within * BLOCK_M + tl.arange(0, BLOCK_M)
     rank = matrix_of(segments, segment, entry + module, 2)
-    if (start + within * BLOCK_M >= end) | (rank == 0) | (part * BLOCK_N >= out):
+    columns = matrix_of(segments, segment, entry + module, 3)
+    if (start + within * BLOCK_M >= end) | ((rank == 0) & (columns == 0)) | (part * BLOCK_N >= out):
         return
     is_token = token < end
     address = tl.multiple_of(matrix_of(segments, segment, entry + module, 1), 16)
@@ -61,4 +63,8 @@ def lora_expand_kernel(
     target = y + token[:, None] * y_width + (column + n)[None, :]
     is_target = is_token[:, None] & is_column[None, :]
     known = tl.load(target, mask=is_target, other=0.0)
-    tl.store(target, (known.to(tl.float32) + product).to(y.dtype.element_ty), mask=is_target)
+    is_changed = is_column & (columns != 0)
+    gains = columns.to(tl.pointer_type(tl.float32)) + n
+    gain = tl.load(gains, mask=is_changed, other=1.0)[None, :]
+    shift = tl.load(gains + out, mask=is_changed, other=0.0)[None, :]
+    tl.store(target, (known.to(tl.float32) * gain + shift + product).to(y.dtype.element_ty), mask=is_target)

@@ -25,6 +25,8 @@ def lora_expand(
 ) -> None:
     """Add the products with the B's in place to `y` [tokens, sum of splits], contiguous.
 
+    Where an adapter's table has an address of gains and shifts [2, out], `y` is made y * gain + shift before.
+
     Args:
         shrunk, segments, count, entry, max_segments: as in `kernels.lora_shrink.launch`.
         splits: output widths of the modules, which lie side by side in `y`; at most three.

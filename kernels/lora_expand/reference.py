@@ -2,6 +2,9 @@
 
     y[start_i:end_i, column:column + out] += h_i B_i^T
 
+What some adapters do to y itself before that, y * gain + shift for each column, is the engine's affair on a CPU
+(`adapters.weights.Columns`); the GPU's kernel does it in the same pass.
+
 Segments are half-open, ascending and disjoint; rows outside every segment are not touched. Ranks differ freely.
 Source: Punica (Chen et al., 2023, arXiv 2310.18547, section 4).
 """

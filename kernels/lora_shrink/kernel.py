@@ -8,9 +8,12 @@ from kernels.search import place_of
 
 @triton.jit
 def matrix_of(segments, segment, entry, part: tl.constexpr):
-    """Return a number of a segment's adapter for the module `entry`: part 0 is the address of A, 1 of B, 2 the rank."""
+    """Return a number of a segment's adapter for the module `entry`.
+
+    Part 0 is the address of A, 1 of B, 2 the rank, 3 the address of gains and shifts of columns, 0 for none.
+    """
     table = tl.load(segments + segment * 3 + 2).to(tl.pointer_type(tl.int64))
-    return tl.load(table + entry * 3 + part)
+    return tl.load(table + entry * 4 + part)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "entry", "num_modules"])

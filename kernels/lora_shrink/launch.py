@@ -27,9 +27,9 @@ def lora_shrink(
 
     Args:
         x: [tokens, in], contiguous.
-        segments: [any, 3] int64: first token, end, address of the adapter's table [entries, 3] int64 on the device:
-            address of A [rank, in], address of B [out, rank], both multiples of 16, and the rank, 0 for no such module.
-            Ascending and disjoint.
+        segments: [any, 3] int64: first token, end, address of the adapter's table [entries, 4] int64 on the device:
+            address of A [rank, in], address of B [out, rank], both multiples of 16, the rank, 0 for no such module, and
+            the address of float32 [2, out], 0 for none (`kernels.lora_expand.launch`). Ascending and disjoint.
         count: [1] int64 on the device, how many segments there are.
         entry: the first module's place in the tables.
         num_modules: so many neighbours share the input.

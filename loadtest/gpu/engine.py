@@ -21,6 +21,7 @@ from engine.costs import num_layer_weights, num_step_weights, prompt_flop
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.loading.names import parameters
+from kernels.streamed_linear.reference import BYTES_PER_WEIGHT
 from loadtest.engine_alone import EngineAlone, Generated
 from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD
 from loadtest.gpu.timing import Ceilings
@@ -93,6 +94,11 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
         Work(model="llama-3.1-8b", batch=1, context=1024, quantization="fp8", kv_cache_dtype="fp8"),
         Work(model="llama-3.1-8b", batch=64, context=1024, quantization="fp8", kv_cache_dtype="fp8"),
         Work(model="llama-3.1-8b", batch=1, context=8192, answer_tokens=1, quantization="fp8", kv_cache_dtype="fp8"),
+        Work(model="llama-3.1-8b", batch=1, context=1024, quantization="int4"),
+        Work(model="llama-3.1-8b", batch=16, context=1024, quantization="int4"),
+        Work(model="llama-3.1-8b", batch=64, context=1024, quantization="int4"),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8, quantization="int4"),
+        Work(model="llama-3.1-8b", batch=1, context=8192, answer_tokens=1, quantization="int4"),
     ),
     "qwen3-0.6b": (
         Work(model="qwen3-0.6b", batch=1, context=1024, target=0.60),
@@ -114,9 +120,10 @@ def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
     """Return what one decode step must read: weights, and the cache of answers that are half done."""
     context = work.context + work.answer_tokens / 2
     cache = work.batch * context * spec.kv_bytes_per_token(element_bytes if work.kv_cache_dtype is None else 1)
-    weights = num_step_weights(spec) * element_bytes
+    weights = float(num_step_weights(spec) * element_bytes)
     if work.quantization is not None:
-        weights -= (element_bytes - 1) * num_layer_weights(spec)
+        held = BYTES_PER_WEIGHT if work.quantization == "int4" else 1
+        weights -= (element_bytes - held) * num_layer_weights(spec)
     return weights + cache
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype
@@ -16,10 +17,14 @@ from kernels.lora_shrink.launch import lora_shrink
 from kernels.paged_attention.launch import paged_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
+from kernels.streamed_linear.launch import counters, from_int4, streamed_linear
+from kernels.streamed_linear.reference import BYTES_PER_WEIGHT, to_int4
 from kernels.token_choice.launch import choose_tokens
 from loadtest.gpu.timing import Ceilings, GpuTimer
 
 RANK = 16
+SHORT = torch.bfloat16 if torch.cuda.is_available() else torch.float16
+"""What 4-bit weights are multiplied in; the interpreter cannot bfloat16."""
 VOCAB = 128_256
 
 
@@ -60,6 +65,8 @@ def benches(geometry: Geometry, device: torch.device, *, scale: int = 1) -> Iter
             yield _decode_attention(geometry, device, rows=rows, context=context, held=held)
             yield _quantization(geometry, device, tokens=max(1, 64 // scale), held=held)
     yield _prefill_attention(geometry, device, tokens=8192 // scale)
+    for rows in sorted({max(1, rows // scale) for rows in (1, 16, 64)}):
+        yield from _products(geometry, device, rows=rows)
     for adapters in (1, 8, 64):
         yield _lora(geometry, device, tokens=max(2, 64 // scale), adapters=max(1, adapters // scale))
     rows = max(1, 64 // scale)
@@ -163,6 +170,34 @@ def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int)
     )
 
 
+def _products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterator[Bench]:
+    """Each shape of a layer's products by our kernel and by the library, then with weights of 4 bits."""
+    hidden, inner = geometry.hidden, geometry.inner
+    for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):
+        x, weight = _randn(rows, depth, device=device), _randn(width, depth, device=device)
+        arrived = counters(width, rows, device)
+        num_flop, others = 2.0 * rows * width * depth, x.nbytes + rows * width * x.element_size()
+        where = f", {rows} rows by {width} x {depth}"
+        for name, run in (
+            ("streamed product", lambda x=x, w=weight, a=arrived: streamed_linear(x, w, None, a)),
+            ("the library's product", lambda x=x, w=weight: functional.linear(x, w)),
+        ):
+            yield Bench(name=name + where, run=run, num_bytes=weight.nbytes + others, num_flop=num_flop)
+        x, matrix = x.to(SHORT), to_int4(weight.to(SHORT))
+        yield Bench(
+            name="int4 product" + where,
+            run=lambda x=x, w=matrix, a=arrived: streamed_linear(x, w, None, a),  # type: ignore[misc]
+            num_bytes=BYTES_PER_WEIGHT * width * depth + others,
+            num_flop=num_flop,
+        )
+        if rows == 1:
+            yield Bench(
+                name=f"weights from int4, {width} x {depth}",
+                run=lambda w=matrix: from_int4(w),  # type: ignore[misc]
+                num_bytes=(BYTES_PER_WEIGHT + 2) * width * depth,
+            )
+
+
 def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: int) -> Bench:
     q_size, kv_size = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
     splits = (q_size, kv_size, kv_size)
@@ -172,7 +207,7 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
         for _ in range(adapters)
         for width in splits
     ]
-    tables = torch.tensor([[a.data_ptr(), b.data_ptr(), RANK] for a, b in matrices], device=device)
+    tables = torch.tensor([[a.data_ptr(), b.data_ptr(), RANK, 0] for a, b in matrices], device=device)
     per_adapter = tokens // adapters
     segments = torch.tensor(
         [[i * per_adapter, (i + 1) * per_adapter, tables[3 * i].data_ptr()] for i in range(adapters)], device=device

@@ -8,6 +8,7 @@ from adapters.identity import AdapterDigest
 from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras, RawProjection, build_weights
 from engine.backend import TorchBackend
+from engine.gpu.adapters import TabledAdapter
 from engine.lora import LoraBatch, collect_segments, refuse_extras
 from engine.native_lora import PanelAdapter
 
@@ -126,11 +127,17 @@ def changing(name: str) -> AdapterWeights:
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("embed_tokens", "embedding"), ("lm_head", "output matrix"), ("norm", "norm"), ("q_proj", "bias or magnitudes")],
+    [("embed_tokens", "embedding"), ("lm_head", "output matrix"), ("norm", "norm")],
 )
-def test_a_device_that_knows_products_only_refuses_the_rest_by_name(name: str, what: str) -> None:
+def test_a_device_that_knows_linear_modules_only_refuses_the_rest_by_name(name: str, what: str) -> None:
+    refuse_extras(changing("q_proj"), "the kernels")
     with pytest.raises(LayoutError, match=rf"the kernels do not know its {what} \({name}\)"):
         refuse_extras(changing(name), "the kernels")
+
+
+def test_lengths_of_columns_cannot_be_had_of_a_base_of_four_bits() -> None:
+    with pytest.raises(LayoutError, match=r"use_dora .* q_proj in layer 0, which is quantized to int4"):
+        TabledAdapter.of(changing("q_proj"), 1, "int4")
 
 
 def test_lengths_of_columns_cannot_be_had_of_an_int8_base_and_norms_can() -> None:

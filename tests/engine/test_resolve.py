@@ -49,8 +49,9 @@ def test_the_cache_holds_what_its_bytes_hold(spec: DecoderSpec) -> None:
         ({"kv_cache_bytes": 1000}, ("kv_cache_bytes", "1000", "bytes are needed")),
         ({"dtype": "int8"}, ("dtype", "int8", "bfloat16")),
         ({"dtype": "float16"}, ("dtype", "float16", "cpu")),
-        ({"quantization": "int4"}, ("quantization", "int4", "int8", "fp8")),
+        ({"quantization": "int3"}, ("quantization", "int3", "int8", "fp8", "int4")),
         ({"quantization": "fp8"}, ("quantization", "fp8", "cuda", "cpu")),
+        ({"quantization": "int4"}, ("quantization", "int4", "cuda", "cpu")),
         ({"kv_cache_dtype": "fp4"}, ("kv_cache_dtype", "fp4", "int8", "fp8")),
         ({"kv_cache_dtype": "int8"}, ("kv_cache_dtype", "int8", "cuda", "cpu")),
         *(
@@ -99,6 +100,7 @@ NEW_GPU = replace(FAST, device="cuda", has_fp8=True, has_fp8_products=True)
         ({"quantization": "int8"}, NEW_GPU, ("quantization", "int8", "cpu", "cuda")),
         ({"quantization": "fp8"}, replace(NEW_GPU, has_fp8_products=False), ("quantization", "fp8", "9.0")),
         ({"quantization": "fp8", "dtype": "float16"}, NEW_GPU, ("quantization", "fp8", "float16")),
+        ({"quantization": "int4", "dtype": "float32"}, NEW_GPU, ("quantization", "int4", "float32")),
         ({"kv_cache_dtype": "fp8"}, replace(NEW_GPU, has_fp8=False), ("kv_cache_dtype", "fp8", "int8")),
     ],
 )
@@ -114,6 +116,13 @@ def test_fp8_products_want_sizes_that_they_can_multiply(spec: DecoderSpec) -> No
     assert resolve(config(quantization="fp8"), replace(spec, intermediate_size=64), NEW_GPU).quantization == "fp8"
     with pytest.raises(ConfigError, match=r"quantization.* 72"):
         resolve(config(quantization="fp8"), replace(spec, intermediate_size=72), NEW_GPU)
+
+
+def test_weights_of_four_bits_want_whole_groups_of_inputs(spec: DecoderSpec) -> None:
+    wide = replace(spec, hidden_size=256, num_heads=2, head_dim=64, intermediate_size=384)
+    assert resolve(config(quantization="int4"), wide, NEW_GPU).quantization == "int4"
+    with pytest.raises(ConfigError, match=r"quantization.* 128 .* 400"):
+        resolve(config(quantization="int4"), replace(wide, intermediate_size=400), NEW_GPU)
 
 
 @pytest.mark.parametrize("held", ["int8", "fp8"])

@@ -17,6 +17,7 @@ from engine.gpu.build import gpu_parts
 from kernels.launches import Geometry
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.paged_attention import launch as attention_launch
+from kernels.streamed_linear import launch as streamed_launch
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.gpu import engine, kernels
 from loadtest.gpu.timing import Ceilings
@@ -38,6 +39,7 @@ TINY = {
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_launch, "PROGRAMS_WANTED", 2)
     monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 2)
+    monkeypatch.setattr(streamed_launch, "PROGRAMS_WANTED", 2)
 
 
 def test_a_floor_is_the_longer_of_moving_and_computing() -> None:
@@ -47,12 +49,12 @@ def test_a_floor_is_the_longer_of_moving_and_computing() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the benchmark itself runs there")
 def test_every_kernel_is_run_on_what_it_takes() -> None:
-    geometry = Geometry(name="tiny", hidden=64, inner=96, heads=4, kv_heads=2, head_dim=16)
+    geometry = Geometry(name="tiny", hidden=128, inner=128, heads=8, kv_heads=2, head_dim=16)
     found = list(kernels.benches(geometry, torch.device("cpu"), scale=512))
     for bench in found:
         bench.run()
         assert bench.num_bytes > 0
-    assert len({bench.name.split(",")[0] for bench in found}) == 8
+    assert len({bench.name.split(",")[0] for bench in found}) == 12
 
 
 def test_the_floors_of_a_known_model(tmp_path: Path) -> None:
@@ -65,6 +67,10 @@ def test_the_floors_of_a_known_model(tmp_path: Path) -> None:
     # The output matrix stays in two bytes, and every key and value of 128 bytes has a span of four.
     assert engine.step_bytes(spec, halved, 2) == pytest.approx(
         6.980e9 + 2 * 0.525e9 + 64 * 1024 * 65_536 * 132 / 128, rel=1e-3
+    )
+    # Half a byte for each weight of a layer, and three for each group of 128.
+    assert engine.step_bytes(spec, replace(work, batch=0, quantization="int4"), 2) == pytest.approx(
+        6.980e9 * (0.5 + 3 / 128) + 2 * 0.525e9, rel=1e-3
     )
     assert prompt_flop(spec, 8192) == pytest.approx(0.132e15, rel=0.03)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,16 @@ import pytest
 import torch
 from llguidance import LLMatcher
 
+from adapters.identity import AdapterRef
 from adapters.registry import reference
 from engine import build
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec
+from engine.gpu import build as gpu_build
 from engine.gpu.build import gpu_parts
+from engine.gpu.runtime import GpuRuntime
+from engine.gpu.streamed_linear import StreamedLinear
 from engine.loading.checkpoint import WeightSource
 from engine.parts import Parts
 from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingParams
@@ -25,11 +30,13 @@ from engine.resolve import Hardware
 from kernels.architecture import pretending
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.paged_attention import launch as attention_launch
+from kernels.streamed_linear import launch as streamed_launch
+from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.deployments.tiny_models import write_chat_model
 from tests.engine.gpu.host_runtime import HostRuntime
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
-from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts, run_engine
-from tests.parity.peft_adapters import save_adapters
+from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_model, random_prompts, run_engine
+from tests.parity.peft_adapters import save_adapters, save_beyond_products
 
 NUM_TOKENS = 4
 
@@ -83,13 +90,14 @@ def test_a_mixed_batch_gets_the_tokens_of_transformers(
 def test_adapters_and_draws_are_those_of_the_cpu(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two adapters of different ranks and modules, the base beside them, greedy and drawn."""
+    """Adapters of different ranks and modules, DoRA and biases, the base beside them, greedy and drawn."""
     family = checkpoint("llama3")
     path_by_name = save_adapters(family.model, tmp_path)
-    adapters = [reference(name, path_by_name[name]) for name in ("everything", "patterns")]
-    first, second = (adapter.digest for adapter in adapters)
+    path_by_name |= save_beyond_products(lambda: deepcopy(family.model), tmp_path)
+    adapters = [reference(name, path_by_name[name]) for name in ("everything", "patterns", "dora", "lora-bias")]
+    first, second, dora, biased = (adapter.digest for adapter in adapters)
     prompts = random_prompts(6, longest=20)
-    digests = [first, second, None, first, None, second]
+    digests = [first, second, None, dora, None, biased]
     drawn = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.8, seed=11, ignore_eos=True)
     sorted_too = replace(
         drawn, top_k=20, top_p=0.9, repetition_penalty=1.2, dry=DryPenalty(multiplier=2.0, allowed_length=1),
@@ -117,24 +125,62 @@ def test_a_cache_of_one_byte_a_number_gives_nearly_the_same_probabilities(
     The tolerance is of the total variation; a random model's attention is far more easily led than a trained one's.
     """
     path = checkpoint("llama3").path
-    prompt = max(random_prompts(5, longest=40), key=len)[:14]
-    asked = greedy("r", prompt, 1)
-    asked = replace(asked, params=replace(asked.params, num_logprobs=1 << 20))
-
-    def logprobs(config: EngineConfig) -> torch.Tensor:
-        config = replace(config, max_num_seqs=1, max_batched_tokens=6)
-        ((emission,),) = emissions_of(build_engine(config), [asked]).values()
-        (entry,) = emission.logprobs
-        return torch.tensor([logprob for _, logprob in sorted(entry.top)])
-
-    expected = logprobs(config_of(path, "cpu"))
-    if not HAS_GPU:
-        monkeypatch.setattr(build, "_cpu_parts", _parts_of_a_gpu)
-        monkeypatch.setattr(attention_launch, "PROGRAMS_WANTED", 8)
-    with nullcontext() if HAS_GPU else pretending("sm_90"):
-        found = logprobs(replace(config_of(path), kv_cache_dtype=held))
+    expected = _logprobs(config_of(path, "cpu"))
+    with _a_gpu(monkeypatch):
+        found = _logprobs(replace(config_of(path), kv_cache_dtype=held))
     variation = float((found.exp() - expected.exp()).abs().sum()) / 2
     assert 0 < variation < tolerance
+
+
+def test_weights_of_four_bits_give_the_probabilities_of_the_numbers_they_stand_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an adapter upon them: by the kernel for few rows, the end of the prompt, and the other way before."""
+    model = make_model("llama2", hidden_size=128, intermediate_size=128)
+    adapter = reference("everything", save_adapters(model, tmp_path)["everything"])
+    projections = [weight for name, weight in model.named_parameters() if "proj" in name]
+    for weight in projections:
+        weight.data = weight.data.half().float() / 4
+    model.save_pretrained(tmp_path / "base")
+    for weight in projections:
+        weight.data = from_int4(to_int4(weight.data.half())).float()
+    model.save_pretrained(tmp_path / "rounded")
+    expected = _logprobs(config_of(str(tmp_path / "rounded"), "cpu"), adapter)
+    monkeypatch.setattr(gpu_build, "measure", _stream_few_rows)
+    with _a_gpu(monkeypatch):
+        config = config_of(str(tmp_path / "base"))
+        found = _logprobs(replace(config, dtype="float16", quantization="int4"), adapter)
+    assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
+
+
+def _logprobs(config: EngineConfig, adapter: AdapterRef | None = None) -> torch.Tensor:
+    """Return the log-probabilities of all tokens after a prompt of three chunks."""
+    prompt = max(random_prompts(5, longest=40), key=len)[:14]
+    asked = greedy("r", prompt, 1, adapter=None if adapter is None else adapter.digest)
+    asked = replace(asked, params=replace(asked.params, num_logprobs=1 << 20))
+    engine = build_engine(replace(config, max_num_seqs=1, max_batched_tokens=6), [] if adapter is None else [adapter])
+    ((emission,),) = emissions_of(engine, [asked]).values()
+    (entry,) = emission.logprobs
+    return torch.tensor([logprob for _, logprob in sorted(entry.top)])
+
+
+@contextmanager
+def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let engines be built as on a GPU with 8-bit floats, on the GPU that is here or a stand-in."""
+    if HAS_GPU:
+        yield
+        return
+    monkeypatch.setattr(build, "_cpu_parts", _parts_of_a_gpu)
+    monkeypatch.setattr(attention_launch, "PROGRAMS_WANTED", 8)
+    monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
+    monkeypatch.setattr(streamed_launch, "PROGRAMS_WANTED", 8)
+    with pretending("sm_90"):
+        yield
+
+
+def _stream_few_rows(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
+    for linear in linears:
+        linear.streams = tuple(rows <= 4 for rows in linear.rows)
 
 
 def _parts_of_a_gpu(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:

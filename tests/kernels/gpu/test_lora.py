@@ -16,7 +16,14 @@ MAX_RANK = 64
 
 
 def check(
-    lengths: list[int], ranks: list[int], widths: list[int], depth: int, dtype: torch.dtype, *, num_spare: int = 2
+    lengths: list[int],
+    ranks: list[int],
+    widths: list[int],
+    depth: int,
+    dtype: torch.dtype,
+    *,
+    num_spare: int = 2,
+    has_columns: bool = False,
 ) -> None:
     gap, entry = 2, 3
     tokens = sum(lengths) + gap * len(lengths)
@@ -24,15 +31,21 @@ def check(
     expected = y.double()
     kept, segments, at = [], [], gap
     for number, length in enumerate(lengths):
-        table = torch.zeros(entry + len(widths), 3, dtype=torch.int64)
+        table = torch.zeros(entry + len(widths), 4, dtype=torch.int64)
         column = 0
         for module, width in enumerate(widths):
             rank = ranks[(number + module) % len(ranks)]
             a, b = randn(rank, depth, dtype=dtype) / depth**0.5, randn(width, rank, dtype=dtype)
+            part = expected[at : at + length, column : column + width]
+            if has_columns and (number + module) % 2:
+                columns = randn(2, width, dtype=torch.float32)
+                table[entry + module, 3] = columns.data_ptr()
+                part.copy_(part * columns[0].double() + columns[1].double())
+                kept.append(columns)
             if rank:
-                table[entry + module] = torch.tensor([a.data_ptr(), b.data_ptr(), rank])
+                table[entry + module, :3] = torch.tensor([a.data_ptr(), b.data_ptr(), rank])
                 shrunk = (x[at : at + length].double() @ a.double().T).to(dtype).double()
-                expected[at : at + length, column : column + width] += shrunk @ b.double().T
+                part += shrunk @ b.double().T
             kept += [a, b]
             column += width
         table = table.to(DEVICE)
@@ -53,19 +66,20 @@ def check(
     ranks=st.lists(st.integers(0, 40), min_size=3, max_size=5),
     widths=st.lists(st.sampled_from([16, 48, 144]), min_size=1, max_size=3),
     splits=st.sampled_from([1, 4]),
+    has_columns=st.booleans(),
 )
-def test_every_segment_gets_its_own_products(
-    lengths: list[int], ranks: list[int], widths: list[int], splits: int
+def test_every_segment_gets_its_own_products_and_columns(
+    lengths: list[int], ranks: list[int], widths: list[int], splits: int, has_columns: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shrink_launch, "num_splits", lambda *_: splits)
-        check(lengths, ranks, widths, 200, torch.float32)
+        check(lengths, ranks, widths, 200, torch.float32, has_columns=has_columns)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rank", [8, 16, 64])
 def test_ranks_and_types(dtype: torch.dtype, rank: int) -> None:
-    check([1, 1, 5, 30], [rank], [128, 64, 64], 256, dtype)
+    check([1, 1, 5, 30], [rank], [128, 64, 64], 256, dtype, has_columns=rank == 8)
 
 
 def test_a_step_without_segments_changes_nothing() -> None:

@@ -1,0 +1,106 @@
+"""The GPU's linear products of few rows: weights are read once, by as many programs as it takes to keep memory busy."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _number(level, BITS: tl.constexpr, dtype: tl.constexpr):
+    """Return a large power of two plus `level`, written into the lowest bits of its mantissa, BITS being its own.
+
+    Conversions of whole numbers are slow on GPUs, and there would be as many of them as weights.
+    """
+    return (level.to(tl.uint16) | BITS).to(dtype, bitcast=True)
+
+
+@triton.jit
+def _group_of(held, scales, zeros, n, is_output, width, depth, group, BITS: tl.constexpr):
+    """Return the weights [outputs, 64] of a group of 128 inputs: of the first half, and of the other."""
+    place = n.to(tl.int64)[:, None] * (depth // 2) + group * 64 + tl.arange(0, 64)[None, :]
+    packed = tl.load(held + place, mask=is_output[:, None], other=0)
+    scale = tl.load(scales + group * width + n, mask=is_output, other=0.0)
+    zero = _number(tl.load(zeros + group * width + n, mask=is_output, other=0), BITS, scale.dtype)[:, None]
+    # A difference of two such numbers is a small whole one: exact. Its product is rounded, as the definition has it.
+    low = (_number(packed & 15, BITS, scale.dtype) - zero) * scale[:, None]
+    high = (_number(packed >> 4, BITS, scale.dtype) - zero) * scale[:, None]
+    return low, high
+
+
+@triton.jit
+def _tile_of(matrix, row, is_row, depth, at, last, BLOCK_K: tl.constexpr):
+    """Return BLOCK_K columns from `at` on of some rows of a matrix, zeros from `last` on."""
+    k = at + tl.arange(0, BLOCK_K)
+    place = row.to(tl.int64)[:, None] * depth + k[None, :]
+    return tl.load(matrix + place, mask=is_row[:, None] & (k < last)[None, :], other=0.0)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def streamed_linear_kernel(
+    x,
+    weight,
+    scales,
+    zeros,
+    bias,
+    parts,
+    arrived,
+    out,
+    rows,
+    width,
+    depth,
+    IS_INT4: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BITS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Program (outputs, rows, split of the depth) makes part of `out` [rows, width]; the last one there adds the parts.
+
+    Which one is last is chance, the order in which parts are added is not. `parts` is float32 [splits, rows, width];
+    `arrived` int32, a zero for each tile of outputs and rows, and zeros again in the end. Products are transposed:
+    weights that were converted come from registers, and matrix units take only their left side from there.
+    """
+    part_n, part_m, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    n, m = part_n * BLOCK_N + tl.arange(0, BLOCK_N), part_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_output, is_row = n < width, m < rows
+    share = tl.cdiv(tl.cdiv(depth, BLOCK_K), NUM_SPLITS) * BLOCK_K
+    first, last = split * share, tl.minimum(depth, (split + 1) * share)
+    product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for at in range(first, last, BLOCK_K):
+        if IS_INT4:
+            low, high = _group_of(weight, scales, zeros, n, is_output, width, depth, at // 128, BITS)
+            product = tl.dot(low, tl.trans(_tile_of(x, m, is_row, depth, at, last, 64)), product)
+            product = tl.dot(high, tl.trans(_tile_of(x, m, is_row, depth, at + 64, last, 64)), product)
+        else:
+            w_tile = _tile_of(weight, n, is_output, depth, at, last, BLOCK_K)
+            x_tile = tl.trans(_tile_of(x, m, is_row, depth, at, last, BLOCK_K))
+            product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
+    place = m[None, :] * width + n[:, None]
+    is_place = is_output[:, None] & is_row[None, :]
+    if NUM_SPLITS > 1:
+        tl.store(parts + split * rows * width + place, product, mask=is_place)
+        # All of the program has written before it says so, and what it says is seen after what it wrote.
+        tl.debug_barrier()
+        tile = arrived + part_n * tl.num_programs(1) + part_m
+        if tl.atomic_add(tile, 1, sem="acq_rel") < NUM_SPLITS - 1:
+            return
+        product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        for other in range(NUM_SPLITS):
+            product += tl.load(parts + other * rows * width + place, mask=is_place, other=0.0, cache_modifier=".cg")
+        tl.store(tile, 0)
+    if HAS_BIAS:
+        product += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)[:, None]
+    tl.store(out + place, product.to(out.dtype.element_ty), mask=is_place)
+
+
+@triton.jit
+def from_int4_kernel(held, scales, zeros, out, width, depth, BITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Program (outputs, group) writes weights [width, depth] as they are multiplied by."""
+    group = tl.program_id(1)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = n < width
+    low, high = _group_of(held, scales, zeros, n, is_output, width, depth, group, BITS)
+    target = out + n.to(tl.int64)[:, None] * depth + group * 128 + tl.arange(0, 64)[None, :]
+    tl.store(target, low, mask=is_output[:, None])
+    tl.store(target + 64, high, mask=is_output[:, None])

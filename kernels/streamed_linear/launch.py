@@ -1,0 +1,88 @@
+"""`kernels.streamed_linear.reference` on a GPU."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from kernels.architecture import PROGRAMS_WANTED, current
+from kernels.streamed_linear.kernel import from_int4_kernel, streamed_linear_kernel
+from kernels.streamed_linear.reference import GROUP, Int4Matrix
+
+BLOCK_N, BLOCK_K, MAX_BLOCK_M = 64, 64, 64
+MAX_SPLITS = 8
+BITS_BY_DTYPE = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
+"""The bits of 128 and of 1024: what the last four bits of their mantissas are worth is 8, 4, 2 and 1."""
+
+
+def counters(width: int, max_rows: int, device: torch.device) -> torch.Tensor:
+    """Return what products of `width` outputs and `max_rows` rows at most count by: int32, zeros again after each."""
+    return torch.zeros(triton.cdiv(width, BLOCK_N) * triton.cdiv(max_rows, 16), dtype=torch.int32, device=device)
+
+
+def streamed_linear(
+    x: torch.Tensor, weight: torch.Tensor | Int4Matrix, bias: torch.Tensor | None, arrived: torch.Tensor
+) -> torch.Tensor:
+    """Multiply `x` [rows, in], contiguous, by a matrix [out, in] and add `bias` [out].
+
+    Args:
+        arrived: `counters` that do for it; no other product may use them meanwhile.
+
+    Returns:
+        [rows, out] in the type of `x`.
+    """
+    (rows, depth), width = x.shape, weight.shape[0]
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    if not rows:
+        return out
+    block_m = min(MAX_BLOCK_M, max(16, triton.next_power_of_2(rows)))
+    block_k = GROUP if isinstance(weight, Int4Matrix) else BLOCK_K
+    tiles = triton.cdiv(width, BLOCK_N), triton.cdiv(rows, block_m)
+    splits = num_splits(tiles[0] * tiles[1], triton.cdiv(depth, block_k))
+    parts = torch.empty(splits, rows, width, dtype=torch.float32, device=x.device) if splits > 1 else out
+    held = (weight.held, weight.scales, weight.zeros) if isinstance(weight, Int4Matrix) else (weight, weight, weight)
+    streamed_linear_kernel[(*tiles, splits)](
+        x,
+        *held,
+        out if bias is None else bias,
+        parts,
+        arrived,
+        out,
+        rows,
+        width,
+        depth,
+        IS_INT4=isinstance(weight, Int4Matrix),
+        HAS_BIAS=bias is not None,
+        BITS=BITS_BY_DTYPE.get(x.dtype, 0),
+        NUM_SPLITS=splits,
+        BLOCK_M=block_m,
+        BLOCK_N=BLOCK_N,
+        BLOCK_K=block_k,
+        num_warps=4,
+        num_stages=2 if current().startswith("gfx") else 4 if x.element_size() == 2 else 2,
+    )
+    return out
+
+
+def from_int4(matrix: Int4Matrix) -> torch.Tensor:
+    """Return the weights [out, in] that a matrix stands for, in the type of its scales."""
+    width, depth = matrix.shape
+    out = torch.empty(width, depth, dtype=matrix.scales.dtype, device=matrix.scales.device)
+    from_int4_kernel[(triton.cdiv(width, BLOCK_N), depth // GROUP)](
+        matrix.held,
+        matrix.scales,
+        matrix.zeros,
+        out,
+        width,
+        depth,
+        BITS=BITS_BY_DTYPE[out.dtype],
+        BLOCK_N=BLOCK_N,
+        num_warps=4,
+    )
+    return out
+
+
+def num_splits(tiles: int, steps: int) -> int:
+    """Return among how many programs the depth of `steps` is cut: more where there are few tiles, a power of two."""
+    wanted = triton.next_power_of_2(triton.cdiv(2 * PROGRAMS_WANTED, tiles))
+    return int(min(MAX_SPLITS, wanted, triton.next_power_of_2(steps)))

@@ -1,0 +1,76 @@
+"""Products of few rows, against the reference in float64: any sizes, any cut of the depth, one after the other."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from kernels.streamed_linear import launch
+from kernels.streamed_linear.reference import GROUP, Int4Matrix, from_int4, to_int4
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+
+SHORT = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+ARRIVED = launch.counters(140, 70, DEVICE)
+
+
+def check(weight: torch.Tensor | Int4Matrix, rows: int, dtype: torch.dtype, *, has_bias: bool) -> None:
+    width, depth = weight.shape
+    x = randn(rows, depth, dtype=dtype) / depth**0.5
+    bias = randn(width, dtype=dtype) if has_bias else None
+    found = launch.streamed_linear(x, weight, bias, ARRIVED)
+    assert found.dtype == dtype
+    whole = from_int4(weight) if isinstance(weight, Int4Matrix) else weight
+    assert_near(found, x.double() @ whole.double().T + (0 if bias is None else bias.double()))
+    assert not ARRIVED.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width", "depth"), [(1, 64, 64), (3, 130, 200), (17, 64, 1000), (70, 48, 129)])
+def test_weights_as_they_are(dtype: torch.dtype, rows: int, width: int, depth: int) -> None:
+    check(randn(width, depth, dtype=dtype), rows, dtype, has_bias=rows % 2 == 1)
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+@pytest.mark.parametrize(("rows", "width", "groups"), [(1, 64, 1), (5, 130, 3), (33, 40, 8), (65, 16, 2)])
+def test_weights_of_four_bits(dtype: torch.dtype, rows: int, width: int, groups: int) -> None:
+    matrix = to_int4(randn(width, groups * GROUP, dtype=dtype) + 0.5)
+    assert torch.equal(launch.from_int4(matrix), from_int4(matrix))
+    check(matrix, rows, dtype, has_bias=rows % 2 == 1)
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    rows=st.integers(1, 20),
+    width=st.integers(1, 140),
+    steps=st.integers(1, 6),
+    splits=st.sampled_from([1, 2, 8]),
+    is_int4=st.booleans(),
+)
+def test_any_sizes_and_any_cut(rows: int, width: int, steps: int, splits: int, is_int4: bool) -> None:
+    """Also cuts that leave programs at the end without work."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "num_splits", lambda *_: splits)
+        if is_int4:
+            check(to_int4(randn(width, steps * GROUP, dtype=torch.float16)), rows, torch.float16, has_bias=True)
+        else:
+            check(randn(width, steps * launch.BLOCK_K - 9, dtype=torch.float32), rows, torch.float32, has_bias=False)
+
+
+def test_a_row_does_not_depend_on_its_company() -> None:
+    weight, x = randn(70, 300, dtype=torch.float32), randn(9, 300, dtype=torch.float32)
+    together = launch.streamed_linear(x, weight, None, ARRIVED)
+    order = torch.randperm(9, device=DEVICE)
+    assert torch.equal(launch.streamed_linear(x[order], weight, None, ARRIVED), together[order])
+
+
+def test_no_rows() -> None:
+    weight = randn(5, 64, dtype=torch.float16)
+    assert launch.streamed_linear(weight[:0], weight, None, ARRIVED).shape == (0, 5)
+
+
+def test_the_depth_is_cut_where_there_are_few_tiles() -> None:
+    assert launch.num_splits(1, 100) == launch.MAX_SPLITS
+    assert launch.num_splits(1, 3) == 4
+    assert launch.num_splits(10_000, 100) == 1
