@@ -10,7 +10,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +21,6 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from adapters.catalogue import Catalogue
-from adapters.identity import AdapterRef
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
 from deployments.adapter_directory import AdapterDirectory
@@ -58,6 +57,7 @@ from deployments.resumption import TokenSource
 from deployments.routing.watch import ReplicaWatch
 from deployments.safety import LocalSafety, RemoteSafety, SafetyPort
 from deployments.served_model import ServedModel, check_vocabulary
+from deployments.served_names import ServedNames
 from deployments.timeline import Timeline
 from deployments.token_channel import ChannelListener
 from deployments.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
@@ -70,14 +70,6 @@ _logger = logging.getLogger(__name__)
 
 
 Asked = TypeVar("Asked", GenerationRequest, EmbeddingRequest, RerankRequest)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What a public name stands for: a base model, or one of its adapters."""
-
-    model: str
-    adapter: AdapterRef | None = None
 
 
 class Gateway:
@@ -116,6 +108,7 @@ class Gateway:
         self._safety_handle = safety
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
         self._adapters = AdapterDirectory(config.models, models, registry, gateways)
+        self._names = ServedNames(config, self._adapters, self._rerankers)
         self._metrics = GatewayMetrics(config.slo)
         self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}
         parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
@@ -181,25 +174,7 @@ class Gateway:
 
     def models(self) -> Sequence[ModelCard]:
         """Return every servable name, bases before their adapters, and cross-encoders last."""
-        cards = []
-        entries = self._adapters.entries()
-        for model in self._config.models:
-            names: list[tuple[str, str | None, int]] = [(model.name, None, 0)]
-            names += [
-                (entry.name, model.name, entry.versions[-1].created_s)
-                for entry in entries
-                if entry.base == model.name and entry.split
-            ]
-            cards += [
-                ModelCard(
-                    name=name,
-                    parent=parent,
-                    created_s=created_s or self._config.created_s,
-                    max_model_len=model.max_model_len,
-                )
-                for name, parent, created_s in names
-            ]
-        return cards + self._rerankers.cards(self._config.created_s)
+        return self._names.cards()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer; closing the iterator frees the request in the engine.
@@ -210,7 +185,7 @@ class Gateway:
             TimeoutError: the deadline has passed.
             EngineError: we have failed.
         """
-        target = self._target(request.model)
+        target = self._names.target(request.model)
         request = self._timed(request)
         if self._config.log_prompts:
             log_prompt(request)
@@ -243,7 +218,7 @@ class Gateway:
 
     async def embed(self, request: EmbeddingRequest) -> Embeddings:
         """Return a vector of each input; errors as `generate`."""
-        target = self._target(request.model)
+        target = self._names.target(request.model)
         request = self._timed(request)
         with self._log.answer(request, target.model, target.adapter) as recorder:
             embedding = Embedding(
@@ -266,7 +241,7 @@ class Gateway:
             RequestError: there is no such model, or the prompt cannot be encoded.
             OverloadError: the tokenizer cannot be reached.
         """
-        model = self._served[self._target(name).model]
+        model = self._served[self._names.target(name).model]
         token_ids = tuple(await model.encode(prompt))
         texts = None
         if with_texts:
@@ -279,7 +254,7 @@ class Gateway:
         Raises:
             RequestError: there is no such model, or an id is outside its vocabulary.
         """
-        model = self._served[self._target(name).model]
+        model = self._served[self._names.target(name).model]
         check_vocabulary(token_ids, model.config.vocab_size, field="tokens")
         return await asyncio.to_thread(model.decoder.decode, token_ids)
 
@@ -358,15 +333,6 @@ class Gateway:
         if request.timeout_s is not None:
             return request
         return replace(request, timeout_s=self._config.default_timeout_s)
-
-    def _target(self, name: str) -> Target:
-        if name in self._served:
-            return Target(model=name)
-        found = self._adapters.find(name)
-        if found is None:
-            raise RequestError(f"The model '{name[:128]}' does not exist.", field="model", code="model_not_found")
-        entry, version = found
-        return Target(model=entry.base, adapter=version.ref)
 
     async def _judge(self, texts: Sequence[str]) -> Sequence[Verdict]:
         """Judge for a generation: without a verdict nothing passes, unless the configuration says otherwise."""

@@ -15,6 +15,7 @@ FILES_THAT_READ_THE_ENVIRONMENT: dict[str, str] = {
 }
 
 FILES_THAT_ASK_FOR_THE_DATE: dict[str, str] = {
+    "adapters/file_cache.py": "which of several processes' files was used last, and which has lost its process",
     "deployments/adapter_registry.py": "whether a watched file is another one than it was",
     "adapters/store.py": "when a version was made, for people",
     "app/resolved.py": "when a model was declared, for people",
@@ -71,13 +72,15 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/handle_errors.py": "tests/deployments/test_safety.py unwraps what an actor raised",
     "deployments/handles.py": "tests/deployments/test_gateway.py runs with both kinds of source",
     "deployments/metrics.py": "tests/e2e/test_serving.py scrapes and parses them",
-    "deployments/model_replica.py": "tests/deployments/test_gateway.py calls, cancels and kills it",
+    "deployments/model_replica.py": "every test of tests/e2e asks it, and several kill it",
     "deployments/overview.py": "tests/deployments/test_gateway.py asks for health, timelines and numbers by it",
     "deployments/pooled.py": "tests/deployments/test_embedding.py and test_reranking.py pass its values",
+    "deployments/replica_server.py": "tests/deployments/test_gateway.py calls, cancels and kills it",
     "deployments/resumption.py": "tests/deployments/test_gateway.py kills replicas in mid-stream",
     "deployments/cross_encoder.py": "tests/deployments/test_reranking.py compares its scores with transformers",
     "deployments/sequence_checkpoint.py": "tests/deployments/test_classifier.py loads whole and broken ones",
     "deployments/sequence_window.py": "tests/deployments/test_reranking.py reads the windows of several kinds",
+    "deployments/served_names.py": "tests/deployments/test_gateway.py lists them and asks for others",
     "deployments/served_model.py": "tests/deployments/test_gateway.py reads answers of served models",
     "deployments/token_pieces.py": "tests/deployments/stream/test_detokenizer_properties.py decodes by it",
     "engine/attention.py": "tests/engine/test_backend.py attends by it with every backend",

@@ -28,7 +28,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.generation_calls import GenerationCall, TokenBatch
-from deployments.model_replica import ReplicaServer
+from deployments.replica_server import ReplicaServer
 from deployments.token_channel import ChannelDialer
 from engine.engine import Engine
 from engine.request import Emission, RequestId, SamplingParams

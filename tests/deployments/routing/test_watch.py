@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.generation_calls import GenerationCall, TokenAddress, pack_ids
-from deployments.model_replica import ReplicaServer
+from deployments.replica_server import ReplicaServer
 from deployments.routing.asked import asked_of
 from deployments.routing.board import board_of
 from deployments.routing.reporter import ReplicaName
