@@ -23,7 +23,7 @@ from ray import serve
 
 from adapters.catalogue import Catalogue
 from adapters.errors import AdapterError
-from adapters.file_store import FileStore, Fill, copy_from
+from adapters.file_store import FileStore, copy_from
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef
 from adapters.registry import check_name, sub_folders
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 LOCK_POLL_S = 0.2
 NUM_LOCK_TRIES = 25
-NUM_COPIERS = 4
+NUM_FETCHERS = 4
 MAX_REGISTERING = 256
 """Registrations under way at once; more are told to come back."""
 RETRY_AFTER_S = 5.0
@@ -73,8 +73,8 @@ class RegistryServer:
         self._files = files
         self._sources = sources
         self._num_registering = 0
-        # Threads of their own: a slow source holds up nothing but those who want something copied.
-        self._copiers = ThreadPoolExecutor(max_workers=NUM_COPIERS, thread_name_prefix="adapter-copy")
+        # Threads of their own: a slow source holds up nothing but other sources.
+        self._fetchers = ThreadPoolExecutor(max_workers=NUM_FETCHERS, thread_name_prefix="adapter-fetch")
         self._lock = asyncio.Lock()
         self._seen_by_base: dict[str, dict[str, tuple[int, ...]]] = {}
         """Signature of each sub-folder's files at the last look at a drop-in folder."""
@@ -127,8 +127,7 @@ class RegistryServer:
 
     async def _register(self, wanted: Registration, base: AdapterBase) -> Catalogue:
         self._check_name(wanted)
-        bring = partial(self._files.bring, wanted.name, self._filling(wanted, base))
-        incoming = await asyncio.get_running_loop().run_in_executor(self._copiers, bring)
+        incoming = await self._bring(wanted, base)
         try:
             async with self._lock:
                 # Again: others have been at it meanwhile.
@@ -220,19 +219,21 @@ class RegistryServer:
                 # It may be on its way still; the next change of its files is another chance.
                 _logger.warning("drop-in folder: %s", error.message)
 
-    def _filling(self, wanted: Registration, base: AdapterBase) -> Fill:
-        """Return what brings the files that are meant.
+    async def _bring(self, wanted: Registration, base: AdapterBase) -> str:
+        """Return a folder of the store with the files that are meant.
 
         Raises:
-            AdapterError: there is no such place, or it may not be used.
+            AdapterError: there is no such place, it may not be used, or lacks them.
+            SourceError: as `AdapterSources.fetch`.
         """
         name, place = wanted.name, wanted.place
         path = None if "://" in place else _inside(place, _roots(base))
         if path is not None:
-            return copy_from(name, path)
-        if "://" in place or self._sources.may_be_hub_id(place):
-            return partial(self._sources.fetch, name, self._sources.url_of(name, place))
-        raise AdapterError(name, "there is no such folder among those that adapters may be loaded from")
+            return await asyncio.to_thread(self._files.bring, name, copy_from(name, path))
+        if "://" not in place and not self._sources.may_be_hub_id(place):
+            raise AdapterError(name, "there is no such folder among those that adapters may be loaded from")
+        fill = partial(self._sources.fetch, name, self._sources.url_of(name, place))
+        return await asyncio.get_running_loop().run_in_executor(self._fetchers, self._files.bring, name, fill)
 
     def _check_name(self, wanted: Registration) -> None:
         check_name(wanted.name)
