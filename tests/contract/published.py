@@ -25,7 +25,11 @@ _STEPS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancel
 _NULL = {"nullable": True}
 
 EXCEPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any], str], ...] = (
-    (("Model/properties",), {"parent": True, "max_model_len": True}, "ours: an adapter's base, the context length"),
+    (
+        ("Model/properties",),
+        {"parent": True, "max_model_len": True, "task": {"enum": ["generate", "score"]}},
+        "ours: an adapter's base, the context length, what it may be asked for",
+    ),
     (
         ("ChatCompletionResponseMessage/properties", "ChatCompletionStreamResponseDelta/properties"),
         {"reasoning_content": {"type": "string"}},
