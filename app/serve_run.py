@@ -17,6 +17,7 @@ from ray.serve import scripts
 
 DRAIN_MARGIN_S = 5.0
 """Beyond the seconds of the answers, for the word to reach the gateways and their last ones to reach the clients."""
+POLL_S = 0.1
 
 _logger = logging.getLogger(__name__)
 
@@ -29,14 +30,20 @@ async def drain(limit_s: float) -> None:
 
     from deployments.config import GATEWAY
 
+    async def drain_application(name: str) -> None:
+        gateways = serve.get_deployment_handle(GATEWAY, name)
+        # A handle that has just been made knows no replicas, and asks none.
+        while not await gateways.broadcast("drain", limit_s).results_async():
+            await asyncio.sleep(POLL_S)
+
     try:
         async with asyncio.timeout(limit_s + DRAIN_MARGIN_S):
-            answers = [
-                serve.get_deployment_handle(GATEWAY, name).broadcast("drain", limit_s).results_async()
+            names = [
+                name
                 for name, application in serve.status().applications.items()
                 if GATEWAY in application.deployments and application.deployments[GATEWAY].replica_states.get("RUNNING")
             ]
-            await asyncio.gather(*answers)
+            await asyncio.gather(*map(drain_application, names))
     except (RayError, RayServeException, TimeoutError) as error:
         _logger.warning("the server ends without waiting for its answers: %s", error)
 
@@ -44,7 +51,8 @@ async def drain(limit_s: float) -> None:
 def _end(drain_s: float, number: int, frame: FrameType | None) -> None:
     # Once more, and nobody is waited for.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    asyncio.run(drain(drain_s))
+    # Not closed: Serve ends the handles that were made on it.
+    asyncio.new_event_loop().run_until_complete(drain(drain_s))
     raise KeyboardInterrupt
 
 
