@@ -12,7 +12,7 @@ ALLOWED = {
     "loadtest/routing_fleet.py": {"deployments"},
     "loadtest/routing_policies.py": {"deployments"},
     "loadtest/routing_simulation.py": {"deployments"},
-    "loadtest/gpu/engine.py": {"engine", "adapters"},
+    "loadtest/gpu/engine.py": {"engine", "adapters", "kernels"},
     "loadtest/gpu/kernels.py": {"kernels"},
 }
 """These run the engine, its kernels, or the choice of a replica, without a server."""
