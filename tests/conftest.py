@@ -18,3 +18,6 @@ settings.load_profile("untimed")
 # Where there is no GPU its kernels run in Triton's interpreter; Triton looks at this as it meets a kernel.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# Threads that spin at barriers make products as small as those of most tests many times slower on a busy machine.
+torch.set_num_threads(1)

@@ -32,8 +32,6 @@ VOCAB, EOS = CONFIG["vocab_size"], CONFIG["eos_token_id"]
 
 @pytest.fixture(scope="module")
 def store() -> GrammarStore:
-    # Threads that spin at barriers make one row's products many times slower where others are at work.
-    torch.set_num_threads(1)
     return GrammarStore(str(FOLDER), VOCAB, [EOS])
 
 

@@ -120,8 +120,6 @@ def make_model(family: str, **overrides: Any) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
     """Give the checkpoint of a family, made at the first call."""
-    # Oversubscribed threads that spin at barriers make products of this size many times slower.
-    torch.set_num_threads(1)
 
     @cache
     def get(family: str) -> Checkpoint:
