@@ -80,7 +80,8 @@ def _of_tags(wanted: StructuralTag, limits: LimitSettings, field: str) -> str:
         if trigger is None:
             raise RequestError(f"'{field}': no trigger begins the structure {structure.begin[:64]!r}.", field=field)
         _check_schema(structure.schema_, limits, field)
-        tags.append(StructTag(trigger=trigger, begin=structure.begin, grammar=structure.schema_, end=structure.end))
+        schema = {"x-guidance": JSON_STYLE, **structure.schema_}
+        tags.append(StructTag(trigger=trigger, begin=structure.begin, grammar=schema, end=structure.end))
     return StructTag.to_grammar(tags, assume_special=False)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.completions import CompletionRequest
@@ -102,3 +102,18 @@ def test_what_is_too_much_or_contradicts_itself_is_refused_by_name(fields: dict[
 def test_the_deepest_schema_is_measured_without_recursion() -> None:
     with pytest.raises(RequestError, match="nested 20001 deep"):
         _check_schema(nested(20_000), LIMITS, "x")
+
+
+@pytest.mark.parametrize("wanted", [{"json": SCHEMA}, {"structural_tag": TAG}])
+def test_json_has_as_much_white_space_as_people_write(wanted: dict[str, Any]) -> None:
+    grammar = of_text(wanted)
+    assert grammar is not None
+    tokenizer = LLTokenizer("byte")
+
+    def num_refused(num_spaces: int) -> int:
+        text = "{" + " " * num_spaces + '"a": 1}'
+        text = f"Well <call>{text}</call>" if "structural_tag" in wanted else text
+        return len(text) - LLMatcher(tokenizer, grammar.source).try_consume_tokens(tokenizer.tokenize_str(text))
+
+    assert num_refused(24) == 0
+    assert num_refused(25) > 0
