@@ -173,12 +173,15 @@ def test_a_stale_note_of_a_cluster_is_named(
 ) -> None:
     note = tmp_path / "ray" / "ray_current_cluster"
     note.parent.mkdir()
-    note.write_text(f"127.0.0.1:{cli.preflight.free_ports(1)[0]}")
     monkeypatch.setattr(cli, "_is_ready", lambda url: True)
-    assert cli.main(["serve", str(config)]) == 0
-    assert f"note: {note} is left from a cluster that is gone" in capsys.readouterr().out
-    assert cli.main(["serve", str(config), "--address", "auto"]) == 2
-    assert f"{note} is stale: remove it" in capsys.readouterr().err
+    # Held and not listened on: nobody answers there, and nobody else can begin to.
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        note.write_text(f"127.0.0.1:{held.getsockname()[1]}")
+        assert cli.main(["serve", str(config)]) == 0
+        assert f"note: {note} is left from a cluster that is gone" in capsys.readouterr().out
+        assert cli.main(["serve", str(config), "--address", "auto"]) == 2
+        assert f"{note} is stale: remove it" in capsys.readouterr().err
 
 
 def test_every_command_needs_only_a_name(capsys: pytest.CaptureFixture[str]) -> None:
