@@ -19,9 +19,16 @@ from app.hosts import HostRule
 from app.resolved import adapter_cache_config, batches_config, gateway_config, key_ring, registry_config
 from app.settings import BatchSettings, RegistrySettings, Settings
 from app.tenants import key_digest
-from deployments.adapter_files import REGISTRY
 from deployments.adapter_registry import Registry
-from deployments.config import GATEWAY, AccountsConfig, ChannelConfig, ModelConfig, RerankerConfig, SafetyConfig
+from deployments.config import (
+    GATEWAY,
+    REGISTRY,
+    AccountsConfig,
+    ChannelConfig,
+    ModelConfig,
+    RerankerConfig,
+    SafetyConfig,
+)
 from deployments.gateway import Gateway
 from deployments.model_replica import ModelReplica
 from deployments.tokenizer import Tokenizer

@@ -23,6 +23,7 @@ from ray.serve.schema import (
 from app.checkpoint_source import is_hub_id
 from app.config_file import BUILDER, read_config
 from app.settings import Settings
+from deployments.config import GATEWAY, REGISTRY
 
 
 def lint_config(path: str | Path) -> list[str]:
@@ -42,7 +43,7 @@ def lint_config(path: str | Path) -> list[str]:
 
 def deployment_names(settings: Settings) -> list[str]:
     """Return the names that `deployments` overrides of an application may use."""
-    names = ["Gateway", *(f"Model-{model.name}" for model in settings.models)]
+    names = [GATEWAY, *(f"Model-{model.name}" for model in settings.models)]
     if settings.tokenizer.placement == "deployment":
         names.append("Tokenizer")
     if settings.safety is not None and settings.safety.placement == "deployment":
@@ -53,7 +54,7 @@ def deployment_names(settings: Settings) -> list[str]:
 
 def single_names(settings: Settings) -> list[str]:
     """Return the names of those deployments of which there is one replica, which decides for all."""
-    singles = {"Registry": settings.registry, "Accounts": settings.accounts, "Batches": settings.batches}
+    singles = {REGISTRY: settings.registry, "Accounts": settings.accounts, "Batches": settings.batches}
     return [name for name, wanted in singles.items() if wanted is not None]
 
 

@@ -13,10 +13,9 @@ from ray.serve.exceptions import RayServeException
 from adapters.errors import AdapterError
 from adapters.file_cache import FileCache, ReadFile
 from adapters.identity import AdapterRef
-from deployments.config import AdapterCacheConfig
+from deployments.config import REGISTRY, AdapterCacheConfig
 from deployments.handle_errors import unwrap
 
-REGISTRY = "Registry"
 Locator = Callable[[AdapterRef], AdapterRef]
 READ_TIMEOUT_S = 20.0
 """Of one chunk. Meanwhile one of two threads that read adapters waits."""

@@ -5,7 +5,6 @@ Pure. Nobody below `app` sees pydantic, YAML or the environment.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 
 from adapters.identity import AdapterRef
@@ -13,12 +12,8 @@ from adapters.validate import ModuleShapes
 from deployments.slo import Slo
 from engine.config import EngineConfig
 
-# Set here, for every actor has this module: a line that a full disk does not take is dropped. By default, `logging`
-# would tell of it on stderr, which Serve sends to the same log, and so on until the request that logged it fails.
-logging.raiseExceptions = False
-
-GATEWAY = "Gateway"
-"""Name of the deployment that clients reach."""
+GATEWAY, REGISTRY = "Gateway", "Registry"
+"""Names of the deployment that clients reach, and of the one that knows all adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

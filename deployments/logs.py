@@ -22,13 +22,21 @@ _logger = logging.getLogger(__name__)
 
 
 def join_serve_log() -> None:
-    """Send the records of this process's own packages where those of `ray.serve` go; called by every deployment."""
+    """Send the records of this process's own packages where those of `ray.serve` go; called by every deployment.
+
+    A line that a full disk does not take is dropped.
+    """
+    # By default `logging` tells of it on stderr, which Serve sends to the same log, and so on until the request that
+    # logged it fails.
+    logging.raiseExceptions = False
     for package in _OURS:
         logging.getLogger(package).parent = logging.getLogger("ray.serve")
 
 
 def log_answer(timeline: Timeline) -> None:
     """Write one line for an answer that has ended; nothing of its text."""
+    if not _logger.isEnabledFor(logging.INFO):
+        return
     fields = _fields(timeline)
     told = " ".join(f"{name}={value}" for name, value in fields.items())
     _logger.info("answer %s", told, extra=fields | _TO_FILE)
@@ -36,12 +44,8 @@ def log_answer(timeline: Timeline) -> None:
 
 def log_prompt(request: GenerationRequest) -> None:
     """Write the text of a prompt, for who has asked for it by `log_prompts`."""
-    _logger.info(
-        "prompt answer_id=%s %s",
-        request.request_id,
-        json.dumps(_text(request)),
-        extra={"answer_id": request.request_id, "prompt": _text(request)} | _TO_FILE,
-    )
+    fields = {"answer_id": request.request_id, "prompt": _text(request)}
+    _logger.info("prompt answer_id=%s %s", request.request_id, json.dumps(fields["prompt"]), extra=fields | _TO_FILE)
 
 
 def _fields(timeline: Timeline) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def _fields(timeline: Timeline) -> dict[str, Any]:
         "prompt_tokens": timeline.num_prompt_tokens,
         "cached_tokens": timeline.num_cached_tokens,
         "output_tokens": timeline.num_tokens,
-        "resumed": max(0, len(timeline.attempts) - 1),
+        "attempts": len(timeline.attempts),
     } | {name: None if seconds is None else round(seconds, 6) for name, seconds in times.items()}
 
 

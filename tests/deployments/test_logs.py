@@ -35,6 +35,7 @@ def test_an_answer_is_one_line_whose_figures_are_fields_too(caplog: pytest.LogCa
     (record,) = caplog.records
     fields = record.__dict__
     assert (fields["answer_id"], fields["tenant"], fields["outcome"]) == ("mine.0", "acme", "stop")
+    assert fields["attempts"] == 0
     assert (fields["prompt_tokens"], fields["cached_tokens"], fields["output_tokens"]) == (9, 4, 3)
     assert (fields["ttft_s"], fields["tpot_s"], fields["duration_s"]) == (0.5, 0.5, 1.25)
     assert "outcome=stop" in record.getMessage()
@@ -60,17 +61,14 @@ def test_a_prompt_is_one_line_however_it_was_asked(prompt: Prompt, text: str, ca
 
 def test_our_records_go_where_those_of_serve_go(monkeypatch: pytest.MonkeyPatch) -> None:
     records: list[logging.LogRecord] = []
-    handler, serve_logger, ours = logging.Handler(), logging.getLogger("ray.serve"), logging.getLogger("engine")
+    handler, serve_logger = logging.Handler(), logging.getLogger("ray.serve")
     monkeypatch.setattr(handler, "emit", records.append)
     monkeypatch.setattr(serve_logger, "handlers", [handler])
+    monkeypatch.setattr(serve_logger, "level", logging.INFO)
+    monkeypatch.setattr(logging, "raiseExceptions", True)
     for package in ("adapters", "app", "deployments", "engine", "kernels"):
         monkeypatch.setattr(logging.getLogger(package), "parent", logging.root)
     join_serve_log()
-    with_level = serve_logger.level
-    serve_logger.setLevel(logging.INFO)
-    try:
-        logging.getLogger("engine.build").info("told")
-        assert [record.getMessage() for record in records] == ["told"]
-        assert ours.getEffectiveLevel() == logging.INFO
-    finally:
-        serve_logger.setLevel(with_level)
+    logging.getLogger("engine.build").info("told")
+    assert [record.getMessage() for record in records] == ["told"]
+    assert logging.getLogger("engine").getEffectiveLevel() == logging.INFO
