@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,26 @@ from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, P
 from deployments.logs import join_serve_log, log_answer, log_prompt
 from deployments.timeline import Timeline
 from engine.request import SamplingParams
+from tests.architecture.source_tree import ROOT
+
+LOGS_TO_A_FULL_DISK = """
+import logging, sys
+from ray.serve._private.logging_utils import StreamToLogger
+if sys.argv[1] == "ours":
+    from deployments.logs import join_serve_log
+
+    join_serve_log()
+logger = logging.getLogger("ray.serve")
+logger.propagate = False
+logger.addHandler(logging.FileHandler("/dev/full"))
+sys.stderr = StreamToLogger(logger, logging.INFO, sys.stderr)
+try:
+    logger.warning("what nobody will read")
+except RecursionError:
+    print("the request fails")
+else:
+    print("the line is dropped")
+"""
 
 
 def _timeline() -> Timeline:
@@ -72,3 +94,11 @@ def test_our_records_go_where_those_of_serve_go(monkeypatch: pytest.MonkeyPatch)
     logging.getLogger("engine.build").info("told")
     assert [record.getMessage() for record in records] == ["told"]
     assert logging.getLogger("engine").getEffectiveLevel() == logging.INFO
+
+
+@pytest.mark.parametrize(("kind", "told"), [("serve's", "the request fails"), ("ours", "the line is dropped")])
+def test_a_line_that_a_full_disk_does_not_take_fails_no_request(kind: str, told: str) -> None:
+    """As Serve's replicas log, stderr included; the first case is what has to be kept from happening."""
+    command = [sys.executable, "-c", LOGS_TO_A_FULL_DISK, kind]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert told in run.stdout
