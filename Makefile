@@ -31,10 +31,12 @@ clients: .venv-clients/.installed  ## the packages that tests/e2e/clients calls 
 	@touch $@
 
 serve: $(STAMP)  ## start the server (CONFIG=serve_config.yaml)
-	@$(BIN)/python -m app.cli serve $(CONFIG)
+	@$(BIN)/python -m app.cli.main serve $(CONFIG)
 
+# Whole files side by side, as many as there are cores; servers one after the other.
 test: $(STAMP)  ## all tests, those that start a server included; not those that need a GPU or minutes
-	$(BIN)/python -m pytest -m "not gpu and not thorough"
+	$(BIN)/python -m pytest -m "not gpu and not thorough and not e2e" -n logical --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest -m "e2e and not thorough"
 
 check: $(STAMP)  ## what CI runs: format, lint, types, layers, tests
 	$(MAKE) --no-print-directory fast

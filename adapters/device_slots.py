@@ -56,10 +56,6 @@ class DeviceSlots:
         """Memory of all adapters that have a slot, those on their way included."""
         return self._num_bytes
 
-    def can_take(self, num_bytes: int, now_s: float) -> bool:
-        """Tell whether `try_take` would find room."""
-        return self._victims(num_bytes, now_s) is not None
-
     def try_take(self, digest: AdapterDigest, num_bytes: int, now_s: float) -> list[AdapterDigest] | None:
         """Take a slot for an adapter that has none; return whom that evicted, or None where there is no room."""
         evicted = self._victims(num_bytes, now_s)

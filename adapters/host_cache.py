@@ -99,11 +99,11 @@ class HostCache:
             self._entry_by_digest.move_to_end(digest)
             return entry.weights
 
-    def size(self, digest: AdapterDigest) -> int | None:
-        """Return the bytes of an adapter that is here; whoever asks has not got it."""
+    def peek(self, digest: AdapterDigest) -> AdapterWeights | None:
+        """Return an adapter that is here; whoever only looks has not got it."""
         with self._lock:
             entry = self._entry_by_digest.get(digest)
-            return None if entry is None else entry.weights.num_bytes
+            return None if entry is None else entry.weights
 
     def error(self, digest: AdapterDigest) -> str | None:
         """Return why the last load failed, as long as that is remembered."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NewType
 
 from adapters.folder import read_config_bytes, refuse_pickle
 from adapters.peft_format import LoraConfig, parse_config
-from adapters.tensor_file import TensorFile, read_tensor_file
+from adapters.tensor_file import TensorEntry, TensorFile, read_tensor_file
 
 AdapterDigest = NewType("AdapterDigest", str)
 """Lower-case hex SHA-256."""
@@ -55,29 +56,50 @@ def read_adapter(name: str, folder: str) -> tuple[LoraConfig, TensorFile]:
 
 
 def content_digest(config: LoraConfig, tensors: TensorFile) -> AdapterDigest:
-    """Return the identity of an adapter's content.
+    """Return the identity of an adapter's content."""
+    return DigestStream(config, tensors.entry_by_name).over(tensors.data)
+
+
+class DigestStream:
+    """What is digested of the adapters that differ in their numbers only: all but the numbers, and where those go.
 
     The configuration counts only as far as it changes the result (rank, alpha and their patterns, in their order, and
     rsLoRA); what the adapter targets is told by its tensors. Every item carries a type tag and its length, so that no
     two different contents make the same stream of bytes.
     """
-    stream = hashlib.sha256(b"antiphon adapter 1\n")
 
-    def add(tag: bytes, content: bytes | memoryview) -> None:
-        stream.update(tag + len(content).to_bytes(8, "little"))
-        stream.update(content)
+    def __init__(self, config: LoraConfig, entry_by_name: Mapping[str, TensorEntry]) -> None:
+        items = [
+            b"antiphon adapter 1\n",
+            _item(b"i", config.rank.to_bytes(8, "little")),
+            _item(b"f", struct.pack("<d", config.alpha)),
+            _item(b"b", bytes([config.use_rslora])),
+        ]
+        for tag, patterns in ((b"R", config.rank_pattern), (b"L", config.alpha_pattern)):
+            for pattern, value in patterns.items():
+                items += _item(tag, pattern.encode("utf-8", "surrogatepass")), _item(b"f", struct.pack("<d", value))
+        self._pieces: list[tuple[bytes, int, int]] = []
+        for key, entry in sorted(entry_by_name.items()):
+            shape = b"".join(size.to_bytes(8, "little") for size in entry.shape)
+            items += _item(b"N", key.encode("utf-8", "surrogatepass")), _item(b"D", entry.dtype.encode())
+            items += _item(b"S", shape), _head(b"T", entry.end - entry.start)
+            self._pieces.append((b"".join(items), entry.start, entry.end))
+            items = []
+        self._rest = b"".join(items)
 
-    add(b"i", config.rank.to_bytes(8, "little"))
-    add(b"f", struct.pack("<d", config.alpha))
-    add(b"b", bytes([config.use_rslora]))
-    for tag, patterns in ((b"R", config.rank_pattern), (b"L", config.alpha_pattern)):
-        for pattern, value in patterns.items():
-            add(tag, pattern.encode("utf-8", "surrogatepass"))
-            add(b"f", struct.pack("<d", value))
-    for key in sorted(tensors.entry_by_name):
-        entry = tensors.entry_by_name[key]
-        add(b"N", key.encode("utf-8", "surrogatepass"))
-        add(b"D", entry.dtype.encode())
-        add(b"S", b"".join(size.to_bytes(8, "little") for size in entry.shape))
-        add(b"T", tensors.bytes_of(entry))
-    return AdapterDigest(stream.hexdigest())
+    def over(self, data: bytes | bytearray) -> AdapterDigest:
+        """Return the digest with the numbers that lie in a file's data."""
+        stream, view = hashlib.sha256(), memoryview(data)
+        for before, start, end in self._pieces:
+            stream.update(before)
+            stream.update(view[start:end])
+        stream.update(self._rest)
+        return AdapterDigest(stream.hexdigest())
+
+
+def _item(tag: bytes, content: bytes) -> bytes:
+    return _head(tag, len(content)) + content
+
+
+def _head(tag: bytes, num_bytes: int) -> bytes:
+    return tag + num_bytes.to_bytes(8, "little")

@@ -1,4 +1,8 @@
-"""From an adapter's folder to its weights in host memory: read, identify, fit to the base, check, cast."""
+"""From an adapter's folder to its weights in host memory: read, identify, fit to the base, lay out, check.
+
+Adapters of one recipe differ in their numbers only. What follows from configuration and header is therefore worked out
+once for all of them, and each costs its bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,14 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from adapters.errors import AdapterError
-from adapters.identity import AdapterRef, content_digest, read_adapter
-from adapters.tensor_file import TensorEntry, TensorFile
+from adapters.errors import AdapterError, LayoutError
+from adapters.folder import read_config_bytes
+from adapters.identity import AdapterRef, DigestStream
+from adapters.peft_format import parse_config
+from adapters.recent import Recent
+from adapters.tensor_file import TensorEntry, TensorFile, parse_header, read_with
 from adapters.validate import ModuleLayout, ModuleShapes, validate
-from adapters.weights import AdapterWeights, Columns, Extras, RawProjection, build_weights
+from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection
 
 _TORCH_DTYPE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ROWS_AT_ONCE = 1024
@@ -20,31 +27,87 @@ BaseTensors = Callable[[str], torch.Tensor]
 """Returns a tensor of the base by its name in the checkpoint, as the engine computes with it."""
 
 
-def load_adapter(
-    ref: AdapterRef, shapes: ModuleShapes, max_rank: int, dtype: torch.dtype, base: BaseTensors
-) -> AdapterWeights:
-    """Load the adapter that a reference names, from disk into host memory; safe on any thread.
+LayOut = Callable[[RawAdapter], AdapterWeights]
+"""Gives an adapter the form in which the device multiplies by it; raises `LayoutError` where that has none for it."""
+
+MAX_RECIPES = 32
+MAX_RECIPE_BYTES = 1 << 20
+"""Of configuration and header; larger ones are worked out each time."""
+
+
+class _Recipe:
+    """What adapters of one configuration and one header have in common; fits the base."""
+
+    def __init__(
+        self, name: str, config_bytes: bytes, header: bytes, data_bytes: int, shapes: ModuleShapes, max_rank: int
+    ) -> None:
+        config = parse_config(name, config_bytes)
+        self.entry_by_name = parse_header(name, header, data_bytes)
+        self.layouts = validate(name, config, self.entry_by_name, shapes, max_rank)
+        self.digest = DigestStream(config, self.entry_by_name)
+
+
+class AdapterLoader:
+    """Loads adapters for one base, from disk into host memory; safe on any thread.
 
     Args:
+        shapes: what of the base takes an adapter.
+        dtype: of the engine's activations.
         base: asked only for an adapter whose effect depends on the base's weights.
-
-    Raises:
-        AdapterError: the files are missing or malformed, are not those that were declared, do not fit the base model,
-            or hold numbers that are not finite in `dtype`.
+        lay_out: called on the thread that loads.
     """
-    config, tensors = read_adapter(ref.name, ref.path)
-    layouts = validate(ref.name, config, tensors.entry_by_name, shapes, max_rank)
-    if content_digest(config, tensors) != ref.digest:
-        # Serving other content under this digest would make every cache that is keyed by it lie.
-        raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
-    weights = _Reading(ref.name, tensors, shapes, dtype, base).weights(layouts)
-    if not weights.is_finite():
-        raise AdapterError(ref.name, _find_not_finite(tensors, layouts, dtype))
-    return weights
+
+    def __init__(
+        self,
+        shapes: ModuleShapes,
+        max_rank: int,
+        dtype: torch.dtype,
+        base: BaseTensors,
+        lay_out: LayOut = RawAdapter.packed,
+    ) -> None:
+        self._shapes = dict(shapes)
+        self._max_rank = max_rank
+        self._dtype = dtype
+        self._base = base
+        self._lay_out = lay_out
+        self._recipes: Recent[tuple[bytes, bytes, int], _Recipe] = Recent(MAX_RECIPES)
+
+    def load(self, ref: AdapterRef) -> AdapterWeights:
+        """Load the adapter that a reference names.
+
+        Raises:
+            AdapterError: the files are missing or malformed, are not those that were declared, do not fit the base
+                model or the device's products, or hold numbers that are not finite in the engine's dtype.
+        """
+        config_bytes = read_config_bytes(ref.name, ref.path)
+        recipe, data = read_with(
+            ref.name, ref.path, lambda header, size: self._recipe(ref.name, config_bytes, header, size)
+        )
+        if recipe.digest.over(data) != ref.digest:
+            # Serving other content under this digest would make every cache that is keyed by it lie.
+            raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
+        tensors = TensorFile(entry_by_name=recipe.entry_by_name, data=data)
+        try:
+            weights = self._lay_out(
+                _Reading(ref.name, tensors, self._shapes, self._dtype, self._base).adapter(recipe.layouts)
+            )
+        except LayoutError as error:
+            raise AdapterError(ref.name, str(error)) from None
+        if not weights.is_finite():
+            raise AdapterError(ref.name, _find_not_finite(tensors, recipe.layouts, self._dtype))
+        return weights
+
+    def _recipe(self, name: str, config_bytes: bytes, header: bytes, data_bytes: int) -> _Recipe:
+        def make() -> _Recipe:
+            return _Recipe(name, config_bytes, header, data_bytes, self._shapes, self._max_rank)
+
+        if len(config_bytes) + len(header) > MAX_RECIPE_BYTES:
+            return make()
+        return self._recipes.get((config_bytes, header, data_bytes), make)
 
 
 class _Reading:
-    """One adapter's way from the file to its weights."""
+    """One adapter's way from the file to its matrices."""
 
     def __init__(
         self, name: str, tensors: TensorFile, shapes: ModuleShapes, dtype: torch.dtype, base: BaseTensors
@@ -55,7 +118,7 @@ class _Reading:
         self._dtype = dtype
         self._base = base
 
-    def weights(self, layouts: Mapping[tuple[int, str], ModuleLayout]) -> AdapterWeights:
+    def adapter(self, layouts: Mapping[tuple[int, str], ModuleLayout]) -> RawAdapter:
         projections: dict[tuple[int, str], RawProjection] = {}
         columns: dict[tuple[int, str], Columns] = {}
         matrices: dict[str, torch.Tensor] = {}
@@ -76,7 +139,7 @@ class _Reading:
                 matrices[key[1]] = self._tensor(layout.weight).to(self._dtype, copy=True)
             if changed is not None:
                 columns[key] = changed
-        return build_weights(projections, self._dtype, Extras(columns=columns, matrices=matrices))
+        return RawAdapter(projections=projections, dtype=self._dtype, extras=Extras(columns=columns, matrices=matrices))
 
     def _lengths(self, layout: ModuleLayout, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Return by how much DoRA scales each column: magnitude / |W + scaling B A|, [out] float32.

@@ -1,7 +1,7 @@
 """The names of adapters on disk, in one SQLite file: they outlive every process. Standard library only.
 
-One process writes (`deployments.adapter_registry`); its methods are for one thread at a time. A change is whole or it
-is none.
+One process writes (`deployments.registry.adapter_registry`); its methods are for one thread at a time. A change is
+whole or it is none.
 """
 
 from __future__ import annotations

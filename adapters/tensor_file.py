@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import TypeVar
 
 from adapters.errors import AdapterError
 from adapters.folder import TENSOR_FILE, open_under, refuse_pickle
+
+_Understood = TypeVar("_Understood")
 
 MAX_HEADER_BYTES = 16 << 20
 MAX_FILE_BYTES = 8 << 30
@@ -54,27 +56,46 @@ def read_tensor_file(name: str, folder: str) -> TensorFile:
     Raises:
         AdapterError: the file is missing, pickled, truncated, or its header lies.
     """
-    refuse_pickle(name, folder)
-    with open_under(name, folder, TENSOR_FILE) as opened:
-        entries, data_bytes = _read_header(name, opened)
-        data = bytearray(data_bytes)
-        if opened.readinto(data) != data_bytes:  # type: ignore[attr-defined]
-            raise AdapterError(name, f"{TENSOR_FILE} became shorter while it was read")
+    entries, data = read_with(name, folder, lambda header, data_bytes: parse_header(name, header, data_bytes))
     return TensorFile(entry_by_name=entries, data=data)
 
 
-def _read_header(name: str, opened: BinaryIO) -> tuple[dict[str, TensorEntry], int]:
-    """Return the entries and the size of the data, with the file positioned at its beginning."""
-    size = os.fstat(opened.fileno()).st_size
-    if size > MAX_FILE_BYTES:
-        raise AdapterError(name, f"{TENSOR_FILE} has {size} bytes, more than {MAX_FILE_BYTES}")
-    length = int.from_bytes(opened.read(8), "little")
-    if size < 8 or length > size - 8:
-        raise AdapterError(name, f"{TENSOR_FILE} is truncated or not a safetensors file")
-    if length > MAX_HEADER_BYTES:
-        raise AdapterError(name, f"the header of {TENSOR_FILE} is longer than {MAX_HEADER_BYTES} bytes")
+def read_with(name: str, folder: str, understand: Callable[[bytes, int], _Understood]) -> tuple[_Understood, bytearray]:
+    """Read the folder's adapter_model.safetensors whole; return what `understand` makes of its header, and its data.
+
+    Args:
+        understand: given the header and the number of bytes behind it, does what `parse_header` does, or did it
+            earlier for the same header; nothing is allocated for the data before it has returned.
+
+    Raises:
+        AdapterError: the file is missing, pickled or truncated, or `understand` raises it.
+    """
+    refuse_pickle(name, folder)
+    with open_under(name, folder, TENSOR_FILE) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size > MAX_FILE_BYTES:
+            raise AdapterError(name, f"{TENSOR_FILE} has {size} bytes, more than {MAX_FILE_BYTES}")
+        length = int.from_bytes(opened.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise AdapterError(name, f"{TENSOR_FILE} is truncated or not a safetensors file")
+        if length > MAX_HEADER_BYTES:
+            raise AdapterError(name, f"the header of {TENSOR_FILE} is longer than {MAX_HEADER_BYTES} bytes")
+        data_bytes = size - 8 - length
+        understood = understand(opened.read(length), data_bytes)
+        data = bytearray(data_bytes)
+        if opened.readinto(data) != data_bytes:  # type: ignore[attr-defined]
+            raise AdapterError(name, f"{TENSOR_FILE} became shorter while it was read")
+    return understood, data
+
+
+def parse_header(name: str, content: bytes, data_bytes: int) -> dict[str, TensorEntry]:
+    """Return the entries of a header, in the order of their places.
+
+    Raises:
+        AdapterError: it is not one, or does not describe exactly the bytes behind it.
+    """
     try:
-        header = json.loads(opened.read(length), object_pairs_hook=_refuse_duplicates)
+        header = json.loads(content, object_pairs_hook=_refuse_duplicates)
     except (ValueError, RecursionError):
         raise AdapterError(name, f"the header of {TENSOR_FILE} is not a JSON object with distinct keys") from None
     if not isinstance(header, dict):
@@ -86,11 +107,11 @@ def _read_header(name: str, opened: BinaryIO) -> tuple[dict[str, TensorEntry], i
         if entry.start != at:
             raise AdapterError(name, f"tensor {entry.name[:200]!r} overlaps another or leaves a gap")
         at = entry.end
-    if at != size - 8 - length:
+    if at != data_bytes:
         raise AdapterError(
-            name, f"{TENSOR_FILE} is truncated or padded: its tensors need {at} bytes, it has {size - 8 - length}"
+            name, f"{TENSOR_FILE} is truncated or padded: its tensors need {at} bytes, it has {data_bytes}"
         )
-    return {entry.name: entry for entry in entries}, at
+    return {entry.name: entry for entry in entries}
 
 
 def _entry(name: str, key: str, value: object) -> TensorEntry:

@@ -65,6 +65,24 @@ class Extras:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RawAdapter:
+    """An adapter as it was read: modules by (layer, module), the dtype they are wanted in, and what else it has."""
+
+    projections: Mapping[tuple[int, str], RawProjection]
+    dtype: torch.dtype
+    extras: Extras = field(default_factory=Extras)
+
+    @property
+    def changes_whole_model(self) -> bool:
+        """Whether anything but linear modules of the layers is changed: the embedding, norms, the output matrix."""
+        return _changes_whole_model((layer for layer, _ in self.projections), self.extras)
+
+    def packed(self) -> AdapterWeights:
+        """Return its weights in host memory."""
+        return build_weights(self.projections, self.dtype, self.extras)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
     """One module ready for use: y += (x a^T) b^T.
 
@@ -106,11 +124,7 @@ class AdapterWeights:
         self.flat = flat
         self.extras = extras or Extras()
         self._places = places
-        self.changes_whole_model = (
-            any(place.layer == WHOLE_MODEL for place in places)
-            or bool(self.extras.matrices)
-            or any(layer == WHOLE_MODEL or module.endswith("norm") for layer, module in self.extras.columns)
-        )
+        self.changes_whole_model = _changes_whole_model((place.layer for place in places), self.extras)
         """Whether anything but linear modules of the layers is changed: the embedding, norms, the output matrix."""
         self._group_by_key: dict[tuple[int, str], ProjectionGroup] = {}
         for place in places:
@@ -158,6 +172,14 @@ class AdapterWeights:
     def pinned(self) -> AdapterWeights:
         """Copy to page-locked host memory, from which a transfer to a GPU is asynchronous."""
         return AdapterWeights(self.flat.pin_memory(), self._places, self.extras)
+
+
+def _changes_whole_model(layers: Iterable[int], extras: Extras) -> bool:
+    return (
+        WHOLE_MODEL in layers
+        or bool(extras.matrices)
+        or any(layer == WHOLE_MODEL or module.endswith("norm") for layer, module in extras.columns)
+    )
 
 
 def build_weights(

@@ -12,14 +12,13 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from app import serve_environment
-from app.admin import ADMIN_KEY_VARIABLE
-from app.api import create_app
-from app.hosts import HostRule
+from app.access.admin import ADMIN_KEY_VARIABLE
+from app.access.tenants import key_digest
+from app.cli import serve_environment
+from app.http.api import create_app
+from app.http.hosts import HostRule
 from app.resolved import adapter_cache_config, batches_config, gateway_config, key_ring, registry_config
 from app.settings import BatchSettings, RegistrySettings, Settings
-from app.tenants import key_digest
-from deployments.adapter_registry import Registry
 from deployments.config import (
     GATEWAY,
     REGISTRY,
@@ -29,9 +28,10 @@ from deployments.config import (
     RerankerConfig,
     SafetyConfig,
 )
-from deployments.gateway import Gateway
-from deployments.model_replica import ModelReplica
-from deployments.tokenizer import Tokenizer
+from deployments.gateway.gateway import Gateway
+from deployments.registry.adapter_registry import Registry
+from deployments.replica.model_replica import ModelReplica
+from deployments.tokenizer.tokenizer import Tokenizer
 
 _logger = logging.getLogger(__name__)
 
@@ -130,13 +130,13 @@ def _tokenizer(models: tuple[ModelConfig, ...]) -> serve.Application:
 
 
 def _safety(config: SafetyConfig) -> serve.Application:
-    from deployments.safety import Safety
+    from deployments.classifiers.safety import Safety
 
     return _helper("Safety", Safety, config, max_requests=_SAFETY_REQUESTS, num_cpus=0.2)
 
 
 def _reranker(config: RerankerConfig) -> serve.Application:
-    from deployments.reranking import Reranker
+    from deployments.classifiers.reranking import Reranker
 
     return _helper(f"Reranker-{config.name}", Reranker, config, max_requests=_RERANKER_REQUESTS, num_cpus=0.2)
 

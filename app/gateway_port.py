@@ -1,6 +1,6 @@
 """What the routes ask of the gateway: a few methods, in plain typed values, and no HTTP.
 
-`deployments.gateway` has them; tests plug in a scripted one.
+`deployments.gateway.gateway` has them; tests plug in a scripted one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from deployments.accounts.values import (
     UsageRecord,
     UsageTotal,
 )
-from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.batches.values import Batch, NewBatch, NewFile, Page, PageQuestion, StoredFile
 from deployments.generation import (
     ChatPrompt,
@@ -31,6 +30,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
+from deployments.registry.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.timeline import Timeline
 
 

@@ -14,6 +14,7 @@ from adapters.errors import AdapterError
 from adapters.identity import AdapterRef, read_adapter
 from adapters.registry import AdapterRegistry, reference, scan
 from adapters.validate import validate
+from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import local_folder
 from app.cluster_memory import remembered
 from app.fingerprint import model_fingerprint
@@ -28,9 +29,9 @@ from app.settings import (
     SloSettings,
     TracingSettings,
 )
-from app.tenants import KeyRing, Tenant
 from deployments.accounts.values import TenantLimits
 from deployments.batches.values import MAX_LINE_BYTES
+from deployments.classifiers.sequence_window import read_window
 from deployments.config import (
     GATEWAY,
     AccountsConfig,
@@ -45,7 +46,6 @@ from deployments.config import (
     SafetyConfig,
     TracingConfig,
 )
-from deployments.sequence_window import read_window
 from deployments.slo import Slo
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec

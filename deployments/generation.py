@@ -134,7 +134,7 @@ class BeamShare:
         group: the answers of one search have the same, and no others.
         width: sequences that are followed, and found.
         place: which of those found the answer is, the best being 0.
-        length_penalty: see `deployments.beam_search.BeamSearch`.
+        length_penalty: see `deployments.gateway.beam_search.BeamSearch`.
     """
 
     group: str

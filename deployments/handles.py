@@ -19,11 +19,11 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from adapters.catalogue import Catalogue
+from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
 from deployments.handle_errors import UNREACHED
 from deployments.routing.board import Board
-from deployments.token_channel import ChannelListener, Subscription
 from engine.errors import EngineError, OverloadError
 from engine.request import Emission, FinishReason
 
@@ -58,7 +58,7 @@ class ChannelSource:
         self._controls: set[asyncio.Future[GenerationResult]] = set()
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
-        """Yield what one attempt brings; see `deployments.resumption.TokenSource`."""
+        """Yield what one attempt brings; see `deployments.gateway.resumption.TokenSource`."""
         subscription = self._listener.subscribe(call.request_id)
         response = self._handle.generate.remote(replace(call, reply_to=self._address))
         control = asyncio.ensure_future(_result(response))
@@ -104,7 +104,7 @@ class HandleSource:
         self._handle = handle.options(stream=True)
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
-        """Yield what one attempt brings; see `deployments.resumption.TokenSource`."""
+        """Yield what one attempt brings; see `deployments.gateway.resumption.TokenSource`."""
         response = self._handle.generate_stream.remote(call)
         is_whole = False
         try:

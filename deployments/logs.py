@@ -6,8 +6,12 @@ where every figure of an answer is a field of its own.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import sys
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,18 +23,33 @@ _TO_FILE = {"log_to_stderr": False}
 """Serve's mark of a record that goes to the log's file only: there is one for each answer, as of its access log."""
 
 _logger = logging.getLogger(__name__)
+_dropped: Counter[str] = Counter()
 
 
 def join_serve_log() -> None:
     """Send the records of this process's own packages where those of `ray.serve` go; called by every deployment.
 
-    A line that a full disk does not take is dropped.
+    A line that cannot be written is dropped, and counted.
     """
-    # By default `logging` tells of it on stderr, which Serve sends to the same log, and so on until the request that
+    # By itself `logging` tells of it on stderr, which Serve sends to the same log, and so on until the request that
     # logged it fails.
-    logging.raiseExceptions = False
+    logging.Handler.handleError = _drop  # type: ignore[assignment, method-assign]
     for package in _OURS:
         logging.getLogger(package).parent = logging.getLogger("ray.serve")
+
+
+def dropped_lines() -> Mapping[str, int]:
+    """Return how many lines this process could not write, by reason: "disk_full", or the name of an exception.
+
+    The last few thousand bytes of them may be written after all once there is room.
+    """
+    return {"disk_full": 0} | _dropped
+
+
+def _drop(handler: logging.Handler, record: logging.LogRecord) -> None:
+    error = sys.exception()
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    _dropped["disk_full" if is_full else type(error).__name__] += 1
 
 
 def log_answer(timeline: Timeline) -> None:

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, gen
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from deployments.accounts.meter import Meter
-from deployments.front_gate import FrontGate
+from deployments.gateway.front_gate import FrontGate
+from deployments.logs import dropped_lines
 from deployments.slo import Slo
 from deployments.timeline import Timeline
 from engine.metrics import EngineSnapshot
@@ -171,6 +172,7 @@ class GatewayMetrics:
         """Return the numbers, each labelled with the gateway's name."""
         families = [*self._registry.collect(), *([] if meter is None else _meter_families(meter))]
         families += [_rejections(gate.refused_by_reason, {"model_name": model}) for model, gate in gates.items()]
+        families.append(_dropped_lines({}))
         for family in families:
             family.samples = [sample._replace(labels=sample.labels | {"gateway": gateway}) for sample in family.samples]
         return families
@@ -180,10 +182,18 @@ class GatewayMetrics:
 
 
 def _rejections(refused_by_reason: Mapping[str, int], labels: Mapping[str, str]) -> Metric:
-    family = CounterMetricFamily(
-        "vllm:admission_rejections", "Requests refused at once, for want of time or room.", labels=(*labels, "reason")
-    )
-    for reason, count in refused_by_reason.items():
+    about = "Requests refused at once, for want of time or room."
+    return _by_reason("vllm:admission_rejections", about, refused_by_reason, labels)
+
+
+def _dropped_lines(labels: Mapping[str, str]) -> Metric:
+    about = "Lines of logs that this process could not write."
+    return _by_reason("antiphon:log_lines_dropped", about, dropped_lines(), labels)
+
+
+def _by_reason(name: str, about: str, counts: Mapping[str, int], labels: Mapping[str, str]) -> Metric:
+    family = CounterMetricFamily(name, about, labels=(*labels, "reason"))
+    for reason, count in counts.items():
         family.add_metric((*labels.values(), reason), count)
     return family
 
@@ -252,16 +262,14 @@ class EngineMetrics:
             self._count("engine_steps", "Steps of the engine.", snapshot.num_steps, "antiphon"),
             self._ended(snapshot),
             _rejections(snapshot.refused_by_reason, self._labels),
+            _dropped_lines(self._labels),
             self._step_times(snapshot),
             *self._registry.collect(),
         ]
 
     def _ended(self, snapshot: EngineSnapshot) -> Metric:
-        labels = (*self._labels, "reason")
-        family = CounterMetricFamily("antiphon:engine_requests_ended", "Requests that left the engine.", labels=labels)
-        for reason, count in snapshot.ended_by_reason.items():
-            family.add_metric((*self._labels.values(), reason), count)
-        return family
+        about = "Requests that left the engine."
+        return _by_reason("antiphon:engine_requests_ended", about, snapshot.ended_by_reason, self._labels)
 
     def _step_times(self, snapshot: EngineSnapshot) -> Metric:
         labels = (*self._labels, "part")

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import torch
 
 from adapters.device_slots import DeviceSlots
-from adapters.errors import AdapterError, LayoutError
+from adapters.errors import AdapterError
 from adapters.host_cache import HostCache
 from adapters.identity import AdapterDigest, AdapterRef
-from adapters.loading import BaseTensors, load_adapter
-from adapters.validate import ModuleShapes
+from adapters.loading import AdapterLoader
 from adapters.weights import AdapterWeights
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
@@ -62,11 +61,7 @@ class AdapterPool:
     Thread-safe. No method blocks or touches a disk, save `close`.
 
     Args:
-        module_shapes: what of the base takes an adapter.
-        dtype: of the engine's activations.
-        base: tensors of the base, for adapters whose effect depends on them; called on a background thread.
-        lay_out: gives an adapter the form in which the device multiplies by it, or raises `LayoutError`; called on a
-            background thread.
+        loader: used on background threads.
         locate: returns a reference to files of this node, or raises AdapterError; called on a background thread.
         on_change: called on a background thread when an adapter has become loadable, usable or failed: a waiting
             request may now be able to run or must be ended.
@@ -75,24 +70,17 @@ class AdapterPool:
     def __init__(
         self,
         refs: Iterable[AdapterRef],
-        module_shapes: ModuleShapes,
+        loader: AdapterLoader,
         config: ResolvedConfig,
-        dtype: torch.dtype,
         device: torch.device,
         *,
-        base: BaseTensors,
-        lay_out: Callable[[AdapterWeights], AdapterWeights] = lambda weights: weights,
         locate: Locate = lambda ref: ref,
         max_host_bytes: int = MAX_HOST_BYTES,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._module_shapes = dict(module_shapes)
-        self._base = base
-        self._max_rank = config.max_adapter_rank
-        self._dtype = dtype
+        self._loader = loader
         self._device = device
-        self._lay_out = lay_out
         self._locate = locate
         self._on_change = on_change
         self._clock = clock
@@ -224,11 +212,7 @@ class AdapterPool:
         if ref is None:
             raise AdapterError(digest[:12], "it was unloaded before it was read")
         started_s = self._clock()
-        weights = load_adapter(self._locate(ref), self._module_shapes, self._max_rank, self._dtype, self._base)
-        try:
-            weights = self._lay_out(weights)
-        except LayoutError as error:
-            raise AdapterError(ref.name, str(error)) from None
+        weights = self._loader.load(self._locate(ref))
         if weights.num_bytes > self._max_bytes:
             reason = (
                 f"it takes {weights.num_bytes} bytes, more than the {self._max_bytes} that the device has for adapters"
@@ -241,18 +225,15 @@ class AdapterPool:
 
     def _try_place(self, digest: AdapterDigest) -> bool:
         """Give a slot to an adapter that has none, evicting if need be; the lock is held."""
-        num_bytes = self._host.size(digest)
-        if num_bytes is None:
+        host = self._host.peek(digest)
+        if host is None:
             self.prepare(digest)
             return False
-        now_s = self._clock()
-        if not self._slots.can_take(num_bytes, now_s):
+        evicted = self._slots.try_take(digest, host.num_bytes, self._clock())
+        if evicted is None:
             return False
-        # `get` ends the adapter's reservation in the host cache: it is for those who can take it further.
-        host = self._host.get(digest)
-        evicted = None if host is None else self._slots.try_take(digest, num_bytes, now_s)
-        if host is None or evicted is None:
-            return False
+        # Only now: it ends the adapter's reservation in the host cache, which is for those who can take it further.
+        self._host.get(digest)
         for victim in evicted:
             del self._weights_by_digest[victim]
             self._evictions += 1

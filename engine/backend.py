@@ -10,9 +10,10 @@ import torch
 from torch.nn import functional
 
 from engine.attention import AttentionBatch
+from engine.cpu.linear import Linear
 from engine.decoder.spec import DecoderSpec
 from engine.gathering import Chunk, DecodeGroup
-from engine.linear import Linear
+from engine.loading.int4 import Weight, dense
 from engine.lora import AdapterSegment, LoraBatch, LoraProducts
 from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.arena import lazy_zeros
@@ -115,7 +116,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 class Backend(Protocol):
     """One device's way to do what every decoder needs. All tensors are on that device."""
 
-    def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Lay out a layer's weight [out, in], given away, and bias; no two of one layer have the same name."""
         ...
 
@@ -170,9 +171,9 @@ class Backend(Protocol):
 class TorchBackend:
     """Torch operators. Attention gathers a row's blocks and leaves the arithmetic to torch's blockwise kernel."""
 
-    def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Pack for oneDNN where that is faster."""
-        return Linear(weight, bias)
+        return Linear(dense(weight), bias)
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Keep the embedding as it is."""

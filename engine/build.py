@@ -9,24 +9,26 @@ from collections.abc import Sequence
 import torch
 
 from adapters.identity import AdapterRef
+from adapters.loading import AdapterLoader
+from adapters.weights import AdapterWeights, RawAdapter
 from engine.adapter_pool import AdapterPool, Locate
 from engine.backend import KvCache, TorchBackend
 from engine.buffers import InputBuffers
 from engine.config import EngineConfig, ResolvedConfig
+from engine.cpu.native_backend import NativeBackend, can_run
+from engine.cpu.native_lora import PanelAdapter
+from engine.cpu.recorded import RecordedModel
 from engine.decoder.decoder import Decoder
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.errors import ConfigError
-from engine.grammar import GrammarStore
 from engine.loading.checkpoint import WeightSource, load_parameters, read_tensor
-from engine.native_backend import NativeBackend, can_run
-from engine.native_lora import PanelAdapter
 from engine.parts import Parts
-from engine.recorded import RecordedModel
 from engine.resolve import DTYPE_BY_NAME, Hardware, probe, resolve
 from engine.runner import Runner, StepModel
+from engine.sampling.grammar import GrammarStore
 from engine.sampling.sampler import Sampler
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from kernels import native
 from kernels.arena import give_back_memory
 from kernels.native import NativeKernels
@@ -62,17 +64,15 @@ def build_engine(
     _logger.info("engine: %s", resolved)
     device = torch.device(resolved.device)
     arrival = threading.Event()
-    pool = AdapterPool(
-        adapters,
+    dtype = DTYPE_BY_NAME[resolved.dtype]
+    loader = AdapterLoader(
         spec.module_shapes(),
-        resolved,
-        DTYPE_BY_NAME[resolved.dtype],
-        device,
-        base=lambda name: read_tensor(config.model_path, spec, name, DTYPE_BY_NAME[resolved.dtype]),
+        resolved.max_adapter_rank,
+        dtype,
+        base=lambda name: read_tensor(config.model_path, spec, name, dtype),
         lay_out=parts.lay_out,
-        locate=locate,
-        on_change=arrival.set,
     )
+    pool = AdapterPool(adapters, loader, resolved, device, locate=locate, on_change=arrival.set)
     give_back_memory()
     grammars = GrammarStore(config.tokenizer_path or config.model_path, spec.vocab_size, spec.eos_ids)
     sampler = Sampler(resolved.max_num_seqs, spec.vocab_size, device, spec.eos_ids, grammars, choose=parts.choose)
@@ -93,17 +93,13 @@ def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weig
     # Our kernels have threads of their own; two pools that wait for each other by spinning are slower than none.
     torch.set_num_threads(resolved.num_threads if kernels is None else 1)
     buffers, model, cache = build_model(spec, resolved, kernels, weights)
-    return Parts(
-        config=resolved,
-        buffers=buffers,
-        model=model,
-        cache=cache,
-        lay_out=lambda weights: (
-            weights
-            if kernels is None
-            else PanelAdapter(weights, spec.num_layers, is_quantized=resolved.quantization is not None)
-        ),
-    )
+
+    def lay_out(raw: RawAdapter) -> AdapterWeights:
+        if kernels is None:
+            return raw.packed()
+        return PanelAdapter(raw, spec.num_layers, kernels, is_quantized=resolved.quantization is not None)
+
+    return Parts(config=resolved, buffers=buffers, model=model, cache=cache, lay_out=lay_out)
 
 
 def _cuda_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:

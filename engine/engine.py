@@ -16,10 +16,10 @@ from typing import NamedTuple
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, RequestError
 from engine.metrics import EngineLoad, EngineSnapshot, StepTimes
-from engine.pacing import PrefillPace
 from engine.ports import AdapterStock, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
-from engine.scheduler import Scheduler
+from engine.scheduling.pacing import PrefillPace
+from engine.scheduling.scheduler import Scheduler
 from engine.step import StepPlan
 from engine.trace import RequestTrace
 
@@ -103,7 +103,7 @@ class Engine:
 
         Raises:
             RequestError: it can never be served here, or its id is alive already.
-            OverloadError: it cannot be served in time, or the queue is full; see `engine.admission`.
+            OverloadError: it cannot be served in time, or the queue is full; see `engine.scheduling.admission`.
             EngineError: the engine has ended.
         """
         self._scheduler.validate(request)

@@ -18,17 +18,18 @@ import torch
 from adapters.errors import LayoutError
 from adapters.identity import AdapterDigest
 from adapters.peft_format import WHOLE_MODEL
-from adapters.weights import AdapterWeights
+from adapters.weights import AdapterWeights, Extras
 from kernels.lora_expand.reference import lora_expand
 from kernels.lora_gather.reference import lora_gather
+from kernels.lora_logits.reference import lora_logits
 from kernels.lora_shrink.reference import lora_shrink
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """In tables of an adapter's matrices; modules that share an input are neighbours."""
 
-HOW_CHANGED = {"embed_tokens": "embedding", "lm_head": "output matrix"} | dict.fromkeys(
-    ("norm", "input_layernorm", "post_attention_layernorm"), "norm"
-)
+ENTRIES = (*MODULES, "input_layernorm", "post_attention_layernorm")
+WHOLE_ENTRIES = ("own embed_tokens", "embed_tokens", "norm", "own lm_head", "lm_head")
+"""Of the whole model; what an adapter has in place of the base's matrices stands apart from its products."""
 
 Segment = tuple[AdapterDigest | None, int, int]
 """(adapter or None for the base model, start, end): a half-open range of the batch's tokens."""
@@ -55,26 +56,19 @@ class AdapterSegment:
     end: int
 
 
-def refuse_extras(weights: AdapterWeights, who: str) -> None:
-    """Refuse an adapter that changes more than linear modules of the layers, by products and by columns.
-
-    Raises:
-        LayoutError: naming what, and `who` cannot do it.
-    """
-    changed = [name for name in ("embed_tokens", "lm_head") if name in weights.extras.matrices]
-    changed += [name for name in ("embed_tokens", "lm_head") if weights.projection(WHOLE_MODEL, name) is not None]
-    changed += sorted({module for _, module in weights.extras.columns} - set(MODULES))
-    if changed:
-        raise LayoutError(f"{who} do not know its {HOW_CHANGED[changed[0]]} ({changed[0]})")
+def entry_of(layer: int, module: str) -> int:
+    """Return where in an adapter's table a module stands; the whole model's come before those of the first layer."""
+    names = WHOLE_ENTRIES if layer == WHOLE_MODEL else ENTRIES
+    return (layer - WHOLE_MODEL) * len(ENTRIES) + names.index(module)
 
 
-def refuse_magnitudes(weights: AdapterWeights, quantization: str) -> None:
+def refuse_magnitudes(extras: Extras, quantization: str) -> None:
     """Refuse an adapter that measures columns of the base's weights, where the engine computes with rounded ones.
 
     Raises:
         LayoutError: naming the module.
     """
-    for (layer, module), columns in weights.extras.columns.items():
+    for (layer, module), columns in extras.columns.items():
         if module in MODULES and columns.has_gain:
             raise LayoutError(
                 f"use_dora measures the columns of the base's {module} in layer {layer}, which is quantized to "
@@ -202,7 +196,7 @@ class LoraBatch:
             states, part = h[segment.start : segment.end], logits[segment.start : segment.end]
             own = segment.weights.extras.matrices.get("lm_head")
             if own is not None:
-                part.copy_(states @ own.T)
+                lora_logits(x=h, logits=logits, weights=[own], segments=[(segment.start, segment.end)])
             _change_columns((segment,), WHOLE_MODEL, "lm_head", logits)
             projection = segment.weights.projection(WHOLE_MODEL, "lm_head")
             if projection is not None:

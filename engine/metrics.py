@@ -11,7 +11,7 @@ from engine.request import FinishReason, RequestId
 from engine.trace import RequestTrace
 
 if TYPE_CHECKING:
-    from engine.live_request import LiveRequest
+    from engine.scheduling.live_request import LiveRequest
 
 MAX_TRACES = 4096
 
@@ -119,7 +119,7 @@ class EngineLoad:
         prefill_tokens_per_s, step_s: measured; 0 where nothing has been yet.
         stalled_s: since the last finished step, where there is work.
         num_ended: requests that have ended since the start.
-        landmarks: `engine.prefix_index.Landmarks`, one for `landmark_blocks` blocks; 0 where no prefix is kept.
+        landmarks: `engine.cache.prefix_index.Landmarks`, one for `landmark_blocks` blocks; 0 where no prefix is kept.
     """
 
     queued_tokens: int

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from adapters.weights import AdapterWeights
+from adapters.loading import LayOut
 from engine.backend import KvCache
 from engine.buffers import InputBuffers
 from engine.config import ResolvedConfig
@@ -27,6 +26,6 @@ class Parts:
     buffers: InputBuffers
     model: StepModel
     cache: KvCache
-    lay_out: Callable[[AdapterWeights], AdapterWeights]
+    lay_out: LayOut
     choose: Chooser | None = None
     steps_ahead: int = 0

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from engine.config import EngineConfig, ResolvedConfig
+from engine.cpu.linear import has_fast_bfloat16
 from engine.decoder.spec import DecoderSpec
 from engine.errors import ConfigError
-from engine.linear import has_fast_bfloat16
 from kernels import architecture
 
 DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -68,6 +68,8 @@ def probe(config: EngineConfig) -> Hardware:
 def _probe_gpu(fraction: float) -> Hardware:
     if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
         raise ConfigError("device: 'cuda', but this process sees no GPU, or Triton is not installed; take 'cpu'.")
+    # What this process itself has freed, an engine before this one say, is free.
+    torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info()
     # What other processes hold counts: the fraction is of the whole.
     return Hardware(
@@ -92,7 +94,12 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPE_BY_NAME)}.")
     if dtype == "float16" and hardware.device == "cpu":
         raise ConfigError("dtype: 'float16' on device 'cpu' overflows where it should not; take bfloat16 or float32.")
-    _check_quantization(config, spec, hardware, dtype)
+    quantization = config.quantization
+    if spec.stored is not None and hardware.device == "cuda":
+        if quantization not in (None, "int4"):
+            raise ConfigError(f"quantization: {quantization!r}, but the checkpoint's weights have 4 bits already.")
+        quantization = "int4"
+    _check_quantization(quantization, spec, hardware, dtype)
     max_model_len = config.max_model_len or spec.max_position
     if max_model_len > spec.max_position:
         raise ConfigError(
@@ -115,7 +122,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         model_path=config.model_path,
         device=hardware.device,
         dtype=dtype,
-        quantization=config.quantization,
+        quantization=quantization,
         kv_cache_dtype=config.kv_cache_dtype,
         num_threads=config.num_threads or hardware.num_cores,
         max_model_len=max_model_len,
@@ -159,8 +166,7 @@ def _check_ranges(config: EngineConfig) -> None:
             raise ConfigError(f"{name}: {value} is not above 0.")
 
 
-def _check_quantization(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, dtype: str) -> None:
-    wanted = config.quantization
+def _check_quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardware, dtype: str) -> None:
     if wanted is None:
         return
     if wanted not in DEVICE_BY_QUANTIZATION:

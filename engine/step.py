@@ -30,7 +30,7 @@ class StepRow:
             `request` and `output_ids`.
         request: immutable; prompt, parameters, adapter.
         output_ids: tokens generated so far, prior output included (live view; read, never kept). The last may be
-            `engine.live_request.PENDING`: the step before draws it, and the device knows it first.
+            `engine.scheduling.live_request.PENDING`: the step before draws it, and the device knows it first.
         start: first position to compute; everything before it is in the cache.
         end: one past the last position to compute; `start < end`.
         block_ids: the request's block table (live view), long enough for position `end - 1`.

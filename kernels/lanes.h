@@ -1,4 +1,5 @@
-// Sixteen float32 numbers side by side, the unit of all vector work; compilers cut them to what the processor has.
+// As many float32 numbers side by side as a register of the processor holds, the unit of all vector work. What is wider
+// than a register compilers keep in memory, and write back after every operation.
 #pragma once
 
 #include "native.h"
@@ -7,11 +8,18 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__AVX512F__)
 constexpr int64_t LANES = 16;
+#elif defined(__AVX__)
+constexpr int64_t LANES = 8;
+#else
+constexpr int64_t LANES = 4;
+#endif
 
-typedef float Lanes __attribute__((vector_size(64)));
-typedef uint32_t LaneBits __attribute__((vector_size(64)));
-typedef int32_t LaneNumbers __attribute__((vector_size(64)));
+typedef float Lanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t LaneBits __attribute__((vector_size(4 * LANES)));
+typedef int32_t LaneNumbers __attribute__((vector_size(4 * LANES)));
+typedef uint16_t HalfLaneBits __attribute__((vector_size(2 * LANES)));
 
 INLINE Lanes load_lanes(const float *from) {
     Lanes lanes;
@@ -20,8 +28,7 @@ INLINE Lanes load_lanes(const float *from) {
 }
 
 INLINE Lanes load_lanes(const bfloat16 *from) {
-    typedef uint16_t Bits __attribute__((vector_size(32)));
-    Bits bits;
+    HalfLaneBits bits;
     std::memcpy(&bits, from, sizeof bits);
     return (Lanes)(__builtin_convertvector(bits, LaneBits) << 16);
 }
@@ -34,8 +41,9 @@ INLINE void store_lanes(Lanes lanes, bfloat16 *to) {
     const __m256bh bits = _mm512_cvtneps_pbh((__m512)lanes);
     std::memcpy(to, &bits, sizeof bits);
 #else
-    for (int64_t i = 0; i < LANES; i++)
-        store(lanes[i], to[i]);
+    const LaneBits bits = (LaneBits)lanes, upper = bits >> 16, rounded = (bits + 0x7fffu + (upper & 1u)) >> 16;
+    const HalfLaneBits narrow = __builtin_convertvector(lanes == lanes ? rounded : upper | 0x40u, HalfLaneBits);
+    std::memcpy(to, &narrow, sizeof narrow);
 #endif
 }
 
@@ -64,6 +72,13 @@ INLINE Lanes power_of_two(Lanes x) {
     p = p * f + 1.0f;
     // Exponents 0 and 255 are those of zero and of infinity.
     return p * (Lanes)(((LaneBits)shifted + 127u) << 23);
+}
+
+INLINE LaneNumbers lane_numbers() {
+    constexpr int32_t numbers[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    LaneNumbers lanes;
+    std::memcpy(&lanes, numbers, sizeof lanes);
+    return lanes;
 }
 
 constexpr float LOG2_E = 1.44269504088896341f;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,8 @@ from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, pretending
 from kernels.gated_activation.launch import silu_and_multiply
 from kernels.lora_expand.launch import lora_expand
+from kernels.lora_gather.launch import lora_gather
+from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import lora_shrink
 from kernels.paged_attention.launch import paged_attention
 from kernels.recording import Launch, recording
@@ -76,8 +79,8 @@ def multiply(geometry: Geometry, dtype: torch.dtype) -> None:
     for width, depth in ((qkv, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)):
         held = Int4Matrix(
             _empty(width, depth // 2, dtype=torch.uint8),
-            _empty(depth // GROUP, width, dtype=dtype),
-            _empty(depth // GROUP, width, dtype=torch.uint8),
+            _empty(depth // GROUP, width, dtype=torch.int32),
+            dtype,
         )
         bias = _empty(width, dtype=dtype) if geometry.has_norms and width == qkv else None
         for rows in (1, 32, 64):
@@ -128,24 +131,28 @@ def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: f
         add_rms_norm(x, None, _empty(hidden, dtype=dtype), 1e-5)
         silu_and_multiply(_empty(tokens, 2 * inner, dtype=dtype))
         for width, splits in ((hidden, (q_size, kv_size, kv_size)), (hidden, (inner, inner)), (inner, (hidden,))):
-            shrunk = lora_shrink(
-                _empty(tokens, width, dtype=dtype),
-                _whole(64, 3),
-                _whole(1),
-                entry=7,
-                num_modules=len(splits),
-                max_rank=MAX_RANK,
-                max_segments=min(tokens, 64),
-            )
-            lora_expand(
-                _empty(tokens, sum(splits), dtype=dtype),
-                shrunk,
-                _whole(64, 3),
-                _whole(1),
-                entry=7,
-                splits=splits,
-                max_segments=min(tokens, 64),
-            )
+            y = _empty(tokens, sum(splits), dtype=dtype)
+            _change(_empty(tokens, width, dtype=dtype), y, splits, entry=16)
+        whole_model(tokens, hidden, dtype)
+
+
+def whole_model(tokens: int, hidden: int, dtype: torch.dtype) -> None:
+    """Launch what adapters change in the embedding, in norms and in the output matrix."""
+    x, logits = _empty(tokens, hidden, dtype=dtype), _empty(tokens, VOCAB, dtype=torch.float32)
+    where, count, most = _whole(64, 3), _whole(1), min(tokens, 64)
+    lora_gather(_whole(tokens), x, where, count, own=0, entry=1, max_segments=most)
+    no_product = _empty(1, tokens, 1, MAX_RANK, dtype=torch.float32)
+    lora_expand(x, no_product, where, count, entry=2, splits=(hidden,), max_segments=most)
+    lora_logits(x, logits, where, count, entry=3, max_segments=most)
+    _change(x, logits, (VOCAB,), entry=4)
+
+
+def _change(x: torch.Tensor, y: torch.Tensor, splits: Sequence[int], *, entry: int) -> None:
+    """Launch the products of neighbouring modules."""
+    where, count, most = _whole(64, 3), _whole(1), min(len(x), 64)
+    options = {"entry": entry, "max_segments": most}
+    shrunk = lora_shrink(x, where, count, num_modules=len(splits), max_rank=MAX_RANK, **options)
+    lora_expand(y, shrunk, where, count, splits=splits, dtype=x.dtype, **options)
 
 
 def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:

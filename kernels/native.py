@@ -31,6 +31,10 @@ class NativeKernels:
         create.argtypes, create.restype = (ctypes.c_int64,), ctypes.c_void_p
         run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None
         destroy.argtypes, destroy.restype = (ctypes.c_void_p,), None
+        run_here = self._library.op_run
+        run_here.argtypes, run_here.restype = (ctypes.c_void_p,), None
+        self.run_here: Callable[[int], None] = run_here
+        """Run the op at an address on the calling thread alone, beside whatever a pool runs."""
         self.create_pool: Callable[[int], int] = create
         self.run_pool: Callable[[int, object, int], None] = run
         self.destroy_pool: Callable[[int], None] = destroy

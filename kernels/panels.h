@@ -10,10 +10,15 @@
 
 #include "lanes.h"
 
+constexpr int64_t COLUMNS = 16, PANEL_LANES = COLUMNS / LANES; // of a panel
+
+// A tile's sums stay in registers, and what is multiplied beside them: 32 registers of AVX512 and NEON, else 16.
 #if defined(__AVX512F__)
-constexpr int64_t MAX_TILE_ROWS = 12, TILE_PANELS = 2; // 24 sums of 32 registers
+template <typename T> constexpr int64_t MAX_TILE_ROWS = 12;
+constexpr int64_t TILE_PANELS = 2;
 #else
-constexpr int64_t MAX_TILE_ROWS = 6, TILE_PANELS = 1;
+template <typename T> constexpr int64_t MAX_TILE_ROWS = sizeof(T) == 4 ? 6 : 4;
+constexpr int64_t TILE_PANELS = 1;
 #endif
 
 template <typename T> struct Depth;
@@ -27,56 +32,87 @@ template <> struct Depth<bfloat16> {
 // Where element (depth k, column n < 16) of a panel lies.
 template <typename T> INLINE int64_t in_panel(int64_t k, int64_t n) {
     constexpr int64_t step = Depth<T>::step;
-    return (k / step * LANES + n) * step + k % step;
+    return (k / step * COLUMNS + n) * step + k % step;
 }
 
-INLINE void multiply_add(Lanes &sum, const float *a, Lanes panel) { sum += *a * panel; }
+// How a step of the depth is multiplied: in turns, each of its own factor of a row and its own lanes of a panel.
+#if defined(__AVX512BF16__)
+template <typename T> using Factor = T;
+template <typename T> constexpr int64_t TURNS = 1;
 
-INLINE Lanes load_panel(const float *panel) { return load_lanes(panel); }
-
-// Of two steps side by side; taken apart only where they are multiplied.
-INLINE LaneBits load_panel(const bfloat16 *panel) {
+INLINE LaneBits load_panel(const bfloat16 *panel, int64_t) {
     LaneBits bits;
     std::memcpy(&bits, panel, sizeof bits);
     return bits;
 }
 
 INLINE void multiply_add(Lanes &sum, const bfloat16 *a, LaneBits panel) {
-#if defined(__AVX512BF16__)
     uint32_t pair;
     std::memcpy(&pair, a, sizeof pair);
     sum = (Lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)panel);
+}
 #else
-    sum += widen(a[0]) * (Lanes)(panel << 16) + widen(a[1]) * (Lanes)(panel & 0xffff0000u);
+// Where no instruction multiplies bfloat16, rows are widened once for all panels that they meet.
+template <typename T> using Factor = float;
+template <typename T> constexpr int64_t TURNS = Depth<T>::step;
+
+INLINE Lanes load_panel(const bfloat16 *panel, int64_t turn) {
+    LaneBits bits;
+    std::memcpy(&bits, panel, sizeof bits);
+    return (Lanes)(turn ? bits & 0xffff0000u : bits << 16);
+}
 #endif
+
+INLINE Lanes load_panel(const float *panel, int64_t) { return load_lanes(panel); }
+
+INLINE void multiply_add(Lanes &sum, const float *a, Lanes panel) { sum += *a * panel; }
+
+// a[rows][depth], whose stride becomes that of the result, as the products take it; good until the next call.
+template <typename T>
+static inline const Factor<T> *factors_of(int64_t rows, const T *a, int64_t &a_stride, int64_t depth) {
+    if constexpr (sizeof(T) == sizeof(Factor<T>)) {
+        return a;
+    } else {
+        thread_local std::vector<float> wide;
+        wide.resize(std::max<size_t>(wide.size(), rows * depth));
+        for (int64_t r = 0; r < rows; r++)
+#pragma omp simd
+            for (int64_t k = 0; k < depth; k++)
+                wide[r * depth + k] = widen(a[r * a_stride + k]);
+        a_stride = depth;
+        return wide.data();
+    }
 }
 
 // c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][depth] * panels
 template <typename T, int64_t ROWS, int64_t PANELS>
-static inline void multiply_tile(const T *a, int64_t a_stride, const T *panels, int64_t panel_stride, int64_t depth,
-                                 bool add, float *c, int64_t c_stride) {
-    constexpr int64_t step = Depth<T>::step;
-    Lanes sums[ROWS][PANELS] = {};
+static inline void multiply_tile(const Factor<T> *a, int64_t a_stride, const T *panels, int64_t panel_stride,
+                                 int64_t depth, bool add, float *c, int64_t c_stride) {
+    constexpr int64_t step = Depth<T>::step, parts = PANELS * PANEL_LANES;
+    Lanes sums[ROWS][parts] = {};
     if (add)
         for (int64_t r = 0; r < ROWS; r++)
-            for (int64_t p = 0; p < PANELS; p++)
+            for (int64_t p = 0; p < parts; p++)
                 sums[r][p] = load_lanes(c + r * c_stride + p * LANES);
-    for (int64_t k = 0; k < depth; k += step) {
-        decltype(load_panel(panels)) columns[PANELS];
-        for (int64_t p = 0; p < PANELS; p++)
-            columns[p] = load_panel(panels + p * panel_stride + k * LANES);
-        for (int64_t r = 0; r < ROWS; r++)
-            for (int64_t p = 0; p < PANELS; p++)
-                multiply_add(sums[r][p], a + r * a_stride + k, columns[p]);
-    }
+    for (int64_t k = 0; k < depth; k += step)
+        for (int64_t turn = 0; turn < TURNS<T>; turn++) {
+            decltype(load_panel(panels, turn)) columns[parts];
+            for (int64_t p = 0; p < parts; p++) {
+                const int64_t at = p / PANEL_LANES * panel_stride + p % PANEL_LANES * LANES * step;
+                columns[p] = load_panel(panels + at + k * COLUMNS, turn);
+            }
+            for (int64_t r = 0; r < ROWS; r++)
+                for (int64_t p = 0; p < parts; p++)
+                    multiply_add(sums[r][p], a + r * a_stride + k + turn, columns[p]);
+        }
     for (int64_t r = 0; r < ROWS; r++)
-        for (int64_t p = 0; p < PANELS; p++)
+        for (int64_t p = 0; p < parts; p++)
             store_lanes(sums[r][p], c + r * c_stride + p * LANES);
 }
 
-template <typename T, int64_t PANELS, int64_t ROWS = MAX_TILE_ROWS>
-static inline void multiply_rows(int64_t rows, const T *a, int64_t a_stride, const T *panels, int64_t panel_stride,
-                                 int64_t depth, bool add, float *c, int64_t c_stride) {
+template <typename T, int64_t PANELS, int64_t ROWS = MAX_TILE_ROWS<T>>
+static inline void multiply_rows(int64_t rows, const Factor<T> *a, int64_t a_stride, const T *panels,
+                                 int64_t panel_stride, int64_t depth, bool add, float *c, int64_t c_stride) {
     if constexpr (ROWS > 0) {
         if (rows >= ROWS)
             multiply_tile<T, ROWS, PANELS>(a, a_stride, panels, panel_stride, depth, add, c, c_stride);
@@ -138,10 +174,10 @@ static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, const Pan
     float *c_second = c + TILE_ROWS * c_stride;
     if constexpr (ADD) {
         _tile_loadd(0, c, c_bytes);
-        _tile_loadd(1, c + LANES, c_bytes);
+        _tile_loadd(1, c + COLUMNS, c_bytes);
         if constexpr (TWO) {
             _tile_loadd(2, c_second, c_bytes);
-            _tile_loadd(3, c_second + LANES, c_bytes);
+            _tile_loadd(3, c_second + COLUMNS, c_bytes);
         }
     } else {
         _tile_zero(0);
@@ -153,12 +189,12 @@ static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, const Pan
         const bfloat16 *first = panels.segments[segment] + offset, *second = first + panels.stride;
         for (int64_t k = 0; k < panels.depth; k += tile_depth, a += tile_depth) {
             if constexpr (FAR) {
-                prefetch_rows(first + (k + 2 * tile_depth) * LANES, 2 * LANES, tile_depth / 2);
-                prefetch_rows(second + (k + 2 * tile_depth) * LANES, 2 * LANES, tile_depth / 2);
+                prefetch_rows(first + (k + 2 * tile_depth) * COLUMNS, 2 * COLUMNS, tile_depth / 2);
+                prefetch_rows(second + (k + 2 * tile_depth) * COLUMNS, 2 * COLUMNS, tile_depth / 2);
             }
             _tile_loadd(4, a, a_bytes);
-            _tile_loadd(6, first + k * LANES, 64);
-            _tile_loadd(7, second + k * LANES, 64);
+            _tile_loadd(6, first + k * COLUMNS, 64);
+            _tile_loadd(7, second + k * COLUMNS, 64);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
             if constexpr (TWO) {
@@ -169,10 +205,10 @@ static inline void multiply_tiles(const bfloat16 *a, int64_t a_stride, const Pan
         }
     }
     _tile_stored(0, c, c_bytes);
-    _tile_stored(1, c + LANES, c_bytes);
+    _tile_stored(1, c + COLUMNS, c_bytes);
     if constexpr (TWO) {
         _tile_stored(2, c_second, c_bytes);
-        _tile_stored(3, c_second + LANES, c_bytes);
+        _tile_stored(3, c_second + COLUMNS, c_bytes);
     }
 }
 
@@ -186,7 +222,7 @@ static inline void multiply_amx(int64_t rows, const bfloat16 *a, int64_t a_strid
         shape_tiles(std::min(count, TILE_ROWS), std::max<int64_t>(count - TILE_ROWS, 1), tile_depth);
         for (int64_t p = 0; p < num_panels; p += 2)
             (count > TILE_ROWS ? multiply_tiles<true, ADD, FAR> : multiply_tiles<false, ADD, FAR>)(
-                a + row * a_stride, a_stride, panels, p, tile_depth, c + row * c_stride + p * LANES, c_stride);
+                a + row * a_stride, a_stride, panels, p, tile_depth, c + row * c_stride + p * COLUMNS, c_stride);
     }
 }
 #endif
@@ -216,13 +252,16 @@ static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Pa
             multiply_amx<ADD, FAR>(rows, a, a_stride, panels, p, c, c_stride);
         }
 #endif
+    if (p == num_panels)
+        return;
+    const Factor<T> *factors = factors_of(rows, a, a_stride, panels.num_segments * panels.depth);
     for (; p < num_panels; p += TILE_PANELS)
         for (int64_t segment = 0; segment < panels.num_segments; segment++)
-            for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS) {
+            for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS<T>) {
                 const bool add = ADD || segment > 0;
-                const T *a_at = a + r * a_stride + segment * panels.depth;
+                const Factor<T> *a_at = factors + r * a_stride + segment * panels.depth;
                 const T *panel = panels.segments[segment] + p * panels.stride;
-                float *c_at = c + r * c_stride + p * LANES;
+                float *c_at = c + r * c_stride + p * COLUMNS;
                 if (p + TILE_PANELS <= num_panels)
                     multiply_rows<T, TILE_PANELS>(rows - r, a_at, a_stride, panel, panels.stride, panels.depth, add,
                                                   c_at, c_stride);

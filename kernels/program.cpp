@@ -123,6 +123,11 @@ class Pool {
 } // namespace
 
 extern "C" {
+void op_run(const Op *op) {
+    const int64_t units = op->kernel(*op, -1);
+    for (int64_t unit = 0; unit < units; unit++)
+        op->kernel(*op, unit);
+}
 void *pool_create(int64_t num_threads) {
     may_use_tiles = ask_for_tiles();
     return new Pool(num_threads);

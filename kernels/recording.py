@@ -37,7 +37,7 @@ class Launch:
         signature: Triton's type of each argument, "constexpr" for those compiled in.
         constants: of the arguments compiled in.
         aligned: arguments that `ALIGNMENT` divides.
-        options: `num_warps` and `num_stages`, where the launch sets them.
+        options: `num_warps`, `num_stages` and `launch_pdl` (see `kernels.overlap`), where the launch sets them.
     """
 
     module: str
@@ -95,7 +95,7 @@ def _launch_of(kernel: Any, args: Sequence[Any], named: dict[str, Any]) -> Launc
         signature.append((parameter.name, kind))
         if number % ALIGNMENT == 0 and not is_free:
             aligned.append(parameter.name)
-    options = [(name, named[name]) for name in ("num_warps", "num_stages") if name in named]
+    options = [(name, named[name]) for name in ("num_warps", "num_stages", "launch_pdl") if name in named]
     return Launch(
         module=kernel.fn.__module__,
         kernel=kernel.fn.__name__,

@@ -37,6 +37,7 @@ class Generated:
         decode_s: from then to the end.
         num_decoded: tokens that came in `decode_s`.
         prefill_split, decode_split: where the steps of the two stretches spent their time.
+        full_split: of the steps in which all of them decoded, from then until the first was done.
     """
 
     exchanges: tuple[Exchange, ...]
@@ -45,6 +46,7 @@ class Generated:
     num_decoded: int
     prefill_split: StepSplit
     decode_split: StepSplit
+    full_split: StepSplit
 
 
 class EngineAlone:
@@ -85,6 +87,7 @@ class EngineAlone:
             event_ms[request_id] = []
         num_open = len(event_ms)
         middle, middle_s, num_before_middle = before, 0.0, 0
+        full_end: tuple[EngineSnapshot, float] | None = None
         while num_open:
             emissions = self._engine.step()
             now_s = time.perf_counter() - started
@@ -93,6 +96,8 @@ class EngineAlone:
                     raise RuntimeError(f"the engine failed: {emission.error}")
                 event_ms[emission.request_id] += [now_s * 1000] * len(emission.token_ids)
                 num_open -= emission.finish_reason is not None
+            if full_end is None and num_open < len(event_ms):
+                full_end = self._engine.snapshot(), now_s
             if not middle_s and all(event_ms.values()):
                 middle, middle_s = self._engine.snapshot(), now_s
                 num_before_middle = sum(map(len, event_ms.values()))
@@ -108,6 +113,7 @@ class EngineAlone:
             num_decoded=sum(map(len, event_ms.values())) - num_before_middle,
             prefill_split=_split(before, middle, middle_s),
             decode_split=_split(middle, after, end_s - middle_s),
+            full_split=_split(middle, *_since(middle, middle_s, full_end)),
         )
 
     def close(self) -> None:
@@ -115,6 +121,13 @@ class EngineAlone:
         self._engine.stop()
         # `run` returns at once on a stopped engine, and closes what it owns.
         self._engine.run(lambda _emissions: None)
+
+
+def _since(
+    middle: EngineSnapshot, middle_s: float, end: tuple[EngineSnapshot, float] | None
+) -> tuple[EngineSnapshot, float]:
+    """Return what was at the end of a stretch that began in the middle, and how long it was; 0 s if there was none."""
+    return (middle, 0.0) if end is None or end[1] <= middle_s else (end[0], end[1] - middle_s)
 
 
 def _exchange(started_s: float, times_ms: list[float], num_prompt_tokens: int) -> Exchange:

@@ -19,9 +19,9 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.backend import KvCache
-from engine.blocks import BlockId
 from engine.buffers import InputBuffers
 from engine.build import build_model, kernels_for
+from engine.cache.blocks import BlockId
 from engine.config import EngineConfig
 from engine.decoder.spec import read_spec
 from engine.request import Request, RequestId, SamplingParams

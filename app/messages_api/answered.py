@@ -6,8 +6,7 @@ from typing import Any
 
 import orjson
 
-from app.blocks import Block, BlockKind, BlockReader, Step, blocks_of
-from app.errors import ApiError
+from app.http.errors import ApiError
 from app.messages_api.schemas import (
     MessageObject,
     MessagesError,
@@ -16,8 +15,9 @@ from app.messages_api.schemas import (
     MessagesUsage,
     StopReason,
 )
-from app.render import ResponseHead
-from app.streaming import Answer, ChoiceEvent
+from app.translation.blocks import Block, BlockKind, BlockReader, Step, blocks_of
+from app.translation.render import ResponseHead
+from app.translation.streaming import Answer, ChoiceEvent
 from deployments.generation import EndReason, Finished, Started, TextDelta
 
 _ERROR_TYPES = {

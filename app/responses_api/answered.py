@@ -7,9 +7,7 @@ from typing import Any, Literal
 
 import orjson
 
-from app.blocks import Block, BlockKind, BlockReader, Step, blocks_of
-from app.errors import ApiError
-from app.render import ResponseHead, chat_logprobs
+from app.http.errors import ApiError
 from app.responses_api.schemas import (
     InputTokensDetails,
     OutputTokensDetails,
@@ -17,7 +15,9 @@ from app.responses_api.schemas import (
     ResponsesRequest,
     ResponseUsage,
 )
-from app.streaming import Answer, ChoiceEvent
+from app.translation.blocks import Block, BlockKind, BlockReader, Step, blocks_of
+from app.translation.render import ResponseHead, chat_logprobs
+from app.translation.streaming import Answer, ChoiceEvent
 from deployments.generation import EndReason, Finished, Started, TextDelta, TokenScore
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]

@@ -11,12 +11,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
-from app.errors import ApiError
+from app.access.tenants import KeyRing, key_digest
 from app.gateway_port import MeterPort
-from app.json_route import JsonResponse, JsonRoute
+from app.http.errors import ApiError
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, OpenContext, only_admin
 from app.schemas.accounts import ApiKeyInfo, ApiKeyList, NewKeyRequest, RemovedKey, UsageInfo, UsageReport
-from app.tenants import KeyRing, key_digest
 from deployments.accounts.values import UsageQuestion, UsageRecord
 
 MAX_RECORDS = 100_000

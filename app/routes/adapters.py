@@ -7,7 +7,7 @@ from functools import partial
 from fastapi import APIRouter, Depends, Response
 
 from app.canary import ask
-from app.json_route import JsonResponse, JsonRoute
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, OpenContext, only_admin
 from app.schemas.adapters import (
     AdapterInfo,
@@ -18,7 +18,7 @@ from app.schemas.adapters import (
     UnloadAdapterRequest,
     UnloadedAdapter,
 )
-from deployments.adapter_changes import AdapterStatus, Registration
+from deployments.registry.adapter_changes import AdapterStatus, Registration
 
 router = APIRouter(route_class=JsonRoute, tags=["adapters"], dependencies=[Depends(only_admin)])
 

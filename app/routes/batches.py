@@ -7,8 +7,8 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from app.errors import ApiError
-from app.json_route import JsonResponse, JsonRoute
+from app.http.errors import ApiError
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.routes.files import After, Batches
 from app.schemas.batches import BatchList, BatchObject, BatchRequest, InputError, InputErrors, RequestCounts

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app.json_route import JsonResponse, JsonRoute
-from app.moderation import chat_classifier
-from app.render import ChatShape, chat_completion
+from app.http.json_route import JsonResponse, JsonRoute
+from app.http.sse import ChatFrames, EventStream
 from app.routes.context import ERRORS, Context
 from app.schemas.chat import ChatCompletion, ChatCompletionRequest
-from app.sse import ChatFrames, EventStream
-from app.streaming import EventBatches, collect
-from app.translate import chat_generations, served_tier, stream_extras
+from app.translation.moderation import chat_classifier
+from app.translation.render import ChatShape, chat_completion
+from app.translation.streaming import EventBatches, collect
+from app.translation.translate import chat_generations, served_tier, stream_extras
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 

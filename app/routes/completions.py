@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app.json_route import JsonResponse, JsonRoute
-from app.render import CompletionShape, completion
+from app.http.json_route import JsonResponse, JsonRoute
+from app.http.sse import CompletionFrames, EventStream
 from app.routes.context import ERRORS, Context
 from app.schemas.completions import Completion, CompletionRequest
-from app.sse import CompletionFrames, EventStream
-from app.streaming import EventBatches, collect
-from app.translate import answers_per_prompt, stream_extras, text_generations
+from app.translation.render import CompletionShape, completion
+from app.translation.streaming import EventBatches, collect
+from app.translation.translate import answers_per_prompt, stream_extras, text_generations
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
 

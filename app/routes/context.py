@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from app.admin import check_admin, is_admin
-from app.errors import ApiError
+from app.access.admin import check_admin, is_admin
+from app.access.tenants import KeyRing, TenantGateway
 from app.gateway_port import GatewayPort
-from app.render import ResponseHead
+from app.http.errors import ApiError
 from app.schemas.errors import ErrorResponse
 from app.settings import LimitSettings
-from app.tenants import KeyRing, TenantGateway
+from app.translation.render import ResponseHead
+from deployments.gateway.inside import INSIDE, Insider
 from deployments.generation import GenerationEvent, GenerationRequest
-from deployments.inside import INSIDE, Insider
 
 TIMEOUT_HEADER = "x-request-timeout"
 MAX_TRACE_PARENT_CHARS = 128

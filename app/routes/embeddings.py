@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Response
 
-from app.embeddings import embedding_request, embeddings_response
-from app.json_route import JsonResponse, JsonRoute
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.embeddings import EmbeddingsRequest, EmbeddingsResponse
+from app.translation.embeddings import embedding_request, embeddings_response
 
 router = APIRouter(route_class=JsonRoute, tags=["embeddings"])
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from app.errors import ApiError
-from app.file_form import file_form
 from app.gateway_port import BatchPort
-from app.json_route import JsonResponse, JsonRoute
+from app.http.errors import ApiError
+from app.http.file_form import file_form
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.files import DeletedFile, FileList, FileObject
 from deployments.batches.values import INPUT_PURPOSE, NewFile, PageQuestion, StoredFile

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from fastapi import APIRouter, Response
 
-from app.errors import without_internals
-from app.json_route import JsonResponse, JsonRoute
+from app.http.errors import without_internals
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, OpenContext
 from app.schemas.health import Health
 

@@ -7,15 +7,15 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from app.field_names import renamed_fields
-from app.json_route import JsonResponse, JsonRoute
+from app.http.field_names import renamed_fields
+from app.http.json_route import JsonResponse, JsonRoute
+from app.http.sse import EventStream
 from app.messages_api.answered import MessageFrames, message
 from app.messages_api.asked import FIELD_NAMES, chat_of
 from app.messages_api.schemas import CountRequest, MessageObject, MessagesError, MessagesRequest, TokenCount
 from app.routes.context import Context
-from app.sse import EventStream
-from app.streaming import EventBatches, collect
-from app.translate import chat_generations, whole_chat_prompt
+from app.translation.streaming import EventBatches, collect
+from app.translation.translate import chat_generations, whole_chat_prompt
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": MessagesError, "description": "Any error, in Anthropic's shape."},

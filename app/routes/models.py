@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app import render
-from app.errors import model_not_found
-from app.json_route import JsonResponse, JsonRoute
+from app.http.errors import model_not_found
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.models import Model, ModelList
+from app.translation import render
 
 router = APIRouter(route_class=JsonRoute, tags=["models"])
 

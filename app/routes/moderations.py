@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app.json_route import JsonResponse, JsonRoute
-from app.moderation import classifier_name, moderation
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.moderations import ModerationRequest, ModerationResponse
-from app.translate import moderation_texts
+from app.translation.moderation import classifier_name, moderation
+from app.translation.translate import moderation_texts
 
 router = APIRouter(route_class=JsonRoute, tags=["moderations"])
 

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from fastapi import APIRouter, Response
 
-from app.errors import ApiError
+from app.http.errors import ApiError
 
 TYPE_BY_SUFFIX = {
     "html": "text/html; charset=utf-8",

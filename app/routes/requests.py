@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Path, Response
 
-from app.errors import ApiError
-from app.json_route import JsonResponse, JsonRoute
+from app.http.errors import ApiError
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, ReaderContext
 from app.schemas.requests import AnswerTimeline, RequestTimeline, StageInfo
 from deployments.timeline import Timeline

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from fastapi import APIRouter, Response
 
-from app.json_route import JsonResponse, JsonRoute
-from app.rerank import rerank_request, rerank_response, score_request, score_response
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context, RouteContext
 from app.schemas.rerank import RerankBody, RerankResponse, ScoreRequest, ScoreResponse
+from app.translation.rerank import rerank_request, rerank_response, score_request, score_response
 from deployments.pooled import Reranking, RerankRequest
 
 router = APIRouter(route_class=JsonRoute, tags=["rerank"])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app.field_names import renamed_fields
-from app.json_route import JsonResponse, JsonRoute
+from app.http.field_names import renamed_fields
+from app.http.json_route import JsonResponse, JsonRoute
+from app.http.sse import EventStream
 from app.responses_api.answered import ResponseFrames, ResponseWriter
 from app.responses_api.asked import FIELD_NAMES, chat_of
 from app.responses_api.schemas import ResponseObject, ResponsesRequest
 from app.routes.context import ERRORS, Context
-from app.sse import EventStream
-from app.streaming import EventBatches, collect
-from app.translate import chat_generations
+from app.translation.streaming import EventBatches, collect
+from app.translation.translate import chat_generations
 
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app.json_route import JsonResponse, JsonRoute
+from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.tokens import DetokenizeRequest, DetokenizeResponse, TokenizeRequest, TokenizeResponse
-from app.translate import detokenized_ids, tokenized_prompt
+from app.translation.translate import detokenized_ids, tokenized_prompt
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from app.schemas.wire import WireRequest, WireResponse
-from deployments.adapter_changes import Place
+from deployments.registry.adapter_changes import Place
 
 
 class Canary(WireRequest):

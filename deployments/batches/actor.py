@@ -1,8 +1,8 @@
 """The one actor that keeps files and runs batches. It resumes by itself what an earlier one has not finished.
 
-It asks a gateway for each line as the tenant that made the batch (`deployments.inside.answer_inside`), so that a line
-is what the same request by HTTP would have been: its limits, screening and usage records, behind all others in the
-engine's queue.
+It asks a gateway for each line as the tenant that made the batch (`deployments.gateway.inside.answer_inside`), so that
+a line is what the same request by HTTP would have been: its limits, screening and usage records, behind all others in
+the engine's queue.
 """
 
 from __future__ import annotations

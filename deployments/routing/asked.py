@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from deployments.generation_calls import GenerationCall, unpack_ids
 from deployments.routing.report import adapter_mark
-from engine.prefix_index import child_name, landmark, root_name
+from engine.cache.prefix_index import child_name, landmark, root_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Asked:
 
     Attributes:
         num_tokens: of the prompt, and of what another replica has generated of the answer.
-        block_marks: of each full block in order, as `engine.prefix_index.landmark` speaks of it.
+        block_marks: of each full block in order, as `engine.cache.prefix_index.landmark` speaks of it.
         adapter: its mark; None for the base model.
     """
 

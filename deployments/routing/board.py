@@ -1,9 +1,10 @@
 """What a gateway knows of the replicas of one model, and the choice among them.
 
-The choice is by expected time to the first token (`deployments.routing.estimate`), and a share of the work besides, for
-who computes a prefix anew where it need not takes time from those who come after. Replicas whose costs differ by less
-than the estimate is worth are equal, and among equals the order is by rendezvous hashing of the prompt, so that
-gateways that know the same choose the same; but nobody is chosen who is much fuller than another.
+The choice is by expected time to the first token (`deployments.routing.estimate`), and by what it costs those who come
+after: a share of the work, which takes time from them where a prefix is computed anew, and one of the last rows, which
+they will wait for. Replicas whose costs differ by less than the estimate is worth are equal, and among equals the order
+is by rendezvous hashing of the prompt, so that gateways that know the same choose the same; but nobody is chosen who is
+much fuller than another.
 
     an adapter's homes: the first n replicas by its own rendezvous hash, n by its rate (`deployments.routing.demand`)
 
@@ -151,8 +152,8 @@ class Board:
         return self._averaged[1]
 
     def _costs(self, asked: Asked, found: dict[str, Estimate], defaults: LoadReport, now_s: float) -> dict[str, float]:
-        """Return what each replica costs: its expected time, and what others lose by work and by an adapter loaded."""
-        cost_by_id = {i: e.first_token_s + WORK_SHARE * e.work_s for i, e in found.items()}
+        """Return what each replica costs: its expected time, and what others lose by work, a row and a loading."""
+        cost_by_id = {i: e.first_token_s + WORK_SHARE * e.work_s + e.crowding_s for i, e in found.items()}
         if asked.adapter is None:
             return cost_by_id
         num_homes = self._demand.num_homes(asked.adapter, now_s, defaults.num_gateways)
@@ -211,6 +212,7 @@ def _defaults(states: Sequence[ReplicaState]) -> LoadReport:
         landmark_blocks=reports[0].landmark_blocks,
         prefill_tokens_per_s=mean([report.prefill_tokens_per_s for report in reports]),
         step_s=mean([report.step_s for report in reports]),
+        turnover_s=mean([report.turnover_s for report in reports]),
         adapter_load_s=mean([report.adapter_load_s for report in reports]),
     )
 

@@ -24,6 +24,8 @@ DEFAULT_TOKENS_PER_S = 1000.0
 DEFAULT_ADAPTER_LOAD_S = 0.5
 COMING_SHARE = 0.3
 """Of the time to read an adapter: what is left where it is being read, or lies in host memory, on the average."""
+SPARE_SHARE = 0.1
+"""Of a replica's rows: who takes one of the last makes those wait who come after."""
 UNSEEN_S = 10.0
 """A request that a replica has not seen for so long is on its way no more."""
 MAX_LANDMARKS = 8192
@@ -110,6 +112,7 @@ class Estimate:
     Attributes:
         num_new_tokens: of its prompt, those to be computed.
         work_s: time that they take.
+        crowding_s: time that those who come after wait longer for a row.
         occupancy: rows taken or waited for, by rows that there are; above 1 where requests wait.
         has_adapter: nothing is to be loaded.
     """
@@ -117,6 +120,7 @@ class Estimate:
     first_token_s: float
     num_new_tokens: int
     work_s: float
+    crowding_s: float
     occupancy: float
     has_adapter: bool
 
@@ -135,15 +139,16 @@ def estimate(asked: Asked, state: ReplicaState, now_s: float, defaults: LoadRepo
     queued = max(0.0, report.queued_tokens - rate * min(age_s, REPORT_PERIOD_S)) if state.report else 0.0
     wait_s = (queued + sum(sent.num_new_tokens for sent in unseen)) / rate
     taken = len(unseen) + (report.num_running + report.num_waiting if state.report else 0)
+    turnover_s = report.turnover_s or defaults.turnover_s
     too_many = taken + 1 - report.max_running
-    if too_many > 0:
-        wait_s = max(wait_s, too_many * report.turnover_s)
+    wait_s = max(wait_s, too_many * turnover_s)
+    crowding_s = max(0.0, too_many + SPARE_SHARE * report.max_running) * turnover_s
     has_adapter, load_s = _adapter(asked, state, unseen, report, defaults)
     num_new = max(1, asked.num_tokens - _num_cached(asked, state, report))
     first_token_s = max(wait_s, load_s) + num_new / rate + report.step_s
     if state.report:
         first_token_s += report.stalled_s + (age_s if age_s > OVERDUE_S else 0.0)
-    return Estimate(first_token_s, num_new, num_new / rate, taken / report.max_running, has_adapter)
+    return Estimate(first_token_s, num_new, num_new / rate, crowding_s, taken / report.max_running, has_adapter)
 
 
 def _adapter(

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adapters.identity import AdapterDigest
-from deployments.token_frames import LENGTH, FrameError
+from deployments.channel.token_frames import LENGTH, FrameError
 
 MAGIC = b"AR"
 VERSION = 1

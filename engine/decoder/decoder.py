@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,6 +12,7 @@ from adapters.peft_format import WHOLE_MODEL
 from engine.attention import AttentionBatch
 from engine.backend import Backend, KvCache, Product
 from engine.decoder.spec import DecoderSpec
+from engine.loading.int4 import Weight
 from engine.lora import AdapterSegment, LoraProducts, change_norms
 
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
@@ -78,11 +79,11 @@ class Decoder:
     """
 
     def __init__(
-        self, spec: DecoderSpec, parameters: Iterable[tuple[str, torch.Tensor]], backend: Backend, max_len: int
+        self, spec: DecoderSpec, parameters: Iterable[tuple[str, Weight]], backend: Backend, max_len: int
     ) -> None:
         self.spec = spec
         self._backend = backend
-        by_name: dict[str, torch.Tensor] = {}
+        by_name: dict[str, Any] = {}
         self._layers: list[Layer] = []
         last = "down.bias" if spec.mlp_bias else "down.weight"
         for name, tensor in parameters:
@@ -191,7 +192,7 @@ class Decoder:
         return out
 
 
-def _layer(by_name: dict[str, torch.Tensor], prefix: str, backend: Backend) -> Layer:
+def _layer(by_name: dict[str, Any], prefix: str, backend: Backend) -> Layer:
     def linear(name: str) -> Product:
         weight, bias = by_name.pop(f"{prefix}.{name}.weight"), by_name.pop(f"{prefix}.{name}.bias", None)
         return backend.linear(name, weight, bias)

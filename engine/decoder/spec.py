@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.decoder.families import FAMILIES, Switch
 from engine.decoder.rope import RopeSpec, parse_rope
+from engine.decoder.stored_int4 import StoredInt4, check_sizes, parse_stored
 from engine.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -26,6 +27,7 @@ class DecoderSpec:
         is_tied: the output matrix is the embedding.
         max_position: context length in tokens that the checkpoint was made for, its attention window if that is less.
         eos_ids: token ids that end a generation.
+        stored: how the layers' linear weights lie in the checkpoint where they have 4 bits, else None.
     """
 
     architecture: str
@@ -45,6 +47,7 @@ class DecoderSpec:
     is_tied: bool
     max_position: int
     eos_ids: tuple[int, ...]
+    stored: StoredInt4 | None = None
 
     @property
     def q_size(self) -> int:
@@ -108,8 +111,6 @@ def read_spec(model_path: str) -> DecoderSpec:
     where = f"{model_path}/config.json"
     if "auto_map" in config:
         raise CheckpointError(f"{where}: it wants code of its own (auto_map), which is never run.")
-    if "quantization_config" in config:
-        raise CheckpointError(f"{where}: quantized weights (quantization_config) are not supported.")
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     if not isinstance(name, str) or name not in FAMILIES:
@@ -128,7 +129,8 @@ def read_spec(model_path: str) -> DecoderSpec:
         raise CheckpointError(f"{where}: hidden_act {config.get('hidden_act')!r} is not supported; only silu is.")
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(f"{where}: {heads} heads over {kv_heads} kv heads of dimension {head_dim} do not divide.")
-    return DecoderSpec(
+    quantization = config.get("quantization_config")
+    spec = DecoderSpec(
         architecture=name,
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden,
@@ -146,7 +148,11 @@ def read_spec(model_path: str) -> DecoderSpec:
         is_tied=fields.switch("tie_word_embeddings"),
         max_position=max_position,
         eos_ids=_eos_ids(folder, config),
+        stored=None if quantization is None else parse_stored(quantization, where),
     )
+    if spec.stored is not None:
+        check_sizes(spec.linear_shapes(), where)
+    return spec
 
 
 class _Fields:

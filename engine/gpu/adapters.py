@@ -1,87 +1,143 @@
 """Adapters as the GPU kernels read them, and their products: one shrink and one expand for all adapters of a step.
 
-    table of an adapter    [ layer 0: q k v o gate up down | layer 1: ... ]    `ENTRY_NUMBERS` each: address of A,
-                           address of B, rank, address of gains and shifts of columns, 0 for none
+    table of an adapter    [ whole model | layer 0: q k v o gate up down norms | layer 1: ... ]    `ENTRY_NUMBERS` each:
+                           address of A, address of B, rank, address of gains and shifts of columns, 0 for none
     segments of a step     (first token, end, address of a table) each
 
-A step writes three numbers for each segment; nothing is gathered, and nothing padded to a common rank.
+A step writes three numbers for each segment; nothing is gathered, and nothing padded to a common rank. What only some
+adapters change, the embedding, norms and the output matrix, costs nothing where none of them is in the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 
-from adapters.weights import AdapterWeights
+from adapters.peft_format import WHOLE_MODEL
+from adapters.weights import AdapterWeights, Columns, Extras
 from engine.errors import EngineError
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
-from engine.lora import MODULES, AdapterSegment, refuse_extras, refuse_magnitudes
+from engine.lora import ENTRIES, WHOLE_ENTRIES, AdapterSegment, entry_of, refuse_magnitudes
 from kernels.lora_expand.launch import lora_expand
+from kernels.lora_gather.launch import lora_gather
+from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import lora_shrink
 
 ALIGNED_BYTES = 16
 """Where a matrix begins: what the widest load takes."""
 ENTRY_NUMBERS = 4
+A, B, RANK, COLUMNS = range(ENTRY_NUMBERS)
 NOWHERE = -1
 """Where what an adapter does not have lies."""
 
 
-class TabledAdapter(AdapterWeights):
-    """An adapter with a table of where its matrices lie.
+class Reach(IntEnum):
+    """What the adapters of a step change together, each with those before it."""
+
+    NOTHING = 0
+    LINEAR_MODULES = 1
+    WHOLE_MODEL = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Where what an adapter has lies in its buffer.
 
     Attributes:
-        table: [layers * 7, 4] int64, valid as long as this object lives.
+        offsets: [(1 + layers) * 9, 4] int64: in elements, `NOWHERE` for none, and ranks.
+        norm_width: of the final norm, 0 where the adapter has none.
+        changes_whole_model, is_finite: as `AdapterWeights` has them.
     """
 
-    def __init__(self, flat: torch.Tensor, offsets: torch.Tensor, table: torch.Tensor | None = None) -> None:
-        super().__init__(flat, ())
-        self._offsets = offsets
-        self.table = _addressed(flat, offsets) if table is None else table
+    offsets: torch.Tensor
+    norm_width: int
+    changes_whole_model: bool
+    is_finite: bool
+
+    def extras(self, flat: torch.Tensor) -> Extras:
+        """View the columns of the final norm, which hidden states that leave the engine take by torch's operators."""
+        if not self.norm_width:
+            return Extras()
+        start = int(self.offsets[entry_of(WHOLE_MODEL, "norm"), COLUMNS])
+        count = 2 * self.norm_width * torch.float32.itemsize // flat.itemsize
+        gain, shift = flat[start : start + count].view(torch.float32).split(self.norm_width)
+        return Extras(columns={(WHOLE_MODEL, "norm"): Columns(gain=gain, shift=shift)})
+
+    def table(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return the addresses and ranks, on the host."""
+        table = torch.where(self.offsets == NOWHERE, 0, self.offsets * flat.element_size() + flat.data_ptr())
+        table[:, RANK] = self.offsets[:, RANK]
+        return table
+
+
+class TabledAdapter(AdapterWeights):
+    """An adapter all of which lies in `flat`, and a table of where.
+
+    Attributes:
+        table: [(1 + layers) * 9, 4] int64, valid as long as this object lives.
+    """
+
+    def __init__(self, flat: torch.Tensor, layout: _Layout, table: torch.Tensor | None = None) -> None:
+        super().__init__(flat, (), layout.extras(flat))
+        self.changes_whole_model = layout.changes_whole_model
+        self.table = layout.table(flat) if table is None else table
+        self._layout = layout
 
     @classmethod
     def of(cls, source: AdapterWeights, num_layers: int, quantization: str | None = None) -> TabledAdapter:
         """Lay out an adapter that is in host memory, for a base whose weights may be quantized.
 
         Raises:
-            LayoutError: it changes more than the kernels can.
+            LayoutError: it measures columns of the base's weights, which the quantized base does not have.
         """
-        refuse_extras(source, "this model runs on a GPU, whose kernels")
         if quantization is not None:
-            refuse_magnitudes(source, quantization)
+            refuse_magnitudes(source.extras, quantization)
         dtype = source.flat.dtype
         step = ALIGNED_BYTES // dtype.itemsize
-        offsets = torch.full((num_layers * len(MODULES), ENTRY_NUMBERS), NOWHERE, dtype=torch.int64)
-        parts: list[torch.Tensor] = []
+        offsets = torch.full(((num_layers + 1) * len(ENTRIES), ENTRY_NUMBERS), NOWHERE, dtype=torch.int64)
+        offsets[:, RANK] = 0
+        parts: list[tuple[int, torch.Tensor]] = []
         end = 0
-        for entry in range(len(offsets)):
-            layer, module = entry // len(MODULES), MODULES[entry % len(MODULES)]
-            projection, columns = source.projection(layer, module), source.extras.columns.get((layer, module))
-            offsets[entry, 2] = 0 if projection is None else projection.a.shape[0]
-            found = {} if projection is None else {0: projection.a, 1: projection.b}
-            if columns is not None:
-                # Float32 among shorter numbers: only their bits are copied.
-                found[3] = torch.cat((columns.gain, columns.shift)).view(dtype)
-            for number, part in found.items():
-                offsets[entry, number] = end
-                end += -(-part.numel() // step) * step
-                parts.append(part)
+        for entry, number, part, rank in _parts(source, num_layers):
+            offsets[entry, number] = end
+            offsets[entry, RANK] = max(rank, int(offsets[entry, RANK]))
+            # Float32 among shorter numbers: only their bits are copied.
+            parts.append((end, part.reshape(-1).view(dtype)))
+            end += -(-parts[-1][1].numel() // step) * step
         flat = torch.zeros(end, dtype=dtype)
-        at = 0
-        for part in parts:
-            flat[at : at + part.numel()] = part.flatten()
-            at += -(-part.numel() // step) * step
-        return cls(flat, offsets)
+        for at, part in parts:
+            flat[at : at + part.numel()] = part
+        norm = source.extras.columns.get((WHOLE_MODEL, "norm"))
+        width = 0 if norm is None else norm.gain.numel()
+        layout = _Layout(
+            offsets=offsets,
+            norm_width=width,
+            changes_whole_model=source.changes_whole_model,
+            is_finite=source.is_finite(),
+        )
+        return cls(flat, layout)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in bytes; `extras` are views of `flat`."""
+        return self.flat.nbytes
+
+    def is_finite(self) -> bool:
+        """Whether it holds neither NaN nor infinity; `flat` cannot tell, for not all of it is of its dtype."""
+        return self._layout.is_finite
 
     def to(self, device: torch.device) -> TabledAdapter:
         """Copy to a device on the current stream."""
         flat = self.flat.to(device, non_blocking=True)
-        return TabledAdapter(flat, self._offsets, _addressed(flat, self._offsets).to(device, non_blocking=True))
+        return TabledAdapter(flat, self._layout, self._layout.table(flat).to(device, non_blocking=True))
 
     def pinned(self) -> TabledAdapter:
         """Copy to page-locked host memory."""
-        return TabledAdapter(self.flat.pin_memory(), self._offsets)
+        return TabledAdapter(self.flat.pin_memory(), self._layout)
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:
         """Keep the table as long as the matrices."""
@@ -89,54 +145,110 @@ class TabledAdapter(AdapterWeights):
         self.table.record_stream(stream)
 
 
-def _addressed(flat: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    table = torch.where(offsets == NOWHERE, 0, offsets * flat.element_size() + flat.data_ptr())
-    table[:, 2] = offsets[:, 2]
-    return table
+def _parts(source: AdapterWeights, num_layers: int) -> Iterator[tuple[int, int, torch.Tensor, int]]:
+    """Yield what an adapter has: its entry in the table, which address of the entry, the numbers, the entry's rank."""
+    for layer in range(WHOLE_MODEL, num_layers):
+        for module in WHOLE_ENTRIES if layer == WHOLE_MODEL else ENTRIES:
+            entry = entry_of(layer, module)
+            projection, columns = source.projection(layer, module), source.extras.columns.get((layer, module))
+            if projection is not None:
+                rank = projection.a.shape[0]
+                # Rows of the embedding's are picked by token.
+                yield entry, A, projection.a.T if module == "embed_tokens" else projection.a, rank
+                yield entry, B, projection.b, rank
+            if columns is not None:
+                yield entry, COLUMNS, torch.cat((columns.gain, columns.shift)), 0
+    for name, number in (("embed_tokens", A), ("lm_head", B)):
+        own = source.extras.matrices.get(name)
+        if own is not None:
+            yield entry_of(WHOLE_MODEL, f"own {name}"), number, own, own.shape[1]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Segments:
+    """Segments of tokens, or of samples, at addresses that never change.
+
+    Attributes:
+        numbers, count: int64 [any, 3] and [1], on the device.
+        at: where `numbers` begin among all that a step sends.
+        most: programs are started for so many.
+    """
+
+    numbers: torch.Tensor
+    count: torch.Tensor
+    at: int
+    most: int = 0
 
 
 class TritonLora:
     """`LoraProducts` of whatever adapters `fill` was told of; what it launches can be recorded and replayed.
 
+        numbers of a step    [ counts of segments of tokens, of samples | segments of tokens | of samples ]
+
     Attributes:
-        max_segments: programs are started for so many segments; 0 where the step has no adapter.
+        reach: of the step's adapters.
     """
 
     def __init__(self, runtime: GpuRuntime, max_segments: int, max_rank: int) -> None:
         self._max_rank = max_rank
-        self._staging = Staging(3 * max_segments + 1, runtime)
-        self._count, self._segments = self._staging.device[:1], self._staging.device[1:].view(-1, 3)
-        self.max_segments = 0
+        # Each begins where the widest load may, as the tensors for which kernels are compiled do.
+        room = 3 * max_segments + max_segments % 2
+        self._staging = Staging(4 + 2 * room, runtime)
+        self._tokens, self._samples = (
+            _Segments(numbers=self._staging.device[at : at + 3 * max_segments].view(-1, 3), count=count, at=at)
+            for at, count in ((4, self._staging.device[:1]), (4 + room, self._staging.device[2:3]))
+        )
+        self.reach = Reach.NOTHING
 
-    def fill(self, segments: Sequence[AdapterSegment]) -> None:
+    def fill(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> None:
         """Enqueue the copy of a step's segments; their adapters stay where they are until it has run.
+
+        `samples` are needed where an adapter changes the whole model.
 
         Raises:
             EngineError: an adapter was not laid out for the kernels.
         """
-        self.max_segments = len(segments)
+        self._tokens.most, self._samples.most = len(segments), len(samples)
+        self.reach = Reach.LINEAR_MODULES if segments else Reach.NOTHING
+        if any(segment.weights.changes_whole_model for segment in segments):
+            self.reach = Reach.WHOLE_MODEL
         if not segments:
             return
-        numbers = [len(segments)]
-        for segment in segments:
-            if not isinstance(segment.weights, TabledAdapter):
-                raise EngineError("an adapter reached the kernels without having been laid out for them")
-            numbers += [segment.start, segment.end, segment.weights.table.data_ptr()]
+        numbers = [len(segments), 0, len(samples), 0, *_numbers(segments)]
+        if samples:
+            numbers += [0] * (self._samples.at - len(numbers)) + _numbers(samples)
         self._staging.send_list(numbers)
 
-    def expect(self, max_segments: int) -> None:
+    def expect(self, max_segments: int, reach: Reach = Reach.WHOLE_MODEL) -> None:
         """Have no segments now, and programs for so many in the recording that is about to be made."""
-        self._staging.send_list([0])
-        self.max_segments = max_segments
+        self._staging.send_list([0, 0, 0, 0])
+        self._tokens.most = self._samples.most = max_segments
+        self.reach = reach if max_segments else Reach.NOTHING
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
-        """Do nothing, as all of the whole model below: an adapter that asks for it is refused when it is laid out."""
+        """Pick rows of the adapters' matrices, own ones and those of products."""
+        if self.reach == Reach.WHOLE_MODEL:
+            own, entry = entry_of(WHOLE_MODEL, "own embed_tokens"), entry_of(WHOLE_MODEL, "embed_tokens")
+            segments = self._tokens
+            lora_gather(
+                token_ids, x, segments.numbers, segments.count, own=own, entry=entry, max_segments=segments.most
+            )
 
     def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
-        """Do nothing."""
+        """Scale the columns: an expand that has no product."""
+        segments = self._samples if layer == WHOLE_MODEL else self._tokens
+        if self.reach == Reach.WHOLE_MODEL and segments.most:
+            nothing = torch.empty(1, len(h), 1, self._max_rank, dtype=torch.float32, device=h.device)
+            self._expand(h, nothing, segments, entry_of(layer, module), (h.shape[1],))
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
-        """Do nothing."""
+        """Multiply by the adapters' own matrices, then by their products."""
+        segments = self._samples
+        if self.reach == Reach.WHOLE_MODEL and segments.most:
+            own, entry = entry_of(WHOLE_MODEL, "own lm_head"), entry_of(WHOLE_MODEL, "lm_head")
+            lora_logits(h, logits, segments.numbers, segments.count, entry=own, max_segments=segments.most)
+            shrunk = self._shrink(h, segments, entry, 1)
+            self._expand(logits, shrunk, segments, entry, (logits.shape[1],), h.dtype)
 
     def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
         """Multiply by one module."""
@@ -146,14 +258,45 @@ class TritonLora:
         self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
     ) -> None:
         """Multiply by neighbouring modules: one shrink, one expand."""
-        entry = layer * len(MODULES) + MODULES.index(modules[0])
-        shrunk = lora_shrink(
+        entry = entry_of(layer, modules[0])
+        self._expand(y, self._shrink(x, self._tokens, entry, len(modules)), self._tokens, entry, splits)
+
+    def _shrink(self, x: torch.Tensor, segments: _Segments, entry: int, num_modules: int) -> torch.Tensor:
+        return lora_shrink(
             x,
-            self._segments,
-            self._count,
+            segments.numbers,
+            segments.count,
             entry=entry,
-            num_modules=len(modules),
+            num_modules=num_modules,
             max_rank=self._max_rank,
-            max_segments=self.max_segments,
+            max_segments=segments.most,
         )
-        lora_expand(y, shrunk, self._segments, self._count, entry=entry, splits=splits, max_segments=self.max_segments)
+
+    def _expand(
+        self,
+        y: torch.Tensor,
+        shrunk: torch.Tensor,
+        segments: _Segments,
+        entry: int,
+        splits: Sequence[int],
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        lora_expand(
+            y,
+            shrunk,
+            segments.numbers,
+            segments.count,
+            entry=entry,
+            splits=splits,
+            max_segments=segments.most,
+            dtype=dtype,
+        )
+
+
+def _numbers(segments: Sequence[AdapterSegment]) -> list[int]:
+    numbers: list[int] = []
+    for segment in segments:
+        if not isinstance(segment.weights, TabledAdapter):
+            raise EngineError("an adapter reached the kernels without having been laid out for them")
+        numbers += [segment.start, segment.end, segment.weights.table.data_ptr()]
+    return numbers

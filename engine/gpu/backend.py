@@ -11,6 +11,7 @@ from engine.backend import LayerCache, Product
 from engine.gpu.adapters import TritonLora
 from engine.gpu.fp8_linear import Fp8Linear
 from engine.gpu.streamed_linear import StreamedLinear
+from engine.loading.int4 import Weight, dense
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.embedding.reference import take_rows
@@ -24,34 +25,42 @@ class TritonBackend:
 
     Args:
         adapters: the products of the step under way; its owner fills it before each step.
+        max_samples: so many rows of logits at most a step has, save where those of prompts are asked for.
         quantization: "fp8": layers' weights and their inputs are rounded to 8-bit floats; "int4": the weights alone, to
-            4 bits; None: neither. Adapters read inputs as they are.
+            4 bits where they have more; None: neither. Adapters read inputs as they are.
 
     Attributes:
         linears: products whose way `engine.gpu.streamed_linear.measure` may choose.
     """
 
-    def __init__(self, adapters: TritonLora, quantization: str | None = None) -> None:
+    def __init__(self, adapters: TritonLora, max_samples: int, quantization: str | None = None) -> None:
         self.adapters = adapters
+        self._max_samples = max_samples
         self.linears: list[StreamedLinear] = []
         self._quantization = quantization
 
-    def linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+    def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Keep the weight, as it is or rounded."""
         if self._quantization == "fp8":
-            return Fp8Linear(weight, bias)
+            return Fp8Linear(dense(weight), bias)
         self.linears.append(StreamedLinear(weight, bias, is_int4=self._quantization == "int4"))
         return self.linears[-1]
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
-        """Keep both as they are."""
+        """Keep both as they are; all steps' logits come to lie in one place, or each recording had one of its own."""
         product = StreamedLinear(embedding if head is None else head, None)
         self.linears.append(product)
-        return lambda token_ids: take_rows(embedding, token_ids), lambda h: product(h).float()
+        kept = torch.empty(self._max_samples, product.shape[0], dtype=torch.float32, device=product.device)
+
+        def logits(h: torch.Tensor) -> torch.Tensor:
+            found = product(h)
+            return kept[: len(h)].copy_(found) if len(h) <= len(kept) else found.float()
+
+        return lambda token_ids: take_rows(embedding, token_ids), logits
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Return the products that have been filled, None where the step has no adapter."""
-        return self.adapters if self.adapters.max_segments else None
+        return self.adapters if self.adapters.reach else None
 
     def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Index."""

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import torch
 
-from engine.attention import AttentionBatch
 from engine.backend import KvCache
 from engine.config import EngineConfig, ResolvedConfig
-from engine.decoder.decoder import Decoder, DecoderBatch
+from engine.decoder.decoder import Decoder
 from engine.decoder.spec import DecoderSpec
 from engine.errors import ConfigError
 from engine.gpu.adapters import TabledAdapter, TritonLora
@@ -18,8 +17,9 @@ from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.model import GpuModel, recorded_sizes
+from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.runtime import GpuRuntime
-from engine.gpu.streamed_linear import measure
+from engine.gpu.streamed_linear import measure, stream_each
 from engine.loading.checkpoint import WeightSource
 from engine.parts import Parts
 from engine.resolve import DTYPE_BY_NAME, Hardware, resolve
@@ -29,14 +29,12 @@ _logger = logging.getLogger(__name__)
 
 RESERVED_BYTES = 512 << 20
 """Left for what is not measured: recorded steps, workspaces of libraries."""
-LOGIT_COPIES = 3
-"""Of the size of a full batch's logits: what choosing tokens may need beside them."""
 
 
 def gpu_parts(
     config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource, runtime: GpuRuntime
 ) -> Parts:
-    """Load the weights, measure a full step, give the cache what is left, and record decode steps.
+    """Load the weights, compile, measure a full step, give the cache what is left, and record decode steps.
 
     Raises:
         CheckpointError: weights are missing, broken or left over.
@@ -63,11 +61,19 @@ def _build(
 ) -> Parts:
     dtype = DTYPE_BY_NAME[checked.dtype]
     adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank)
-    backend = TritonBackend(adapters, checked.quantization)
+    backend = TritonBackend(adapters, checked.max_num_seqs, checked.quantization)
     parameters = weights(config.model_path, spec, dtype, runtime.device)
     decoder = Decoder(spec, parameters, backend, checked.max_model_len)
+    choose = TokenChooser(runtime, checked.max_num_seqs)
+    rehearsal = Rehearsal(decoder, adapters, choose, checked, _cache_dtype(checked), runtime.device)
+
+    def launch_all() -> None:
+        stream_each(backend.linears)
+        rehearsal.run()
+
+    runtime.compile_ahead(launch_all, hardware.num_cores)
     measure(backend.linears, runtime)
-    peak_bytes = runtime.peak_bytes(lambda: _full_step(decoder, spec, checked, runtime.device))
+    peak_bytes = runtime.peak_bytes(rehearsal.run)
     left = hardware.free_bytes - peak_bytes - RESERVED_BYTES - checked.max_device_adapter_bytes
     _logger.info("a full step takes %.2f GiB with the weights; %.2f GiB are left", peak_bytes / 2**30, left / 2**30)
     config = replace(config, max_device_adapter_bytes=checked.max_device_adapter_bytes)
@@ -88,8 +94,8 @@ def _build(
         buffers=inputs,
         model=model,
         cache=cache,
-        lay_out=lambda weights: TabledAdapter.of(weights, spec.num_layers, resolved.quantization),
-        choose=TokenChooser(runtime, resolved.max_num_seqs),
+        lay_out=lambda raw: TabledAdapter.of(raw.packed(), spec.num_layers, resolved.quantization),
+        choose=choose,
         steps_ahead=1,
     )
 
@@ -100,28 +106,3 @@ def _cache_dtype(config: ResolvedConfig) -> torch.dtype:
     held = torch.int8 if config.kv_cache_dtype == "int8" else architecture.fp8_dtype()
     assert held is not None
     return held
-
-
-@torch.inference_mode()
-def _full_step(decoder: Decoder, spec: DecoderSpec, config: ResolvedConfig, device: torch.device) -> None:
-    """Compute as many tokens as a step may have, over a cache of one block, and what choosing tokens takes."""
-    cache = KvCache.of(spec, num_blocks=1, block_tokens=config.block_tokens, dtype=_cache_dtype(config), device=device)
-    tokens, longest = config.max_batched_tokens, min(config.max_batched_tokens, config.max_model_len)
-    rows = [(start, 0, min(longest, tokens - start), 0) for start in range(0, tokens, longest)]
-    positions = torch.arange(tokens, device=device) % longest
-    batch = DecoderBatch(
-        token_ids=torch.zeros_like(positions),
-        positions=positions,
-        sampled=torch.arange(config.max_num_seqs, device=device) % tokens,
-        attention=AttentionBatch(
-            slots=torch.full_like(positions, -1),
-            rows=torch.tensor(rows, device=device),
-            # Every position lies in the one block there is.
-            tables=torch.zeros(1, config.max_blocks_per_request, dtype=torch.int64, device=device),
-            block_tokens=config.block_tokens,
-            null_block=cache.null_block,
-        ),
-    )
-    output = decoder.forward(batch, cache)
-    del output
-    torch.empty(LOGIT_COPIES, config.max_num_seqs, spec.vocab_size, device=device)

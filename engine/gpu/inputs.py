@@ -20,8 +20,8 @@ from engine.config import ResolvedConfig
 from engine.decoder.decoder import DecoderBatch
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
-from engine.live_request import PENDING
 from engine.lora import AdapterSegment
+from engine.scheduling.live_request import PENDING
 from engine.step import StepPlan, StepRow
 
 NO_SLOT = -1

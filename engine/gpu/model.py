@@ -13,6 +13,7 @@ import torch
 
 from engine.backend import KvCache
 from engine.decoder.decoder import Decoder, DecoderBatch, StepOutput
+from engine.gpu.adapters import Reach
 from engine.gpu.backend import TritonBackend
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.runtime import GpuRuntime
@@ -38,17 +39,17 @@ class GpuModel:
         self._decoder = decoder
         self._backend = backend
         self._inputs = inputs
-        self._recorded: dict[tuple[int, bool], tuple[Callable[[], None], torch.Tensor]] = {}
+        self._recorded: dict[tuple[int, Reach], tuple[Callable[[], None], torch.Tensor]] = {}
 
     @torch.inference_mode()
     def record(self, cache: KvCache, sizes: Sequence[int], runtime: GpuRuntime) -> None:
-        """Record a decode step of each size, with adapters and without; the largest first, whose memory all share."""
+        """Record a decode step of each size, for each reach of adapters; the largest first, whose memory all share."""
         started_s = time.monotonic()
         for number, size in enumerate(sorted(sizes, reverse=True), start=1):
-            for has_adapters in (False, True):
+            for reach in Reach:
                 batch = self._inputs.padding(size)
-                self._backend.adapters.expect(size if has_adapters else 0)
-                self._recorded[size, has_adapters] = runtime.record(
+                self._backend.adapters.expect(size, reach)
+                self._recorded[size, reach] = runtime.record(
                     lambda batch=batch: self._decoder.forward(batch, cache).logits  # type: ignore[misc]
                 )
             _logger.info("recorded decode steps of %d rows (%d of %d)", size, number, len(sizes))
@@ -57,11 +58,11 @@ class GpuModel:
 
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
         """Replay or launch; a step that has hidden states to tell has a row that draws nothing, and is launched."""
-        self._backend.adapters.fill(batch.adapters)
+        self._backend.adapters.fill(batch.adapters, batch.sample_adapters)
         recorded = None
         num_tokens = len(batch.token_ids)
         if batch.attention.num_decodes == num_tokens == len(batch.sampled):
-            recorded = self._recorded.get((num_tokens, bool(batch.adapters)))
+            recorded = self._recorded.get((num_tokens, self._backend.adapters.reach))
         if recorded is None:
             output = self._decoder.forward(batch, cache)
             return output._replace(logits=output.logits[: self._inputs.num_samples])

@@ -5,10 +5,15 @@ One object, so that everything else here runs, and is tested, on tensors of any 
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol
 
 import torch
+
+_logger = logging.getLogger(__name__)
 
 NUM_WARM_UPS = 2
 """Runs before a recording: libraries set themselves up, kernels are compiled."""
@@ -47,6 +52,10 @@ class GpuRuntime(Protocol):
         """Return the most memory that this process held while `run` ran."""
         ...
 
+    def compile_ahead(self, run: Callable[[], object], num_processes: int) -> None:
+        """Compile the kernels that `run` launches, many side by side; `run` computes nothing meanwhile."""
+        ...
+
 
 class CudaRuntime:
     """A GPU by CUDA (or HIP, which torch calls the same)."""
@@ -54,6 +63,10 @@ class CudaRuntime:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
+        # One for warming up and for capturing: what libraries keep for each stream then lies outside of the pool.
+        self._stream = torch.cuda.Stream(device)
+        # A pool goes with the last of its graphs, and its handle cannot be used again: one graph is kept for good.
+        self._anchor = self.record(lambda: torch.zeros(1, device=device))
 
     def staging(self, count: int) -> torch.Tensor:
         """Return page-locked memory."""
@@ -79,14 +92,14 @@ class CudaRuntime:
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """Capture a CUDA graph; all graphs share one pool of memory, for no two run at once."""
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._stream):
             for _ in range(NUM_WARM_UPS):
                 run()
-        torch.cuda.current_stream(self.device).wait_stream(side)
+        torch.cuda.current_stream(self.device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads do with the device meanwhile, page-locking memory say, does not spoil the capture.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
         return graph.replay, out
 
@@ -112,3 +125,21 @@ class CudaRuntime:
         run()
         torch.cuda.synchronize(self.device)
         return torch.cuda.max_memory_reserved(self.device)
+
+    def compile_ahead(self, run: Callable[[], object], num_processes: int) -> None:
+        """Note what is launched instead of launching it, and have other processes fill Triton's cache."""
+        # Whatever uses this file without kernels needs no Triton.
+        import triton
+
+        from kernels.recording import recording
+        from kernels.triton_cache import fill_cache
+
+        with recording() as launches:
+            run()
+        started_s = time.monotonic()
+        try:
+            count = fill_cache(launches, triton.runtime.driver.active.get_current_target(), num_processes)
+        except (BrokenProcessPool, OSError):
+            _logger.exception("kernels could not be compiled ahead; each will be as it is launched")
+            return
+        _logger.info("compiled %d of %d kernels in %.1f s", count, len(launches), time.monotonic() - started_s)

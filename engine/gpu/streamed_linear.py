@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from engine.gpu.runtime import GpuRuntime
+from engine.loading.int4 import Int4Weight, Weight
 from kernels.streamed_linear.launch import counters, from_int4, streamed_linear
 from kernels.streamed_linear.reference import Int4Matrix, to_int4
 
@@ -34,20 +35,23 @@ class StreamedLinear:
     Args:
         weight: [out, in]; given away.
         bias: [out] or None.
-        is_int4: whether the weight is rounded to 4 bits (`kernels.streamed_linear.reference`); `engine.resolve` sees to
-            it that its size does.
+        is_int4: whether the weight has 4 bits or is rounded to them (`kernels.streamed_linear.reference`);
+            `engine.resolve` sees to it that its size does.
 
     Attributes:
         rows: those of `ROWS` that our kernel may be taken for.
         streams: for each of them whether it is.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, is_int4: bool = False) -> None:
+    def __init__(self, weight: Weight, bias: torch.Tensor | None, *, is_int4: bool = False) -> None:
         self.shape = weight.shape
-        self.dtype = weight.dtype
+        self.dtype, self.device = weight.dtype, weight.device
         self.rows = ROWS if is_int4 else tuple(rows for rows in ROWS if rows <= MAX_DENSE_ROWS)
         self.streams = (False,) * len(self.rows)
-        self._weight: torch.Tensor | Int4Matrix = to_int4(weight) if is_int4 else weight
+        if isinstance(weight, Int4Weight):
+            self._weight: torch.Tensor | Int4Matrix = weight.packed()
+        else:
+            self._weight = to_int4(weight) if is_int4 else weight
         self._bias = bias
         self._arrived = counters(weight.shape[0], self.rows[-1], weight.device)
 
@@ -69,16 +73,32 @@ class StreamedLinear:
 @torch.inference_mode()
 def measure(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
     """Time both ways for each shape and number of rows, all layers of a shape in turn, and set `streams` by it."""
-    by_kind: dict[tuple[torch.Size, tuple[int, ...]], list[StreamedLinear]] = {}
-    for linear in linears:
-        if linear.dtype != torch.float32:
-            by_kind.setdefault((linear.shape, linear.rows), []).append(linear)
-    for (shape, numbers), alike in by_kind.items():
+    for alike in _by_kind(linears):
+        shape, numbers = alike[0].shape, alike[0].rows
         streams = tuple(_is_faster(alike, rows, runtime) for rows in numbers)
         for linear in alike:
             linear.streams = streams
         chosen = [rows for rows, is_streamed in zip(numbers, streams, strict=True) if is_streamed]
         _logger.info("products by %s: our kernel for %s rows", tuple(shape), chosen or "no")
+
+
+@torch.inference_mode()
+def stream_each(linears: Sequence[StreamedLinear]) -> None:
+    """Launch what `measure` does for one layer of each shape."""
+    for linear, *_ in _by_kind(linears):
+        for rows in linear.rows:
+            x = torch.zeros(rows, linear.shape[1], dtype=linear.dtype, device=linear.device)
+            linear.stream(x)
+            linear.multiply(x)
+
+
+def _by_kind(linears: Sequence[StreamedLinear]) -> list[list[StreamedLinear]]:
+    """Group products that take the same time; those in float32 are left out: the library's."""
+    by_kind: dict[tuple[torch.Size, tuple[int, ...]], list[StreamedLinear]] = {}
+    for linear in linears:
+        if linear.dtype != torch.float32:
+            by_kind.setdefault((linear.shape, linear.rows), []).append(linear)
+    return list(by_kind.values())
 
 
 def _is_faster(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) -> bool:

@@ -7,35 +7,66 @@ and shapes are checked against config.json before the first byte of a tensor is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.decoder.spec import DecoderSpec
+from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import CheckpointError
-from engine.loading.names import IGNORED_SUFFIXES, parameters
+from engine.loading.int4 import Int4Weight, Weight, dense, is_in_order, read_int4, stack
+from engine.loading.names import IGNORED_SUFFIXES, Parameter, parameters
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-DTYPES = {"F32", "F16", "BF16"}
+DTYPES = ("F32", "F16", "BF16")
+PACKED_SUFFIXES = (".qweight", ".qzeros")
+PACKED_DTYPES = ("I32",)
 
-WeightSource = Callable[[str, DecoderSpec, torch.dtype, torch.device], Iterable[tuple[str, torch.Tensor]]]
+WeightSource = Callable[[str, DecoderSpec, torch.dtype, torch.device], Iterable[tuple[str, Weight]]]
 """What `load_parameters` is: where the parameters of a decoder come from."""
 
 
 def load_parameters(
     model_path: str, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield (parameter name, tensor) for every parameter of the decoder, cast once.
+) -> Iterator[tuple[str, Weight]]:
+    """Yield (parameter name, tensor) for every parameter of the decoder, cast once, or as it is where it has 4 bits.
 
     The tensors are owned by the caller and share no memory with the files.
 
     Raises:
         CheckpointError: files or tensors are missing, truncated, left over, or of a wrong shape or dtype.
     """
-    folder = Path(model_path)
+    with _opened(Path(model_path)) as file_by_tensor:
+        wanted = list(parameters(spec))
+        _check_complete(model_path, spec, _expected(spec, wanted), file_by_tensor)
+        for parameter in wanted:
+            yield parameter.name, _read(parameter, spec, dtype, device, file_by_tensor)
+
+
+def read_tensor(model_path: str, spec: DecoderSpec, name: str, dtype: torch.dtype) -> torch.Tensor:
+    """Return one tensor of a checkpoint that `load_parameters` has taken, cast; `lm_head.weight` also where it is tied.
+
+    Raises:
+        CheckpointError: it is not there any more.
+    """
+    if spec.is_tied and name == "lm_head.weight":
+        name = "model.embed_tokens.weight"
+    with _opened(Path(model_path)) as file_by_tensor:
+        try:
+            if spec.stored is not None and _module_of(spec, name) is not None:
+                return dense(_read_int4(name, spec.stored, dtype, torch.device("cpu"), file_by_tensor))
+            tensor: torch.Tensor = file_by_tensor[name].get_tensor(name)
+        except KeyError as error:
+            raise CheckpointError(f"{model_path}: the tensor {error.args[0]} is missing.") from None
+        return tensor.to(dtype)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Mapping[str, safe_open]]:
+    """Open a checkpoint's files; the file of each tensor, by the tensor's name."""
     with ExitStack() as opened:
         file_by_tensor: dict[str, safe_open] = {}
         for path in _weight_files(folder):
@@ -47,34 +78,40 @@ def load_parameters(
                 if name in file_by_tensor:
                     raise CheckpointError(f"{path}: the tensor {name} is in another file of the checkpoint as well.")
                 file_by_tensor[name] = file
-        wanted = list(parameters(spec))
-        _check_complete(model_path, spec, {n: s for p in wanted for n, s in p.parts}, file_by_tensor)
-        for parameter in wanted:
-            whole = torch.empty(parameter.shape, dtype=dtype, device=device)
-            row = 0
-            for name, shape in parameter.parts:
-                whole[row : row + shape[0]].copy_(file_by_tensor[name].get_tensor(name))
-                row += shape[0]
-            yield parameter.name, whole
+        yield file_by_tensor
 
 
-def read_tensor(model_path: str, spec: DecoderSpec, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return one tensor of a checkpoint that `load_parameters` has taken, cast; `lm_head.weight` also where it is tied.
+def _read(
+    parameter: Parameter,
+    spec: DecoderSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    file_by_tensor: Mapping[str, safe_open],
+) -> Weight:
+    """Stack a parameter's parts on the device."""
+    names = [name for name, _ in parameter.parts]
+    if spec.stored is not None and _module_of(spec, names[0]) is not None:
+        return stack([_read_int4(name, spec.stored, dtype, device, file_by_tensor) for name in names])
+    whole = torch.empty(parameter.shape, dtype=dtype, device=device)
+    row = 0
+    for name, shape in parameter.parts:
+        whole[row : row + shape[0]].copy_(file_by_tensor[name].get_tensor(name))
+        row += shape[0]
+    return whole
 
-    Raises:
-        CheckpointError: it is not there any more.
-    """
-    if spec.is_tied and name == "lm_head.weight":
-        name = "model.embed_tokens.weight"
-    for path in _weight_files(Path(model_path)):
-        try:
-            with safe_open(path, framework="pt") as file:
-                if name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
-                    tensor: torch.Tensor = file.get_tensor(name)
-                    return tensor.to(dtype)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: not a whole safetensors file ({error}).") from None
-    raise CheckpointError(f"{model_path}: the tensor {name} is missing.")
+
+def _read_int4(
+    name: str, stored: StoredInt4, dtype: torch.dtype, device: torch.device, file_by_tensor: Mapping[str, safe_open]
+) -> Int4Weight:
+    return read_int4(
+        lambda part: file_by_tensor[part].get_tensor(part).to(device), name.removesuffix(".weight"), stored, dtype
+    )
+
+
+def _module_of(spec: DecoderSpec, name: str) -> str | None:
+    """Return the linear module of the layers that a tensor belongs to, None for all others."""
+    module = name.rpartition(".")[0]
+    return module if module.endswith("_proj") and module in spec.linear_shapes() else None
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -98,8 +135,22 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder}: there is neither {SINGLE} nor {INDEX}.{hint}")
 
 
+def _expected(spec: DecoderSpec, wanted: Sequence[Parameter]) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that a checkpoint must have, and their shapes."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, shape in (part for parameter in wanted for part in parameter.parts):
+        if spec.stored is not None and name.endswith("_proj.weight"):
+            expected |= spec.stored.shapes(name.removesuffix(".weight"), *shape)
+        else:
+            expected[name] = shape
+    return expected
+
+
 def _check_complete(
-    where: str, spec: DecoderSpec, shape_by_name: dict[str, tuple[int, ...]], file_by_tensor: dict[str, safe_open]
+    where: str,
+    spec: DecoderSpec,
+    shape_by_name: Mapping[str, tuple[int, ...]],
+    file_by_tensor: Mapping[str, safe_open],
 ) -> None:
     for name, shape in shape_by_name.items():
         if name not in file_by_tensor:
@@ -109,9 +160,19 @@ def _check_complete(
             raise CheckpointError(
                 f"{where}: the tensor {name} has shape {found.get_shape()}, config.json says {list(shape)}."
             )
-        if found.get_dtype() not in DTYPES:
-            raise CheckpointError(f"{where}: the tensor {name} has type {found.get_dtype()}; known are F32, F16, BF16.")
+        known = PACKED_DTYPES if name.endswith(PACKED_SUFFIXES) else DTYPES
+        if found.get_dtype() not in known:
+            raise CheckpointError(
+                f"{where}: the tensor {name} has type {found.get_dtype()}; known are {', '.join(known)}."
+            )
     tied = {"lm_head.weight"} if spec.is_tied else set()
-    for name in file_by_tensor:
-        if name not in shape_by_name and name not in tied and not name.endswith(IGNORED_SUFFIXES):
+    for name, file in file_by_tensor.items():
+        if name in shape_by_name or name in tied or name.endswith(IGNORED_SUFFIXES):
+            continue
+        if spec.stored is None or _module_of(spec, name) is None or not _says_nothing(name, file.get_tensor(name)):
             raise CheckpointError(f"{where}: the tensor {name} belongs to nothing in a {spec.architecture}.")
+
+
+def _says_nothing(name: str, tensor: torch.Tensor) -> bool:
+    """Tell whether what comes along with weights of 4 bits changes nothing: inputs in their order, a bias of zeros."""
+    return is_in_order(tensor) if name.endswith(".g_idx") else name.endswith(".bias") and not tensor.any()

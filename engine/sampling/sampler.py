@@ -23,9 +23,9 @@ from typing import Protocol
 
 import torch
 
-from engine.grammar import GrammarFollower, GrammarStore
 from engine.request import Request, SamplingParams, TokenLogprobs
 from engine.sampling.edits import LogitEdits
+from engine.sampling.grammar import GrammarFollower, GrammarStore
 from engine.sampling.logits import Candidates, Penalties, keep_min_p, keep_top_p, penalize, scale, select_top_k
 from engine.sampling.logprobs import read_told, tell
 from engine.sampling.placing import placed

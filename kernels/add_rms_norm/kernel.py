@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from kernels.overlap import take_turn
+
 
 @triton.jit
 def add_rms_norm_kernel(
@@ -14,8 +16,10 @@ def add_rms_norm_kernel(
     eps,
     HAS_DELTA: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Rows [width] of `x`, `delta` and `out` lie one after the other; BLOCK is a power of two and at least `width`."""
+    take_turn(OVERLAPS)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     at = tl.program_id(0).to(tl.int64) * width + columns

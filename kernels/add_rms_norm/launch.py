@@ -6,6 +6,7 @@ import torch
 import triton
 
 from kernels.add_rms_norm.kernel import add_rms_norm_kernel
+from kernels.overlap import overlap
 
 
 def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -24,5 +25,6 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tens
             HAS_DELTA=delta is not None,
             BLOCK=block,
             num_warps=min(16, max(1, block // 512)),
+            **overlap(),
         )
     return out

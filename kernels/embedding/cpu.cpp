@@ -12,10 +12,10 @@ template <typename T> static int64_t embed(const Op &op, int64_t unit) {
         return ceil_div(rows, UNIT_ROWS);
     for (int64_t row = unit * UNIT_ROWS; row < std::min(rows, (unit + 1) * UNIT_ROWS); row++) {
         const int64_t id = static_cast<const int64_t *>(op.at[1])[row];
-        const T *panel = static_cast<const T *>(op.at[0]) + id / LANES * LANES * width;
+        const T *panel = static_cast<const T *>(op.at[0]) + id / COLUMNS * COLUMNS * width;
         T *out = static_cast<T *>(op.at[2]) + row * width;
         for (int64_t i = 0; i < width; i++)
-            out[i] = panel[in_panel<T>(i, id % LANES)];
+            out[i] = panel[in_panel<T>(i, id % COLUMNS)];
     }
     return 0;
 }

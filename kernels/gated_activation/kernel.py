@@ -3,10 +3,13 @@
 import triton
 import triton.language as tl
 
+from kernels.overlap import take_turn
+
 
 @triton.jit
-def silu_and_multiply_kernel(gate_up, out, width, BLOCK: tl.constexpr):
+def silu_and_multiply_kernel(gate_up, out, width, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """Rows of `gate_up` are [gate | up], each `width` long; program (row, part) makes BLOCK numbers of `out`."""
+    take_turn(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < width

@@ -15,27 +15,28 @@ template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t 
     const Segment *segments = static_cast<const Segment *>(op.at[1]);
     int64_t parts = 0;
     for (int64_t module = 0; module < modules; module++)
-        parts += ceil_div(widths[module], UNIT_PANELS * LANES);
+        parts += ceil_div(widths[module], UNIT_PANELS * COLUMNS);
     if (unit < 0)
         return num_token_blocks(segments, *op.count) * parts;
     const TokenBlock block = token_block(segments, unit / parts);
     int64_t module = 0, part = unit % parts, column = 0;
-    for (; part >= ceil_div(widths[module], UNIT_PANELS * LANES); module++) {
-        part -= ceil_div(widths[module], UNIT_PANELS * LANES);
+    for (; part >= ceil_div(widths[module], UNIT_PANELS * COLUMNS); module++) {
+        part -= ceil_div(widths[module], UNIT_PANELS * COLUMNS);
         column += widths[module];
     }
     const Projection &projection = block.segment->adapter[first + module];
     if (!projection.rank && !projection.gain)
         return 0;
-    const int64_t begin = part * UNIT_PANELS * LANES, end = std::min(widths[module], begin + UNIT_PANELS * LANES);
+    const int64_t begin = part * UNIT_PANELS * COLUMNS;
+    const int64_t end = std::min(widths[module], begin + UNIT_PANELS * COLUMNS);
     const int64_t depth = ceil_div(projection.rank, step) * step, rows = block.end - block.begin;
-    const int64_t panels = ceil_div(end - begin, LANES), panel_size = depth * LANES;
-    alignas(64) float sums[BLOCK_TOKENS][UNIT_PANELS * LANES];
-    const T *b = static_cast<const T *>(projection.b) + begin / LANES * panel_size;
+    const int64_t panels = ceil_div(end - begin, COLUMNS), panel_size = depth * COLUMNS;
+    alignas(64) float sums[BLOCK_TOKENS][UNIT_PANELS * COLUMNS];
+    const T *b = static_cast<const T *>(projection.b) + begin / COLUMNS * panel_size;
     if (projection.rank)
         multiply<false, true>(rows, static_cast<const T *>(op.at[0]) + (block.begin * modules + module) * max_rank,
                               modules * max_rank, Panels<T>{&b, 1, depth, panel_size}, panels, sums[0],
-                              UNIT_PANELS * LANES);
+                              UNIT_PANELS * COLUMNS);
     else
         std::memset(sums, 0, sizeof sums);
     for (int64_t r = 0; r < rows; r++) {

@@ -21,6 +21,7 @@ def lora_expand_kernel(
     out_0,
     out_1,
     out_2,
+    TYPE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
@@ -28,8 +29,8 @@ def lora_expand_kernel(
 ):
     """Program (tile, columns, module) adds to [tokens, y_width], where the modules' outputs lie side by side.
 
-    Segments and `shrunk` are those of `kernels.lora_shrink.kernel`; out_i is the width of module i, 0 for none. Of
-    an adapter with gains and shifts of columns, float32 [2, out_i], the output is y * gain + shift before the sum.
+    Segments and `shrunk` are those of `kernels.lora_shrink.kernel`, B's of TYPE; out_i is module i's width, 0 for none.
+    Of an adapter with gains and shifts, float32 [2, out_i], the output is y * gain + shift before the sum.
     """
     tile, part, module = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_segments = tl.load(count)
@@ -45,8 +46,7 @@ def lora_expand_kernel(
     if (start + within * BLOCK_M >= end) | ((rank == 0) & (columns == 0)) | (part * BLOCK_N >= out):
         return
     is_token = token < end
-    address = tl.multiple_of(matrix_of(segments, segment, entry + module, 1), 16)
-    b = address.to(tl.pointer_type(y.dtype.element_ty))
+    b = tl.multiple_of(matrix_of(segments, segment, entry + module, 1).to(tl.pointer_type(TYPE)), 16)
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = n < out
     product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)

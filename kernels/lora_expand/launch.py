@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import torch
 import triton
+import triton.language as tl
 
 from kernels.lora_expand.kernel import lora_expand_kernel
 from kernels.search import num_tiles
 
 BLOCK_M, BLOCK_R, BLOCK_N = 16, 16, 128
+TYPE_BY_DTYPE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 def lora_expand(
@@ -22,6 +24,7 @@ def lora_expand(
     entry: int,
     splits: Sequence[int],
     max_segments: int,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Add the products with the B's in place to `y` [tokens, sum of splits], contiguous.
 
@@ -30,10 +33,12 @@ def lora_expand(
     Args:
         shrunk, segments, count, entry, max_segments: as in `kernels.lora_shrink.launch`.
         splits: output widths of the modules, which lie side by side in `y`; at most three.
+        dtype: of the B's; None for that of `y`.
     """
     num_parts, tokens, num_modules, max_rank = shrunk.shape
     widths = [*splits, 0, 0][:3]
-    block_n = BLOCK_N if y.element_size() == 2 else BLOCK_N // 4
+    dtype = dtype or y.dtype
+    block_n = BLOCK_N if dtype.itemsize == 2 else BLOCK_N // 4
     grid = (num_tiles(tokens, max_segments, BLOCK_M), triton.cdiv(max(splits), block_n), num_modules)
     lora_expand_kernel[grid](
         shrunk,
@@ -48,6 +53,7 @@ def lora_expand(
         widths[0],
         widths[1],
         widths[2],
+        TYPE=TYPE_BY_DTYPE[dtype],
         NUM_SPLITS=num_parts,
         BLOCK_M=BLOCK_M,
         BLOCK_R=BLOCK_R,

@@ -48,8 +48,8 @@ def lora_shrink_kernel(
     if (start + within * BLOCK_M >= end) | (rank == 0):
         return
     is_token = token < end
-    address = tl.multiple_of(matrix_of(segments, segment, entry + module, 0), 16)
-    a = address.to(tl.pointer_type(x.dtype.element_ty))
+    address = matrix_of(segments, segment, entry + module, 0)
+    a = tl.multiple_of(address.to(tl.pointer_type(x.dtype.element_ty)), 16)
     share = tl.cdiv(tl.cdiv(width, BLOCK_K), NUM_SPLITS) * BLOCK_K
     first, last = split * share, tl.minimum(width, (split + 1) * share)
     for low in range(0, rank, BLOCK_R):

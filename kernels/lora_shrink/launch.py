@@ -65,7 +65,10 @@ def lora_shrink(
 
 
 def num_splits(tokens: int, width: int, num_modules: int) -> int:
-    """Return among how many programs the depth is cut: more where there are few tokens, a power of two."""
-    programs = max(1, tokens // BLOCK_M) * num_modules
+    """Return among how many programs the depth is cut: more where there are few tokens, a power of two.
+
+    The same for all numbers of tokens up to a power of two, so that those are all that a kernel is compiled for.
+    """
+    programs = max(1, triton.next_power_of_2(tokens) // BLOCK_M) * num_modules
     depth = triton.next_power_of_2(max(1, width // BLOCK_K))
     return int(min(MAX_SPLITS, depth, triton.next_power_of_2(max(1, PROGRAMS_WANTED // programs))))

@@ -9,23 +9,23 @@ constexpr int64_t UNIT_PANELS = 4, UNIT_ROWS = 512, BLOCK_ROWS = 32;
 // at: x [rows, in], panels, bias [out] or null, y [rows, out]; size: in, out.
 template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t rows = *op.count, depth = op.size[0], out = op.size[1];
-    const int64_t num_panels = ceil_div(out, LANES), panel_units = ceil_div(num_panels, UNIT_PANELS);
+    const int64_t num_panels = ceil_div(out, COLUMNS), panel_units = ceil_div(num_panels, UNIT_PANELS);
     if (unit < 0)
         return panel_units * ceil_div(rows, UNIT_ROWS);
     const T *x = static_cast<const T *>(op.at[0]), *bias = static_cast<const T *>(op.at[2]);
     Out *y = static_cast<Out *>(op.at[3]);
     const int64_t panel = unit % panel_units * UNIT_PANELS, panels = std::min(UNIT_PANELS, num_panels - panel);
-    const int64_t panel_size = depth * LANES, column = panel * LANES;
-    const int64_t columns = std::min(panels * LANES, out - column);
+    const int64_t panel_size = depth * COLUMNS, column = panel * COLUMNS;
+    const int64_t columns = std::min(panels * COLUMNS, out - column);
     const T *weights = static_cast<const T *>(op.at[1]) + panel * panel_size;
     const int64_t begin = unit / panel_units * UNIT_ROWS, end = std::min(rows, begin + UNIT_ROWS);
-    alignas(64) float sums[BLOCK_ROWS][UNIT_PANELS * LANES];
+    alignas(64) float sums[BLOCK_ROWS][UNIT_PANELS * COLUMNS];
     for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
         const int64_t count = std::min(BLOCK_ROWS, end - block);
         // The first block brings the panels near.
         (block == begin ? multiply<false, true, T> : multiply<false, false, T>)(
             count, x + block * depth, depth, Panels<T>{&weights, 1, depth, panel_size}, panels, sums[0],
-            UNIT_PANELS * LANES);
+            UNIT_PANELS * COLUMNS);
         for (int64_t r = 0; r < count; r++) {
             Out *row = y + (block + r) * out + column;
             if (bias)

@@ -10,8 +10,8 @@ namespace packed_linear_int8 {
 constexpr int64_t STEP = 4, TILE_DEPTH = 64;
 constexpr int64_t UNIT_PANELS = 2, UNIT_ROWS = 256, BLOCK_ROWS = 32, UNIT_QUANTIZED = 4;
 
-typedef uint8_t LaneBytes __attribute__((vector_size(16)));
-alignas(64) typedef int32_t Sums[BLOCK_ROWS][UNIT_PANELS * LANES];
+typedef uint8_t LaneBytes __attribute__((vector_size(LANES)));
+alignas(64) typedef int32_t Sums[BLOCK_ROWS][UNIT_PANELS * COLUMNS];
 
 // at: x [rows, depth], q [rows, padded], scales [rows]; size: depth, padded. A row that is not finite has no finite scale.
 template <typename T> static int64_t quantize(const Op &op, int64_t unit) {
@@ -64,13 +64,13 @@ static inline void multiply_tiles(const int8_t *q, int64_t stride, int64_t rows,
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t k = 0; k < depth; k += TILE_DEPTH) {
-        for (int64_t r = 0; r < LANES; r++) {
-            _mm_prefetch(reinterpret_cast<const char *>(first + (k + 2 * TILE_DEPTH) * LANES + 64 * r), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char *>(second + (k + 2 * TILE_DEPTH) * LANES + 64 * r), _MM_HINT_T0);
+        for (int64_t r = 0; r < COLUMNS; r++) {
+            _mm_prefetch(reinterpret_cast<const char *>(first + (k + 2 * TILE_DEPTH) * COLUMNS + 64 * r), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char *>(second + (k + 2 * TILE_DEPTH) * COLUMNS + 64 * r), _MM_HINT_T0);
         }
         _tile_loadd(4, q + k, stride);
-        _tile_loadd(6, first + k * LANES, 64);
-        _tile_loadd(7, second + k * LANES, 64);
+        _tile_loadd(6, first + k * COLUMNS, 64);
+        _tile_loadd(7, second + k * COLUMNS, 64);
         _tile_dpbssd(0, 4, 6);
         _tile_dpbssd(1, 4, 7);
         if constexpr (TWO) {
@@ -80,10 +80,10 @@ static inline void multiply_tiles(const int8_t *q, int64_t stride, int64_t rows,
         }
     }
     _tile_stored(0, sums[0], sizeof sums[0]);
-    _tile_stored(1, sums[0] + LANES, sizeof sums[0]);
+    _tile_stored(1, sums[0] + COLUMNS, sizeof sums[0]);
     if constexpr (TWO) {
         _tile_stored(2, sums[TILE_ROWS], sizeof sums[0]);
-        _tile_stored(3, sums[TILE_ROWS] + LANES, sizeof sums[0]);
+        _tile_stored(3, sums[TILE_ROWS] + COLUMNS, sizeof sums[0]);
     }
 }
 #endif
@@ -91,34 +91,35 @@ static inline void multiply_tiles(const int8_t *q, int64_t stride, int64_t rows,
 // One panel; rows share what is read of it.
 template <int64_t ROWS>
 static inline void multiply_panel(const int8_t *q, int64_t stride, const int8_t *panel, int64_t depth, int32_t *sums) {
-    LaneNumbers rows[ROWS] = {};
+    LaneNumbers rows[ROWS][PANEL_LANES] = {};
 #if defined(__AVX512VNNI__)
     // The instruction takes one factor without sign: 128 is added to x, and its product with the panel taken away.
     constexpr uint32_t OFFSET = 0x80808080u;
     __m512i excess = {};
     for (int64_t k = 0; k < depth; k += STEP) {
-        const __m512i columns = _mm512_loadu_si512(panel + k * LANES);
+        const __m512i columns = _mm512_loadu_si512(panel + k * COLUMNS);
         excess = _mm512_dpbusd_epi32(excess, _mm512_set1_epi32(static_cast<int32_t>(OFFSET)), columns);
         for (int64_t r = 0; r < ROWS; r++) {
             uint32_t four;
             std::memcpy(&four, q + r * stride + k, sizeof four);
             const __m512i spread = _mm512_set1_epi32(static_cast<int32_t>(four ^ OFFSET));
-            rows[r] = (LaneNumbers)_mm512_dpbusd_epi32((__m512i)rows[r], spread, columns);
+            rows[r][0] = (LaneNumbers)_mm512_dpbusd_epi32((__m512i)rows[r][0], spread, columns);
         }
     }
     for (int64_t r = 0; r < ROWS; r++)
-        rows[r] -= (LaneNumbers)excess;
+        rows[r][0] -= (LaneNumbers)excess;
 #else
     for (int64_t k = 0; k < depth; k += STEP) {
-        LaneBits columns;
-        std::memcpy(&columns, panel + k * LANES, sizeof columns);
+        LaneBits columns[PANEL_LANES];
+        std::memcpy(columns, panel + k * COLUMNS, sizeof columns);
         for (int64_t r = 0; r < ROWS; r++)
             for (int64_t i = 0; i < STEP; i++)
-                rows[r] += q[r * stride + k + i] * ((LaneNumbers)(columns << (24 - 8 * i)) >> 24);
+                for (int64_t p = 0; p < PANEL_LANES; p++)
+                    rows[r][p] += q[r * stride + k + i] * ((LaneNumbers)(columns[p] << (24 - 8 * i)) >> 24);
     }
 #endif
     for (int64_t r = 0; r < ROWS; r++)
-        std::memcpy(sums + r * UNIT_PANELS * LANES, &rows[r], sizeof rows[r]);
+        std::memcpy(sums + r * UNIT_PANELS * COLUMNS, &rows[r], sizeof rows[r]);
 }
 
 static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, int64_t num_panels, int64_t depth,
@@ -127,18 +128,18 @@ static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, int64_
     if (may_use_tiles && num_panels == UNIT_PANELS) {
         // As many bytes as of 32 deep bfloat16.
         shape_tiles(std::min(rows, TILE_ROWS), std::max<int64_t>(rows - TILE_ROWS, 1), 32);
-        const int8_t *second = panels + depth * LANES;
+        const int8_t *second = panels + depth * COLUMNS;
         (rows > TILE_ROWS ? multiply_tiles<true> : multiply_tiles<false>)(q, depth, rows, panels, second, depth, sums);
         return;
     }
 #endif
     for (int64_t p = 0; p < num_panels; p++) {
-        const int8_t *panel = panels + p * depth * LANES;
+        const int8_t *panel = panels + p * depth * COLUMNS;
         int64_t r = 0;
         for (; r + 4 <= rows; r += 4)
-            multiply_panel<4>(q + r * depth, depth, panel, depth, sums[r] + p * LANES);
+            multiply_panel<4>(q + r * depth, depth, panel, depth, sums[r] + p * COLUMNS);
         for (; r < rows; r++)
-            multiply_panel<1>(q + r * depth, depth, panel, depth, sums[r] + p * LANES);
+            multiply_panel<1>(q + r * depth, depth, panel, depth, sums[r] + p * COLUMNS);
     }
 }
 
@@ -146,11 +147,11 @@ static void multiply(int64_t rows, const int8_t *q, const int8_t *panels, int64_
 // size: padded, out.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t rows = *op.count, depth = op.size[0], out = op.size[1];
-    const int64_t num_panels = ceil_div(out, LANES), panel_units = ceil_div(num_panels, UNIT_PANELS);
+    const int64_t num_panels = ceil_div(out, COLUMNS), panel_units = ceil_div(num_panels, UNIT_PANELS);
     if (unit < 0)
         return panel_units * ceil_div(rows, UNIT_ROWS);
     const int64_t panel = unit % panel_units * UNIT_PANELS, panels = std::min(UNIT_PANELS, num_panels - panel);
-    const int64_t column = panel * LANES, columns = std::min(panels * LANES, out - column);
+    const int64_t column = panel * COLUMNS, columns = std::min(panels * COLUMNS, out - column);
     const int8_t *q = static_cast<const int8_t *>(op.at[0]);
     const float *row_scales = static_cast<const float *>(op.at[1]);
     const float *column_scales = static_cast<const float *>(op.at[3]) + column;

@@ -14,8 +14,6 @@ namespace paged_attention {
 constexpr int64_t CHUNK = 128; // positions whose scores are kept at once: those of a unit stay in the nearest cache
 constexpr int64_t UNIT_ROWS = 32;
 
-constexpr LaneNumbers LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-
 // Tokens of one request in a step: their first in the batch, the position of that, how many, and whose blocks.
 struct Row {
     int64_t token, position, count, table;
@@ -28,7 +26,7 @@ static inline void soften(const float *scores, T *weights, int64_t seen, int64_t
                           float &total, float *sums, int64_t dim) {
     Lanes lanes[CHUNK / LANES], tops = all_lanes(-INFINITY), sum = {};
     for (int64_t i = 0; i < padded / LANES; i++) {
-        lanes[i] = LANE_NUMBERS + static_cast<int32_t>(i * LANES) < static_cast<int32_t>(seen)
+        lanes[i] = lane_numbers() + static_cast<int32_t>(i * LANES) < static_cast<int32_t>(seen)
                        ? load_lanes(scores + i * LANES) * scale
                        : all_lanes(-INFINITY);
         tops = lanes[i] > tops ? lanes[i] : tops;
@@ -70,7 +68,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t first = tile * unit_queries, queries = std::min(unit_queries, row_of->count - first);
     const int64_t token = row_of->token + first, position = row_of->position + first, rows = queries * group;
     const int64_t *table = static_cast<const int64_t *>(op.at[4]) + row_of->table * op.size[4];
-    const int64_t group_size = LANES * dim, block_size = block_tokens * kv_heads * dim;
+    const int64_t group_size = COLUMNS * dim, block_size = block_tokens * kv_heads * dim;
     const int64_t head_offset = head * block_tokens * dim;
     const T *keys = static_cast<const T *>(op.at[1]) + head_offset;
     const T *values = static_cast<const T *>(op.at[2]) + head_offset;
@@ -90,24 +88,27 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     }
     const int64_t end = position + queries; // positions that the last query sees
     for (int64_t start = 0; start < end; start += CHUNK) {
-        const int64_t count = std::min(CHUNK, end - start), lanes = ceil_div(count, LANES), padded = lanes * LANES;
-        const T *keys_at[CHUNK / LANES], *values_at[CHUNK / LANES];
-        for (int64_t i = 0; i < lanes; i++) {
-            const int64_t at = start + i * LANES;
-            const int64_t offset = table[at / block_tokens] * block_size + at % block_tokens / LANES * group_size;
+        const int64_t count = std::min(CHUNK, end - start), num_panels = ceil_div(count, COLUMNS);
+        const T *keys_at[CHUNK / COLUMNS], *values_at[CHUNK / COLUMNS];
+        for (int64_t i = 0; i < num_panels; i++) {
+            const int64_t at = start + i * COLUMNS;
+            const int64_t offset = table[at / block_tokens] * block_size + at % block_tokens / COLUMNS * group_size;
             keys_at[i] = keys + offset, values_at[i] = values + offset;
         }
-        for (int64_t i = 0; i < lanes; i += 2) {
+        for (int64_t i = 0; i < num_panels; i += 2) {
             // Two panels at a time, wherever the second lies.
-            const int64_t panels = std::min<int64_t>(2, lanes - i);
+            const int64_t panels = std::min<int64_t>(2, num_panels - i);
             const int64_t stride = panels == 2 ? keys_at[i + 1] - keys_at[i] : 0;
-            multiply<false, false>(rows, q, dim, Panels<T>{keys_at + i, 1, dim, stride}, panels, scores + i * LANES, CHUNK);
+            multiply<false, false>(rows, q, dim, Panels<T>{keys_at + i, 1, dim, stride}, panels, scores + i * COLUMNS,
+                                   CHUNK);
         }
         for (int64_t r = 0; r < rows; r++) {
             const int64_t seen = std::min(count, position + r / group + 1 - start);
-            soften(scores + r * CHUNK, weights + r * CHUNK, seen, padded, scale, tops[r], totals[r], sums + r * dim, dim);
+            soften(scores + r * CHUNK, weights + r * CHUNK, seen, num_panels * COLUMNS, scale, tops[r], totals[r],
+                   sums + r * dim, dim);
         }
-        multiply<true, false>(rows, weights, CHUNK, Panels<T>{values_at, lanes, LANES, LANES * LANES}, dim / LANES, sums, dim);
+        multiply<true, false>(rows, weights, CHUNK, Panels<T>{values_at, num_panels, COLUMNS, COLUMNS * COLUMNS},
+                              dim / COLUMNS, sums, dim);
     }
     for (int64_t r = 0; r < rows; r++) {
         T *out = static_cast<T *>(op.at[5]) + ((token + r / group) * heads + head * group + r % group) * dim;

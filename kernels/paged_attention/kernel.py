@@ -9,10 +9,11 @@ walks over the keys in tiles of BLOCK_N with a running maximum and sum (Dao et a
 import triton
 import triton.language as tl
 
+from kernels.overlap import take_turn
 from kernels.search import place_of
 
 
-@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+@triton.jit(do_not_specialize=["num_rows", "table_stride", "num_wanted", "least_keys"])
 def paged_attention_kernel(
     q,
     k_cache,
@@ -25,6 +26,8 @@ def paged_attention_kernel(
     sums,
     num_rows,
     table_stride,
+    num_wanted,
+    least_keys,
     scale,
     unit,
     softcap,
@@ -41,14 +44,17 @@ def paged_attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (tile of queries, kv head, split).
 
     Rows are [first token, position, number of tokens, row of `tables`], int64; a row of no tokens is skipped. With
     NUM_SPLITS above 1 `out` is float32 [tokens, heads, splits, BLOCK_D] and `sums` [tokens, heads, splits, 2] takes
-    maxima and sums, both of exponents to the base 2. In a cache that IS_QUANTIZED keys and values are in units of what
-    they span times `unit`, which `scale` has in it for the keys.
+    maxima and sums, both of exponents to the base 2; a context is cut into `num_wanted` splits, or into more of
+    `least_keys` each, and a split that is left without keys has a maximum of minus infinity and no output. In a cache
+    that IS_QUANTIZED keys and values are in units of what they span times `unit`, which `scale` has in it for the keys.
     """
+    take_turn(OVERLAPS)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     LOG2_E: tl.constexpr = 1.4426950408889634
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -57,7 +63,8 @@ def paged_attention_kernel(
         within = 0
         first = tl.load(rows + row * 4)
     else:
-        row, first, within = place_of(rows, 4, num_rows, tile, BLOCK_Q)
+        # The end of a long prompt has the most keys to look at: begun last, it would be waited for.
+        row, first, within = place_of(rows, 4, num_rows, tl.num_programs(0) - 1 - tile, BLOCK_Q)
     position = tl.load(rows + row * 4 + 1)
     count = tl.load(rows + row * 4 + 2)
     table = tables + tl.load(rows + row * 4 + 3) * table_stride
@@ -77,7 +84,9 @@ def paged_attention_kernel(
     if WINDOW > 0:
         begin = tl.maximum(begin, position + within * BLOCK_Q - WINDOW + 1) // BLOCK_N * BLOCK_N
     if NUM_SPLITS > 1:
-        share = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), NUM_SPLITS) * BLOCK_N
+        num_tiles = tl.cdiv(end - begin, BLOCK_N)
+        enough = tl.minimum(tl.cdiv(num_tiles, num_wanted), tl.cdiv(least_keys, BLOCK_N))
+        share = tl.maximum(tl.cdiv(num_tiles, NUM_SPLITS), enough) * BLOCK_N
         begin += split * share
         stop = tl.minimum(end, begin + share)
     else:
@@ -121,7 +130,7 @@ def paged_attention_kernel(
         mixed *= unit
     if NUM_SPLITS > 1:
         part = at * NUM_SPLITS + split
-        tl.store(out + part[:, None] * BLOCK_D + d[None, :], mixed, mask=is_query[:, None])
+        tl.store(out + part[:, None] * BLOCK_D + d[None, :], mixed, mask=is_query[:, None] & (begin < stop))
         tl.store(sums + part * 2, highest, mask=is_query)
         tl.store(sums + part * 2 + 1, total, mask=is_query)
     else:
@@ -139,8 +148,10 @@ def combine_kernel(
     HEAD_DIM: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Join the splits of one row's only token; program (row, head)."""
+    take_turn(OVERLAPS)
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(rows + row * 4 + 2) == 0:
         return
@@ -149,7 +160,8 @@ def combine_kernel(
     d = tl.arange(0, BLOCK_D)
     highest = tl.load(sums + (at * NUM_SPLITS + split) * 2)
     total = tl.load(sums + (at * NUM_SPLITS + split) * 2 + 1)
-    mixed = tl.load(parts + (at * NUM_SPLITS + split)[:, None] * BLOCK_D + d[None, :])
+    was_there = (highest != float("-inf"))[:, None]
+    mixed = tl.load(parts + (at * NUM_SPLITS + split)[:, None] * BLOCK_D + d[None, :], mask=was_there, other=0.0)
     faded = tl.exp2(highest - tl.max(highest, axis=0))
     result = tl.sum(mixed * faded[:, None], axis=0) / tl.sum(total * faded, axis=0)
     tl.store(out + at * HEAD_DIM + d, result.to(out.dtype.element_ty), mask=d < HEAD_DIM)

@@ -9,6 +9,7 @@ import triton
 
 from kernels import architecture
 from kernels.architecture import PROGRAMS_WANTED
+from kernels.overlap import overlap
 from kernels.paged_attention.kernel import combine_kernel, paged_attention_kernel
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 from kernels.search import num_tiles
@@ -16,6 +17,9 @@ from kernels.search import num_tiles
 MIN_TILE = 16
 """Rows of the smallest tile that matrix units multiply."""
 MAX_SPLITS = 32
+LEAST_SPLITS, LEAST_KEYS = 4, 2048
+"""However many rows there are, a context is cut into so many splits where that leaves each of them so many keys: the
+longest of a batch would else be waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +56,11 @@ def prefill_tile(group: int, head_dim: int, element_bytes: int) -> Tile:
 
 
 def num_splits(num_rows: int, kv_heads: int) -> int:
-    """Return how many programs share the context of one row: enough to keep a large GPU busy, a power of two."""
-    wanted = PROGRAMS_WANTED // max(1, num_rows * kv_heads)
+    """Return how many programs share the context of one row: enough to keep a large GPU busy, a power of two.
+
+    The same for all numbers of rows up to a power of two, so that those are all that a kernel is compiled for.
+    """
+    wanted = PROGRAMS_WANTED // max(1, triton.next_power_of_2(num_rows) * kv_heads)
     return min(MAX_SPLITS, triton.next_power_of_2(wanted)) if wanted > 1 else 1
 
 
@@ -68,6 +75,7 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
+    cut: tuple[Tile, int] | None = None,
 ) -> torch.Tensor:
     """Attend for the rows of a step, those of one token first.
 
@@ -82,6 +90,7 @@ def paged_attention(
         softcap: scores are softcap * tanh(score / softcap); 0 for as they are.
         spans: of a cache of one byte a number, as `kernels.rope_kv_write` writes them; None where numbers are as they
             are, in the dtype of `q`.
+        cut: tile and wanted number of splits of rows of one token, for who looks for better ones.
 
     Returns:
         [tokens, heads, head_dim] in the dtype of `q`.
@@ -92,9 +101,11 @@ def paged_attention(
     group = heads // kv_heads
     launch = _Launch(q, k_cache, v_cache, tables, out, window, softcap, spans)
     if num_decodes:
-        splits = num_splits(num_decodes, kv_heads)
-        tile = decode_tile(group, head_dim, q.element_size(), has_softcap=softcap > 0)
-        launch.run(rows[:num_decodes], tile, num_decodes, splits, block_q=1, is_decode=True)
+        tile, wanted = cut or (
+            decode_tile(group, head_dim, q.element_size(), has_softcap=softcap > 0),
+            num_splits(num_decodes, kv_heads),
+        )
+        launch.run(rows[:num_decodes], tile, num_decodes, wanted, block_q=1, is_decode=True)
     num_chunks = len(rows) - num_decodes
     if num_chunks:
         tile = prefill_tile(group, head_dim, q.element_size())
@@ -118,19 +129,15 @@ class _Launch:
     spans: tuple[torch.Tensor, torch.Tensor] | None
 
     def run(
-        self, rows: torch.Tensor, tile: Tile, num_programs: int, splits: int, *, block_q: int, is_decode: bool
+        self, rows: torch.Tensor, tile: Tile, num_programs: int, wanted: int, *, block_q: int, is_decode: bool
     ) -> None:
-        """Attend for some rows, and join the splits where there are several."""
+        """Attend for some rows, their contexts cut into so many splits as are wanted, and join them."""
+        splits = max(wanted, LEAST_SPLITS) if is_decode else wanted
         _, heads, head_dim = self.q.shape
         block_tokens, kv_heads = self.k_cache.shape[1:3]
         block_d = triton.next_power_of_2(head_dim)
         unit = 1.0 if self.spans is None else 1.0 / LIMIT_BY_DTYPE[self.k_cache.dtype]
-        parts, sums = self.out, self.out
-        if splits > 1:
-            parts, sums = (
-                torch.empty(len(rows), heads, splits, width, dtype=torch.float32, device=self.q.device)
-                for width in (block_d, 2)
-            )
+        parts, sums = self._room(len(rows), splits, block_d)
         paged_attention_kernel[(num_programs, kv_heads, splits)](
             self.q,
             self.k_cache,
@@ -142,6 +149,8 @@ class _Launch:
             sums,
             len(rows),
             self.tables.stride(0),
+            wanted,
+            LEAST_KEYS,
             head_dim**-0.5 * unit,
             unit,
             self.softcap,
@@ -160,6 +169,7 @@ class _Launch:
             BLOCK_D=block_d,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
+            **overlap(),
         )
         if splits > 1:
             combine_kernel[(len(rows), heads)](
@@ -172,4 +182,15 @@ class _Launch:
                 NUM_SPLITS=splits,
                 BLOCK_D=block_d,
                 num_warps=4,
+                **overlap(),
             )
+
+    def _room(self, num_rows: int, splits: int, block_d: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return where splits leave their outputs, and their maxima and sums; where there are none, the output."""
+        if splits == 1:
+            return self.out, self.out
+        parts, sums = (
+            torch.empty(num_rows, self.q.shape[1], splits, width, dtype=torch.float32, device=self.q.device)
+            for width in (block_d, 2)
+        )
+        return parts, sums

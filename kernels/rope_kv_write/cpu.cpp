@@ -61,17 +61,18 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
         for (int64_t head = 0; head < heads; head++, x += dim)
             rotate_head(x, q_norm, eps, cos, sin, dim, wide.data(), q + head * dim);
         const int64_t slot = static_cast<const int64_t *>(op.at[6])[t];
-        const int64_t block = slot / block_tokens, offset = slot % block_tokens, lane = offset % LANES;
-        const int64_t lanes_at = (block * kv_heads * block_tokens + offset - lane) * dim;
-        T *keys = static_cast<T *>(op.at[4]) + lanes_at, *values = static_cast<T *>(op.at[5]) + lanes_at;
+        const int64_t block = slot / block_tokens, offset = slot % block_tokens, column = offset % COLUMNS;
+        const int64_t panels_at = (block * kv_heads * block_tokens + offset - column) * dim;
+        T *keys = static_cast<T *>(op.at[4]) + panels_at, *values = static_cast<T *>(op.at[5]) + panels_at;
         for (int64_t head = 0; head < kv_heads; head++, x += dim) {
             rotate_head(x, k_norm, eps, cos, sin, dim, wide.data(), key.data());
             for (int64_t i = 0; i < dim; i++)
-                keys[head * block_tokens * dim + in_panel<T>(i, lane)] = key[i];
+                keys[head * block_tokens * dim + in_panel<T>(i, column)] = key[i];
         }
         for (int64_t head = 0; head < kv_heads; head++, x += dim)
             for (int64_t i = 0; i < dim; i++)
-                values[head * block_tokens * dim + i / LANES * LANES * LANES + in_panel<T>(lane, i % LANES)] = x[i];
+                values[head * block_tokens * dim + i / COLUMNS * COLUMNS * COLUMNS +
+                       in_panel<T>(column, i % COLUMNS)] = x[i];
     }
     return 0;
 }

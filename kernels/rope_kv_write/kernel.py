@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kernels.overlap import take_turn
 from kernels.row_quantization.kernel import held, span_of
 
 
@@ -39,12 +40,14 @@ def rope_kv_write_kernel(
     LIMIT: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (token, part) treats BLOCK_HEADS of the token's heads: queries, then keys, then values.
 
     A negative slot is that of a token that only fills up a batch: nothing of it is written to the cache. LIMIT is that
     of `kernels.row_quantization`, 0 where the cache holds numbers as they are.
     """
+    take_turn(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     half: tl.constexpr = HEAD_DIM // 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
+from kernels.overlap import overlap
 from kernels.rope_kv_write.kernel import rope_kv_write_kernel
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
@@ -50,5 +51,6 @@ def rope_kv_write(
             BLOCK_HEADS=BLOCK_HEADS,
             BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
             num_warps=4,
+            **overlap(),
         )
     return q

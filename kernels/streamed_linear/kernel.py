@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from kernels.overlap import take_turn
+
 
 @triton.jit
 def _number(level, BITS: tl.constexpr, dtype: tl.constexpr):
@@ -14,15 +16,16 @@ def _number(level, BITS: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _group_of(held, scales, zeros, n, is_output, width, depth, group, BITS: tl.constexpr):
+def _group_of(held, units, n, is_output, width, depth, group, BITS: tl.constexpr, dtype: tl.constexpr):
     """Return the weights [outputs, 64] of a group of 128 inputs: of the first half, and of the other."""
     place = n.to(tl.int64)[:, None] * (depth // 2) + group * 64 + tl.arange(0, 64)[None, :]
     packed = tl.load(held + place, mask=is_output[:, None], other=0)
-    scale = tl.load(scales + group * width + n, mask=is_output, other=0.0)
-    zero = _number(tl.load(zeros + group * width + n, mask=is_output, other=0), BITS, scale.dtype)[:, None]
+    unit = tl.load(units + group * width + n, mask=is_output, other=0)
+    scale = unit.to(tl.int16).to(dtype, bitcast=True)[:, None]
+    zero = _number(unit >> 16, BITS, dtype)[:, None]
     # A difference of two such numbers is a small whole one: exact. Its product is rounded, as the definition has it.
-    low = (_number(packed & 15, BITS, scale.dtype) - zero) * scale[:, None]
-    high = (_number(packed >> 4, BITS, scale.dtype) - zero) * scale[:, None]
+    low = (_number(packed & 15, BITS, dtype) - zero) * scale
+    high = (_number(packed >> 4, BITS, dtype) - zero) * scale
     return low, high
 
 
@@ -38,8 +41,7 @@ def _tile_of(matrix, row, is_row, depth, at, last, BLOCK_K: tl.constexpr):
 def streamed_linear_kernel(
     x,
     weight,
-    scales,
-    zeros,
+    units,
     bias,
     parts,
     arrived,
@@ -54,6 +56,7 @@ def streamed_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (outputs, rows, split of the depth) makes part of `out` [rows, width]; the last one there adds the parts.
 
@@ -61,6 +64,7 @@ def streamed_linear_kernel(
     `arrived` int32, a zero for each tile of outputs and rows, and zeros again in the end. Products are transposed:
     weights that were converted come from registers, and matrix units take only their left side from there.
     """
+    take_turn(OVERLAPS)
     part_n, part_m, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     n, m = part_n * BLOCK_N + tl.arange(0, BLOCK_N), part_m * BLOCK_M + tl.arange(0, BLOCK_M)
     is_output, is_row = n < width, m < rows
@@ -69,7 +73,7 @@ def streamed_linear_kernel(
     product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for at in range(first, last, BLOCK_K):
         if IS_INT4:
-            low, high = _group_of(weight, scales, zeros, n, is_output, width, depth, at // 128, BITS)
+            low, high = _group_of(weight, units, n, is_output, width, depth, at // 128, BITS, x.dtype.element_ty)
             product = tl.dot(low, tl.trans(_tile_of(x, m, is_row, depth, at, last, 64)), product)
             product = tl.dot(high, tl.trans(_tile_of(x, m, is_row, depth, at + 64, last, 64)), product)
         else:
@@ -95,12 +99,12 @@ def streamed_linear_kernel(
 
 
 @triton.jit
-def from_int4_kernel(held, scales, zeros, out, width, depth, BITS: tl.constexpr, BLOCK_N: tl.constexpr):
+def from_int4_kernel(held, units, out, width, depth, BITS: tl.constexpr, BLOCK_N: tl.constexpr):
     """Program (outputs, group) writes weights [width, depth] as they are multiplied by."""
     group = tl.program_id(1)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = n < width
-    low, high = _group_of(held, scales, zeros, n, is_output, width, depth, group, BITS)
+    low, high = _group_of(held, units, n, is_output, width, depth, group, BITS, out.dtype.element_ty)
     target = out + n.to(tl.int64)[:, None] * depth + group * 128 + tl.arange(0, 64)[None, :]
     tl.store(target, low, mask=is_output[:, None])
     tl.store(target + 64, high, mask=is_output[:, None])

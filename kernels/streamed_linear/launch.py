@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 
 from kernels.architecture import PROGRAMS_WANTED, current
+from kernels.overlap import overlap
 from kernels.streamed_linear.kernel import from_int4_kernel, streamed_linear_kernel
 from kernels.streamed_linear.reference import GROUP, Int4Matrix
 
@@ -15,18 +18,34 @@ BITS_BY_DTYPE = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
 """The bits of 128 and of 1024: what the last four bits of their mantissas are worth is 8, 4, 2 and 1."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How one launch is cut: outputs and inputs of a tile, programs that share the depth, and how Triton runs it."""
+
+    block_n: int
+    block_k: int
+    num_splits: int
+    num_warps: int
+    num_stages: int
+
+
 def counters(width: int, max_rows: int, device: torch.device) -> torch.Tensor:
     """Return what products of `width` outputs and `max_rows` rows at most count by: int32, zeros again after each."""
     return torch.zeros(triton.cdiv(width, BLOCK_N) * triton.cdiv(max_rows, 16), dtype=torch.int32, device=device)
 
 
 def streamed_linear(
-    x: torch.Tensor, weight: torch.Tensor | Int4Matrix, bias: torch.Tensor | None, arrived: torch.Tensor
+    x: torch.Tensor,
+    weight: torch.Tensor | Int4Matrix,
+    bias: torch.Tensor | None,
+    arrived: torch.Tensor,
+    cut: Cut | None = None,
 ) -> torch.Tensor:
     """Multiply `x` [rows, in], contiguous, by a matrix [out, in] and add `bias` [out].
 
     Args:
         arrived: `counters` that do for it; no other product may use them meanwhile.
+        cut: for who looks for a better one, and brings counters that do for that.
 
     Returns:
         [rows, out] in the type of `x`.
@@ -36,12 +55,11 @@ def streamed_linear(
     if not rows:
         return out
     block_m = min(MAX_BLOCK_M, max(16, triton.next_power_of_2(rows)))
-    block_k = GROUP if isinstance(weight, Int4Matrix) else BLOCK_K
-    tiles = triton.cdiv(width, BLOCK_N), triton.cdiv(rows, block_m)
-    splits = num_splits(tiles[0] * tiles[1], triton.cdiv(depth, block_k))
+    cut = cut or usual_cut(x, width, block_m, is_int4=isinstance(weight, Int4Matrix))
+    splits = cut.num_splits
     parts = torch.empty(splits, rows, width, dtype=torch.float32, device=x.device) if splits > 1 else out
-    held = (weight.held, weight.scales, weight.zeros) if isinstance(weight, Int4Matrix) else (weight, weight, weight)
-    streamed_linear_kernel[(*tiles, splits)](
+    held = (weight.held, weight.units) if isinstance(weight, Int4Matrix) else (weight, weight)
+    streamed_linear_kernel[(triton.cdiv(width, cut.block_n), triton.cdiv(rows, block_m), splits)](
         x,
         *held,
         out if bias is None else bias,
@@ -56,22 +74,35 @@ def streamed_linear(
         BITS=BITS_BY_DTYPE.get(x.dtype, 0),
         NUM_SPLITS=splits,
         BLOCK_M=block_m,
-        BLOCK_N=BLOCK_N,
-        BLOCK_K=block_k,
+        BLOCK_N=cut.block_n,
+        BLOCK_K=cut.block_k,
+        num_warps=cut.num_warps,
+        num_stages=cut.num_stages,
+        **overlap(),
+    )
+    return out
+
+
+def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool) -> Cut:
+    """Return how `x` [rows, in] is multiplied to `width` outputs, by tiles of `block_m` rows."""
+    (rows, depth), block_k = x.shape, GROUP if is_int4 else BLOCK_K
+    num_tiles = triton.cdiv(width, BLOCK_N) * triton.cdiv(rows, block_m)
+    return Cut(
+        block_n=BLOCK_N,
+        block_k=block_k,
+        num_splits=num_splits(num_tiles, triton.cdiv(depth, block_k)),
         num_warps=4,
         num_stages=2 if current().startswith("gfx") else 4 if x.element_size() == 2 else 2,
     )
-    return out
 
 
 def from_int4(matrix: Int4Matrix) -> torch.Tensor:
     """Return the weights [out, in] that a matrix stands for, in the type of its scales."""
     width, depth = matrix.shape
-    out = torch.empty(width, depth, dtype=matrix.scales.dtype, device=matrix.scales.device)
+    out = torch.empty(width, depth, dtype=matrix.dtype, device=matrix.held.device)
     from_int4_kernel[(triton.cdiv(width, BLOCK_N), depth // GROUP)](
         matrix.held,
-        matrix.scales,
-        matrix.zeros,
+        matrix.units,
         out,
         width,
         depth,

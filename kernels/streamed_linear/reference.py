@@ -7,6 +7,7 @@ its own, by its smallest and largest weight and so that 0 stays 0; levels are ro
 to is the type of the inputs, so that weights are one set of numbers however they are multiplied by.
 
     held   byte j of a group's 64    level of input j in the low half, of input j + 64 in the high half
+    unit   four bytes of a group     the scale's bits in the low half, the zero point above
 
 Sources: weights alone in 4 bits, by groups: Frantar et al., 2022 (GPTQ, arXiv 2210.17323, section 5), Lin et al., 2023
 (AWQ, arXiv 2306.00978, section 2); the levels are those of plain rounding, which needs no examples of text.
@@ -22,8 +23,8 @@ from torch.nn import functional
 GROUP = 128
 """Inputs that share a scale and a zero point."""
 LEVELS = 15
-BYTES_PER_WEIGHT = 0.5 + (2 + 1) / GROUP
-"""With scales of two bytes."""
+BYTES_PER_WEIGHT = 0.5 + 4 / GROUP
+"""A unit has four bytes, the fewest that a GPU copies ahead of their use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +33,28 @@ class Int4Matrix:
 
     Attributes:
         held: uint8 [out, in / 2].
-        scales: bfloat16 or float16 [in / 128, out], the type of the weights that it stands for.
-        zeros: uint8 [in / 128, out].
+        units: int32 [in / 128, out].
+        dtype: bfloat16 or float16, of the scales and of the weights that it stands for.
     """
 
     held: torch.Tensor
-    scales: torch.Tensor
-    zeros: torch.Tensor
+    units: torch.Tensor
+    dtype: torch.dtype
 
     @property
     def shape(self) -> tuple[int, int]:
         """(out, in)."""
         return self.held.shape[0], 2 * self.held.shape[1]
+
+    @property
+    def scales(self) -> torch.Tensor:
+        """[in / 128, out] in `dtype`."""
+        return self.units.to(torch.int16).view(self.dtype)
+
+    @property
+    def zeros(self) -> torch.Tensor:
+        """[in / 128, out], whole numbers in `dtype`."""
+        return (self.units >> 16).to(self.dtype)
 
 
 def to_int4(weight: torch.Tensor) -> Int4Matrix:
@@ -56,12 +67,15 @@ def to_int4(weight: torch.Tensor) -> Int4Matrix:
     steps = torch.where(scales == 0, 1, scales).float()
     zeros = (-low / steps).round().clamp(0, LEVELS)
     levels = (grouped / steps.unsqueeze(-1) + zeros.unsqueeze(-1)).round().nan_to_num().clamp(0, LEVELS).to(torch.uint8)
-    first, second = levels.split(GROUP // 2, dim=-1)
-    return Int4Matrix(
-        (first | second << 4).view(out, depth // 2),
-        scales.t().contiguous(),
-        zeros.nan_to_num().to(torch.uint8).t().contiguous(),
-    )
+    return pack_int4(levels.view(out, depth), scales.t(), zeros.nan_to_num().to(torch.int32).t())
+
+
+def pack_int4(levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Int4Matrix:
+    """Lay out uint8 levels [out, in], and scales of bfloat16 or float16 and int32 zero points, both [in / 128, out]."""
+    out, depth = levels.shape
+    first, second = levels.view(out, depth // GROUP, GROUP).split(GROUP // 2, dim=-1)
+    bits = scales.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
+    return Int4Matrix((first | second << 4).view(out, depth // 2), bits | zeros.contiguous() << 16, scales.dtype)
 
 
 def from_int4(matrix: Int4Matrix) -> torch.Tensor:
@@ -69,7 +83,7 @@ def from_int4(matrix: Int4Matrix) -> torch.Tensor:
     out, depth = matrix.shape
     halves = matrix.held.view(out, depth // GROUP, GROUP // 2)
     levels = torch.cat((halves & LEVELS, halves >> 4), dim=-1)
-    steps = levels.to(matrix.scales.dtype) - matrix.zeros.t().unsqueeze(-1)
+    steps = levels.to(matrix.dtype) - matrix.zeros.t().unsqueeze(-1)
     return (steps * matrix.scales.t().unsqueeze(-1)).view(out, depth)
 
 

@@ -28,8 +28,8 @@ def token_choice_kernel(logits, knobs, seeds, chosen, vocab, BLOCK: tl.constexpr
     """Program r chooses for row r of `logits` [rows, vocab] float32; -1 where no number is the highest.
 
     `knobs` [rows, 4] float64 are temperature (0: the likeliest token), the logarithm of min-p, top-k and top-p; `seeds`
-    [rows, 2] int64 are seed and position. In the race each of BLOCK lanes looks at the four tokens whose noise one
-    counter of Philox brings.
+    [rows, 2] int64 are seed and position. In the race each of a quarter as many lanes looks at the four tokens whose
+    noise one counter of Philox brings.
     """
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocab
@@ -55,10 +55,10 @@ def token_choice_kernel(logits, knobs, seeds, chosen, vocab, BLOCK: tl.constexpr
         if (top_k > 0) | (top_p < 1.0):
             farthest, last = cut(logits, vocab, highest, temperature, top_k, top_p.to(tl.float64), BLOCK)
         seed, position = tl.load(seeds + row * 2), tl.load(seeds + row * 2 + 1)
-        best = tl.full([BLOCK], float("-inf"), tl.float32)
-        best_token = tl.zeros([BLOCK], tl.int32)
-        for start in range(0, vocab, 4 * BLOCK):
-            counter = start // 4 + lanes
+        drawn = tl.full([BLOCK // 4], float("-inf"), tl.float32)
+        drawn_token = tl.zeros([BLOCK // 4], tl.int32)
+        for start in range(0, vocab, BLOCK):
+            counter = start // 4 + tl.arange(0, BLOCK // 4)
             zero = counter * 0
             words = tl.philox(seed, counter, zero + position.to(tl.int32), zero, zero)
             for lane in tl.static_range(4):
@@ -67,6 +67,6 @@ def token_choice_kernel(logits, knobs, seeds, chosen, vocab, BLOCK: tl.constexpr
                 distance = distance_of(value, highest, temperature)
                 is_kept = (distance < farthest) | ((distance == farthest) & (token <= last))
                 score = tl.where(is_kept & (-distance >= least), _gumbel(words[lane]) - distance, float("-inf"))
-                best, best_token = _better(score, token, best, best_token)
-        likeliest = tl.min(tl.where(best == tl.max(best, axis=0), best_token, vocab), axis=0)
+                drawn, drawn_token = _better(score, token, drawn, drawn_token)
+        likeliest = tl.min(tl.where(drawn == tl.max(drawn, axis=0), drawn_token, vocab), axis=0)
     tl.store(chosen + row, tl.where(is_healthy, likeliest, -1).to(tl.int64))

@@ -6,7 +6,8 @@ import torch
 
 from kernels.token_choice.kernel import token_choice_kernel
 
-BLOCK = 2048
+BLOCK = 4096
+"""A row is one program's, so that what it has under way at once is all that keeps memory busy."""
 
 
 def choose_tokens(logits: torch.Tensor, knobs: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
@@ -23,5 +24,5 @@ def choose_tokens(logits: torch.Tensor, knobs: torch.Tensor, seeds: torch.Tensor
     rows, vocab = logits.shape
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        token_choice_kernel[(rows,)](logits, knobs, seeds, chosen, vocab, BLOCK=BLOCK, num_warps=8)
+        token_choice_kernel[(rows,)](logits, knobs, seeds, chosen, vocab, BLOCK=BLOCK, num_warps=16)
     return chosen

@@ -1,122 +1,161 @@
-"""Everything that needs a GPU, in one call: build, check, measure, and write what was found as JSON.
+"""Everything that needs a GPU, in one call: check, measure, and write what was found as JSON, part by part.
 
-    python -m loadtest.gpu --out loadtest/results/h200.json
-    python -m loadtest.gpu --skip-checks --models qwen3-0.6b
+    python -m loadtest.gpu --out loadtest/results/h200.json               # all, in eight minutes at most
+    python -m loadtest.gpu --only tokens,kernels                          # of the parts that --help lists
 
-Prints a table of kernels (what each moves and computes a second, against the device's measured ceilings) and one of
-whole engine steps against their floor: the longer of bytes over copy bandwidth and operations over matrix rate.
+Every part is a process of its own with a limit of its own; the file is written anew after each, and the summary comes
+last.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import logging
+import os
 import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from loadtest.gpu import engine, kernels
-from loadtest.gpu.timing import measure_ceilings
-from loadtest.tables import markdown_table, number
+from kernels import overlap
+from kernels.launches import GEOMETRIES
+from loadtest.gpu import engine, kernels, peers, summary, sweep
+from loadtest.gpu.parts import Notes, Part, run_parts, this_command
+from loadtest.gpu.timing import GpuTimer, measure_ceilings
 
-CHECKS = ("tests/kernels/gpu", "tests/engine/gpu", "tests/parity/test_triton_kernels.py")
-CHECK_TIMEOUT_S = 240
-KERNEL_COLUMNS = ("kernel", "µs", "GB/s", "TFLOP/s", "of ceiling")
-ENGINE_COLUMNS = ("work", "step ms", "floor ms", "of floor", "target", "tokens/s")
-
-
-def run_checks() -> dict[str, object]:
-    """Run the tests of the GPU path in a process of their own; return whether they passed, and their last lines."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CHECKS]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return {"passed": False, "tail": f"not done after {CHECK_TIMEOUT_S} s"}
-    return {"passed": run.returncode == 0, "tail": run.stdout[-3000:]}
+DEVICE = torch.device("cuda")
+BUDGET_S = 480
+TOKEN_TESTS = ("tests/parity/test_triton_kernels.py",)
+KERNEL_TESTS = ("tests/kernels/gpu", "tests/engine/gpu")
+PYTEST_OPTIONS = ("-q", "-p", "no:cacheprovider", "--maxfail=20", "--durations=5")
 
 
-def facts() -> dict[str, object]:
-    """Return what the figures were measured on and with."""
+USUAL_MODELS = ("llama-3.1-8b", "qwen3-0.6b")
+
+
+def parts() -> list[Part]:
+    """Return all parts: the engine as people run it and what tunes it come before its less usual forms."""
+    works_by_name = engine.groups()
+
+    def engine_part(name: str) -> Part:
+        works = works_by_name[name]
+        limit_s = 120 if any(work.num_adapters for work in works) else 75
+        return Part(name=name, limit_s=limit_s, run=partial(measure_engine, works=works))
+
+    def overlapped_part(name: str) -> Part:
+        works = [work for work in works_by_name[name] if not work.num_adapters][:3]
+        return Part(name=f"{name}-overlapped", limit_s=60, run=partial(measure_overlapped, works=works))
+
+    return [
+        Part(name="facts", limit_s=60, run=tell_facts),
+        Part(name="tokens", limit_s=180, run=partial(run_tests, paths=TOKEN_TESTS, num_processes=4)),
+        Part(name="kernels", limit_s=90, run=measure_kernels),
+        *map(engine_part, USUAL_MODELS),
+        *map(overlapped_part, reversed(USUAL_MODELS)),
+        Part(name="sweep", limit_s=90, run=measure_sweeps),
+        Part(name="tests", limit_s=150, run=partial(run_tests, paths=KERNEL_TESTS, num_processes=os.cpu_count() or 1)),
+        *(engine_part(name) for name in works_by_name if name not in USUAL_MODELS),
+        Part(name="peers", limit_s=120, run=measure_peers),
+    ]
+
+
+def tell_facts(notes: Notes) -> None:
+    """Tell what is measured on and with, and the device's ceilings."""
     import triton
 
     properties = torch.cuda.get_device_properties(0)
-    return {
-        "device": properties.name,
-        "multiprocessors": properties.multi_processor_count,
-        "memory_bytes": properties.total_memory,
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": sys.version.split()[0],
-    }
-
-
-def measure_all(models: Sequence[str], found: dict[str, Any]) -> None:
-    """Fill `found` part by part: what fails is told there, and the rest goes on."""
+    notes.tell("device", properties.name)
+    notes.tell("multiprocessors", properties.multi_processor_count)
+    notes.tell("memory_bytes", properties.total_memory)
+    notes.tell("versions", {"torch": torch.__version__, "triton": triton.__version__, "python": sys.version.split()[0]})
     ceilings = measure_ceilings()
-    found["ceilings"] = asdict(ceilings)
-    print(f"copy {ceilings.bytes_per_s / 1e12:.2f} TB/s, products {ceilings.flop_per_s / 1e12:.0f} TFLOP/s\n")
-    try:
-        figures = kernels.measure(ceilings)
-        found["kernels"] = [asdict(figure) for figure in figures]
-        rows = [
-            [f.name, number(f.us), number(f.gb_per_s), number(f.tflop_per_s), f"{f.of_ceiling:.0%}"] for f in figures
-        ]
-        print(markdown_table(KERNEL_COLUMNS, rows), "\n", flush=True)
-    except Exception:  # noqa: BLE001 - one part must not cost the others their turn on the device
-        found["kernels_error"] = traceback.format_exc()
-        print(found["kernels_error"])
-    for model in models:
-        try:
-            results = engine.measure(model, ceilings)
-        except Exception:  # noqa: BLE001 - as above
-            found.setdefault("engine_errors", {})[model] = traceback.format_exc()
-            print(found["engine_errors"][model])
-            continue
-        found.setdefault("engine", []).extend(asdict(result) for result in results)
-        table = [
-            [
-                result.title,
-                number(result.step_ms),
-                number(result.floor_ms),
-                f"{result.of_floor:.0%}",
-                "" if result.target is None else f"{result.target:.0%}",
-                number(result.tokens_per_s),
-            ]
-            for result in results
-        ]
-        print(markdown_table(ENGINE_COLUMNS, table), "\n", flush=True)
+    notes.tell("ceilings", asdict(ceilings))
+    print(f"{properties.name}: copies {ceilings.bytes_per_s / 1e12:.2f} TB/s, {ceilings.flop_per_s / 1e12:.0f} TFLOP/s")
+
+
+def run_tests(notes: Notes, paths: Sequence[str], num_processes: int) -> None:
+    """Run tests, side by side where pytest can."""
+    command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, *paths]
+    if find_spec("xdist") is not None:
+        command += ["-n", str(num_processes), "--dist", "worksteal"]
+    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    notes.tell("tail", run.stdout[-4000:])
+    print(run.stdout[-4000:], flush=True)
+    if run.returncode:
+        raise SystemExit(1)
+
+
+def measure_kernels(notes: Notes) -> None:
+    """Time every kernel in the shapes of one layer of Llama-3.1-8B."""
+    benches = list(kernels.benches(GEOMETRIES[0], DEVICE))
+    kernels.compile_all([bench.run for bench in benches], os.cpu_count() or 1)
+    for figure in kernels.measure(benches, measure_ceilings(), GpuTimer()):
+        notes.add("figures", asdict(figure))
+        print(summary.kernel_line(asdict(figure)), flush=True)
+
+
+def measure_engine(notes: Notes, works: Sequence[engine.Work], suffix: str = "") -> None:
+    """Run the engine's rows that have the same options; `suffix` tells them from others."""
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
+    for result in engine.measure(works, measure_ceilings()):
+        found = asdict(result) | {"title": result.title + suffix, "verdict": result.verdict}
+        notes.add("results", found)
+        print(summary.engine_line(found), flush=True)
+
+
+def measure_overlapped(notes: Notes, works: Sequence[engine.Work]) -> None:
+    """Run rows by kernels that begin while the one before them ends."""
+    overlap.IS_WANTED = True
+    measure_engine(notes, works, ", overlapped")
+
+
+def measure_sweeps(notes: Notes) -> None:
+    """Try other cuts of the kernels that decoding waits for."""
+    found = list(sweep.sweeps(GEOMETRIES[0], DEVICE))
+    kernels.compile_all([run for one in found for run in one.runs], os.cpu_count() or 1)
+    ceilings, timer = measure_ceilings(), GpuTimer()
+    for one in found:
+        best = sweep.measure(one, ceilings, timer)
+        notes.add("sweeps", asdict(best))
+        print(summary.sweep_line(asdict(best)), flush=True)
+
+
+def measure_peers(notes: Notes) -> None:
+    """Time what others do."""
+
+    def tell(figure: peers.PeerFigure) -> None:
+        notes.add("figures", asdict(figure))
+        print(f"{figure.name}: {figure.step_ms:.2f} ms", flush=True)
+
+    peers.decode_ms("llama-3.1-8b", 1, 1024, tell)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check, measure, print and write; return 1 where something failed."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.gpu", description=__doc__)
+    """Check, measure, write and sum up; return 1 where something failed."""
+    by_name = {part.name: part for part in parts()}
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=Path("loadtest/results/gpu.json"))
-    parser.add_argument("--models", default=",".join(engine.WORKS_BY_MODEL), help="by commas")
-    parser.add_argument("--skip-checks", action="store_true")
+    parser.add_argument("--only", help=f"by commas, of {', '.join(by_name)}")
+    parser.add_argument("--seconds", type=float, default=BUDGET_S, help="for all of it")
+    parser.add_argument("--part", nargs=2, metavar=("NAME", "NOTES"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit("loadtest.gpu: there is no GPU here")
-    started_s = time.monotonic()
-    found: dict[str, Any] = facts()
-    try:
-        if not options.skip_checks:
-            found["checks"] = run_checks()
-            print(found["checks"]["tail"], flush=True)
-        measure_all(options.models.split(","), found)
-    finally:
-        found["seconds"] = time.monotonic() - started_s
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(found, indent=2), encoding="utf-8")
-        print(f"{found['seconds']:.0f} s; written to {options.out}")
-    has_failed = not found.get("checks", {"passed": True})["passed"]
-    return int(has_failed or "kernels_error" in found or "engine_errors" in found)
+    if options.part:
+        by_name[options.part[0]].run(Notes(Path(options.part[1])))
+        return 0
+    names = options.only.split(",") if options.only else list(by_name)
+    chosen = [by_name[name] for name in names]
+    found = run_parts(chosen, options.out, options.seconds, this_command("loadtest.gpu"))
+    print(f"\n{summary.summary(found)}\n{found.get('seconds', 0):.0f} s; all of it is in {options.out}")
+    return int(any(part["error"] for part in found["parts"].values()))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -29,6 +30,8 @@ from loadtest.workloads import TokenRange, token_prompt
 
 RANK = 16
 ANSWER_TOKENS = 65
+ADAPTER_BYTES = 8 << 30
+"""What adapters may take of the device: 64 of rank 16 for 8 billion weights are 5.4 GB."""
 Build = Callable[[EngineConfig, Sequence[AdapterRef], Any], Engine]
 
 
@@ -68,7 +71,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What was measured of one row; times of one step in milliseconds (of the whole prompt for a prefill)."""
+    """What was measured of one row; times of one step in milliseconds (of the whole prompt for a prefill).
+
+    Attributes:
+        num_compiled: kernels that were compiled, or loaded, while it was measured: should be none.
+    """
 
     title: str
     step_ms: float
@@ -76,7 +83,13 @@ class Result:
     of_floor: float
     target: float | None
     tokens_per_s: float
+    num_compiled: int
     ms_by_part: dict[str, float]
+
+    @property
+    def verdict(self) -> str:
+        """Whether the target is met."""
+        return "" if self.target is None else "met" if self.of_floor >= self.target else "MISSED"
 
 
 WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
@@ -127,15 +140,19 @@ def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
     return weights + cache
 
 
-def measure(model: str, ceilings: Ceilings, build: Build = build_engine, **changes: Any) -> list[Result]:
-    """Run the rows of one model, those with the same options on one engine; `changes` are of its configuration."""
-    results = []
-    for _, works in groupby(WORKS_BY_MODEL[model], key=lambda work: work.options):
-        results += _measure_alike(list(works), ceilings, build, changes)
-    return results
+def groups() -> dict[str, list[Work]]:
+    """Return the rows that one engine runs, by what it is called: the model and what its options are."""
+    found: dict[str, list[Work]] = {}
+    for model, works in WORKS_BY_MODEL.items():
+        for options, alike in groupby(works, key=lambda work: work.options):
+            found["-".join([model, *(f"{value}_{name.split('_')[0]}" for name, value in options.items() if value)])] = (
+                list(alike)
+            )
+    return found
 
 
-def _measure_alike(works: Sequence[Work], ceilings: Ceilings, build: Build, changes: dict[str, Any]) -> list[Result]:
+def measure(works: Sequence[Work], ceilings: Ceilings, build: Build = build_engine, **changes: Any) -> Iterator[Result]:
+    """Run rows with the same options on one engine, and yield each as it is done; `changes` are of its settings."""
     model = works[0].model
     with TemporaryDirectory() as folder:
         path = Path(folder)
@@ -149,23 +166,27 @@ def _measure_alike(works: Sequence[Work], ceilings: Ceilings, build: Build, chan
             max_num_seqs=max(work.batch for work in works),
             max_device_adapters=max(1, len(refs)),
             max_adapter_rank=RANK,
+            max_device_adapter_bytes=ADAPTER_BYTES if refs else 1,
             max_queued_requests=512,
             **dict[str, Any](device="cuda", dtype="bfloat16", max_batched_tokens=8192) | works[0].options | changes,
         )
         alone = EngineAlone(config, build(config, refs, random_weights))
         try:
-            return [_run(alone, work, spec, refs, ceilings) for work in works]
+            for work in works:
+                yield _run(alone, work, spec, refs, ceilings)
         finally:
             alone.close()
 
 
 def write_adapters(folder: Path, spec: DecoderSpec, count: int) -> list[AdapterRef]:
     """Write adapters for all linear modules: one file of tensors under many names, each with a scaling of its own."""
+    if not count:
+        return []
     modules = sorted({name.rpartition(".")[2] for name in spec.linear_shapes()})
     tensors = {}
     for name, (depth, width) in spec.linear_shapes().items():
         tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(RANK, depth, dtype=torch.bfloat16)
-        tensors[f"base_model.model.{name}.lora_B.weight"] = torch.zeros(width, RANK, dtype=torch.bfloat16)
+        tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(width, RANK, dtype=torch.bfloat16) / 1000
     folder.mkdir()
     save_file(tensors, folder / "tensors")
     refs = []
@@ -189,8 +210,9 @@ def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[Adapt
         return alone.generate(prompts, [work.answer_tokens] * work.batch, adapters)
 
     once("warm-up")
-    found = once("measured")
-    split = found.prefill_split if is_prefill else found.decode_split
+    with compilations() as compiled:
+        found = once("measured")
+    split = found.prefill_split if is_prefill else found.full_split
     step_s = found.prefill_s if is_prefill else split.wall_ms / 1000
     floor_s = (
         ceilings.floor_s(0, work.batch * prompt_flop(spec, work.context))
@@ -204,5 +226,20 @@ def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[Adapt
         of_floor=floor_s / step_s,
         target=work.target,
         tokens_per_s=work.batch * (work.context if is_prefill else 1) / step_s,
+        num_compiled=len(compiled),
         ms_by_part=split.ms_by_part,
     )
+
+
+@contextmanager
+def compilations() -> Iterator[list[str]]:
+    """Collect the names of kernels that Triton compiles or loads meanwhile."""
+    import triton
+
+    found: list[str] = []
+    before = triton.knobs.compilation.listener
+    triton.knobs.compilation.listener = lambda *, src, **_rest: found.append(src.name)
+    try:
+        yield found
+    finally:
+        triton.knobs.compilation.listener = before

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
 
 from kernels.add_rms_norm.launch import add_rms_norm
-from kernels.architecture import fp8_dtype
+from kernels.architecture import fp8_dtype, has_fp8_products
 from kernels.gated_activation.launch import silu_and_multiply
-from kernels.launches import BLOCK_TOKENS, GEOMETRIES, Geometry
+from kernels.launches import BLOCK_TOKENS, Geometry
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_shrink.launch import lora_shrink
-from kernels.paged_attention.launch import paged_attention
+from kernels.paged_attention.launch import Tile, paged_attention
+from kernels.recording import recording
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
 from kernels.streamed_linear.launch import counters, from_int4, streamed_linear
 from kernels.streamed_linear.reference import BYTES_PER_WEIGHT, to_int4
 from kernels.token_choice.launch import choose_tokens
-from loadtest.gpu.timing import Ceilings, GpuTimer
+from kernels.triton_cache import fill_cache
+from loadtest.gpu.timing import Ceilings, Timer
 
 RANK = 16
 SHORT = torch.bfloat16 if torch.cuda.is_available() else torch.float16
@@ -64,9 +67,13 @@ def benches(geometry: Geometry, device: torch.device, *, scale: int = 1) -> Iter
             rows, context = max(1, 32 // scale), 8192 // scale
             yield _decode_attention(geometry, device, rows=rows, context=context, held=held)
             yield _quantization(geometry, device, tokens=max(1, 64 // scale), held=held)
-    yield _prefill_attention(geometry, device, tokens=8192 // scale)
+    yield _decode_attention(geometry, device, rows=max(2, 64 // scale), context=512 // scale, longest=32_768 // scale)
+    yield from _prefill_attention(geometry, device, tokens=8192 // scale)
+    yield from _torch_decode_attention(geometry, device, rows=max(1, 32 // scale), context=8192 // scale)
     for rows in sorted({max(1, rows // scale) for rows in (1, 16, 64)}):
         yield from _products(geometry, device, rows=rows)
+    for rows in (64, 8192):
+        yield from _library_products(geometry, device, rows=max(1, rows // scale))
     for adapters in (1, 8, 64):
         yield _lora(geometry, device, tokens=max(2, 64 // scale), adapters=max(1, adapters // scale))
     rows = max(1, 64 // scale)
@@ -81,39 +88,44 @@ def benches(geometry: Geometry, device: torch.device, *, scale: int = 1) -> Iter
         )
 
 
-def measure(ceilings: Ceilings) -> list[Figure]:
-    """Time the kernels of the Llama-3.1-8B geometry."""
-    timer = GpuTimer()
-    figures = []
-    for bench in benches(GEOMETRIES[0], torch.device("cuda")):
+def compile_all(runs: Iterable[Callable[[], object]], num_processes: int) -> None:
+    """Compile what is launched side by side, so that the device is not held for it."""
+    import triton
+
+    with recording() as launches:
+        for run in runs:
+            run()
+    fill_cache(launches, triton.runtime.driver.active.get_current_target(), num_processes)
+
+
+def measure(found: Iterable[Bench], ceilings: Ceilings, timer: Timer) -> Iterator[Figure]:
+    """Time each and yield it as it is done."""
+    for bench in found:
         seconds = timer.seconds(bench.run)
-        figures.append(
-            Figure(
-                name=bench.name,
-                us=seconds * 1e6,
-                gb_per_s=bench.num_bytes / seconds / 1e9,
-                tflop_per_s=bench.num_flop / seconds / 1e12,
-                of_ceiling=ceilings.floor_s(bench.num_bytes, bench.num_flop) / seconds,
-            )
+        yield Figure(
+            name=bench.name,
+            us=seconds * 1e6,
+            gb_per_s=bench.num_bytes / seconds / 1e9,
+            tflop_per_s=bench.num_flop / seconds / 1e12,
+            of_ceiling=ceilings.floor_s(bench.num_bytes, bench.num_flop) / seconds,
         )
-    return figures
 
 
 def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> Iterator[Bench]:
-    x, delta = (_randn(tokens, geometry.hidden, device=device) for _ in range(2))
-    weight = _randn(geometry.hidden, device=device)
+    x, delta = (random_numbers(tokens, geometry.hidden, device=device) for _ in range(2))
+    weight = random_numbers(geometry.hidden, device=device)
     yield Bench(
         name=f"add and norm, {tokens} tokens", run=lambda: add_rms_norm(x, delta, weight, 1e-5), num_bytes=4 * x.nbytes
     )
-    gate_up = _randn(tokens, 2 * geometry.inner, device=device)
+    gate_up = random_numbers(tokens, 2 * geometry.inner, device=device)
     yield Bench(
         name=f"gated activation, {tokens} tokens",
         run=lambda: silu_and_multiply(gate_up),
         num_bytes=1.5 * gate_up.nbytes,
     )
     heads = geometry.heads + 2 * geometry.kv_heads
-    qkv = _randn(tokens, heads * geometry.head_dim, device=device)
-    cos_sin = _randn(tokens, 2, geometry.head_dim, device=device)
+    qkv = random_numbers(tokens, heads * geometry.head_dim, device=device)
+    cos_sin = random_numbers(tokens, 2, geometry.head_dim, device=device)
     cache = _cache(geometry, tokens, device)
     slots = torch.randperm(tokens, device=device)
     yield Bench(
@@ -125,9 +137,19 @@ def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> It
     )
 
 
-def _decode_attention(
-    geometry: Geometry, device: torch.device, *, rows: int, context: int, held: torch.dtype | None = None
-) -> Bench:
+def attention_inputs(
+    geometry: Geometry,
+    device: torch.device,
+    *,
+    rows: int,
+    context: int,
+    held: torch.dtype | None = None,
+    longest: int = 0,
+) -> tuple[Callable[[tuple[Tile, int] | None], torch.Tensor], float]:
+    """Return what attends for rows of one token over `context` keys each, by a cut, and the bytes that it must move.
+
+    The first row may have `longest` keys, which it shares with others.
+    """
     cache, spans = _cache(geometry, rows * context, device), None
     if held is not None:
         flat, found = quantize_rows(cache.view(-1, geometry.head_dim), held)
@@ -137,19 +159,38 @@ def _decode_attention(
     tables = torch.randperm(rows * per_row, device=device).view(rows, per_row)
     at = torch.arange(rows, device=device)
     table = torch.stack((at, torch.full_like(at, context - 1), torch.ones_like(at), at), dim=1)
-    q = _randn(rows, geometry.heads, geometry.head_dim, device=device)
+    if longest:
+        others = tables.flatten()[torch.arange(longest // BLOCK_TOKENS, device=device) % tables.numel()]
+        tables = torch.cat((tables, others.expand(rows, -1)), dim=1)
+        table[0, 1] = longest - 1
+    q = random_numbers(rows, geometry.heads, geometry.head_dim, device=device)
+    num_bytes = cache.nbytes * (1 + max(0, longest - context) / (rows * context)) + 2 * q.nbytes
+    return lambda cut: paged_attention(
+        q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=rows, tables=tables, spans=spans, cut=cut
+    ), num_bytes + (0 if spans is None else 2 * spans[0].nbytes)
+
+
+def _decode_attention(
+    geometry: Geometry,
+    device: torch.device,
+    *,
+    rows: int,
+    context: int,
+    held: torch.dtype | None = None,
+    longest: int = 0,
+) -> Bench:
+    attend, num_bytes = attention_inputs(geometry, device, rows=rows, context=context, held=held, longest=longest)
+    name = f"decode attention, {rows} rows of {context}" + (f", one of them of {longest}" if longest else "")
     return Bench(
-        name=f"decode attention, {rows} rows of {context}" + ("" if held is None else f", {held} cache"),
-        run=lambda: paged_attention(
-            q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=rows, tables=tables, spans=spans
-        ),
-        num_bytes=cache.nbytes + (0 if spans is None else 2 * spans[0].nbytes) + 2 * q.nbytes,
-        num_flop=4.0 * rows * context * geometry.heads * geometry.head_dim,
+        name=name + ("" if held is None else f", {held} cache"),
+        run=lambda: attend(None),
+        num_bytes=num_bytes,
+        num_flop=4.0 * (rows * context + max(0, longest - context)) * geometry.heads * geometry.head_dim,
     )
 
 
 def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held: torch.dtype) -> Bench:
-    x = _randn(tokens, geometry.inner, device=device)
+    x = random_numbers(tokens, geometry.inner, device=device)
     return Bench(
         name=f"row quantization, {tokens} tokens to {held}",
         run=lambda: quantize_rows(x, held),
@@ -157,16 +198,38 @@ def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held
     )
 
 
-def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int) -> Bench:
+def _torch_decode_attention(geometry: Geometry, device: torch.device, *, rows: int, context: int) -> Iterator[Bench]:
+    """What torch has for it, over keys and values that lie one after the other."""
+    q = random_numbers(rows, geometry.heads, 1, geometry.head_dim, device=device)
+    k, v = random_numbers(2, rows, geometry.kv_heads, context, geometry.head_dim, device=device)
+    yield Bench(
+        name=f"torch's decode attention, {rows} rows of {context}",
+        run=lambda: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        num_bytes=2 * k.nbytes + 2 * q.nbytes,
+        num_flop=4.0 * rows * context * geometry.heads * geometry.head_dim,
+    )
+
+
+def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int) -> Iterator[Bench]:
     cache = _cache(geometry, tokens, device)
     tables = torch.randperm(-(-tokens // BLOCK_TOKENS), device=device).unsqueeze(0)
     table = torch.tensor([[0, 0, tokens, 0]], device=device)
-    q = _randn(tokens, geometry.heads, geometry.head_dim, device=device)
-    return Bench(
+    q = random_numbers(tokens, geometry.heads, geometry.head_dim, device=device)
+    num_bytes = 2 * q.nbytes + 2 * tokens * geometry.kv_heads * geometry.head_dim * q.element_size()
+    num_flop = 2.0 * tokens**2 * geometry.heads * geometry.head_dim
+    yield Bench(
         name=f"prefill attention, {tokens} tokens",
         run=lambda: paged_attention(q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=0, tables=tables),
-        num_bytes=2 * q.nbytes + 2 * tokens * geometry.kv_heads * geometry.head_dim * q.element_size(),
-        num_flop=2.0 * tokens**2 * geometry.heads * geometry.head_dim,
+        num_bytes=num_bytes,
+        num_flop=num_flop,
+    )
+    k, v = random_numbers(2, 1, geometry.kv_heads, tokens, geometry.head_dim, device=device)
+    dense = q.transpose(0, 1).unsqueeze(0)
+    yield Bench(
+        name=f"torch's prefill attention, {tokens} tokens",
+        run=lambda: functional.scaled_dot_product_attention(dense, k, v, is_causal=True, enable_gqa=True),
+        num_bytes=num_bytes,
+        num_flop=num_flop,
     )
 
 
@@ -174,7 +237,7 @@ def _products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterato
     """Each shape of a layer's products by our kernel and by the library, then with weights of 4 bits."""
     hidden, inner = geometry.hidden, geometry.inner
     for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):
-        x, weight = _randn(rows, depth, device=device), _randn(width, depth, device=device)
+        x, weight = random_numbers(rows, depth, device=device), random_numbers(width, depth, device=device)
         arrived = counters(width, rows, device)
         num_flop, others = 2.0 * rows * width * depth, x.nbytes + rows * width * x.element_size()
         where = f", {rows} rows by {width} x {depth}"
@@ -198,12 +261,42 @@ def _products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterato
             )
 
 
+def _library_products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterator[Bench]:
+    """What prompts wait for: the library's products of the widest shape, with weights of 16 bits and of 8.
+
+    Those of 8 bits are added up in float32, as the engine has them, or in fewer bits, which is faster.
+    """
+    width, depth = 2 * geometry.inner, geometry.hidden
+    x, weight = random_numbers(rows, depth, device=device), random_numbers(width, depth, device=device)
+    where, num_flop = f", {rows} rows by {width} x {depth}", 2.0 * rows * width * depth
+    others = rows * width * x.element_size()
+    yield Bench(
+        name="the library's large product" + where,
+        run=lambda: functional.linear(x, weight),
+        num_bytes=x.nbytes + weight.nbytes + others,
+        num_flop=num_flop,
+    )
+    if not has_fp8_products():
+        return
+    x8, x_spans = quantize_rows(x, torch.float8_e4m3fn)
+    w8, w_spans = quantize_rows(weight, torch.float8_e4m3fn)
+    scales = {"scale_a": x_spans.unsqueeze(1), "scale_b": w_spans.unsqueeze(0)}
+    for name, is_fast in (("", False), (" added up fast", True)):
+        yield Bench(
+            name=f"the library's fp8 product{name}{where}",
+            run=partial(torch._scaled_mm, x8, w8.t(), **scales, out_dtype=torch.bfloat16, use_fast_accum=is_fast),
+            num_bytes=x8.nbytes + w8.nbytes + others,
+            # Against the ceiling of bfloat16, so that twice of it can be reached.
+            num_flop=num_flop,
+        )
+
+
 def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: int) -> Bench:
     q_size, kv_size = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
     splits = (q_size, kv_size, kv_size)
-    x, y = _randn(tokens, geometry.hidden, device=device), _randn(tokens, sum(splits), device=device)
+    x, y = random_numbers(tokens, geometry.hidden, device=device), random_numbers(tokens, sum(splits), device=device)
     matrices = [
-        (_randn(RANK, geometry.hidden, device=device), _randn(width, RANK, device=device))
+        (random_numbers(RANK, geometry.hidden, device=device), random_numbers(width, RANK, device=device))
         for _ in range(adapters)
         for width in splits
     ]
@@ -228,9 +321,10 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
 
 def _cache(geometry: Geometry, tokens: int, device: torch.device) -> torch.Tensor:
     blocks = -(-tokens // BLOCK_TOKENS)
-    return _randn(2, blocks, BLOCK_TOKENS, geometry.kv_heads, geometry.head_dim, device=device)
+    return random_numbers(2, blocks, BLOCK_TOKENS, geometry.kv_heads, geometry.head_dim, device=device)
 
 
-def _randn(*shape: int, device: torch.device) -> torch.Tensor:
+def random_numbers(*shape: int, device: torch.device) -> torch.Tensor:
+    """Draw numbers near 1, in bfloat16 where there is a GPU."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.randn(shape, dtype=dtype, device=device)

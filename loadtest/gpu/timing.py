@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Protocol
 
 import torch
 
-FLUSH_BYTES = 256 << 20
-"""Written before each run: more than any cache holds, so that inputs come from memory."""
+FLUSH_BYTES = 1 << 30
+"""Written before each run: more than any cache holds, and long enough for the host to enqueue the run behind it."""
 COPY_BYTES = 4 << 30
 MATRIX_SIZE = 8192
 NUM_RUNS, NUM_WARM_UPS = 20, 3
@@ -27,6 +28,14 @@ class Ceilings:
         return max(num_bytes / self.bytes_per_s, num_flop / self.flop_per_s)
 
 
+class Timer(Protocol):
+    """What times work."""
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """Return how long a run takes."""
+        ...
+
+
 class GpuTimer:
     """Times work by the device's own clock.
 
@@ -37,12 +46,12 @@ class GpuTimer:
     def __init__(self, *, flush: bool = True) -> None:
         self._scratch = torch.empty(FLUSH_BYTES if flush else 0, dtype=torch.uint8, device="cuda")
 
-    def seconds(self, run: Callable[[], object], *, num_runs: int = NUM_RUNS) -> float:
+    def seconds(self, run: Callable[[], object]) -> float:
         """Return the median time of a run."""
         for _ in range(NUM_WARM_UPS):
             run()
         pairs = []
-        for _ in range(num_runs):
+        for _ in range(NUM_RUNS):
             self._scratch.zero_()
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
@@ -64,6 +73,6 @@ def measure_ceilings() -> Ceilings:
 
 def _copy() -> Callable[[], object]:
     """Return a copy whose tensors go with it: they are large."""
-    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return lambda: target.copy_(source)

@@ -97,9 +97,7 @@ class SlotMachine(RuleBasedStateMachine):
         if digest in self.slots:
             return
         had_room = len(self.slots) < 3 and self.slots.num_bytes + num_bytes <= 10
-        could_take = self.slots.can_take(num_bytes, self.now_s)
         evicted = self.slots.try_take(digest, num_bytes, self.now_s)
-        assert could_take == (evicted is not None)
         assert not had_room or evicted == []
         for victim in evicted or []:
             assert self.pins.pop(victim, 0) == 0

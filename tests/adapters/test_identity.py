@@ -50,6 +50,15 @@ def test_fields_of_training_and_their_order_do_not_count(tmp_path: Path) -> None
     assert adapter_digest(write(tmp_path / "other", config)) == plain
 
 
+def test_what_else_lies_in_the_folder_is_no_part_of_an_adapter(tmp_path: Path) -> None:
+    plain = adapter_digest(write(tmp_path / "plain"))
+    other = write(tmp_path / "other")
+    for name in ("tokenizer_config.json", "chat_template.jinja", "config.json", "modeling.py", "adapter_model.bin"):
+        # Opening one of them fails for everybody, root included.
+        (tmp_path / "other" / name).symlink_to(name)
+    assert adapter_digest(other) == plain
+
+
 def test_any_change_of_a_tensor_changes_the_digest(tmp_path: Path) -> None:
     digests = {adapter_digest(write(tmp_path / "plain"))}
     name = next(iter(make_tensors()))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adapters.errors import AdapterError
-from adapters.loading import load_adapter
+from adapters.loading import AdapterLoader
 from adapters.registry import reference
 from tests.adapters.handmade import SHAPES, VOCAB, make_config, make_tensors, write
 
@@ -16,12 +16,12 @@ def no_base(name: str) -> torch.Tensor:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> object:
-    return load_adapter(reference("demo", str(folder)), SHAPES, 64, dtype, no_base)
+    return AdapterLoader(SHAPES, 64, dtype, no_base).load(reference("demo", str(folder)))
 
 
 def test_an_adapter_loads_with_its_scaling_in_b(tmp_path: Path) -> None:
     write(tmp_path, make_config(lora_alpha=2))
-    weights = load_adapter(reference("demo", str(tmp_path)), SHAPES, 64, torch.float32, no_base)
+    weights = AdapterLoader(SHAPES, 64, torch.float32, no_base).load(reference("demo", str(tmp_path)))
     projection = weights.projection(1, "q_proj")
     assert projection is not None
     prefix = "base_model.model.model.layers.1.self_attn.q_proj"
@@ -53,7 +53,7 @@ def test_files_that_changed_after_the_declaration_are_refused(tmp_path: Path) ->
     ref = reference("demo", str(tmp_path))
     write(tmp_path, tensors=make_tensors(seed=1))
     with pytest.raises(AdapterError, match="changed since it was declared"):
-        load_adapter(ref, SHAPES, 64, torch.float32, no_base)
+        AdapterLoader(SHAPES, 64, torch.float32, no_base).load(ref)
 
 
 PREFIX = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -70,7 +70,7 @@ def test_magnitudes_and_biases_are_measured_by_the_base(tmp_path: Path) -> None:
     write(tmp_path, make_config(use_dora=True, bias="all"), tensors)
     base = {"weight": weight, "bias": bias}
     ref = reference("demo", str(tmp_path))
-    weights = load_adapter(ref, SHAPES, 64, torch.float32, lambda name: base[name.rpartition(".")[2]])
+    weights = AdapterLoader(SHAPES, 64, torch.float32, lambda name: base[name.rpartition(".")[2]]).load(ref)
     a, b = tensors[f"{PREFIX}.lora_A.weight"], tensors[f"{PREFIX}.lora_B.weight"]
     gain = magnitude / (weight + 2 * b @ a).norm(dim=1)
     columns, projection = weights.extras.columns[(0, "q_proj")], weights.projection(0, "q_proj")
@@ -89,14 +89,34 @@ def test_an_embedding_of_another_base_is_refused(tmp_path: Path) -> None:
     }
     write(tmp_path, make_config(target_modules=["q_proj", "embed_tokens"]), make_tensors() | added)
     ref = reference("demo", str(tmp_path))
-    weights = load_adapter(ref, SHAPES, 64, torch.float32, lambda _: torch.ones(VOCAB, 16))
+    weights = AdapterLoader(SHAPES, 64, torch.float32, lambda _: torch.ones(VOCAB, 16)).load(ref)
     assert weights.changes_whole_model
     with pytest.raises(AdapterError, match=r"embed_tokens .* not that of the base"):
-        load_adapter(ref, SHAPES, 64, torch.float32, lambda _: torch.zeros(VOCAB, 16))
+        AdapterLoader(SHAPES, 64, torch.float32, lambda _: torch.zeros(VOCAB, 16)).load(ref)
 
 
 def test_a_norm_that_is_zero_in_the_base_cannot_be_scaled(tmp_path: Path) -> None:
     tensors = make_tensors() | {"base_model.model.model.norm.weight": torch.ones(16)}
     write(tmp_path, make_config(modules_to_save=["model.norm"]), tensors)
     with pytest.raises(AdapterError, match="norms of length 0"):
-        load_adapter(reference("demo", str(tmp_path)), SHAPES, 64, torch.float32, lambda _: torch.zeros(16))
+        AdapterLoader(SHAPES, 64, torch.float32, lambda _: torch.zeros(16)).load(reference("demo", str(tmp_path)))
+
+
+def test_adapters_of_one_recipe_are_checked_each_for_itself(tmp_path: Path) -> None:
+    """What follows from configuration and header is known after the first; numbers, digest and name are its own."""
+    loader = AdapterLoader(SHAPES, 64, torch.float32, no_base)
+    refs = []
+    for seed in range(3):
+        refs.append(reference(f"a{seed}", write(tmp_path / str(seed), tensors=make_tensors(seed=seed))))
+        projection = loader.load(refs[-1]).projection(0, "q_proj")
+        assert projection is not None
+        assert torch.equal(projection.a, make_tensors(seed=seed)[f"{PREFIX}.lora_A.weight"])
+    write(tmp_path / "2", tensors=make_tensors(seed=3))
+    with pytest.raises(AdapterError, match=r"'a2'.* changed since it was declared"):
+        loader.load(refs[2])
+    write(tmp_path / "1", make_config(lora_alpha=9), make_tensors(seed=1))
+    with pytest.raises(AdapterError, match=r"'a1'.* changed since it was declared"):
+        loader.load(refs[1])
+    (tmp_path / "0" / "adapter_model.safetensors").write_bytes(b"short")
+    with pytest.raises(AdapterError, match=r"'a0'.* truncated"):
+        loader.load(refs[0])

@@ -134,6 +134,22 @@ def test_two_files_of_an_object_store_are_fetched_and_no_more(target: Path, file
     assert fetched(target, "memory://two-files/", "memory://two-files/a") == files
 
 
+def test_google_s_storage_is_asked_for_two_files(
+    server: Server, target: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gcsfs", reason="the extra `gcs` is not installed")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+    for file, content in files.items():
+        name = f"/storage/v1/b/bucket/o/adapters%2Fa%2F{file}"
+        about = {"kind": "storage#object", "bucket": "bucket", "name": f"adapters/a/{file}", "size": len(content)}
+        server.answers[name] = (200, json.dumps(about).encode())
+        server.answers[f"/download{name}?alt=media"] = (200, content)
+    assert fetched(target, "gs://bucket/adapters/", "gs://bucket/adapters/a") == files
+    (target / "other").mkdir()
+    with pytest.raises(AdapterError, match="lacks"):
+        fetched(target / "other", "gs://bucket/adapters/", "gs://bucket/adapters/b")
+
+
 def test_a_web_server_is_asked_for_two_files(server: Server, target: Path, files: dict[str, bytes]) -> None:
     put(server, "/x/a", files)
     assert fetched(target, f"{server.url}/x/", f"{server.url}/x/a") == files

@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from app.api import create_app
+from app.access.tenants import KeyRing
+from app.http.api import create_app
 from app.settings import BatchSettings, LimitSettings
-from app.tenants import KeyRing
 from deployments.batches.actor import Batches
 from deployments.batches.client import BatchClient
 from deployments.batches.values import Batch, InsideAnswer, InsideCall
 from deployments.config import BatchesConfig
-from deployments.inside import answer_inside
+from deployments.gateway.inside import answer_inside
 from tests.app.scripted_gateway import ScriptedGateway
 from tests.contract.published import CHECKED
 

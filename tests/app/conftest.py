@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.api import create_app
+from app.http.api import create_app
 from app.settings import LimitSettings
 from tests.app.scripted_gateway import ScriptedGateway
 from tests.contract.published import CHECKED

@@ -17,7 +17,6 @@ from deployments.accounts.values import (
     UsageRecord,
     UsageTotal,
 )
-from deployments.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.generation import (
     ChatPrompt,
     EndReason,
@@ -35,6 +34,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
+from deployments.registry.adapter_changes import AdapterStatus, Registration, Unloaded
 from deployments.timeline import Timeline
 from engine.errors import RequestError
 

@@ -11,11 +11,11 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from app.admin import ADMIN_KEY_VARIABLE
+from app.access.admin import ADMIN_KEY_VARIABLE
+from app.access.tenants import key_digest
 from app.builder import _request_router, build
 from app.resolved import batches_config, gateway_config, registry_config
 from app.settings import Settings
-from app.tenants import key_digest
 from deployments.config import ChannelConfig
 from engine.errors import ConfigError
 from tests.deployments.tiny_models import CONTEXT, write_chat_model, write_cross_encoder, write_guard

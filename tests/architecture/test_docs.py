@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from app.config_lint import lint_config
+from app.cli.config_lint import lint_config
 from tests.architecture.source_tree import HOUSES, ROOT, syntax_of
 
 TOP_FOLDERS = (*HOUSES, "loadtest", "tests", "models", "docs", "examples")
 SYMBOL = re.compile(rf"^(?:{'|'.join((*HOUSES, 'loadtest'))})(?:\.[A-Za-z_]\w*)+$")
 FILE = re.compile(rf"^(?:(?:{'|'.join(TOP_FOLDERS)})/)?[\w.-]+(?:/[\w.-]+)*\.(?:py|yaml|toml|md|lock|jsonl|json)$")
 FOLDER = re.compile(rf"^(?:{'|'.join(TOP_FOLDERS)})(?:/[\w.-]+)*/$")
+NAMED_TEST = re.compile(r"`(test_\w+)::([Tt]est\w+)`")
 MODULE_RUN = re.compile(r"python -m ((?:loadtest|app|models)(?:\.\w+)+)")
 PARTS_OF_OTHER_FOLDERS = {
     "config.json",
@@ -34,10 +35,13 @@ def documents() -> list[Path]:
     return [path for path in found if path.exists()]
 
 
-def test_the_tests_that_show_a_fault_exist() -> None:
-    named = re.findall(r"`(test_\w+)::(test_\w+)`", (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"))
-    assert len(named) > 30
-    for file, test in named:
+@pytest.mark.parametrize(("document", "num_rows"), [("faults.md", 32), ("security.md", 44)])
+def test_the_tests_that_a_table_names_exist_and_every_row_has_one_or_says_so(document: str, num_rows: int) -> None:
+    text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+(?:, \d+)*) \|(.*)\|$", text, re.M)
+    assert [int(number) for numbers, _ in rows for number in numbers.split(", ")] == list(range(1, num_rows + 1))
+    assert [numbers for numbers, told in rows if not re.search(r"`test_|\bas \d|\*\*not shown", told)] == []
+    for file, test in NAMED_TEST.findall(text):
         assert any(test in names_defined_in(path) for path in (ROOT / "tests").rglob(f"{file}.py")), f"{file}::{test}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 
 import pytest
@@ -40,3 +41,11 @@ def test_the_lock_leaves_out_the_distribution_of_the_same_name(name: str) -> Non
     pinned = {match.group(1).lower() for match in re.finditer(r"^([A-Za-z0-9._-]+)\s*(?:\[[^\]]*\])?\s*==", lock, re.M)}
     assert "torch" in pinned
     assert name not in pinned
+
+
+def test_the_lock_names_one_version_of_every_dependency() -> None:
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").lower().splitlines()
+    pinned = {match.group(1).replace("_", "-") for line in lines if (match := re.fullmatch(r"([\w.-]+)==[\w.]+", line))}
+    assert len(pinned) == len(lines)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {re.split(r"[\[<>=;]", dependency)[0] for dependency in project["dependencies"]} <= pinned

@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 
 from app.schemas.completions import CompletionRequest
 from app.settings import LimitSettings
-from app.structure import text_grammar
-from deployments.grammars import check_grammar
+from app.translation.structure import text_grammar
+from deployments.gateway.grammars import check_grammar
 from engine.errors import RequestError
-from engine.grammar import GrammarStore
+from engine.sampling.grammar import GrammarStore
 
 FOLDER = Path(__file__).parents[2] / "models" / "stdlib-chat"
 TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.config import ChannelConfig, ModelConfig
-from deployments.gateway import Gateway
+from deployments.gateway.gateway import Gateway
 from engine.build import build_engine
 from engine.config import EngineConfig
 from tests.deployments.in_process import SECRET, Judge, Replicas, open_gateway

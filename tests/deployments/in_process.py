@@ -14,8 +14,9 @@ from typing import Any
 from ray.exceptions import ActorDiedError
 from starlette.types import ASGIApp
 
+from deployments.channel.token_channel import ChannelDialer
 from deployments.config import ChannelConfig, GatewayConfig, ModelConfig, SafetyConfig
-from deployments.gateway import Gateway
+from deployments.gateway.gateway import Gateway
 from deployments.generation import (
     ChatMessage,
     ChatPrompt,
@@ -28,11 +29,10 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.generation_calls import GenerationCall, TokenBatch
-from deployments.replica_server import ReplicaServer
-from deployments.token_channel import ChannelDialer
+from deployments.replica.replica_server import ReplicaServer
 from engine.engine import Engine
 from engine.request import Emission, RequestId, SamplingParams
-from engine.step_costs import StepCosts
+from engine.scheduling.step_costs import StepCosts
 
 SECRET = bytes(range(32))
 

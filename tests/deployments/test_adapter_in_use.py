@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.registry import reference
-from deployments.gateway import Gateway
+from deployments.gateway.gateway import Gateway
 from engine.decoder.spec import read_spec
 from tests.adapters.handmade import write
 from tests.deployments.conftest import Serving

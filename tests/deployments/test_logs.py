@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
+from deployments import logs
 from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from deployments.logs import join_serve_log, log_answer, log_prompt
+from deployments.metrics import GatewayMetrics, render
 from deployments.timeline import Timeline
 from engine.request import SamplingParams
 from tests.architecture.source_tree import ROOT
@@ -18,7 +21,7 @@ LOGS_TO_A_FULL_DISK = """
 import logging, sys
 from ray.serve._private.logging_utils import StreamToLogger
 if sys.argv[1] == "ours":
-    from deployments.logs import join_serve_log
+    from deployments.logs import dropped_lines, join_serve_log
 
     join_serve_log()
 logger = logging.getLogger("ray.serve")
@@ -30,7 +33,7 @@ try:
 except RecursionError:
     print("the request fails")
 else:
-    print("the line is dropped")
+    print("the line is dropped", dropped_lines() if sys.argv[1] == "ours" else "")
 """
 
 
@@ -87,7 +90,7 @@ def test_our_records_go_where_those_of_serve_go(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(handler, "emit", records.append)
     monkeypatch.setattr(serve_logger, "handlers", [handler])
     monkeypatch.setattr(serve_logger, "level", logging.INFO)
-    monkeypatch.setattr(logging, "raiseExceptions", True)
+    monkeypatch.setattr(logging.Handler, "handleError", logging.Handler.handleError)
     for package in ("adapters", "app", "deployments", "engine", "kernels"):
         monkeypatch.setattr(logging.getLogger(package), "parent", logging.root)
     join_serve_log()
@@ -96,9 +99,28 @@ def test_our_records_go_where_those_of_serve_go(monkeypatch: pytest.MonkeyPatch)
     assert logging.getLogger("engine").getEffectiveLevel() == logging.INFO
 
 
-@pytest.mark.parametrize(("kind", "told"), [("serve's", "the request fails"), ("ours", "the line is dropped")])
-def test_a_line_that_a_full_disk_does_not_take_fails_no_request(kind: str, told: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "told"), [("serve's", "the request fails"), ("ours", "the line is dropped {'disk_full': 1}")]
+)
+def test_a_line_that_a_full_disk_does_not_take_fails_no_request_and_is_counted(kind: str, told: str) -> None:
     """As Serve's replicas log, stderr included; the first case is what has to be kept from happening."""
     command = [sys.executable, "-c", LOGS_TO_A_FULL_DISK, kind]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert told in run.stdout
+
+
+def test_what_is_dropped_is_told_by_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            try:
+                raise UnicodeError
+            except UnicodeError:
+                self.handleError(record)
+
+    monkeypatch.setattr(logging.Handler, "handleError", logging.Handler.handleError)
+    monkeypatch.setattr(logs, "_dropped", Counter())
+    join_serve_log()
+    Broken().handle(logging.makeLogRecord({}))
+    told = render(GatewayMetrics().families("g", {})).decode()
+    assert 'antiphon:log_lines_dropped_total{gateway="g",reason="UnicodeError"} 1.0' in told
+    assert 'antiphon:log_lines_dropped_total{gateway="g",reason="disk_full"} 0.0' in told

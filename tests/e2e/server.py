@@ -17,12 +17,12 @@ from typing import Any
 import httpx
 import psutil
 import yaml
-from openai import OpenAI
+from openai import DefaultHttpxClient, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.preflight import free_ports
-from app.server_process import kill_session
-from app.tenants import key_digest
+from app.access.tenants import key_digest
+from app.cli.preflight import free_ports
+from app.cli.server_process import kill_session
 
 ADMIN_KEY = "a key for tests"
 ROOT = Path(__file__).parents[2]
@@ -30,10 +30,16 @@ PATIENCE_S = 150.0
 """Starting takes 15 to 25 seconds on two quiet cores; a test must not fail because the machine is busy."""
 
 
+def key_of(tenant: str) -> str:
+    """The key of a tenant of the server that tests share."""
+    return f"k-{tenant}-7c1e"
+
+
 class Server:
-    """`antiphon serve`, with options, and all that it prints."""
+    """`antiphon serve`, with options, and all that it prints. No other one runs beside it."""
 
     def __init__(self, config: Path, *options: str) -> None:
+        end_shared()
         self.config = config
         self.port = int(yaml.safe_load(config.read_text())["http_options"]["port"])
         self.url = f"http://127.0.0.1:{self.port}"
@@ -43,7 +49,7 @@ class Server:
                 sys.executable,
                 "-u",
                 "-m",
-                "app.cli",
+                "app.cli.main",
                 "serve",
                 str(config),
                 "--ready-timeout-s",
@@ -66,6 +72,11 @@ class Server:
     def output(self) -> str:
         return "".join(self.lines)
 
+    def whole_output(self) -> list[str]:
+        """The lines of a server that has ended."""
+        self._reader.join(10)
+        return self.lines
+
     def wait_until_ready(self) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while "Ready after" not in self.output:
@@ -74,7 +85,10 @@ class Server:
             time.sleep(0.05)
 
     def redeploy(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change the application in the configuration and hand it over as `serve deploy` does, which does not wait."""
+        """Change the application in the configuration and hand it over as `serve deploy` does, which does not wait.
+
+        Of a server with `--dashboard`.
+        """
         tree = yaml.safe_load(self.config.read_text())
         change(tree["applications"][0])
         self.config.write_text(yaml.safe_dump(tree))
@@ -90,7 +104,7 @@ class Server:
         assert found is not None, self.output
         token = Path("~/.ray/auth_token").expanduser().read_text().strip()
         url, headers = f"{found[1]}/api/serve/applications/", {"authorization": f"Bearer {token}"}
-        with httpx.Client(timeout=60, trust_env=False) as http:
+        with httpx.Client(timeout=60, trust_env=False, verify=False) as http:
             return http.request(method, url, headers=headers, **content).raise_for_status()
 
     def stop(self) -> int:
@@ -102,16 +116,25 @@ class Server:
         finally:
             kill_session(self.process.pid)
 
+    def kill(self) -> None:
+        """End it and all that it started at once; how it ends by itself is for tests of that to see."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children():
+                kill_session(child.pid)
+        kill_session(self.process.pid)
+        self.process.wait()
+
     def processes(self, title: str) -> list[psutil.Process]:
         """The server's processes whose title contains `title`, as Ray writes it."""
         return [p for p in psutil.Process(self.process.pid).children(recursive=True) if title in _title_of(p)]
 
     def client(self, **options: Any) -> OpenAI:
         defaults = {"api_key": "unused", "max_retries": 0, "timeout": 60}
-        return OpenAI(base_url=f"{self.url}/v1", **defaults | options)
+        return OpenAI(base_url=f"{self.url}/v1", http_client=DefaultHttpxClient(verify=False), **defaults | options)
 
-    def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+    def http(self, timeout: httpx.Timeout | float = 60) -> httpx.Client:
+        # There is nothing to verify, and to read the certificates takes longer than most of what is asked.
+        return httpx.Client(base_url=self.url, timeout=timeout, trust_env=False, verify=False)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the samples of a metric whose labels include `labels`."""
@@ -127,14 +150,32 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(config: Path) -> Iterator[Server]:
+def running(config: Path, *options: str) -> Iterator[Server]:
     """A server that answers, for as long as the block lasts."""
-    server = Server(config)
+    server = Server(config, *options)
     try:
         server.wait_until_ready()
         yield server
     finally:
-        server.stop()
+        server.kill()
+
+
+_shared: dict[str, Server] = {}
+
+
+def shared(name: str, make_config: Callable[[], Path]) -> Server:
+    """The server of that name, for every file that asks for it; it ends when another one is started."""
+    server = _shared.get(name)
+    if server is None or server.process.poll() is not None:
+        server = _shared[name] = Server(make_config())
+    server.wait_until_ready()
+    return server
+
+
+def end_shared() -> None:
+    """End the server that files share, if there is one."""
+    while _shared:
+        _shared.popitem()[1].kill()
 
 
 def _title_of(process: psutil.Process) -> str:

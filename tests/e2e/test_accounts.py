@@ -14,7 +14,7 @@ import pytest
 import yaml
 from openai import OpenAI
 
-from app.tenants import key_digest
+from app.access.tenants import key_digest
 from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, running, until
 
 pytestmark = pytest.mark.e2e

@@ -22,17 +22,15 @@ import httpx
 import openai
 import psutil
 import pytest
-import yaml
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
-from app.tenants import key_digest
-from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, running, until
+from tests.e2e.server import ADMIN_KEY, ROOT, Server, key_of, until
 
 pytestmark = pytest.mark.e2e
 
 BASE = "stdlib-chat"
-KEY, OTHER_KEY = "k-blue-7c1e", "k-red-41aa"
+KEY, OTHER_KEY = key_of("blue"), key_of("red")
 MARK = "a-phrase-that-nobody-else-writes"
 JSON = {"content-type": "application/json"}
 OWN = JSON | {"authorization": f"Bearer {KEY}"}
@@ -43,20 +41,8 @@ LEAK = re.compile(r"0x[0-9a-f]{6,}|Traceback|\.py\b|/(home|usr|opt|tmp|work|root
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = config_on_a_free_port(ROOT / "serve_config.yaml", tmp_path_factory.mktemp("advisories"))
-    tree = yaml.safe_load(path.read_text())
-    tree["applications"][0]["args"]["tenants"] = [
-        {"name": "blue", "keys_sha256": [key_digest(KEY)]},
-        {"name": "red", "keys_sha256": [key_digest(OTHER_KEY)], "models": [BASE]},
-    ]
-    tree["applications"][0]["logging_config"] = {"encoding": "JSON"}
-    path.write_text(yaml.safe_dump(tree))
-    with pytest.MonkeyPatch.context() as patch:
-        # Or else what is logged of requests waits for a thousand of them.
-        patch.setenv("RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE", "1")
-        with running(path) as server:
-            yield server
+def server(guarded: Server) -> Server:
+    return guarded
 
 
 @pytest.fixture(autouse=True)
@@ -135,14 +121,31 @@ def test_shapes_of_json_that_break_parsers_are_refused(server: Server) -> None:
         assert 400 <= post(server, body).status_code < 500, body[:40]
 
 
-def test_what_clients_may_not_bring_is_refused(server: Server) -> None:
-    def picture(url: str) -> list[dict[str, Any]]:
-        return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+def picture(url: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
 
+
+def test_nothing_that_a_request_names_is_fetched(server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/x.png"
+        named: list[dict[str, Any]] = [
+            {"messages": picture(url)},
+            {"messages": [{"role": "user", "content": f"![x]({url}) {url}"}]},
+            {"model": url},
+            {"api_base": url},
+            {"structured_outputs": {"json": {"$ref": url}}},
+        ]
+        for fields in named:
+            post(server, chat(**fields))
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_what_clients_may_not_bring_is_refused(server: Server) -> None:
     refused: list[dict[str, Any]] = [
         {"chat_template": "{% for i in range(999999999) %}x{% endfor %}"},
         {"chat_template_kwargs": {"tokenize": False}},
-        {"messages": picture("http://127.0.0.1:1/x.png")},
         {"messages": picture("data:image/png;base64," + "A" * 3_000_000)},
         {"prompt_embeds": "AAAA"},
         {"logits_processors": ["os.system"]},
@@ -316,6 +319,20 @@ def test_a_client_cannot_switch_off_a_deadline(server: Server) -> None:
     late = {"x-request-timeout": "0.2", "x-request-timeout-seconds": "0"}
     # It is refused at once where it is known that it would be late, and ended where it turns out.
     assert post(server, chat(max_tokens=400, ignore_eos=True), **late).status_code in (503, 504)
+
+
+def test_headers_of_proxies_change_nothing(server: Server) -> None:
+    of_proxies = {
+        "serve_multiplexed_model_id": "markdown",
+        "x-forwarded-for": "10.0.0.1",
+        "x-forwarded-prefix": "/admin",
+        "x-http-method-override": "DELETE",
+        "x-original-url": "/admin/usage",
+        "x-rewrite-url": "/admin/usage",
+        "x-tenant": "red",
+    }
+    answer = post(server, chat(), **of_proxies)
+    assert (answer.status_code, answer.json()["model"]) == (200, BASE)
 
 
 def test_half_open_connections_hold_nobody_up(server: Server) -> None:

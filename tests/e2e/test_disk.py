@@ -36,6 +36,8 @@ def disk() -> Iterator[Path]:
 @pytest.fixture
 def server(disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("RAY_TMPDIR", str(disk / "ray"))
+    # Or else what is logged of requests waits for a thousand of them.
+    monkeypatch.setenv("RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE", "1")
     (disk / "ray").mkdir()
     path = config_on_a_free_port(ROOT / "serve_config.yaml", tmp_path)
     tree = yaml.safe_load(path.read_text())
@@ -85,6 +87,7 @@ def test_answers_go_on_and_records_arrive_when_there_is_room_again(server: Serve
         assert refused.value.status_code == 503
         assert int(refused.value.response.headers["retry-after"]) >= 1
         assert server.metric("antiphon:usage_pending") >= 5
+        assert server.metric("antiphon:log_lines_dropped_total", reason="disk_full") > 0
         filler.unlink()
         until(lambda: server.metric("antiphon:usage_pending") == 0, "the records to be stored")
         assert server.metric("antiphon:usage_unwritten") == server.metric("antiphon:usage_lost_total") == 0

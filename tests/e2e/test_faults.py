@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
@@ -34,14 +35,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path = config_on_a_free_port(ROOT / "serve_config.yaml", tmp_path_factory.mktemp("faults"))
     tree = yaml.safe_load(path.read_text())
     [application] = tree["applications"]
-    application["args"]["models"][0]["engine"] = {"dtype": "float32", "num_threads": 1}
+    # A small cache, all of whose pages are soon touched: or else a replica grows with every client, up to its bound.
+    engine = {"dtype": "float32", "num_threads": 1, "kv_cache_bytes": 64 << 20}
+    application["args"]["models"][0]["engine"] = engine
     application["deployments"] = [
         # Little, so that two cores have room for what is started before its predecessor stops.
         {"name": "Gateway", "num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1}},
         {"name": f"Model-{BASE}", "num_replicas": 2, "ray_actor_options": {"num_cpus": 0.25}},
     ]
     path.write_text(yaml.safe_dump(tree))
-    with running(path) as server:
+    with running(path, "--dashboard") as server:
         yield server
 
 
@@ -96,6 +99,47 @@ def test_a_killed_replica_loses_no_token_of_any_stream(server: Server, expected:
     assert [seen.text for seen in streams] == expected
     assert server.metric("antiphon:resumed_total") > 0
     until(lambda: has_replicas(server, 2), "the replica to come back", patience_s=WAIT_S)
+
+
+@pytest.fixture
+def starve() -> Iterator[Callable[[psutil.Process], None]]:
+    """Puts a process where the kernel has no more memory for it; skips where nobody may do that."""
+    root = Path("/sys/fs/cgroup")
+    is_v1 = (root / "memory").is_dir()
+    group = root / ("memory" if is_v1 else "") / f"antiphon-{os.getpid()}"
+    members = group / "cgroup.procs"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if is_v1 else "memory.max")).write_text("1M")
+    except OSError as error:
+        pytest.skip(f"no memory can be limited here: {error}")
+    yield lambda process: members.write_text(str(process.pid)) and None
+    until(lambda: not members.read_text(), "the limit to have nobody left")
+    group.rmdir()
+
+
+@pytest.mark.thorough
+def test_a_replica_that_the_kernel_has_no_memory_for_takes_nobody_along(
+    server: Server, expected: list[str], starve: Callable[[psutil.Process], None]
+) -> None:
+    until(lambda: has_replicas(server, 2), "two replicas", patience_s=WAIT_S)
+    starved, *others = random.sample(server.processes(f"Model-{BASE}"), 2)
+    others += [
+        process for title in ("Gateway", "Tokenizer", "Safety", "haproxy") for process in server.processes(title)
+    ]
+
+    def is_gone() -> bool:
+        # What has memory left over from earlier requests needs more for longer ones.
+        with server.client() as client:
+            prompt = f"{random.random()} " * 100
+            assert client.completions.create(model=BASE, prompt=prompt, max_tokens=1).choices
+        return starved not in server.processes(f"Model-{BASE}")
+
+    streams = while_streaming(server, lambda: starve(starved))
+    assert [(seen.error, seen.text) for seen in streams] == [(None, text) for text in expected]
+    until(is_gone, "the kernel to end it", patience_s=WAIT_S)
+    until(lambda: has_replicas(server, 2), "another one", patience_s=WAIT_S)
+    assert all(process.is_running() for process in others)
 
 
 @pytest.mark.thorough
@@ -309,7 +353,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(server: Server, n
             leave_half_open()
             return
         timeout = httpx.Timeout(5.0, read=draw.choice([0.001, 0.01, 0.03, 0.1, 5.0]))
-        with httpx.Client(base_url=server.url, timeout=timeout, trust_env=False) as http:
+        with server.http(timeout) as http:
             try:
                 body = options_of(number) | {"stream": True, "max_tokens": 60, "ignore_eos": True}
                 body.pop("extra_body")

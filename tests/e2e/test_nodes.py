@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from adapters.identity import adapter_digest
-from app import serve_environment
-from app.preflight import free_ports, haproxy_places
-from app.server_process import kill_session, session_members
+from app.cli import serve_environment
+from app.cli.preflight import free_ports, haproxy_places
+from app.cli.server_process import kill_session, session_members
 from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, until
 from tests.e2e.streams import BASE, NUM_STREAMS, Streamed, follow, has_replicas, is_idle
 

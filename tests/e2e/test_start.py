@@ -14,8 +14,8 @@ import httpx
 import pytest
 import yaml
 
-from app.preflight import HAPROXY_PORTS, free_ports
-from app.server_process import kill_session
+from app.cli.preflight import HAPROXY_PORTS, free_ports
+from app.cli.server_process import kill_session
 from tests.e2e.server import ROOT, config_on_a_free_port, until
 
 pytestmark = pytest.mark.e2e
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 def start(config: Path) -> subprocess.CompletedProcess[str]:
     """Start a server that is not expected to come up."""
-    command = [sys.executable, "-m", "app.cli", "serve", str(config)]
+    command = [sys.executable, "-m", "app.cli.main", "serve", str(config)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -103,7 +103,7 @@ def test_plain_serve_run_works_and_says_once_what_is_lost(config: Path, tmp_path
         )
     port = yaml.safe_load(config.read_text())["http_options"]["port"]
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=60) as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False, timeout=60) as http:
 
             def answers() -> bool:
                 assert child.poll() is None, output.read_text()

@@ -32,6 +32,7 @@ def test_streams_end_whole_newcomers_are_told_to_come_back_and_nothing_is_left(t
                 assert stream.began.wait(60)
             # Long answers: their engine stands still while the server is told.
             os.kill(engine.pid, signal.SIGSTOP)
+            num_lines = len(server.lines)
             server.process.send_signal(signal.SIGTERM)
 
             def is_unready() -> bool:
@@ -48,6 +49,8 @@ def test_streams_end_whole_newcomers_are_told_to_come_back_and_nothing_is_left(t
         ended_at_s = time.monotonic()
         assert server.process.wait(60) == 0
         print(f"it ended {time.monotonic() - ended_at_s:.1f} s after its last answer")
+        said = [line for line in server.whole_output()[num_lines:] if line.strip()]
+        assert said == [f"Stopping; answers have {LIMIT_S:g} s. Once more to stop at once.\n", "Stopped.\n"]
         with pytest.raises(httpx.TransportError), server.http() as http:
             http.get("/health")
     finally:

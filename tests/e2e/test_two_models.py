@@ -8,7 +8,7 @@ import psutil
 import pytest
 import yaml
 
-from app.preflight import is_port_free
+from app.cli.preflight import is_port_free
 from tests.deployments.tiny_models import write_cross_encoder
 from tests.e2e.server import ROOT, config_on_a_free_port, running, until
 

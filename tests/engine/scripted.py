@@ -9,10 +9,10 @@ from dataclasses import replace
 from adapters.identity import AdapterDigest
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
-from engine.live_request import PENDING
 from engine.metrics import StepTimes
 from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
-from engine.scheduler import Scheduler
+from engine.scheduling.live_request import PENDING
+from engine.scheduling.scheduler import Scheduler
 from engine.step import StepPlan, StepResult, StepRow
 from tests.oracles.naive_scheduler import EOS_IDS, VOCAB_SIZE, cell, forced_after, forced_token, next_token, vector
 
@@ -204,7 +204,8 @@ class ScriptedRunner:
         assert groups == sorted(groups), "rows are out of order"
         assert all(row.adapter is None or self._gate.pins[row.adapter] for row in plan.rows), "an adapter is not pinned"
         cap = self._config.max_prefill_tokens_with_decodes
-        last = [row for row in plan.rows if row.num_tokens == 1 and row.samples]
+        # Whoever wants one token more is a decode to the plan, the last one of a prompt for a vector included.
+        last = [row for row in plan.rows if row.num_tokens == 1 and (row.samples or row.ends_prompt)]
         if cap is not None and not all(row.is_admission for row in last):
             forced = [row for row in plan.rows if row not in last and row.start >= len(row.request.prompt_ids)]
             assert plan.num_tokens - len(last) - len(forced) <= cap, "prefills hold up decodes"

@@ -7,9 +7,9 @@ from collections import deque
 from engine.config import ResolvedConfig
 from engine.engine import Engine
 from engine.request import FinishReason
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step_costs import StepCosts
 from engine.step import StepPlan, StepResult
-from engine.step_costs import StepCosts
 from tests.engine.scripted import ScriptedGate, ScriptedRunner
 from tests.oracles.naive_scheduler import EOS_IDS
 

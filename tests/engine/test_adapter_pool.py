@@ -11,6 +11,7 @@ import torch
 
 from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
+from adapters.loading import AdapterLoader
 from adapters.registry import reference
 from engine.adapter_pool import AdapterPool
 from engine.config import ResolvedConfig
@@ -53,11 +54,9 @@ class Bench:
     ) -> AdapterPool:
         pool = AdapterPool(
             refs,
-            SHAPES,
+            AdapterLoader(SHAPES, 16, torch.float32, no_base),
             replace(make_resolved(slots, host), max_device_adapter_bytes=max_bytes),
-            torch.float32,
             torch.device("cpu"),
-            base=no_base,
             on_change=self.changes.release,
             clock=lambda: self.now_s,
             **options,

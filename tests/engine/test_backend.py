@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from engine.backend import Backend, KvCache, TorchBackend
 from engine.buffers import InputBuffers
 from engine.config import ResolvedConfig
+from engine.cpu.native_backend import NativeBackend
 from engine.decoder.decoder import DecoderBatch
-from engine.native_backend import NativeBackend
 from engine.request import Request, RequestId, SamplingParams
 from engine.step import StepPlan, StepRow
 from kernels.paged_attention.reference import paged_attention

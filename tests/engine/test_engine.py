@@ -13,7 +13,7 @@ from engine.config import ResolvedConfig
 from engine.engine import Engine
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import Emission, FinishReason, RequestId
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from tests.engine.scripted import ScriptedGate, ScriptedRunner, a_config, a_request
 from tests.oracles.naive_scheduler import EOS_IDS, answer_alone
 

@@ -10,6 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
 from engine.resolve import CPU_ADAPTER_BYTES, Hardware, probe, resolve
 from tests.deployments.tiny_models import CONTEXT, write_chat_model
@@ -116,6 +117,21 @@ def test_fp8_products_want_sizes_that_they_can_multiply(spec: DecoderSpec) -> No
     assert resolve(config(quantization="fp8"), replace(spec, intermediate_size=64), NEW_GPU).quantization == "fp8"
     with pytest.raises(ConfigError, match=r"quantization.* 72"):
         resolve(config(quantization="fp8"), replace(spec, intermediate_size=72), NEW_GPU)
+
+
+def test_weights_that_have_four_bits_stay_so_on_a_gpu(spec: DecoderSpec) -> None:
+    """And are plain numbers on a CPU, which may be rounded as others are."""
+    gpu = replace(FAST, device="cuda", has_fp8=True, has_fp8_products=True)
+    stored = replace(spec, hidden_size=128, intermediate_size=256, num_heads=8, head_dim=64)
+    stored = replace(stored, stored=StoredInt4(method="awq"))
+    assert resolve(config(), stored, gpu).quantization == "int4"
+    assert resolve(config(quantization="int4", dtype="float16"), stored, gpu).quantization == "int4"
+    assert resolve(config(), stored, FAST).quantization is None
+    assert resolve(config(quantization="int8"), stored, FAST).quantization == "int8"
+    with pytest.raises(ConfigError, match="'fp8', but the checkpoint's weights have 4 bits already"):
+        resolve(config(quantization="fp8"), stored, gpu)
+    with pytest.raises(ConfigError, match="dtype is 'float32'"):
+        resolve(config(dtype="float32"), stored, gpu)
 
 
 def test_weights_of_four_bits_want_whole_groups_of_inputs(spec: DecoderSpec) -> None:

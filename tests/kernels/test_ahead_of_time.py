@@ -32,6 +32,7 @@ def test_all_kernels_compile_and_fit() -> None:
     lines = run.stdout.splitlines()[1:]
     assert {line.split()[0] for line in lines} == set(TARGETS)
     families = ("add_rms_norm", "silu_and_multiply", "rope_kv_write", "paged_attention", "combine", "token_choice")
+    families += ("lora_shrink", "lora_expand", "lora_gather", "lora_logits")
     for family in (*families, "quantize_rows", "streamed_linear", "from_int4"):
         assert any(f" {family} " in line for line in lines), family
 

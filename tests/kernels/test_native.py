@@ -82,22 +82,32 @@ def test_a_library_of_other_code_is_not_loaded(compiler: str, tmp_path: Path) ->
         native.NativeKernels(target)
 
 
-def test_plain_vectors_compute_the_same(compiler: str, tmp_path: Path) -> None:
-    """Compiled without AVX512 and AMX, a product is the same up to rounding; in a process of its own."""
+@pytest.mark.parametrize("processor", ["haswell", "x86-64"])
+def test_plain_vectors_compute_the_same(compiler: str, tmp_path: Path, processor: str) -> None:
+    """Compiled without AVX512 and AMX, a product is the same up to rounding; in a process of its own.
+
+    And what is stored as bfloat16 is rounded as torch rounds, numbers that are not finite among them.
+    """
     if compiling.platform.machine() != "x86_64":
-        pytest.skip("-march=haswell is an x86 processor")
+        pytest.skip("these are x86 processors")
     code = f"""
 import torch
 from kernels import compiling, native
 from kernels.packed_linear.reference import to_panels
 from kernels.program import Pool
-compiling._target_flags = lambda: ("-march=haswell",)
+compiling._target_flags = lambda: ("-march={processor}",)
 pool = Pool(native.NativeKernels(compiling.build(compiling.Path({str(tmp_path)!r}), {compiler!r})), 2)
 for dtype in (torch.float32, torch.bfloat16):
     for rows in (1, 7, 40):
         x, weight, y = torch.randn(rows, 64).to(dtype), torch.randn(90, 64).to(dtype), torch.empty(rows, 90)
         pool.call("packed_logits", dtype, rows, (x, to_panels(weight), None, y), (64, 90))
         torch.testing.assert_close(y, x.float() @ weight.float().T, atol=1e-3, rtol=1e-4)
+x, panels = torch.randn(7, 64).bfloat16(), to_panels(torch.randn(90, 64).bfloat16())
+x[0, 0], x[1, 0] = float("nan"), float("inf")
+y, narrow = torch.empty(7, 90), torch.empty(7, 90, dtype=torch.bfloat16)
+pool.call("packed_logits", torch.bfloat16, 7, (x, panels, None, y), (64, 90))
+pool.call("packed_linear", torch.bfloat16, 7, (x, panels, None, narrow), (64, 90))
+torch.testing.assert_close(narrow, y.bfloat16(), atol=0, rtol=0, equal_nan=True)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

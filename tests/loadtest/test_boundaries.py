@@ -13,7 +13,9 @@ ALLOWED = {
     "loadtest/routing_policies.py": {"deployments"},
     "loadtest/routing_simulation.py": {"deployments"},
     "loadtest/gpu/engine.py": {"engine", "adapters", "kernels"},
+    "loadtest/gpu/__main__.py": {"kernels"},
     "loadtest/gpu/kernels.py": {"kernels"},
+    "loadtest/gpu/sweep.py": {"kernels"},
 }
 """These run the engine, its kernels, or the choice of a replica, without a server."""
 

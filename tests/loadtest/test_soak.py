@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import uvicorn
 
-from app.api import create_app
+from app.http.api import create_app
 from engine.errors import EngineError
 from loadtest.soak import Heard, judge, soak
 from tests.app.scripted_gateway import ScriptedGateway

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from adapters.identity import AdapterDigest
-from adapters.loading import load_adapter
+from adapters.loading import AdapterLoader
 from adapters.registry import reference
 from adapters.validate import ModuleShapes
 from adapters.weights import AdapterWeights
@@ -64,8 +64,9 @@ class Loaded:
 
     def __init__(self, path_by_name: dict[str, str], shapes: ModuleShapes) -> None:
         refs = {name: reference(name, path) for name, path in path_by_name.items()}
+        loader = AdapterLoader(shapes, 64, torch.float32, no_base)
         self.digest_by_name = {name: ref.digest for name, ref in refs.items()}
-        self._weights = {ref.digest: load_adapter(ref, shapes, 64, torch.float32, no_base) for ref in refs.values()}
+        self._weights = {ref.digest: loader.load(ref) for ref in refs.values()}
 
     def weights(self, digest: AdapterDigest) -> AdapterWeights:
         return self._weights[digest]

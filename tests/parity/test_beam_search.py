@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from deployments.beam_search import BeamSearch
+from deployments.gateway.beam_search import BeamSearch
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,19 +167,20 @@ def test_vectors_of_adapters_that_change_the_whole_model_are_those_of_peft(tmp_p
 def test_the_gpus_kernels_give_the_same(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One vector whose tokens do not fit into a step, with an adapter, and one of the base beside it."""
-    family = checkpoint("qwen3")
+    """One vector whose tokens do not fit into a step, with an adapter, and beside it one of norms of their own."""
+    family = checkpoint("llama3")
     adapter = reference("everything", save_adapters(family.model, tmp_path)["everything"])
+    norms = reference("norms", save_beyond_products(lambda: deepcopy(family.model), tmp_path)["norms"])
     prompt = PROMPTS[1][:9]
     asked = [
         vector_request("mean", prompt, Pooling.MEAN, adapter=adapter.digest),
-        vector_request("last", prompt[:3], Pooling.LAST),
+        vector_request("last", prompt[:3], Pooling.LAST, adapter=norms.digest),
     ]
-    on_the_cpu = vectors_of(make_engine(family.path, [adapter]), asked)
+    on_the_cpu = vectors_of(make_engine(family.path, [adapter, norms]), asked)
     Replays(monkeypatch)
     # No step that has a vector is replayed.
     monkeypatch.setattr(gpu_build, "recorded_sizes", lambda _: [])
-    found = vectors_of(build_engine(replace(config_of(family.path), max_batched_tokens=8), [adapter]), asked)
+    found = vectors_of(build_engine(replace(config_of(family.path), max_batched_tokens=8), [adapter, norms]), asked)
     assert found.keys() == on_the_cpu.keys() == {"mean", "last"}
     for name, vector in found.items():
         assert_same(vector, on_the_cpu[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from llguidance import LLMatcher
+from safetensors.torch import save_file
 
 from adapters.identity import AdapterRef
 from adapters.registry import reference
@@ -27,6 +28,7 @@ from engine.loading.checkpoint import WeightSource
 from engine.parts import Parts
 from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingParams
 from engine.resolve import Hardware
+from kernels import overlap
 from kernels.architecture import pretending
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.paged_attention import launch as attention_launch
@@ -34,6 +36,7 @@ from kernels.streamed_linear import launch as streamed_launch
 from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.deployments.tiny_models import write_chat_model
 from tests.engine.gpu.host_runtime import HostRuntime
+from tests.engine.int4_checkpoints import CONFIGS, quantize_layers
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_model, random_prompts, run_engine
 from tests.parity.peft_adapters import save_adapters, save_beyond_products
@@ -75,9 +78,11 @@ def config_of(path: str, device: str = "cuda" if HAS_GPU else "cpu") -> EngineCo
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama-with-biases", "qwen3"])
+@pytest.mark.parametrize("overlaps", [False, pytest.param(True, marks=pytest.mark.gpu)])
 def test_a_mixed_batch_gets_the_tokens_of_transformers(
-    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str, overlaps: bool
 ) -> None:
+    monkeypatch.setattr(overlap, "IS_WANTED", overlaps)
     family = checkpoint(name)
     replays = Replays(monkeypatch)
     prompts = random_prompts(5, longest=40)
@@ -116,6 +121,39 @@ def test_adapters_and_draws_are_those_of_the_cpu(
     assert replays.are_there
 
 
+def test_adapters_of_the_whole_model_give_the_tokens_of_the_cpu_beside_plain_ones_and_the_base(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Embeddings, output matrices and norms, by products and of their own; then the batch without such an adapter."""
+    family = checkpoint("llama3")
+    path_by_name = save_adapters(family.model, tmp_path)
+    path_by_name |= save_beyond_products(lambda: deepcopy(family.model), tmp_path)
+    names = ("everything", "both-ends", "own-ends", "norms", "dora-and-biases")
+    adapters = [reference(name, path_by_name[name]) for name in names]
+    digests = [None, *(adapter.digest for adapter in adapters)]
+    prompts = random_prompts(len(digests), longest=20)
+    requests = [greedy(str(i), p, NUM_TOKENS, adapter=d) for i, (p, d) in enumerate(zip(prompts, digests, strict=True))]
+    expected = run_engine(build_engine(config_of(family.path, "cpu"), adapters), requests)
+    replays = Replays(monkeypatch)
+    engine = build_engine(config_of(family.path), adapters)
+    assert run_engine(engine, requests) == expected
+    assert replays.are_there
+    assert run_engine(engine, requests[:2]) == {name: expected[name] for name in ("0", "1")}
+
+
+@pytest.mark.parametrize("name", ["both-ends", "own-ends", "norms"])
+def test_adapters_of_the_whole_model_give_nearly_the_same_probabilities_in_half_precision(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    family = checkpoint("llama3")
+    adapter = reference(name, save_beyond_products(lambda: deepcopy(family.model), tmp_path)[name])
+    expected = _logprobs(config_of(family.path, "cpu"), adapter)
+    with _a_gpu(monkeypatch):
+        found = _logprobs(replace(config_of(family.path), dtype="float16"), adapter)
+    variation = float((found.exp() - expected.exp()).abs().sum()) / 2
+    assert variation < 0.01
+
+
 @pytest.mark.parametrize(("held", "tolerance"), [("int8", 0.03), ("fp8", 0.1)])
 def test_a_cache_of_one_byte_a_number_gives_nearly_the_same_probabilities(
     checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, held: str, tolerance: float
@@ -150,6 +188,29 @@ def test_weights_of_four_bits_give_the_probabilities_of_the_numbers_they_stand_f
     with _a_gpu(monkeypatch):
         config = config_of(str(tmp_path / "base"))
         found = _logprobs(replace(config, dtype="float16", quantization="int4"), adapter)
+    assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq"])
+def test_a_checkpoint_of_four_bits_gives_the_probabilities_of_the_numbers_it_stands_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """On a CPU exactly, for it loads them as numbers; on a GPU as the weights that are rounded here are."""
+    model = make_model("llama2", hidden_size=128, intermediate_size=128)
+    model.save_pretrained(tmp_path / "meant")
+    (tmp_path / "stored").mkdir()
+    tensors = {name: tensor / 4 if "proj" in name else tensor for name, tensor in model.state_dict().items()}
+    stored, meant = quantize_layers(tensors, kind)
+    for folder, saved in (("stored", stored), ("meant", meant)):
+        save_file(saved, tmp_path / folder / "model.safetensors")
+    fields = json.loads((tmp_path / "meant" / "config.json").read_text())
+    fields["quantization_config"] = CONFIGS[kind]
+    (tmp_path / "stored" / "config.json").write_text(json.dumps(fields))
+    expected = _logprobs(config_of(str(tmp_path / "meant"), "cpu"))
+    assert torch.equal(_logprobs(config_of(str(tmp_path / "stored"), "cpu")), expected)
+    monkeypatch.setattr(gpu_build, "measure", _stream_few_rows)
+    with _a_gpu(monkeypatch):
+        found = _logprobs(replace(config_of(str(tmp_path / "stored")), dtype="float16"))
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
 
 
@@ -193,8 +254,9 @@ def test_what_a_grammar_forces_is_a_chunk_beside_recorded_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compared with a CPU on which every token is drawn."""
+    matcher = pytest.importorskip("llguidance").LLMatcher  # not on every machine that has a GPU
     folder = write_chat_model(tmp_path / "chat")
-    grammar = LLMatcher.grammar_from_regex("[ab]forced[cd]")
+    grammar = matcher.grammar_from_regex("[ab]forced[cd]")
     params = SamplingParams(max_tokens=20, temperature=0.0, grammar=grammar)
     jumping, plain = Request(request_id=RequestId("a"), prompt_ids=(5, 6, 7), params=params), greedy("b", (9, 8), 4)
     drawn = replace(jumping, params=replace(params, num_logprobs=0))

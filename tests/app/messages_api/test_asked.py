@@ -7,8 +7,8 @@ import pytest
 
 from app.messages_api.asked import chat_of
 from app.messages_api.schemas import MessagesRequest
+from tests.app.http.test_field_errors import DEEP
 from tests.app.scripted_gateway import ScriptedGateway
-from tests.app.test_field_errors import DEEP
 
 GOOD: dict[str, Any] = {"model": "base", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}

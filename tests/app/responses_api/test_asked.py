@@ -7,8 +7,8 @@ import pytest
 
 from app.responses_api.asked import chat_of
 from app.responses_api.schemas import ResponsesRequest
+from tests.app.http.test_field_errors import DEEP
 from tests.app.scripted_gateway import ScriptedGateway
-from tests.app.test_field_errors import DEEP
 
 
 def chat(**body: Any) -> dict[str, Any]:

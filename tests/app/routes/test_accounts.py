@@ -5,9 +5,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api import create_app
+from app.access.tenants import KeyRing, Tenant, key_digest
+from app.http.api import create_app
 from app.schemas.accounts import ApiKeyInfo, ApiKeyList, RemovedKey, UsageReport
-from app.tenants import KeyRing, Tenant, key_digest
 from deployments.accounts.values import Admission, Charge, Quota, TenantLimits, UsageQuestion
 from tests.app.scripted_gateway import ScriptedGateway, ScriptedMeter
 

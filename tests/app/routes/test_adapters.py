@@ -5,11 +5,11 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api import create_app
+from app.access.tenants import key_digest
+from app.http.api import create_app
 from app.schemas.adapters import AdapterInfo, AdapterList, UnloadedAdapter
-from app.tenants import key_digest
-from deployments.adapter_changes import Registration
 from deployments.generation import ChatMessage, ChatPrompt, EndReason
+from deployments.registry.adapter_changes import Registration
 from engine.errors import EngineError, OverloadError, RequestError
 from tests.app.scripted_gateway import ScriptedGateway
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from app.access.tenants import KeyRing, Tenant, key_digest
 from app.schemas.batches import BatchList, BatchObject
-from app.tenants import KeyRing, Tenant, key_digest
-from deployments.inside import BATCH_PRIORITY
+from deployments.gateway.inside import BATCH_PRIORITY
 from tests.app.batch_gateway import BatchGateway, serve
 from tests.contract.published import ANSWERS, check
 

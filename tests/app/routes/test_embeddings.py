@@ -6,7 +6,7 @@ from array import array
 import httpx
 import pytest
 
-from app.tenants import Tenant, TenantGateway
+from app.access.tenants import Tenant, TenantGateway
 from deployments.accounts.values import Charge, TenantLimits
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.pooled import EmbeddingRequest

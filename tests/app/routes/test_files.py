@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.access.tenants import KeyRing, Tenant, key_digest
 from app.schemas.files import DeletedFile, FileList, FileObject
-from app.tenants import KeyRing, Tenant, key_digest
 from tests.app.batch_gateway import serve
 
 RING = KeyRing(

@@ -3,8 +3,8 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from app.api import create_app
-from app.hazards import OPENAI_CATEGORIES
+from app.http.api import create_app
+from app.translation.hazards import OPENAI_CATEGORIES
 from tests.app.scripted_gateway import ScriptedGateway
 
 PATH = "/v1/moderations"

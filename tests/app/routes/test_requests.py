@@ -3,9 +3,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from app.api import create_app
+from app.access.tenants import KeyRing, Tenant, key_digest
+from app.http.api import create_app
 from app.schemas.requests import RequestTimeline
-from app.tenants import KeyRing, Tenant, key_digest
 from deployments.timeline import Arrival, Stage, Timeline
 from tests.app.scripted_gateway import ScriptedGateway
 

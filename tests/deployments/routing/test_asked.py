@@ -6,9 +6,9 @@ from adapters.identity import AdapterDigest, AdapterRef
 from deployments.generation_calls import GenerationCall, pack_ids
 from deployments.routing.asked import Asked, asked_of
 from deployments.routing.report import adapter_mark
-from engine.live_request import LiveRequest, rank_of
-from engine.prefix_index import landmark
+from engine.cache.prefix_index import landmark
 from engine.request import RequestId, SamplingParams
+from engine.scheduling.live_request import LiveRequest, rank_of
 
 DIGEST = AdapterDigest("0123456789abcdef" * 4)
 

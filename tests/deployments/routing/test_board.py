@@ -39,6 +39,13 @@ def test_a_prefix_draws_its_requests_until_the_queue_costs_more() -> None:
     assert board.choose(asked("r2", *range(20)), AB, 0.0)[0] == "b"
 
 
+def test_a_prefix_does_not_draw_its_requests_into_the_last_rows() -> None:
+    warm = report_of("a", landmarks_added=range(6), turnover_s=0.5)
+    for taken, chosen in ((13, "a"), (15, "b")):
+        board = board_with(replace(warm, num_running=taken), report_of("b"))
+        assert board.choose(asked("r", *range(6)), AB, 0.0)[0] == chosen
+
+
 def test_a_burst_with_one_prefix_stays_together_and_one_without_is_spread() -> None:
     """None of it is in any report yet: what was sent is counted."""
     board = board_with(report_of("a"), report_of("b"))

@@ -58,6 +58,15 @@ def test_rows_are_waited_for() -> None:
     assert expected(replace(REST, num_running=7)).first_token_s == pytest.approx(0.2)
     assert expected(replace(REST, num_running=8, num_waiting=1)).first_token_s == pytest.approx(2 * 0.5 + 0.2)
     assert expected(replace(REST, num_running=8, num_waiting=4)).occupancy == 1.5
+    # Where nobody has waited yet, rows come free as they do elsewhere.
+    unmeasured = state_of(replace(REST, num_running=8, num_waiting=1, turnover_s=0.0))
+    assert estimate(ASKED, unmeasured, 0.0, replace(DEFAULTS, turnover_s=0.3)).first_token_s == pytest.approx(0.8)
+
+
+def test_the_last_rows_have_a_price_before_anybody_waits() -> None:
+    rows = replace(REST, max_running=20)
+    crowding_s = [expected(replace(rows, num_running=taken)).crowding_s for taken in (0, 17, 18, 19, 20)]
+    assert crowding_s == pytest.approx([0.0, 0.0, 0.5, 1.0, 1.5])
 
 
 @pytest.mark.parametrize(("adapter", "load_s"), [(None, 0.0), (7, 0.0), (8, 0.24), (9, 0.8)])

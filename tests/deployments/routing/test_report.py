@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.channel.token_frames import LENGTH, FrameError, encode_frame
 from deployments.routing.report import LoadReport, decode_report, encode_report, is_report
-from deployments.token_frames import LENGTH, FrameError, encode_frame
 
 counts = st.integers(0, (1 << 32) - 1)
 rates = st.floats(0, 1e12)

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from adapters.identity import AdapterDigest
+from deployments.channel.token_frames import LENGTH
 from deployments.generation_calls import TokenAddress
 from deployments.routing.estimate import KEEPALIVE_S
 from deployments.routing.report import LoadReport, adapter_mark, decode_report
 from deployments.routing.reporter import ReplicaName, Reporter, Turnover
-from deployments.token_frames import LENGTH
 from engine.metrics import EngineLoad
 from engine.request import RequestId
 

@@ -6,14 +6,14 @@ import asyncio
 from functools import partial
 from typing import Any
 
+from deployments.channel.token_channel import ChannelDialer, ChannelListener
 from deployments.config import ChannelConfig, ModelConfig
 from deployments.generation_calls import GenerationCall, TokenAddress, pack_ids
-from deployments.replica_server import ReplicaServer
+from deployments.replica.replica_server import ReplicaServer
 from deployments.routing.asked import asked_of
 from deployments.routing.board import board_of
 from deployments.routing.reporter import ReplicaName
 from deployments.routing.watch import ReplicaWatch
-from deployments.token_channel import ChannelDialer, ChannelListener
 from engine.build import build_engine
 from engine.request import RequestId, SamplingParams
 from tests.deployments.in_process import SECRET

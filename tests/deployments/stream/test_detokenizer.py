@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deployments.stream.detokenizer import ByteDetokenizer, PieceDetokenizer, TokenKind
-from deployments.token_pieces import TokenPieces
+from deployments.tokenizer.token_pieces import TokenPieces
 from tests.deployments.trained_tokenizers import byte_fallback_bpe, byte_level
 
 WAVE = "👋🏽".encode()

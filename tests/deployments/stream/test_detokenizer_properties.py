@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from deployments.token_pieces import TokenPieces
+from deployments.tokenizer.token_pieces import TokenPieces
 from tests.deployments.trained_tokenizers import ALL, byte_level
 from tests.oracles.naive_detokenizer import naive_certain, naive_text
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from deployments.gateway.grammars import JSON_STYLE
 from deployments.generation import ToolSpec
-from deployments.grammars import JSON_STYLE
 from deployments.stream.reasoning import THINK
 from deployments.tools.formats import FORMATS, HERMES, MISTRAL, ToolFormat
 from deployments.tools.grammar import AnswerGrammar, CallRules, ThinkingRules

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.streaming import joined_calls
+from app.translation.streaming import joined_calls
 from deployments.generation import CallDelta, ToolCall
 from deployments.tools.formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat
 from deployments.tools.parser import CallParser
@@ -125,3 +126,13 @@ def test_the_name_leaves_before_the_arguments_and_these_as_they_come() -> None:
     assert joined_calls([CallDelta(index=0, call_id="id", name="get")]) == (
         ToolCall(call_id="id", name="get", arguments=""),
     )
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values())
+def test_arguments_that_spell_code_are_text(tool_format: ToolFormat, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    for code in (f"__import__('pathlib').Path({str(canary)!r}).touch()", "{{ cycler.__init__.__globals__ }}"):
+        for arguments in (json.dumps({"a": code}), code):
+            _, calls, _ = parsed(tool_format, [written(tool_format, [("get", arguments)])])
+            assert all(arguments.startswith(found) for _, found in calls)
+    assert not canary.exists()

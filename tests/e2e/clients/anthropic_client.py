@@ -27,9 +27,12 @@ with client.messages.stream(messages=QUESTION, system="Be brief.", **OPTIONS) as
     assert "".join(stream.text_stream) == whole.content[0].text
     final = stream.get_final_message()
 assert final.usage.output_tokens == whole.usage.output_tokens
-assert final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0) == whole.usage.input_tokens
+num_read, num_read_later = (
+    answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0) for answer in (whole, final)
+)
+assert num_read == num_read_later
 counted = client.messages.count_tokens(messages=QUESTION, system="Be brief.", model="stdlib-chat")
-assert counted.input_tokens == whole.usage.input_tokens
+assert counted.input_tokens == num_read
 
 called = client.messages.create(messages=QUESTION, **FORCED)
 assert called.stop_reason == "tool_use"

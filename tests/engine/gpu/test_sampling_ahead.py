@@ -9,9 +9,10 @@ from engine.gpu.choosing import TokenChooser
 from engine.request import Request, RequestId, SamplingParams, TokenLogprobs
 from engine.sampling import sampler as sampling
 from engine.sampling.sampler import Sampler
-from tests.engine.gpu.host_runtime import HostRuntime
+from tests.engine.gpu.host_runtime import runtime_here
+from tests.kernels.gpu.conftest import DEVICE
 
-CPU, VOCAB, STEPS = torch.device("cpu"), 600, 4
+VOCAB, STEPS = 600, 4
 PARAMS = [
     SamplingParams(max_tokens=9, temperature=0.9, top_k=20, seed=1, num_logprobs=3),
     SamplingParams(max_tokens=9, temperature=1.3, top_p=0.8, seed=2, frequency_penalty=2.0, presence_penalty=1.0),
@@ -27,7 +28,7 @@ def tokens_of(sampler: Sampler, *, ahead: bool) -> list[Told]:
     """Draw some steps of the same logits, so that only penalties and positions tell them apart."""
     for row, params in enumerate(PARAMS):
         sampler.admit(row, Request(request_id=RequestId(str(row)), prompt_ids=(5, 9), params=params), [])
-    logits = torch.randn(len(PARAMS), VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    logits = torch.randn(len(PARAMS), VOCAB, generator=torch.Generator().manual_seed(3)).to(DEVICE) * 3
     rows = list(range(len(PARAMS)))
     drawings, results = [], []
     for step in range(STEPS):
@@ -39,13 +40,13 @@ def tokens_of(sampler: Sampler, *, ahead: bool) -> list[Told]:
 
 
 def test_drawn_ahead_by_the_kernel_the_tokens_and_their_logprobs_are_those_of_torch() -> None:
-    expected = tokens_of(Sampler(len(PARAMS), VOCAB, CPU, (3,)), ahead=False)
-    chooser = TokenChooser(HostRuntime(), len(PARAMS))
-    assert tokens_of(Sampler(len(PARAMS), VOCAB, CPU, (3,), choose=chooser), ahead=True) == expected
+    expected = tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,)), ahead=False)
+    chooser = TokenChooser(runtime_here(), len(PARAMS))
+    assert tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=chooser), ahead=True) == expected
     # The penalties have had their say: by greedy choice the same logits would bring one token again and again.
     assert len({ids[2] for ids, _ in expected}) > 1
 
 
 def test_top_k_and_top_p_sort_nothing_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_draw", lambda *_: pytest.fail("candidates were sorted"))
-    tokens_of(Sampler(len(PARAMS), VOCAB, CPU, (3,), choose=TokenChooser(HostRuntime(), len(PARAMS))), ahead=True)
+    tokens_of(Sampler(len(PARAMS), VOCAB, DEVICE, (3,), choose=TokenChooser(runtime_here(), len(PARAMS))), ahead=True)

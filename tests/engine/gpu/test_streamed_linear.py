@@ -11,12 +11,15 @@ from engine.gpu import streamed_linear
 from engine.gpu.streamed_linear import ROWS, StreamedLinear, measure
 from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.engine.gpu.host_runtime import HostRuntime
+from tests.kernels.gpu.conftest import DEVICE
 
-WEIGHT = torch.randn(48, 128, dtype=torch.float16)
+WEIGHT = torch.randn(48, 128, dtype=torch.float16, device=DEVICE)
 
 
 class Timed(HostRuntime):
     """By its clock our kernel is faster where it multiplies some numbers of rows."""
+
+    device = DEVICE
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, fast: set[int]) -> None:
         super().__init__()
@@ -42,12 +45,15 @@ def test_each_number_of_rows_goes_the_faster_way(monkeypatch: pytest.MonkeyPatch
     runtime = Timed(monkeypatch, fast={2, 4, 16})
     measure([linear], runtime)
     monkeypatch.setattr(linear, "multiply", lambda x: x)
-    ways = {rows: linear(torch.ones(rows, 128, dtype=torch.float16)).shape[1] == 48 for rows in (1, 2, 3, 4, 5, 16, 99)}
+    ways = {
+        rows: linear(torch.ones(rows, 128, dtype=torch.float16, device=DEVICE)).shape[1] == 48
+        for rows in (1, 2, 3, 4, 5, 16, 99)
+    }
     assert ways == {1: False, 2: True, 3: True, 4: True, 5: False, 16: True, 99: False}
 
 
 def test_both_ways_multiply_by_the_same_weights() -> None:
-    bias, x = torch.randn(48, dtype=torch.float16), torch.randn(3, 128, dtype=torch.float16)
+    bias, x = WEIGHT[0].repeat(2)[:48], WEIGHT[1:4] + 1
     for is_int4 in (False, True):
         linear = StreamedLinear(WEIGHT, bias, is_int4=is_int4)
         expected = x.double() @ (from_int4(to_int4(WEIGHT)) if is_int4 else WEIGHT).double().T + bias

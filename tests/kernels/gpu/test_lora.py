@@ -1,4 +1,4 @@
-"""Shrink and expand together, against the reference in float64: gaps, ranks that differ, modules that are missing."""
+"""Against the references in float64, shrink and expand together: gaps, ranks that differ, modules that are missing."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 from hypothesis import given, settings
 
 from kernels.lora_expand.launch import lora_expand
+from kernels.lora_gather.launch import lora_gather
+from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.lora_shrink.launch import lora_shrink
-from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, randn
 
 MAX_RANK = 64
 
@@ -89,3 +91,64 @@ def test_a_step_without_segments_changes_nothing() -> None:
     found = lora_shrink(x, where, count, entry=0, num_modules=1, max_rank=8, max_segments=3)
     lora_expand(y, found, where, count, entry=0, splits=[16], max_segments=3)
     assert torch.equal(y, before)
+
+
+SPANS = ((1, 2), (2, 25), (27, 30))
+"""Of three adapters; rows beside and between belong to the base."""
+NUM_ROWS, VOCAB = 32, 150
+
+
+def tables(entries: list[dict[int, tuple[torch.Tensor | None, torch.Tensor | None, int]]]) -> list[torch.Tensor]:
+    """Make the table of each adapter: by entry, A, B and the rank."""
+    made = []
+    for adapter in entries:
+        table = torch.zeros(4, 4, dtype=torch.int64)
+        for entry, (a, b, rank) in adapter.items():
+            table[entry, :3] = torch.tensor([0 if t is None else t.data_ptr() for t in (a, b)] + [rank])
+        made.append(table.to(DEVICE))
+    return made
+
+
+def segments_of(made: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = [[*span, table.data_ptr()] for span, table in zip(SPANS, made, strict=True)] + [[0, 0, 0]] * 2
+    return torch.tensor(numbers, device=DEVICE), torch.tensor([len(SPANS)], device=DEVICE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [48, 200])
+def test_embedded_tokens_get_rows_of_own_matrices_and_of_products(dtype: torch.dtype, width: int) -> None:
+    own, a, b = (randn(*shape, dtype=dtype) for shape in ((VOCAB, width), (VOCAB, 21), (width, 21)))
+    made = tables([{1: (own, None, width)}, {2: (a, b, 21)}, {}])
+    ids, x = torch.randint(0, VOCAB, (NUM_ROWS,), device=DEVICE), randn(NUM_ROWS, width, dtype=dtype)
+    expected = x.double()
+    expected[1:2] = own[ids[1:2]].double()
+    expected[2:25] += a[ids[2:25]].double() @ b.double().T
+    untouched = [*range(1), *range(25, NUM_ROWS)]
+    before = x[untouched].clone()
+    lora_gather(ids, x, *segments_of(made), own=1, entry=2, max_segments=5)
+    assert_near(x, expected)
+    assert torch.equal(x[untouched], before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("depth", [64, 200])
+def test_logits_come_from_own_matrices_and_get_products(dtype: torch.dtype, depth: int) -> None:
+    """Logits are float32, whatever the matrices are."""
+    own, a, b = (randn(*shape, dtype=dtype) / 8 for shape in ((VOCAB, depth), (21, depth), (VOCAB, 21)))
+    made = tables([{1: (a, b, 21)}, {0: (None, own, depth)}, {0: (None, own, depth), 1: (a, b, 21)}])
+    h, logits = randn(NUM_ROWS, depth, dtype=dtype), randn(NUM_ROWS, VOCAB, dtype=torch.float32)
+    expected = logits.double()
+    for start, end in SPANS[1:]:
+        expected[start:end] = h[start:end].double() @ own.double().T
+    for start, end in (SPANS[0], SPANS[2]):
+        shrunk = (h[start:end].double() @ a.double().T).to(dtype).double()
+        expected[start:end] += shrunk @ b.double().T
+    untouched = [0, 25, 26, 30, 31]
+    before = logits[untouched].clone()
+    where, count = segments_of(made)
+    lora_logits(h, logits, where, count, entry=0, max_segments=5)
+    found = lora_shrink(h, where, count, entry=1, num_modules=1, max_rank=MAX_RANK, max_segments=5)
+    lora_expand(logits, found, where, count, entry=1, splits=[VOCAB], max_segments=5, dtype=dtype)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(logits.double(), expected, atol=tolerance * float(expected.abs().max()), rtol=tolerance)
+    assert torch.equal(logits[untouched], before)

@@ -103,6 +103,16 @@ def test_any_rows(spans: list[tuple[int, int]], group: int, block_tokens: int, s
         assert_near(case.found(), case.expected())
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_context_much_longer_than_the_others_is_cut(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
+    """Into splits of two tiles here; rows of one tile and of one more, and splits that nothing is left for."""
+    monkeypatch.setattr(launch, "num_splits", lambda *_: splits)
+    monkeypatch.setattr(launch, "LEAST_KEYS", 64)
+    spans = [(500, 501), (31, 32), (32, 33), (3, 4), (64, 65), (200, 201)]
+    case = make(spans, heads=4, kv_heads=2, dim=16, block_tokens=16, dtype=torch.float32)
+    assert_near(case.found(num_fillers=1), case.expected())
+
+
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(("window", "softcap"), [(1, 0.0), (20, 0.0), (0, 3.0), (33, 2.0)])
 def test_windows_and_soft_caps(monkeypatch: pytest.MonkeyPatch, splits: int, window: int, softcap: float) -> None:

@@ -1,0 +1,55 @@
+"""Limits of tenants on the wire: OpenAI's `x-ratelimit-*` headers, and the 429 of who is over one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from app.http.errors import ApiError, retry_after
+from deployments.accounts.values import Admission, Quota
+
+CHARS_PER_TOKEN = 4
+"""A guess, until the tokenizer has counted."""
+
+_SUFFIX_BY_LIMIT = {
+    "requests_per_minute": "requests",
+    "input_tokens_per_minute": "input-tokens",
+    "output_tokens_per_minute": "output-tokens",
+}
+_WORDS_BY_LIMIT = {
+    "requests_per_minute": "requests a minute",
+    "input_tokens_per_minute": "input tokens a minute",
+    "output_tokens_per_minute": "output tokens a minute",
+    "concurrent_requests": "requests at once",
+}
+
+
+def quota_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
+    """Return the headers that tell how limits stand; `tokens` is the one of input and output with the least left."""
+    headers: dict[str, str] = {}
+    for name, quota in quotas.items():
+        headers |= _headers(_SUFFIX_BY_LIMIT[name], quota)
+    tokens = [quota for name, quota in quotas.items() if "tokens" in name]
+    if tokens:
+        headers |= _headers("tokens", min(tokens, key=lambda quota: quota.remaining))
+    return headers
+
+
+def over_limit(admission: Admission, limit: int) -> ApiError:
+    """Return the answer to who is over a limit."""
+    assert admission.refused_by is not None
+    wait_s = retry_after(admission.retry_after_s)
+    return ApiError(
+        429,
+        f"The limit of {limit} {_WORDS_BY_LIMIT[admission.refused_by]} is reached; try again in {wait_s} s.",
+        error_type="tokens" if "tokens" in admission.refused_by else "requests",
+        code="rate_limit_exceeded",
+        headers={"retry-after": str(wait_s)} | quota_headers(admission.quotas),
+    )
+
+
+def _headers(suffix: str, quota: Quota) -> dict[str, str]:
+    return {
+        f"x-ratelimit-limit-{suffix}": str(quota.limit),
+        f"x-ratelimit-remaining-{suffix}": str(quota.remaining),
+        f"x-ratelimit-reset-{suffix}": f"{quota.resets_in_s:.3f}s",
+    }

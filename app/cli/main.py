@@ -1,0 +1,309 @@
+"""The command line: `antiphon serve`, `check`, `env`, `plan`, and those of `app.cli.cli_client`.
+
+`serve` checks everything that can be checked beforehand, sets the environment that Serve wants, starts `serve run`,
+says when the server answers, and ends all that it has started.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from app.cli import cli_client, preflight, serve_environment
+from app.cli.config_file import BUILDER, read_config
+from app.cli.server_process import ServerProcess
+from engine.errors import CheckpointError
+from kernels import compiling
+
+DEFAULT_CONFIG = "serve_config.yaml"
+EXIT_FAILED, EXIT_WRONG_INPUT = 1, 2
+_POLL_S = 0.25
+
+
+app = typer.Typer(help="Serve language models and their LoRA adapters.", no_args_is_help=False)
+app.command()(cli_client.models)
+app.command()(cli_client.chat)
+app.add_typer(cli_client.adapters, name="adapters")
+
+Config = Annotated[str, typer.Argument(help="Serve config file.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 1 where the server failed, 2 where the input is wrong."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="antiphon")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else EXIT_FAILED
+    except cli_client.AskError as error:
+        return _refuse(str(error), status=EXIT_FAILED)
+    return 0
+
+
+@app.command("serve")
+def serve_command(
+    config: Config = DEFAULT_CONFIG,
+    address: Annotated[
+        str, typer.Option(help="Ray cluster: 'local' starts one of its own, 'auto' joins the one here.")
+    ] = "local",
+    ready_timeout_s: Annotated[float, typer.Option(help="Seconds to wait until it answers.")] = 900.0,
+    drain_s: Annotated[float, typer.Option(help="Seconds that answers under way have once it is stopped.")] = 20.0,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Start Ray's dashboard too, which `serve deploy` goes by; 0.3 GB.")
+    ] = False,
+) -> None:
+    """Check a configuration, start the server, say when it is ready."""
+    _check(config)
+    raise typer.Exit(
+        _serve(Path(config), address=address, timeout_s=ready_timeout_s, drain_s=drain_s, has_dashboard=dashboard)
+    )
+
+
+@app.command("check")
+@app.command("validate", hidden=True)
+def check(config: Config = DEFAULT_CONFIG) -> None:
+    """Check a configuration and start nothing."""
+    _check(config)
+    print(f"{config} is good.")
+
+
+@app.command("env")
+def env(drain_s: Annotated[int, typer.Option(help="Seconds a stopping gateway takes requests.")] = 30) -> None:
+    """Print the variables for `ray start` on the nodes of a cluster."""
+    for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=drain_s):
+        print(f"export {variable.name}={shlex.quote(variable.value)}  # {variable.purpose}")
+
+
+@app.command("plan")
+def plan_command(
+    model: Annotated[str, typer.Argument(help="Folder with a config.json; weights need not be there.")],
+    device: Annotated[str, typer.Option(help="l4, l40s, a100-80, h100, h200, b200, mi300x.")] = "h200",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, int8.")] = "bfloat16",
+    prompt_tokens: Annotated[int, typer.Option(min=1)] = 1024,
+    answer_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    concurrency: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 64,
+    adapters: Annotated[int, typer.Option(min=0, help="Adapters that they use.")] = 0,
+    rank: Annotated[int, typer.Option(min=1, help="Of those adapters, on all linear layers.")] = 16,
+    memory_fraction: Annotated[float, typer.Option(min=0.01, max=1.0)] = 0.9,
+    price_per_hour: Annotated[float, typer.Option(min=0.0, help="Of one device.")] = 0.0,
+) -> None:
+    """Say what a model takes of a device, and the floor of its times: what no engine can be faster than."""
+    # They bring torch, which takes longer to import than any other command runs.
+    from app.cli import capacity
+    from engine.decoder.spec import read_spec
+
+    known = f"{', '.join(capacity.DEVICES)}, and {', '.join(capacity.BYTES_BY_DTYPE)}"
+    if device not in capacity.DEVICES or dtype not in capacity.BYTES_BY_DTYPE:
+        raise typer.Exit(_refuse(f"there is no device {device!r} or no dtype {dtype!r}; there are {known}"))
+    try:
+        spec = read_spec(model)
+    except CheckpointError as error:
+        raise typer.Exit(_refuse(str(error))) from None
+    traffic = capacity.Traffic(
+        prompt_tokens=prompt_tokens,
+        answer_tokens=answer_tokens,
+        concurrency=concurrency,
+        num_adapters=adapters,
+        rank=rank,
+        price_per_hour=price_per_hour,
+    )
+    found = capacity.plan(spec, dtype, capacity.DEVICES[device], memory_fraction, traffic)
+    table = Table(title=f"{spec.architecture} in {dtype} on one {device}", show_header=False)
+    rows = {
+        "weights": f"{found.weight_bytes / 1e9:.2f} GB",
+        "adapters": f"{found.adapter_bytes / 1e9:.2f} GB",
+        "cache of one token": f"{found.kv_bytes_per_token:,} bytes",
+        "tokens in the cache": f"{found.cache_tokens:,}",
+        "answers of full length at once": f"{found.max_concurrency:,}",
+        "TTFT, at least": f"{found.ttft_s * 1000:.1f} ms",
+        "TPOT, at least": f"{found.tpot_s * 1000:.2f} ms",
+        "answer tokens/s, at most": f"{found.tokens_per_s:,.0f}",
+    }
+    if price_per_hour:
+        rows["a million answer tokens, at least"] = f"{found.cost_per_million:.2f}"
+    for name, value in rows.items():
+        table.add_row(name, value)
+    cli_client.console.print(table)
+    if found.max_concurrency < concurrency:
+        print(f"note: of {concurrency} answers at once only {found.max_concurrency} fit")
+
+
+@app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Time the engine alone on this machine; what follows goes to `loadtest.bench_engine`."""
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "loadtest.bench_engine", *context.args]))
+
+
+def _check(config: str) -> None:
+    # In a process of its own: what Serve brings along to check with is 65 MB, which a server would hold for ever.
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as checking:
+        mistakes = checking.submit(_mistakes, config).result()
+    if mistakes:
+        print(f"{config} has {len(mistakes)} mistake{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
+        print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)
+        raise typer.Exit(EXIT_WRONG_INPUT)
+
+
+def _mistakes(config: str) -> list[str]:
+    from app.cli.config_lint import lint_config
+
+    return lint_config(config)
+
+
+def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_dashboard: bool) -> int:
+    tree = read_config(config)
+    host, port = _listen_address(tree)
+    own = serve_environment.of_this_process()
+    if not _is_loopback(host) and any(_is_open(application["args"]) for application in _our_applications(tree)):
+        return _refuse(
+            f"everybody who reaches {host} could ask: give `tenants` with API keys in args, listen on 127.0.0.1 "
+            "(http_options.host), or set `allow_anonymous: true`"
+        )
+    if not preflight.is_port_free(host, port):
+        return _refuse(
+            f"port {port} on {host} is in use: stop what listens there, or set http_options.port in {config}"
+        )
+    cluster = preflight.find_cluster_file(own)
+    if cluster is not None and not cluster.is_alive:
+        if address == "auto":
+            return _refuse(f"no Ray cluster answers at {cluster.address}; {cluster.path} is stale: remove it")
+        print(f"note: {cluster.path} is left from a cluster that is gone; remove it, or plain `serve run` hangs on it")
+    environment = _child_environment(own, host, port, is_local=address == "local")
+    url = f"http://{_reachable(host)}:{port}"
+    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGTERM, _interrupt)
+    compiling.begin(compiling.cache_folder())
+    server = ServerProcess(config, environment, address=address, drain_s=drain_s, has_dashboard=has_dashboard)
+    failure = None
+    try:
+        failure = _watch(server, tree, url, timeout_s)
+    except KeyboardInterrupt:
+        print(f"\nStopping; answers have {drain_s:g} s. Once more to stop at once.", flush=True)
+    finally:
+        server.stop()
+    if failure is None:
+        print("Stopped.", flush=True)
+    return 0 if failure is None else _refuse(failure, status=EXIT_FAILED)
+
+
+def _child_environment(own: Mapping[str, str], host: str, port: int, *, is_local: bool) -> dict[str, str]:
+    if not is_local:
+        print("note: the nodes of a running cluster have their own environment; see `antiphon env`")
+    variables = {
+        variable.name: variable.value
+        for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=0)
+    }
+    if is_local and _is_loopback(host):
+        variables[serve_environment.LOCAL_ONLY.name] = serve_environment.LOCAL_ONLY.value
+    if preflight.has_haproxy():
+        variables |= preflight.haproxy_places(port, own)
+    else:
+        variables["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
+        print("note: HAProxy is not available on this platform; Serve's Python proxy stands in")
+    environment = serve_environment.merged(own, variables)
+    print(*(f"  {name}={environment[name]}" for name in variables), sep="\n", flush=True)
+    return environment
+
+
+def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: float) -> str:
+    """Wait until the applications answer, say so, then wait until the child ends; return what went wrong."""
+    started_s = time.monotonic()
+    waiting = [f"{url}{prefix}/health" for prefix in _prefixes(tree)]
+    while waiting:
+        if (failure := server.failure()) is not None:
+            return failure
+        if time.monotonic() - started_s > timeout_s:
+            return f"not ready after {timeout_s:g} s: {waiting[0]} does not answer"
+        if _is_ready(waiting[0]):
+            waiting.pop(0)
+            continue
+        time.sleep(_POLL_S)
+    _print_ready(tree, url, time.monotonic() - started_s)
+    while not server.has_ended():
+        time.sleep(_POLL_S)
+    return server.failure() or "`serve run` ended"
+
+
+def _print_ready(tree: Mapping[str, Any], url: str, elapsed_s: float) -> None:
+    print(f"\nReady after {elapsed_s:.0f} s at {url}")
+    for application in _our_applications(tree):
+        base = url + _prefix(application)
+        models = [model["name"] for model in application["args"]["models"]]
+        body = {
+            "model": models[0],
+            "stream": True,
+            "messages": [{"role": "user", "content": "What does os.getcwd do?"}],
+        }
+        print(f"Models: {', '.join(models)} (with their adapters: curl {base}/v1/models). Try:\n")
+        print(f"  curl -N {base}/v1/chat/completions -H 'content-type: application/json' \\")
+        print(f"    -d {shlex.quote(json.dumps(body))}")
+    print("\nCtrl-C ends it.", flush=True)
+
+
+def _our_applications(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [application for application in tree["applications"] if application.get("import_path") == BUILDER]
+
+
+def _prefixes(tree: Mapping[str, Any]) -> list[str]:
+    ours = _our_applications(tree) or tree["applications"]
+    return [_prefix(application) for application in ours]
+
+
+def _prefix(application: Mapping[str, Any]) -> str:
+    return str(application.get("route_prefix") or "/").rstrip("/")
+
+
+def _listen_address(tree: Mapping[str, Any]) -> tuple[str, int]:
+    options = tree.get("http_options") or {}
+    return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _is_open(args: Mapping[str, Any]) -> bool:
+    return not args.get("tenants") and not args.get("allow_anonymous")
+
+
+def _reachable(host: str) -> str:
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+
+
+def _is_ready(health_url: str) -> bool:
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(health_url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (OSError, ValueError):
+        return False
+
+
+def _refuse(message: str, *, status: int = EXIT_WRONG_INPUT) -> int:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    return status
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

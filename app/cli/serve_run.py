@@ -1,0 +1,135 @@
+"""`serve run` with an end that answers live to see: told to stop, the gateways finish what they have, then Serve ends.
+
+Run as a program. What Serve does by itself is to end all gateways at once, and their streams in the middle of a word;
+to call errors what belongs to every end; to call a configuration good that it has only read; and to start Ray's
+dashboard, whether or not anybody looks at it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import logging
+import re
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve import scripts
+from ray.serve.exceptions import RayServeException
+
+from deployments.config import GATEWAY
+
+DRAIN_MARGIN_S = 5.0
+"""Beyond the seconds of the answers, for the word to reach the gateways and their last ones to reach the clients."""
+POLL_S = 0.1
+STATUS_PERIOD_S = 1.0
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+if TYPE_CHECKING:
+    from ray.serve.schema import ApplicationStatusOverview
+
+_logger = logging.getLogger(__name__)
+
+
+async def drain(limit_s: float) -> None:
+    """Let the gateways of all applications refuse what comes, and finish what they have within `limit_s`."""
+
+    async def drain_application(name: str) -> None:
+        gateways = serve.get_deployment_handle(GATEWAY, name)
+        # A handle that has just been made knows no replicas, and asks none.
+        while not await gateways.broadcast("drain", limit_s).results_async():
+            await asyncio.sleep(POLL_S)
+
+    try:
+        async with asyncio.timeout(limit_s + DRAIN_MARGIN_S):
+            names = [
+                name
+                for name, application in serve.status().applications.items()
+                if GATEWAY in application.deployments and application.deployments[GATEWAY].replica_states.get("RUNNING")
+            ]
+            await asyncio.gather(*map(drain_application, names))
+    except (RayError, RayServeException, TimeoutError) as error:
+        _logger.warning("the server ends without waiting for its answers: %s", error)
+
+
+async def _shut_down(drain_s: float) -> None:
+    if not ray.is_initialized():
+        # To ask for what runs would start it.
+        return
+    await drain(drain_s)
+    # Ray tells on stdout, until this process ends, what it thinks of a controller that is killed when its work is done.
+    sys.stdout = io.StringIO()
+    # On the loop that the handles were made on, and while it runs: they complain of every other end.
+    await serve.shutdown_async()
+
+
+def _end(drain_s: float, number: int, frame: FrameType | None) -> None:
+    # Once more, and nobody is waited for.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    asyncio.new_event_loop().run_until_complete(_shut_down(drain_s))
+    sys.exit()
+
+
+def wait_until_deployed() -> str | None:
+    """Wait until all applications run; returns why one of them never will, None where they do."""
+    while True:
+        applications = _applications()
+        for name, application in applications.items():
+            if application.status == "DEPLOY_FAILED":
+                reason = _reason(application)
+                sys.stdout.write(f"\n{reason}\n")
+                return f"application '{name}' failed to deploy: {reason.splitlines()[-1]}"
+        if applications and all(application.status == "RUNNING" for application in applications.values()):
+            return None
+        time.sleep(STATUS_PERIOD_S)
+
+
+def _applications() -> Mapping[str, ApplicationStatusOverview]:
+    try:
+        found: Mapping[str, ApplicationStatusOverview] = serve.status().applications
+    except (RayError, RayServeException):
+        # The controller has just died; Ray starts it anew.
+        return {}
+    return found
+
+
+def _reason(application: ApplicationStatusOverview) -> str:
+    messages = [application.message, *(part.message for part in application.deployments.values())]
+    text = "\n".join(message.strip() for message in messages if message) or "Serve gives no reason"
+    return _COLOUR.sub("", text)
+
+
+def main() -> None:
+    """Run the program."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("config")
+    parser.add_argument("--address", required=True, help="Ray cluster; 'local' starts one")
+    parser.add_argument("--drain-s", type=float, required=True, help="seconds that answers have once this is stopped")
+    parser.add_argument("--dashboard", action="store_true", help="start Ray's dashboard with a cluster")
+    asked = parser.parse_args()
+    signal.signal(signal.SIGINT, partial(_end, asked.drain_s))
+    ray.init(asked.address, namespace="serve", include_dashboard=asked.dashboard)
+    failure = None
+    try:
+        scripts.cli(["run", "--non-blocking", asked.config], prog_name="serve", standalone_mode=False)
+        failure = wait_until_deployed()
+        while failure is None:
+            signal.pause()
+    except KeyboardInterrupt:
+        sys.stdout.write("Shutting down...\n")
+    serve.shutdown()
+    sys.exit(failure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""One `serve run` of ours: started in a session of its own, watched until it is ready, ended without a trace.
+
+The session is what makes "everything it started" exact: Ray's daemons, replicas and HAProxy inherit it and do not leave
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+GRACE_S = 20.0
+"""Seconds for Serve to end once its answers have; a second signal cuts it short."""
+
+TERM_S = 8.0
+
+
+class ServerProcess:
+    """The child and all that it starts.
+
+    Its output is copied line by line to ours.
+
+    Args:
+        drain_s: seconds that answers under way have once it is stopped (`app.cli.serve_run`).
+        has_dashboard: a cluster that it starts has Ray's dashboard.
+    """
+
+    def __init__(
+        self,
+        config: Path,
+        environment: Mapping[str, str],
+        *,
+        address: str,
+        drain_s: float = 0.0,
+        has_dashboard: bool = False,
+    ) -> None:
+        options = ["--address", address, "--drain-s", str(drain_s), *(["--dashboard"] if has_dashboard else [])]
+        command = [sys.executable, "-m", "app.cli.serve_run", str(config), *options]
+        self._grace_s = drain_s + GRACE_S
+        self._child = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._last_line = ""
+        self._copier = threading.Thread(target=self._copy_output, name="serve-output", daemon=True)
+        self._copier.start()
+
+    def has_ended(self) -> bool:
+        """Tell whether the child has ended."""
+        return self._child.poll() is not None
+
+    def failure(self) -> str | None:
+        """Return why the child has ended, None where it has not."""
+        if self._child.poll() is None:
+            return None
+        self._copier.join(timeout=2)
+        return f"`serve run` ended with status {self._child.returncode}: {self._last_line}"
+
+    @property
+    def session_id(self) -> int:
+        """The session of the child and of everything it starts."""
+        return self._child.pid
+
+    def stop(self) -> None:
+        """End the child gracefully, then by force, then whatever is left of its session; idempotent.
+
+        A `KeyboardInterrupt` while waiting (a second Ctrl-C) skips the rest of the grace.
+        """
+        try:
+            for wanted, patience_s in ((signal.SIGINT, self._grace_s), (signal.SIGTERM, TERM_S)):
+                if self._child.poll() is None:
+                    self._child.send_signal(wanted)
+                    self._wait(patience_s)
+        finally:
+            kill_session(self._child.pid)
+            self._child.wait()
+
+    def _wait(self, patience_s: float) -> None:
+        try:
+            self._child.wait(patience_s)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            return
+
+    def _copy_output(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            self._last_line = line.rstrip()
+
+
+def kill_session(session_id: int) -> None:
+    """Kill every process of a session, again and again until none is left; this process's own session is refused."""
+    if session_id == os.getsid(0):
+        raise ValueError("refusing to kill the session that this process is in")
+    for _ in range(50):
+        pids = session_members(session_id)
+        if not pids:
+            return
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def session_members(session_id: int) -> list[int]:
+    """Return the living processes of a session."""
+    members = []
+    for pid in _all_pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(pid) == session_id and not _is_zombie(pid):
+                members.append(pid)
+    return members
+
+
+def _all_pids() -> list[int]:
+    if Path("/proc/self").exists():
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    listed = subprocess.run(["ps", "-axo", "pid="], capture_output=True, text=True, check=True)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] == "Z"
+        )
+    except OSError:
+        return False

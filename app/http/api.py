@@ -1,0 +1,106 @@
+"""The composition of the HTTP side: routes, layers and error handlers around a gateway."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from app.access.tenants import KeyRing
+from app.gateway_port import GatewayPort
+from app.http.errors import ApiError
+from app.http.field_errors import invalid_body
+from app.http.hosts import HostRule
+from app.http.json_route import error_response
+from app.http.middleware import Border, HostCheck, RequestBody
+from app.http.openapi import document
+from app.routes import (
+    accounts,
+    adapters,
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    health,
+    messages,
+    models,
+    moderations,
+    page,
+    requests,
+    rerank,
+    responses,
+    tokens,
+)
+from app.settings import BatchSettings, LimitSettings
+
+__all__ = ["GatewayPort", "create_app"]
+
+_RESOURCES = (
+    chat, completions, responses, messages, embeddings, rerank, models, moderations, tokens, adapters, accounts,
+    files, batches, requests, health, page,
+)  # fmt: skip
+_DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters."
+
+
+def create_app(
+    gateway: GatewayPort,
+    *,
+    limits: LimitSettings | None = None,
+    moderation_model: str | None = None,
+    admin_key_sha256: str | None = None,
+    key_ring: KeyRing | None = None,
+    host_rule: HostRule | None = None,
+    batch_settings: BatchSettings | None = None,
+    sends_request_id: bool = False,
+) -> FastAPI:
+    """Build the application that answers for `gateway`.
+
+    Args:
+        gateway: what generates, moderates and reports.
+        limits: bounds on one request; None takes the defaults.
+        moderation_model: public name of the classifier (`settings.safety.name`); None where there is none.
+        admin_key_sha256: of the key that admin routes need; None where nobody may use them.
+        key_ring: whose each API key is; None where no key is needed.
+        host_rule: which names the server answers to; None: to any.
+        batch_settings: bounds on files; None takes the defaults.
+        sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
+            would reach clients as "id, id".
+    """
+    app = FastAPI(title="Antiphon", version="1", description=_DESCRIPTION, redirect_slashes=False, redoc_url=None)
+    app.state.gateway = gateway
+    app.state.limits = limits or LimitSettings()
+    app.state.moderation_model = moderation_model
+    app.state.admin_key_sha256 = admin_key_sha256
+    app.state.key_ring = key_ring or KeyRing()
+    app.state.max_file_bytes = (batch_settings or BatchSettings()).max_file_bytes
+    app.state.paths = {getattr(route, "path", "") for resource in _RESOURCES for route in resource.router.routes}
+    for resource in _RESOURCES:
+        app.include_router(resource.router)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_body)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
+    app.add_middleware(HostCheck, rule=host_rule or HostRule())
+    app.add_middleware(Border, sends_request_id=sends_request_id)  # the last one added is the outermost
+    app.openapi = partial(document, app)  # type: ignore[method-assign]
+    return app
+
+
+async def _answer_invalid_body(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(invalid_body(error.errors(), error.body), request.scope)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    target = f"{request.method} {request.scope['path'][:128]}"
+    if error.status_code == 404:
+        api_error = ApiError(404, f"Unknown route: {target}.", code="unknown_url")
+    elif error.status_code == 405:
+        api_error = ApiError(405, f"Method not allowed: {target}.", code="method_not_allowed")
+    else:
+        api_error = ApiError(error.status_code, "The request was not understood.")
+    api_error.headers.update(error.headers or {})
+    return error_response(api_error, request.scope)

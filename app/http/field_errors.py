@@ -1,0 +1,110 @@
+"""Pydantic's validation failures -> one `ApiError` that names the field as the client wrote it, and the bound.
+
+Pydantic places an error by a path that mixes keys of the body with tags of union branches; walking the body itself
+tells them apart. Of the failures of one field the deepest is the most telling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.http.errors import ApiError
+
+_TEXT_BY_TYPE = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be an object",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_from_float": "must be an integer",
+    "int_type": "must be an integer",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "list_type": "must be an array",
+    "literal_error": "must be one of {expected}",
+    "model_attributes_type": "must be an object",
+    "model_type": "must be an object",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_type": "must be a string",
+    "too_long": "must have at most {max_length} items",
+    "too_short": "must have at least {min_length} items",
+}
+_OWN_CODES = ("unsupported_parameter", "unsupported_value", "unknown_parameter", "invalid_type")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    param: str
+    depth: int
+    kind: str
+    text: str
+
+
+def invalid_body(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
+    """Return the 400 for the first offending field of `body`.
+
+    Args:
+        errors: as `ValidationError.errors()` gives them; the leading "body" of FastAPI's is left out.
+        body: the parsed JSON.
+    """
+    if errors and errors[0]["type"] == "json_invalid":
+        return ApiError(400, "The request body is not valid JSON.", code="invalid_json")
+    failures = [_failure(error, body) for error in errors]
+    root = _root(failures[0].param)
+    of_field = [failure for failure in failures if _root(failure.param) == root]
+    deepest = max(of_field, key=lambda failure: failure.depth)
+    same = [failure for failure in of_field if failure.param == deepest.param]
+    return _answer(deepest, list(dict.fromkeys(failure.text for failure in same)))
+
+
+def _answer(failure: _Failure, texts: list[str]) -> ApiError:
+    param = failure.param or None
+    if failure.kind == "missing":
+        if param is None:
+            return ApiError(400, "The request body is empty; a JSON object is expected.", code="missing_body")
+        return ApiError(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
+    if failure.kind == "unknown_parameter":
+        message = f"Unknown parameter: '{param}'{failure.text or '.'}"
+        return ApiError(400, message, param=param, code="unknown_parameter")
+    text = " or ".join([texts[0], *(text.removeprefix("must be ") for text in texts[1:])])
+    code = (
+        failure.kind if failure.kind in _OWN_CODES else "invalid_type" if "_type" in failure.kind else "invalid_value"
+    )
+    subject = f"'{param}'" if param else "The request body"
+    if code.startswith("unsupported"):
+        return ApiError(400, f"Unsupported: {subject}: {text}." if param else text, param=param, code=code)
+    return ApiError(400, f"Invalid value: {subject} {text}.", param=param, code=code)
+
+
+def _failure(error: Mapping[str, Any], body: object) -> _Failure:
+    kind, context = str(error["type"]), error.get("ctx", {})
+    place, *keys = error["loc"] or ("body",)
+    if place in ("query", "path"):
+        # One value of the URL: the rest of its place is which part of its type it is not.
+        body, keys = {keys[0]: None}, keys[:1]
+    elif place != "body":
+        keys = [place, *keys]
+    here, param, depth = body, "", 0
+    for key in keys:
+        if isinstance(key, int) and isinstance(here, list) and key < len(here):
+            here, param = here[key], f"{param}[{key}]"
+        elif isinstance(key, str) and isinstance(here, dict) and key in here:
+            here, param = here[key], f"{param}.{key}" if param else key
+        elif isinstance(key, str) and isinstance(here, dict) and kind == "missing" and "field" not in context:
+            param = f"{param}.{key}" if param else key
+        else:
+            continue  # the tag of a union's branch
+        depth += 1
+    if "field" in context:
+        param, depth = f"{param}.{context['field']}" if param else str(context["field"]), depth + 1
+    template = _TEXT_BY_TYPE.get(kind)
+    text = template.format(**context) if template else str(error["msg"])
+    return _Failure(param=param, depth=depth, kind=kind, text=text)
+
+
+def _root(param: str) -> str:
+    return param.split(".")[0].split("[")[0]

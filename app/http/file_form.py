@@ -1,0 +1,121 @@
+"""An uploaded file as it comes: a multipart form, written to the disk while it is read, and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+from pydantic import ValidationError
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive
+
+from app.http.errors import ApiError
+from app.http.field_errors import invalid_body
+from app.schemas.files import ExpiresAfter
+from deployments.batches.values import INPUT_PURPOSE, MAX_PART_BYTES
+
+MAX_NAME_CHARS = 255
+_OTHER_BYTES = 64 << 10
+"""What a form may hold besides the file."""
+_MAX_FIELDS = 8
+_EXPIRY = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileForm:
+    """An upload; `lasts_s` seconds, None for as long as nobody deletes it."""
+
+    name: str
+    lasts_s: int | None
+    file: UploadFile
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Yield the content in parts."""
+        while part := await self.file.read(MAX_PART_BYTES):
+            yield part
+
+
+@asynccontextmanager
+async def file_form(request: Request, *, max_file_bytes: int) -> AsyncIterator[FileForm]:
+    """Read the form of an upload; what it takes on the disk is given back at the end of the block.
+
+    Raises:
+        ApiError: it is none, a field is wrong or not known, or it is too large.
+    """
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise ApiError(
+            415,
+            "The content type must be 'multipart/form-data'.",
+            param="content-type",
+            code="unsupported_media_type",
+        )
+    length = request.headers.get("content-length", "0")
+    if length.isascii() and length.isdigit() and int(length[:18]) > max_file_bytes + _OTHER_BYTES:
+        raise _too_large(max_file_bytes)
+    asked = Request(request.scope, _bounded(request.receive, max_file_bytes))
+    try:
+        form = await asked.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_OTHER_BYTES)
+    except (HTTPException, KeyError) as error:
+        raise ApiError(400, "The form could not be read.", code="invalid_form") from error
+    except ClientDisconnect as error:
+        raise ApiError(400, "The upload was interrupted.", param="file", code="invalid_form") from error
+    try:
+        yield _checked(form, max_file_bytes)
+    finally:
+        await form.close()
+
+
+def _checked(form: FormData, max_file_bytes: int) -> FileForm:
+    for name in form:
+        if name not in ("file", "purpose", *_EXPIRY):
+            raise ApiError(400, f"Unknown parameter: '{name[:64]}'.", param=name[:64], code="unknown_parameter")
+    file, purpose = form.get("file"), form.get("purpose")
+    for name, value in (("file", file), ("purpose", purpose)):
+        if value is None:
+            raise ApiError(400, f"Missing required parameter: '{name}'.", param=name, code="missing_required_parameter")
+    if not isinstance(file, UploadFile):
+        raise ApiError(400, "Invalid value: 'file' must be a file.", param="file", code="invalid_type")
+    if purpose != INPUT_PURPOSE:
+        message = f"Unsupported: 'purpose': this server keeps files of the purpose '{INPUT_PURPOSE}' only."
+        raise ApiError(400, message, param="purpose", code="unsupported_value")
+    if (file.size or 0) > max_file_bytes:
+        raise _too_large(max_file_bytes)
+    name = "".join(char for char in file.filename or "" if char.isprintable())[:MAX_NAME_CHARS]
+    return FileForm(name=name or "file", lasts_s=_lasts_s(form), file=file)
+
+
+def _lasts_s(form: FormData) -> int | None:
+    given: dict[str, object] = {field: form[name] for name, field in _EXPIRY.items() if name in form}
+    if not given:
+        return None
+    seconds = given.get("seconds")
+    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) < 12:
+        given["seconds"] = int(seconds)
+    try:
+        return ExpiresAfter.model_validate(given).seconds
+    except ValidationError as error:
+        errors = [{**detail, "loc": ("body", "expires_after", *detail["loc"])} for detail in error.errors()]
+        raise invalid_body(errors, {"expires_after": given}) from error
+
+
+def _bounded(receive: Receive, max_file_bytes: int) -> Receive:
+    num_bytes = 0
+
+    async def bounded() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        if num_bytes > max_file_bytes + _OTHER_BYTES:
+            raise _too_large(max_file_bytes)
+        return message
+
+    return bounded
+
+
+def _too_large(max_file_bytes: int) -> ApiError:
+    message = f"'file' is over {max_file_bytes} bytes (`batches.max_file_bytes`)."
+    return ApiError(413, message, param="file", code="request_too_large")

@@ -1,0 +1,89 @@
+"""JSON in and out: a route that reads nothing but JSON, strictly, and a response that writes it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import orjson
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+from starlette.types import Scope
+
+from app.http.errors import ApiError
+from app.messages_api.answered import error_body
+
+
+class JsonResponse(Response):
+    """A JSON answer from a schema of ours or from plain values."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Return the bytes of a schema or of plain values."""
+        return orjson.dumps(content.model_dump(mode="json") if isinstance(content, BaseModel) else content)
+
+
+def error_response(error: ApiError, scope: Scope) -> JsonResponse:
+    """Return the answer for an error, in the shape of the API that was asked."""
+    body: dict[str, Any] = error.body()
+    if f"{scope['path']}/".startswith("/v1/messages/"):
+        body = error_body(error, scope["state"]["request_id"])
+    return JsonResponse(body, status_code=error.status, headers=error.headers)
+
+
+class JsonRequest(Request):
+    """Parses by orjson: refuses NaN, lone surrogates, wrong UTF-8, numbers beyond a double and depth beyond 1024."""
+
+    async def json(self) -> Any:
+        """Return the parsed body."""
+        return orjson.loads(await self.body())
+
+
+class JsonRoute(APIRoute):
+    """A route whose body, where it has one, must be JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap FastAPI's handler."""
+        handle = super().get_route_handler()
+        has_body = self.body_field is not None
+
+        async def handle_json(request: Request) -> Response:
+            asked = JsonRequest(request.scope, request.receive)
+            if has_body:
+                _check_content_type(request)
+                _check_keys(await asked.body())
+            return await handle(asked)
+
+        return handle_json
+
+
+def _check_keys(body: bytes) -> None:
+    """Refuse a key that stands twice in one object: two readers of such a body may take different values."""
+    # What is no JSON, or too deep, is refused by who reads it.
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(body, object_pairs_hook=_without_doubles)
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> None:
+    if len(pairs) == len({key for key, _ in pairs}):
+        return
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            name = key[:64].encode("utf-8", "replace").decode()
+            raise ApiError(400, f"The key '{name}' stands twice in one object.", param=name, code="duplicate_key")
+        seen.add(key)
+
+
+def _check_content_type(request: Request) -> None:
+    media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        raise ApiError(
+            415, "The content type must be 'application/json'.", param="content-type", code="unsupported_media_type"
+        )

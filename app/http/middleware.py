@@ -1,0 +1,173 @@
+"""Pure ASGI layers around every route: the outermost border, and the request's body and end.
+
+`Border` names the request, measures it, and turns whatever was raised into OpenAI's error shape. `HostCheck` refuses
+what was not meant for this server. `RequestBody` bounds the body while it is read, and cancels the work for a client
+that has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.http.errors import ApiError, is_our_fault, to_api_error
+from app.http.hosts import HostRule
+from app.http.json_route import error_response
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+_log = logging.getLogger(__name__)
+
+
+class Border:
+    """Outermost layer: request id, processing time, and the one place where an unforeseen error becomes a 500."""
+
+    def __init__(self, app: ASGIApp, *, sends_request_id: bool) -> None:
+        self._app = app
+        self._sends_request_id = sends_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started_s = time.perf_counter()
+        request_id = _request_id(scope)
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        # Routes and what they call put further ones in here.
+        response_headers: dict[str, str] = {}
+        state["response_headers"] = response_headers
+        has_answered = False
+
+        async def send_named(message: Message) -> None:
+            nonlocal has_answered
+            if message["type"] == "http.response.start":
+                has_answered = True
+                headers = MutableHeaders(scope=message)
+                if self._sends_request_id:
+                    headers["x-request-id"] = request_id
+                headers["openai-processing-ms"] = str(round((time.perf_counter() - started_s) * 1000))
+                headers.setdefault("cache-control", "no-store")
+                headers.update(response_headers)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception as error:  # noqa: BLE001 - the ASGI border: logged, then answered
+            if is_our_fault(error):
+                _log.exception("request %s failed", request_id)
+            if not has_answered:
+                await error_response(to_api_error(error), scope)(scope, receive, send_named)
+
+
+class HostCheck:
+    """Refuses a request whose `Host` is none of ours."""
+
+    def __init__(self, app: ASGIApp, *, rule: HostRule) -> None:
+        self._app = app
+        self._rule = rule
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and not self._rule.allows(Headers(scope=scope).get("host", "")):
+            raise ApiError(
+                421,
+                "This server does not answer to the name in 'Host'; 'allowed_hosts' in its configuration may add it.",
+                code="host_not_allowed",
+            )
+        await self._app(scope, receive, send)
+
+
+class RequestBody:
+    """Reads the whole body within a bound, then watches for the client to go away and cancels its work.
+
+    Servers differ in whether they cancel a handler at a disconnect; here it is always done, streaming or not.
+
+    Args:
+        streamed: method and path of routes that read and bound their bodies themselves.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, streamed: Collection[tuple[str, str]] = ()) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._streamed = streamed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or (scope.get("method"), scope.get("path")) in self._streamed:
+            await self._app(scope, receive, send)
+            return
+        body = await self._read(scope, receive)
+        if body is None:
+            return
+        has_ended = False
+
+        async def send_watched(message: Message) -> None:
+            nonlocal has_ended
+            has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        work = asyncio.create_task(_call(self._app, scope, _replay(body), send_watched))
+        watch = asyncio.create_task(_until_disconnect(receive))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done() or has_ended:
+                await work
+        finally:
+            work.cancel()
+            watch.cancel()
+            await asyncio.gather(work, watch, return_exceptions=True)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the body, or None where the client has gone before its end."""
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > self._max_bytes):
+            raise self._too_large()
+        pieces, num_bytes = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            pieces.append(message.get("body", b""))
+            num_bytes += len(pieces[-1])
+            if num_bytes > self._max_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"The request body is over {self._max_bytes} bytes.", code="request_too_large")
+
+
+async def _call(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    await app(scope, receive, send)
+
+
+def _replay(body: bytes) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        # A client that leaves cancels the whole call, so that nobody has to be told of it here.
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    return receive
+
+
+async def _until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"

@@ -1,0 +1,300 @@
+"""Events -> the bytes of a server-sent stream; nothing else knows `data:`.
+
+One frame of a chat stream, with the usage asked for (one line, then an empty one):
+
+    data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,
+           "delta":{"content":"Hi"},"logprobs":null,"finish_reason":null}],"usage":null}
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.http.errors import ApiError, is_our_fault, to_api_error
+from app.schemas.common import PromptLogprobs, Usage
+from app.translation.moderation import chat_moderation
+from app.translation.render import (
+    ChatShape,
+    CompletionShape,
+    ResponseHead,
+    TextScores,
+    chat_logprobs,
+    echoed_scores,
+    prompt_logprobs,
+    usage,
+)
+from app.translation.streaming import ChoiceEvent, EventBatches
+from deployments.generation import EndReason, Finished, Started, TextDelta, TokenScore
+
+DONE = b"data: [DONE]\n\n"
+OBFUSCATION_STEP = 32
+"""Padded chunks differ in size by multiples of this many characters."""
+
+_log = logging.getLogger(__name__)
+
+
+class StreamFrames(Protocol):
+    """The wire format of one kind of stream."""
+
+    def event(self, item: ChoiceEvent) -> bytes:
+        """Return the frames of one event."""
+        ...
+
+    def closing(self) -> bytes:
+        """Return what follows the last event."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return what ends a stream that has failed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamExtras:
+    """What a stream carries besides the answer.
+
+    Attributes:
+        include_usage: one more chunk has the token counts.
+        continuous_usage: every chunk has the counts so far.
+        obfuscates: chunks are padded, so that their sizes do not tell the lengths of tokens.
+    """
+
+    include_usage: bool = False
+    continuous_usage: bool = False
+    obfuscates: bool = False
+
+
+class _Frames:
+    """What the two kinds of streams share: the head of a chunk, and the chunk of counts."""
+
+    def __init__(self, head: ResponseHead, *, kind: str, extras: StreamExtras, answers_per_prompt: int) -> None:
+        self._head: dict[str, Any] = {
+            "id": head.response_id,
+            "object": kind,
+            "created": head.created_s,
+            "model": head.model,
+        }
+        self._extras = extras
+        self._answers_per_prompt = answers_per_prompt
+        self._counted: dict[int, Finished] = {}
+
+    def closing(self) -> bytes:
+        """Return the chunk of counts, where it is asked for, and the end mark."""
+        if not self._extras.include_usage:
+            return DONE
+        return _frame(self._head | {"choices": [], "usage": self._counts().model_dump(mode="json")}) + DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the one event of a failure."""
+        return _frame(error.body())
+
+    def _count(self, item: ChoiceEvent) -> None:
+        """Take note of the tokens that an event tells of."""
+        match item.event:
+            case Started(num_prompt_tokens=num_prompt, num_cached_tokens=num_cached, fingerprint=fingerprint):
+                if fingerprint:
+                    self._head["system_fingerprint"] = fingerprint
+                self._counted[item.index] = Finished(
+                    reason=EndReason.STOP,
+                    num_prompt_tokens=num_prompt,
+                    num_cached_tokens=num_cached,
+                    num_completion_tokens=0,
+                )
+            case TextDelta(num_tokens=num_tokens):
+                if self._extras.continuous_usage:
+                    self._counted[item.index] = replace(self._counted[item.index], num_completion_tokens=num_tokens)
+            case Finished() as finished:
+                self._counted[item.index] = finished
+
+    def _counts(self) -> Usage:
+        return usage([self._counted[index] for index in sorted(self._counted)], self._answers_per_prompt)
+
+    def _chunk(self, *choices: dict[str, Any], **more: Any) -> bytes:
+        chunk = self._head | {"choices": choices} | more
+        if self._extras.include_usage:
+            chunk["usage"] = self._counts().model_dump(mode="json") if self._extras.continuous_usage else None
+        if self._extras.obfuscates:
+            size = len(orjson.dumps(choices))
+            chunk["obfuscation"] = secrets.token_urlsafe(OBFUSCATION_STEP)[: 1 + -size % OBFUSCATION_STEP]
+        return _frame(chunk)
+
+
+class ChatFrames(_Frames):
+    """Chunks of a chat: the role, pieces of content, an empty delta with the finish reason, what a classifier found."""
+
+    def __init__(
+        self,
+        head: ResponseHead,
+        *,
+        extras: StreamExtras,
+        num_choices: int = 1,
+        shape: ChatShape | None = None,
+    ) -> None:
+        super().__init__(head, kind="chat.completion.chunk", extras=extras, answers_per_prompt=num_choices)
+        self._shape = shape or ChatShape()
+        if self._shape.service_tier is not None:
+            self._head["service_tier"] = self._shape.service_tier
+        self._opened: set[int] = set()
+
+    def event(self, item: ChoiceEvent) -> bytes:
+        """Return the frames of one event; the first of a choice brings its role."""
+        self._count(item)
+        frames = b""
+        if item.index not in self._opened:
+            self._opened.add(item.index)
+            frames = self._opening(item)
+        if isinstance(item.event, TextDelta):
+            logprobs = None
+            if self._shape.tells_scores:
+                logprobs = chat_logprobs(item.event.scores).model_dump(mode="json")
+            for delta in _deltas(item.event):
+                frames += self._delta(item.index, delta, logprobs=logprobs)
+                logprobs = None
+        elif isinstance(item.event, Finished):
+            if item.event.refusal is not None:
+                frames += self._delta(item.index, {"refusal": item.event.refusal})
+            frames += self._delta(item.index, {}, item.event.reason.value)
+        return frames
+
+    def closing(self) -> bytes:
+        """Return the chunk of what the classifier found, where it is asked for, and what else follows."""
+        if self._shape.classifier is None:
+            return super().closing()
+        finished = [self._counted[index] for index in sorted(self._counted)]
+        found = chat_moderation(finished, self._shape.classifier).model_dump(mode="json")
+        return self._chunk(moderation=found) + super().closing()
+
+    def _opening(self, item: ChoiceEvent) -> bytes:
+        """Return the chunk with the role, and the prompt's scores where the event has those that are asked for."""
+        more: dict[str, Any] = {}
+        if isinstance(item.event, Started):
+            found = prompt_logprobs(item.event, self._shape.num_prompt_logprobs)
+            more = {} if found is None else {"prompt_logprobs": _dumped(found)}
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return self._chunk({"index": item.index, "delta": delta, "logprobs": None, "finish_reason": None}, **more)
+
+    def _delta(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> bytes:
+        return self._chunk({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason})
+
+
+def _deltas(event: TextDelta) -> Iterator[dict[str, Any]]:
+    """Yield what an event adds to the message: its thoughts, its content, then its calls one by one."""
+    if event.reasoning:
+        yield {"reasoning_content": event.reasoning}
+    if event.text or not (event.reasoning or event.calls):
+        yield {"content": event.text}
+    for call in event.calls:
+        delta: dict[str, Any] = {"index": call.index}
+        if call.call_id is not None:
+            delta |= {"id": call.call_id, "type": "function"}
+        function = {"arguments": call.arguments}
+        yield {"tool_calls": [delta | {"function": function if call.name is None else {"name": call.name} | function}]}
+
+
+class CompletionFrames(_Frames):
+    """Chunks of text completions: the echo, pieces of text, then an empty one with the finish reason."""
+
+    def __init__(self, head: ResponseHead, *, extras: StreamExtras, shape: CompletionShape) -> None:
+        super().__init__(head, kind="text_completion", extras=extras, answers_per_prompt=shape.num_choices)
+        self._shape = shape
+        self._scores_by_choice: dict[int, TextScores] = {}
+
+    def event(self, item: ChoiceEvent) -> bytes:
+        """Return the frames of one event."""
+        match item.event:
+            case Finished() as finished:
+                if self._shape.hides_answer:
+                    finished = replace(finished, reason=EndReason.LENGTH, num_completion_tokens=0)
+                self._count(replace(item, event=finished))
+                return self._text(item.index, "", (), finished.reason.value)
+            case TextDelta(text=text, scores=scores) if not self._shape.hides_answer:
+                self._count(item)
+                return self._text(item.index, text, scores)
+            case Started() as started:
+                self._count(item)
+                return self._opening(item.index, started)
+        return b""
+
+    def _opening(self, index: int, started: Started) -> bytes:
+        """Return the chunk of the echo and of the prompt's scores, nothing where neither is asked for."""
+        found = prompt_logprobs(started, self._shape.num_prompt_logprobs)
+        if found is None and started.prompt_text is None:
+            return b""
+        choice = self._choice(index, started.prompt_text or "", echoed_scores(started, self._shape.num_scores or 0))
+        return self._chunk(choice if found is None else choice | {"prompt_logprobs": _dumped(found)})
+
+    def _text(self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None) -> bytes:
+        return self._chunk(self._choice(index, text, scores, finish_reason))
+
+    def _choice(
+        self, index: int, text: str, scores: Iterable[TokenScore], finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        logprobs = None
+        if self._shape.num_scores is not None and finish_reason is None:
+            told = self._scores_by_choice.setdefault(index, TextScores())
+            logprobs = told.next(scores).model_dump(mode="json")
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+class EventStream(Response):
+    """Streams opened `EventBatches`, one write for each batch, and closes them however it ends.
+
+    An error in mid-stream becomes the event that the format has for it, and the stream ends without its end mark.
+    """
+
+    def __init__(self, events: EventBatches, frames: StreamFrames, *, request_id: str) -> None:
+        super().__init__(
+            headers={
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+            }
+        )
+        del self.headers["content-length"]
+        self._events = events
+        self._frames = frames
+        self._request_id = request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for data in self._writes():
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await self._events.close()
+
+    async def _writes(self) -> AsyncIterator[bytes]:
+        try:
+            async for batch in self._events.batches():
+                data = b"".join(self._frames.event(item) for item in batch)
+                if data:
+                    yield data
+            yield self._frames.closing()
+        except Exception as error:  # noqa: BLE001 - the status is sent: the stream is the only place to say it
+            if is_our_fault(error):
+                _log.exception("stream of request %s failed", self._request_id)
+            yield self._frames.failure(to_api_error(error))
+
+
+def _dumped(scores: PromptLogprobs) -> list[Any]:
+    return [place and {token: entry.model_dump(mode="json") for token, entry in place.items()} for place in scores]
+
+
+def _frame(value: object) -> bytes:
+    return b"data: " + orjson.dumps(value) + b"\n\n"

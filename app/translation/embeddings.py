@@ -1,0 +1,59 @@
+"""A validated request for vectors -> `EmbeddingRequest`, and its vectors -> the wire. Pure."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from typing import TYPE_CHECKING, Literal
+
+from app.schemas.embeddings import EmbeddingsResponse, EmbeddingUsage, EmbeddingVector
+from app.translation.bounds import check_count
+from app.translation.translate import plain_prompts
+from deployments.generation import TextPrompt
+from deployments.pooled import EmbeddingRequest, Embeddings
+from engine.request import Pooling
+
+if TYPE_CHECKING:
+    from app.schemas.embeddings import EmbeddingsRequest
+    from app.settings import LimitSettings
+
+Encoding = Literal["float", "base64"]
+
+
+def embedding_request(body: EmbeddingsRequest, limits: LimitSettings, *, request_id: str) -> EmbeddingRequest:
+    """Return what is asked of the gateway.
+
+    Raises:
+        RequestError: the request is over one of the limits.
+    """
+    inputs = plain_prompts(body.input)
+    check_count(len(inputs), limits.max_embedding_inputs, "inputs", field="input")
+    num_chars = sum(len(i.text) if isinstance(i, TextPrompt) else len(i.token_ids) for i in inputs)
+    check_count(num_chars, limits.max_prompt_chars, "characters or token ids", field="input")
+    return EmbeddingRequest(
+        request_id=request_id,
+        model=body.model,
+        inputs=inputs,
+        pooling=None if body.pooling is None else Pooling(body.pooling),
+        dimensions=body.dimensions,
+        normalizes=body.normalize is not False,
+    )
+
+
+def embeddings_response(model: str, found: Embeddings, encoding: Encoding) -> EmbeddingsResponse:
+    """Return the vectors as the client wants them written."""
+    return EmbeddingsResponse(
+        data=[EmbeddingVector(index=i, embedding=_written(v, encoding)) for i, v in enumerate(found.vectors)],
+        model=model,
+        usage=EmbeddingUsage(prompt_tokens=found.num_prompt_tokens, total_tokens=found.num_prompt_tokens),
+    )
+
+
+def _written(vector: bytes, encoding: Encoding) -> list[float] | str:
+    if encoding == "base64":
+        return base64.b64encode(vector).decode("ascii")
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tolist()

@@ -1,0 +1,102 @@
+"""The safety classifier on the wire: which one is meant, what a chat wants of it, and what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from app.http.errors import ApiError, model_not_found, without_internals
+from app.schemas.moderations import (
+    ChatModeration,
+    ModerationError,
+    ModerationResponse,
+    ModerationResult,
+    ModerationResults,
+    ScoredText,
+)
+from app.translation.hazards import openai_scores
+from deployments.generation import Finished, Moderation, Verdict
+
+if TYPE_CHECKING:
+    from app.schemas.moderations import ChatModerationRequest
+
+OPENAI_MODELS = ("omni-moderation-", "text-moderation-")
+"""Clients have these names built in; they are answered by the classifier that there is."""
+
+
+def classifier_name(asked: str | None, known: str | None) -> str:
+    """Return the name of the classifier that a request means; `known` is the server's.
+
+    Raises:
+        ApiError: 404; there is none, or none of this name.
+    """
+    if known is None:
+        raise ApiError(404, "This server has no safety classifier.", param="model", code="model_not_found")
+    if asked is not None and asked != known and not asked.startswith(OPENAI_MODELS):
+        raise model_not_found(asked)
+    return known
+
+
+def chat_classifier(asked: ChatModerationRequest | None, known: str | None) -> str | None:
+    """Return the name of the classifier that a chat wants to hear of; None where it wants nothing.
+
+    Raises:
+        ApiError: there is none (400), or none of this name (404).
+    """
+    if asked is None:
+        return None
+    if known is None:
+        message = "'moderation' cannot be used: this server has no safety classifier."
+        raise ApiError(400, message, param="moderation", code="unsupported_parameter")
+    try:
+        return classifier_name(asked.model, known)
+    except ApiError as error:
+        error.param = "moderation.model"
+        raise
+
+
+def moderation_asked(asked: ChatModerationRequest | None) -> Moderation | None:
+    """Return what a chat wants of the classifier; without a policy it is told, and blocks nothing more."""
+    if asked is None:
+        return None
+    policy = asked.policy
+    return Moderation(
+        blocks_input=policy is not None and policy.input is not None and policy.input.mode == "block",
+        blocks_output=policy is not None and policy.output is not None and policy.output.mode == "block",
+    )
+
+
+def moderation(response_id: str, classifier: str, verdicts: Iterable[Verdict]) -> ModerationResponse:
+    """Return the classifier's verdicts under OpenAI's categories and its own hazards."""
+    return ModerationResponse(id=response_id, model=classifier, results=[_result(verdict) for verdict in verdicts])
+
+
+def chat_moderation(finished: Sequence[Finished], classifier: str) -> ChatModeration:
+    """Return what was found in a chat: one result for its input, and one for each choice that has text."""
+    told = [end.moderation for end in finished if end.moderation is not None]
+    return ChatModeration(
+        input=_results([one.input for one in told[:1]], classifier),
+        output=_results([one.output for one in told], classifier),
+    )
+
+
+def _results(verdicts: Iterable[Verdict | None], classifier: str) -> ModerationResults | ModerationError:
+    found = [verdict for verdict in verdicts if verdict is not None]
+    for verdict in found:
+        if verdict.error is not None:
+            return ModerationError(message=without_internals(verdict.error))
+    return ModerationResults(
+        model=classifier,
+        results=[ScoredText(model=classifier, **_result(verdict).model_dump()) for verdict in found],
+    )
+
+
+def _result(verdict: Verdict) -> ModerationResult:
+    scores = openai_scores(verdict.score_by_hazard)
+    flags = openai_scores(dict.fromkeys(verdict.flagged, 1.0))
+    return ModerationResult(
+        flagged=bool(verdict.flagged),
+        categories={category: flags.get(category, 0.0) > 0 for category in scores},
+        category_scores=scores,
+        category_applied_input_types={category: ["text"] for category in scores},
+    )

@@ -1,0 +1,249 @@
+"""Answers of the gateway -> the wire's values. Pure; the bytes of streams are `app.http.sse`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from app.schemas.chat import AssistantMessage, ChatChoice, ChatCompletion
+from app.schemas.common import (
+    ChatLogprobs,
+    ChosenLogprob,
+    CompletionTokensDetails,
+    PromptLogprob,
+    PromptLogprobs,
+    PromptTokensDetails,
+    TokenLogprob,
+    Usage,
+    WireFinishReason,
+)
+from app.schemas.completions import Completion, CompletionChoice, CompletionLogprobs
+from app.schemas.models import Model
+from app.schemas.tools import FunctionCall, MessageToolCall
+from app.translation.moderation import chat_moderation
+from app.translation.streaming import Answer
+from deployments.generation import Finished, ModelCard, Started, TokenScore, ToolCall
+
+LEAST_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponseHead:
+    """What every chunk and answer of one request repeats; `created_s` is Unix time in seconds."""
+
+    response_id: str
+    created_s: int
+    model: str
+
+
+def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> Usage:
+    """Return the token counts of all choices together, in their order; a prompt counts once for all its answers."""
+    ends = finished[::answers_per_prompt]
+    num_prompt_tokens = sum(end.num_prompt_tokens for end in ends)
+    num_completion_tokens = sum(end.num_completion_tokens for end in finished)
+    return Usage(
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_completion_tokens,
+        total_tokens=num_prompt_tokens + num_completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(end.num_cached_tokens for end in ends)),
+        completion_tokens_details=CompletionTokensDetails(
+            reasoning_tokens=sum(end.num_reasoning_tokens for end in finished)
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatShape:
+    """What a chat shows besides the answer.
+
+    Attributes:
+        tells_scores: log-probabilities are told.
+        num_prompt_logprobs: the same of the prompt, with so many likeliest tokens; None for none.
+        service_tier: the tier that served, where one was asked for.
+        classifier: its public name, where it is told what it found.
+    """
+
+    tells_scores: bool = False
+    num_prompt_logprobs: int | None = None
+    service_tier: str | None = None
+    classifier: str | None = None
+
+
+def chat_completion(head: ResponseHead, answers: Sequence[Answer], shape: ChatShape) -> ChatCompletion:
+    """Return whole answers to one chat; a refused input has a `refusal` and no content."""
+    choices = []
+    for index, answer in enumerate(answers):
+        refusal = answer.finished.refusal
+        message = AssistantMessage(
+            content=(answer.text or (None if answer.calls else "")) if refusal is None else None,
+            refusal=refusal,
+            tool_calls=[_tool_call(call) for call in answer.calls] or None,
+            reasoning_content=answer.reasoning or None,
+        )
+        scores = chat_logprobs(answer.scores) if shape.tells_scores else None
+        choices.append(
+            ChatChoice(
+                index=index,
+                message=message,
+                logprobs=scores,
+                finish_reason=answer.finished.reason.value,
+            )
+        )
+    finished = [answer.finished for answer in answers]
+    return ChatCompletion(
+        id=head.response_id,
+        created=head.created_s,
+        model=head.model,
+        choices=choices,
+        usage=usage(finished, len(answers)),
+        system_fingerprint=answers[0].started.fingerprint or None,
+        service_tier=shape.service_tier,
+        prompt_logprobs=prompt_logprobs(answers[0].started, shape.num_prompt_logprobs),
+        moderation=None if shape.classifier is None else chat_moderation(finished, shape.classifier),
+    )
+
+
+def prompt_logprobs(started: Started, num_top: int | None) -> PromptLogprobs | None:
+    """Return a prompt's scores with `num_top` likeliest tokens each; None where nobody asked, or none were told."""
+    if num_top is None or not started.prompt_scores:
+        return None
+    return [
+        None
+        if score.logprob is None
+        # Where the token is among the likeliest its rank is its place there.
+        else {str(token.token_id): _prompt_logprob(token) for token in (score, *score.top[:num_top])}
+        for score in started.prompt_scores
+    ]
+
+
+def _prompt_logprob(score: TokenScore) -> PromptLogprob:
+    return PromptLogprob(logprob=_finite(score.logprob), rank=score.rank, decoded_token=score.text)
+
+
+def echoed_scores(started: Started, num_top: int) -> tuple[TokenScore, ...]:
+    """Return the scores of a prompt that is repeated, with `num_top` likeliest tokens each."""
+    if started.prompt_text is None:
+        return ()
+    return tuple(score._replace(top=score.top[:num_top]) for score in started.prompt_scores)
+
+
+def chat_logprobs(scores: Iterable[TokenScore]) -> ChatLogprobs:
+    """Return the scores of an answer, or of a piece of one, as chats have them."""
+    content = [
+        ChosenLogprob(**_token_logprob(score), top_logprobs=[TokenLogprob(**_token_logprob(top)) for top in score.top])
+        for score in scores
+    ]
+    return ChatLogprobs(content=content)
+
+
+def completion(
+    head: ResponseHead, answers: Sequence[Answer], *, answers_per_prompt: int, shape: CompletionShape
+) -> Completion:
+    """Return whole text answers: of each prompt's, which stand side by side, the `num_choices` likeliest per token."""
+    choices: list[CompletionChoice] = []
+    for start in range(0, len(answers), answers_per_prompt):
+        computed = answers[start : start + answers_per_prompt]
+        if len(computed) > shape.num_choices:
+            computed = sorted(computed, key=lambda answer: -answer.mean_logprob)[: shape.num_choices]
+        choices += [_completion_choice(len(choices) + index, answer, shape) for index, answer in enumerate(computed)]
+    counts = usage([answer.finished for answer in answers], answers_per_prompt)
+    if shape.hides_answer:
+        counts = counts.model_copy(update={"completion_tokens": 0, "total_tokens": counts.prompt_tokens})
+    return Completion(
+        id=head.response_id,
+        created=head.created_s,
+        model=head.model,
+        choices=choices,
+        usage=counts,
+        system_fingerprint=answers[0].started.fingerprint or None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionShape:
+    """What a text completion shows.
+
+    Attributes:
+        num_choices: answers to each prompt.
+        num_scores: log-probabilities are told, and those of so many likeliest tokens; None for none.
+        num_prompt_logprobs: the same of the prompt, apart from the text.
+        hides_answer: only the echo of the prompt was asked for.
+    """
+
+    num_choices: int = 1
+    num_scores: int | None = None
+    num_prompt_logprobs: int | None = None
+    hides_answer: bool = False
+
+
+def _completion_choice(index: int, answer: Answer, shape: CompletionShape) -> CompletionChoice:
+    echo = answer.started.prompt_text or ""
+    logprobs = None
+    if shape.num_scores is not None:
+        told = TextScores()
+        echoed = echoed_scores(answer.started, shape.num_scores)
+        logprobs = told.next(echoed + (() if shape.hides_answer else answer.scores))
+    return CompletionChoice(
+        index=index,
+        text=echo if shape.hides_answer else echo + answer.text,
+        logprobs=logprobs,
+        finish_reason="length" if shape.hides_answer else text_finish_reason(answer.finished),
+        prompt_logprobs=prompt_logprobs(answer.started, shape.num_prompt_logprobs),
+    )
+
+
+def text_finish_reason(finished: Finished) -> WireFinishReason:
+    """Return why a text completion ended, which has no calls."""
+    return cast("WireFinishReason", finished.reason.value)
+
+
+def _tool_call(call: ToolCall) -> MessageToolCall:
+    return MessageToolCall(id=call.call_id, function=FunctionCall(name=call.name, arguments=call.arguments))
+
+
+class TextScores:
+    """Scores as text completions have them; offsets go on from piece to piece of one choice."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+
+    def next(self, scores: Iterable[TokenScore]) -> CompletionLogprobs:
+        """Return the scores of the next piece."""
+        scores = tuple(scores)
+        offsets = []
+        for score in scores:
+            offsets.append(self._offset)
+            self._offset += len(score.text)
+        return CompletionLogprobs(
+            tokens=[score.text for score in scores],
+            token_logprobs=[None if score.logprob is None else _finite(score.logprob) for score in scores],
+            top_logprobs=[_top_by_text(score) for score in scores],
+            text_offset=offsets,
+        )
+
+
+def _top_by_text(score: TokenScore) -> dict[str, float] | None:
+    if score.logprob is None:
+        return None
+    # The likeliest first, and of tokens that look alike the likeliest; the one of the text is always among them.
+    found: dict[str, float] = {}
+    for token in (*score.top, score):
+        found.setdefault(token.text, _finite(token.logprob))
+    return found
+
+
+def _token_logprob(score: TokenScore) -> dict[str, Any]:
+    return {"token": score.text, "logprob": _finite(score.logprob), "bytes": list(score.raw)}
+
+
+def _finite(logprob: float | None) -> float:
+    # JSON has no infinity; OpenAI writes this number for "never".
+    return max(logprob if logprob is not None else LEAST_LOGPROB, LEAST_LOGPROB)
+
+
+def model(card: ModelCard) -> Model:
+    """Return one entry of the list of models."""
+    return Model(
+        id=card.name, created=card.created_s, parent=card.parent, max_model_len=card.max_model_len, task=card.task
+    )

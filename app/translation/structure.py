@@ -1,0 +1,99 @@
+"""What an answer has to look like -> the grammar that the engine follows. Pure; bounds are those of the settings."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher, StructTag, grammar_from
+
+from app.translation.bounds import check_count, check_depth
+from deployments.gateway.grammars import JSON_STYLE
+from deployments.generation import Grammar
+from engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from app.schemas.chat import ChatCompletionRequest
+    from app.schemas.common import SamplingFields
+    from app.schemas.structured import StructuralTag, StructuredOutputs
+    from app.settings import LimitSettings
+
+
+def chat_grammar(body: ChatCompletionRequest, limits: LimitSettings) -> Grammar | None:
+    """Return what the answer to a chat follows, None for free text.
+
+    Raises:
+        RequestError: a schema is too large or too deep, or two fields contradict each other.
+    """
+    wanted = body.response_format
+    if wanted is None or wanted.type == "text":
+        return text_grammar(body, limits)
+    if body.structured_outputs is not None:
+        raise RequestError("Set 'response_format' or 'structured_outputs', not both.", field="structured_outputs")
+    schema: Any = {"type": "object"}
+    if wanted.json_schema is not None:
+        schema = {} if wanted.json_schema.schema_ is None else wanted.json_schema.schema_
+    source = _of_schema(schema, limits, "response_format")
+    return _checked(body, Grammar(source=source, field="response_format"))
+
+
+def text_grammar(body: SamplingFields, limits: LimitSettings) -> Grammar | None:
+    """Return what an answer follows by the extension alone; errors as `chat_grammar`."""
+    if body.structured_outputs is None:
+        return None
+    source = _of_extension(body.structured_outputs, limits)
+    return _checked(body, Grammar(source=source, field="structured_outputs"))
+
+
+def _checked(body: SamplingFields, grammar: Grammar) -> Grammar:
+    # With these the grammar may leave no token that can be drawn.
+    for name in ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"):
+        if getattr(body, name):
+            raise RequestError(f"'{name}' cannot be used together with '{grammar.field}'.", field=name)
+    return grammar
+
+
+def _of_extension(wanted: StructuredOutputs, limits: LimitSettings) -> str:
+    field = "structured_outputs"
+    if wanted.json_ is not None:
+        return _of_schema(wanted.json_, limits, f"{field}.json")
+    if wanted.regex is not None:
+        _check_size(len(wanted.regex), limits, f"{field}.regex")
+        return LLMatcher.grammar_from_regex(wanted.regex)
+    if wanted.choice is not None:
+        _check_size(sum(map(len, wanted.choice)), limits, f"{field}.choice")
+        return grammar_from("choice", json.dumps(wanted.choice))
+    if wanted.grammar is not None:
+        _check_size(len(wanted.grammar), limits, f"{field}.grammar")
+        try:
+            return grammar_from("grammar", wanted.grammar)
+        except ValueError as error:
+            raise RequestError(f"'{field}.grammar' is no grammar: {str(error)[:300]}", field=field) from None
+    assert wanted.structural_tag is not None
+    return _of_tags(wanted.structural_tag, limits, f"{field}.structural_tag")
+
+
+def _of_tags(wanted: StructuralTag, limits: LimitSettings, field: str) -> str:
+    tags = []
+    for structure in wanted.structures:
+        trigger = next((text for text in wanted.triggers if structure.begin.startswith(text)), None)
+        if trigger is None:
+            raise RequestError(f"'{field}': no trigger begins the structure {structure.begin[:64]!r}.", field=field)
+        _check_schema(structure.schema_, limits, field)
+        schema = {"x-guidance": JSON_STYLE, **structure.schema_}
+        tags.append(StructTag(trigger=trigger, begin=structure.begin, grammar=schema, end=structure.end))
+    return StructTag.to_grammar(tags, assume_special=False)
+
+
+def _of_schema(schema: Any, limits: LimitSettings, field: str) -> str:
+    _check_schema(schema, limits, field)
+    return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
+
+
+def _check_schema(schema: Any, limits: LimitSettings, field: str) -> None:
+    check_depth(schema, limits.max_schema_depth, field=field)
+    _check_size(len(json.dumps(schema)), limits, field)
+
+
+def _check_size(num_chars: int, limits: LimitSettings, field: str) -> None:
+    check_count(num_chars, limits.max_schema_chars, "characters", field=field)

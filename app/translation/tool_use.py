@@ -1,0 +1,92 @@
+"""The tools of a chat request -> what the model is told of, and which of it an answer may call. Pure."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from app.translation.bounds import check_count, check_depth
+from deployments.generation import ToolSpec, ToolUse
+from engine.errors import RequestError
+
+if TYPE_CHECKING:
+    from app.schemas.chat import ChatCompletionRequest
+    from app.schemas.tools import Tool, ToolChoice
+    from app.settings import LimitSettings
+
+_NEEDS_FREE_TEXT = ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words", "structured_outputs")
+
+
+def tool_use(body: ChatCompletionRequest, limits: LimitSettings) -> ToolUse | None:
+    """Return how the answer may call tools, None where there are none.
+
+    Raises:
+        RequestError: there are too many or too large ones, or a choice that there is not.
+    """
+    tools = tool_specs(body.tools or [], limits)
+    choice = body.tool_choice or "auto"
+    if not tools:
+        if choice not in ("none", "auto"):
+            raise RequestError("'tool_choice' needs 'tools'.", field="tool_choice")
+        return None
+    for name in _NEEDS_FREE_TEXT:
+        if getattr(body, name):
+            raise RequestError(f"'{name}' cannot be used together with 'tools'.", field=name)
+    names = [tool.name for tool in tools]
+    callable_names = _callable(choice, names)
+    is_required = choice == "required" or (
+        not isinstance(choice, str) and (choice.allowed_tools is None or choice.allowed_tools.mode == "required")
+    )
+    is_one = not isinstance(choice, str) and choice.type == "function"
+    return ToolUse(
+        tools=tools,
+        callable_names=frozenset(callable_names),
+        is_required=is_required,
+        is_parallel=body.parallel_tool_calls is not False and not is_one,
+    )
+
+
+def tool_specs(tools: list[Tool], limits: LimitSettings) -> tuple[ToolSpec, ...]:
+    """Return the functions of a request; errors as `tool_use`."""
+    check_count(len(tools), limits.max_tools, "tools", field="tools")
+    specs: list[ToolSpec] = []
+    num_chars = 0
+    for index, tool in enumerate(tools):
+        function = tool.function
+        if any(spec.name == function.name for spec in specs):
+            field = f"tools[{index}].function.name"
+            raise RequestError(f"'{field}' is {function.name!r} a second time.", field=field)
+        parameters: dict[str, Any] = function.parameters or {}
+        field = f"tools[{index}].function.parameters"
+        check_depth(parameters, limits.max_schema_depth, field=field)
+        size = len(json.dumps(parameters))
+        check_count(size, limits.max_schema_chars, "characters", field=field)
+        num_chars += size
+        specs.append(
+            ToolSpec(
+                name=function.name,
+                description=function.description or "",
+                parameters=parameters,
+                is_strict=bool(function.strict),
+            )
+        )
+    check_count(num_chars, limits.max_tools_chars, "characters in all schemas", field="tools")
+    return tuple(specs)
+
+
+def _callable(choice: str | ToolChoice, names: list[str]) -> list[str]:
+    if isinstance(choice, str):
+        return [] if choice == "none" else names
+    if choice.function is not None:
+        _check_named(choice.function.name, names, "tool_choice.function.name")
+        return [choice.function.name]
+    assert choice.allowed_tools is not None
+    allowed = [tool.function.name for tool in choice.allowed_tools.tools]
+    for index, name in enumerate(allowed):
+        _check_named(name, names, f"tool_choice.allowed_tools.tools[{index}].function.name")
+    return allowed
+
+
+def _check_named(name: str, names: list[str], field: str) -> None:
+    if name not in names:
+        raise RequestError(f"'{field}' is {name!r}, which is none of 'tools'.", field=field)

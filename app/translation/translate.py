@@ -1,0 +1,361 @@
+"""A validated request -> `GenerationRequest`s; checks the bounds that the settings choose.
+
+Pure and total: the same body, ids and seeds give the same requests, and every failure is a `RequestError`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeGuard, cast
+
+from app.http.sse import StreamExtras
+from app.translation.beams import with_beams
+from app.translation.bounds import check_count, check_depth
+from app.translation.moderation import moderation_asked
+from app.translation.structure import chat_grammar, text_grammar
+from app.translation.tool_use import tool_specs, tool_use
+from deployments.generation import (
+    ChatMessage,
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    ToolCall,
+)
+from engine.errors import RequestError
+from engine.request import DryPenalty, LzPenalty, SamplingParams
+
+if TYPE_CHECKING:
+    from app.schemas.chat import ChatCompletionRequest, Message
+    from app.schemas.common import SamplingFields
+    from app.schemas.completions import CompletionRequest
+    from app.schemas.moderations import ModerationRequest
+    from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
+    from app.settings import LimitSettings
+
+SeedSource = Callable[[], int]
+
+DRY_BREAKERS = ("\n", ":", '"', "*")
+"""Where sequences end in most texts: the default of those who have DRY."""
+_SEED_MASK = 2**64 - 1
+_PRIORITY_BY_TIER = {"priority": -8, "flex": 8}
+"""Half of the longest head start, in either direction (`engine.scheduling.live_request`)."""
+_SEED_STEP = 0x9E3779B97F4A7C15
+"""Odd, and far from any seed that a person would choose: of the golden ratio, as splitmix64 steps."""
+
+
+def random_seed() -> int:
+    """Draw a seed of 64 bits for a request that names none."""
+    return secrets.randbits(64)
+
+
+def chat_generations(
+    body: ChatCompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
+) -> tuple[GenerationRequest, ...]:
+    """Return one request for each choice of a chat completion. `developer` turns go to the template as `system`."""
+    prompt = whole_chat_prompt(body, limits)
+    if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
+        raise RequestError(
+            "'max_tokens' is the older name of 'max_completion_tokens'; set one of them.", field="max_tokens"
+        )
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("'top_logprobs' needs 'logprobs' to be true.", field="top_logprobs")
+    base = _generation(body, prompt, limits, body.max_completion_tokens or body.max_tokens)
+    if body.priority is not None and served_tier(body) not in (None, "default"):
+        raise RequestError("Set 'service_tier' or 'priority', not both.", field="service_tier")
+    base = replace(
+        base,
+        params=replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None),
+        grammar=chat_grammar(body, limits),
+        tool_use=tool_use(body, limits),
+        moderation=moderation_asked(body.moderation),
+        salt=_salt(body),
+        retention_s=_retention_s(body),
+        priority=_PRIORITY_BY_TIER.get(body.service_tier or "default", base.priority),
+    )
+    choices = _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
+    first, *others = with_beams(body, choices, body.n or 1)
+    # One prompt, told once.
+    quiet = None if base.moderation is None else replace(base.moderation, tells_input=False)
+    return first, *(
+        replace(one, params=replace(one.params, num_prompt_logprobs=None), moderation=quiet) for one in others
+    )
+
+
+def text_generations(
+    body: CompletionRequest, limits: LimitSettings, *, request_id: str, draw_seed: SeedSource = random_seed
+) -> tuple[GenerationRequest, ...]:
+    """Return the requests of a text completion: for each prompt, in order, one for each answer that is computed."""
+    prompts = plain_prompts(body.prompt)
+    check_count(len(prompts), limits.max_prompts, "prompts", field="prompt")
+    _check_chars(sum(len(p.text) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
+    _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("'max_tokens' must be at least 1 where 'echo' is not set.", field="max_tokens")
+    num_wanted, num_answers = body.n or 1, answers_per_prompt(body)
+    if num_answers < num_wanted:
+        raise RequestError(f"'best_of' ({num_answers}) must be at least 'n' ({num_wanted}).", field="best_of")
+    if num_answers > num_wanted and body.stream:
+        raise RequestError("'best_of' above 'n' cannot be streamed.", field="best_of")
+    scores = body.logprobs if num_answers == num_wanted else body.logprobs or 0
+    grammar = text_grammar(body, limits)
+    bases = []
+    for prompt in prompts:
+        base = _generation(body, prompt, limits, body.max_tokens)
+        asked = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
+        params = replace(base.params, num_logprobs=scores, num_prompt_logprobs=max(asked, default=None))
+        bases.append(replace(base, params=params, echoes=bool(body.echo), grammar=grammar))
+    return with_beams(body, _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed)), num_answers)
+
+
+def answers_per_prompt(body: CompletionRequest) -> int:
+    """Return how many answers are computed for each prompt: `best_of`, or as many as are returned."""
+    return body.best_of or body.n or 1
+
+
+def moderation_texts(body: ModerationRequest, limits: LimitSettings) -> tuple[str, ...]:
+    """Return the texts to judge, in order."""
+    items = [body.input] if isinstance(body.input, str) else body.input
+    texts = tuple(item if isinstance(item, str) else item.text for item in items)
+    if not texts:
+        raise RequestError("'input' must not be empty.", field="input")
+    check_count(len(texts), limits.max_prompts, "texts", field="input")
+    _check_chars(sum(map(len, texts)), limits, field="input")
+    return texts
+
+
+def tokenized_prompt(body: TokenizeRequest, limits: LimitSettings) -> ChatPrompt | TextPrompt:
+    """Return what is to be tokenised."""
+    if body.messages is not None:
+        return whole_chat_prompt(body, limits)
+    text = body.prompt or ""
+    _check_chars(len(text), limits, field="prompt")
+    return TextPrompt(text=text, has_special_tokens=body.add_special_tokens is not False)
+
+
+def detokenized_ids(body: DetokenizeRequest, limits: LimitSettings) -> tuple[int, ...]:
+    """Return the token ids whose text is wanted."""
+    _check_chars(len(body.tokens), limits, field="tokens")
+    return tuple(body.tokens)
+
+
+def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: LimitSettings) -> ChatPrompt:
+    """Return the prompt of a chat, with its tools and the options of its template."""
+    prompt = _chat_prompt(body.messages or (), limits)
+    if body.continue_final_message and (prompt.messages[-1].role != "assistant" or not prompt.messages[-1].content):
+        raise RequestError(
+            "'continue_final_message' needs a last message of the assistant, with content.",
+            field="continue_final_message",
+        )
+    options = body.chat_template_kwargs or {}
+    check_depth(options, limits.max_schema_depth, field="chat_template_kwargs")
+    check_count(len(json.dumps(options)), limits.max_schema_chars, "characters", field="chat_template_kwargs")
+    return replace(
+        prompt,
+        tools=tool_specs(body.tools or [], limits),
+        template_options=options,
+        continues_final_message=bool(body.continue_final_message),
+        reasoning_effort=body.reasoning_effort,
+    )
+
+
+def _chat_prompt(messages: Sequence[Message], limits: LimitSettings) -> ChatPrompt:
+    check_count(len(messages), limits.max_messages, "items", field="messages")
+    turns = tuple(_turn(message) for message in messages)
+    num_chars = sum(
+        len(turn.content) + len(turn.reasoning or "") + sum(len(call.arguments) for call in turn.tool_calls)
+        for turn in turns
+    )
+    _check_chars(num_chars, limits, field="messages")
+    return ChatPrompt(messages=turns)
+
+
+def _turn(message: Message) -> ChatMessage:
+    return ChatMessage(
+        role="system" if message.role == "developer" else message.role,
+        content=message.to_text(),
+        name=message.name,
+        tool_calls=tuple(
+            ToolCall(call_id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ),
+        tool_call_id=message.tool_call_id,
+        reasoning=message.reasoning_content,
+    )
+
+
+def served_tier(body: ChatCompletionRequest) -> str | None:
+    """Return the tier that a chat is served in, as the answer says it; None where nobody asked."""
+    return "default" if body.service_tier == "auto" else body.service_tier
+
+
+def _salt(body: ChatCompletionRequest) -> str:
+    salt = body.cache_salt or ""
+    # No two pairs look alike, and without a key chats share with text completions.
+    return salt if body.prompt_cache_key is None else json.dumps([salt, body.prompt_cache_key])
+
+
+def _retention_s(body: ChatCompletionRequest) -> float:
+    options, longest = body.prompt_cache_options, body.prompt_cache_retention
+    hours = [24.0 if longest == "24h" else 0.0, 0.0 if options is None else 12.0 if options.ttl == "12h" else 0.5]
+    return 3600 * max(hours)
+
+
+def stream_extras(body: SamplingFields) -> StreamExtras:
+    """Return what a stream carries besides the answer."""
+    options = body.stream_options
+    if options is None:
+        return StreamExtras()
+    return StreamExtras(
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
+        obfuscates=bool(options.include_obfuscation),
+    )
+
+
+def plain_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[TextPrompt | TokenPrompt, ...]:
+    """Return the prompts that `WirePrompt` spells, in order."""
+    if isinstance(prompt, str):
+        return (TextPrompt(text=prompt),)
+    if _is_token_ids(prompt):
+        return (TokenPrompt(token_ids=tuple(prompt)),)
+    return tuple(
+        TextPrompt(text=item) if isinstance(item, str) else TokenPrompt(token_ids=tuple(item))
+        for item in cast("list[str] | list[list[int]]", prompt)
+    )
+
+
+def _is_token_ids(prompt: list[str] | list[int] | list[list[int]]) -> TypeGuard[list[int]]:
+    return isinstance(prompt[0], int)
+
+
+def _seed(body: SamplingFields, draw_seed: SeedSource) -> int:
+    return (body.seed if body.seed is not None else draw_seed()) & _SEED_MASK
+
+
+def _check_chars(num_chars: int, limits: LimitSettings, *, field: str) -> None:
+    check_count(num_chars, limits.max_prompt_chars, "characters or token ids", field=field)
+
+
+def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...]:
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    check_count(len(stop), limits.max_stop_strings, "strings", field="stop")
+    for index, text in enumerate(stop):
+        if not 1 <= len(text) <= limits.max_stop_chars:
+            field = "stop" if isinstance(body.stop, str) else f"stop[{index}]"
+            raise RequestError(
+                f"'{field}' has {len(text)} characters; from 1 to {limits.max_stop_chars} are allowed.", field=field
+            )
+    return tuple(dict.fromkeys(stop))
+
+
+def _choices(
+    bases: Sequence[GenerationRequest], count: int, limits: LimitSettings, request_id: str, seed: int
+) -> tuple[GenerationRequest, ...]:
+    """Return each request `count` times, with ids of their own; the answers to one prompt draw from unlike seeds."""
+    if len(bases) * count > limits.max_choices:
+        raise RequestError(
+            f"This request asks for {len(bases) * count} answers; at most {limits.max_choices} are allowed.", field="n"
+        )
+    seeds = [(seed + index * _SEED_STEP) & _SEED_MASK for index in range(count)]
+    return tuple(
+        replace(
+            base, request_id=f"{request_id}-{place * count + index}", params=replace(base.params, seed=seeds[index])
+        )
+        for place, base in enumerate(bases)
+        for index in range(count)
+    )
+
+
+def _logit_bias(body: SamplingFields, limits: LimitSettings) -> tuple[tuple[int, float], ...]:
+    bias = body.logit_bias or {}
+    check_count(len(bias), limits.max_logit_bias, "entries", field="logit_bias")
+    for key in bias:
+        if not key.isascii() or not key.isdecimal() or len(key) > 9:
+            raise RequestError(f"'logit_bias' has the key {key[:32]!r}; keys are token ids.", field="logit_bias")
+    # Two spellings of one id count together.
+    return tuple((int(key), value) for key, value in bias.items())
+
+
+def _dry_penalty(body: SamplingFields) -> DryPenalty | None:
+    """Return the penalty that is asked for, its breakers still as text (`_dry_breakers`)."""
+    if not body.dry_multiplier or body.dry_penalty_last_n == 0:
+        return None
+    return DryPenalty(
+        multiplier=body.dry_multiplier,
+        base=1.75 if body.dry_base is None else body.dry_base,
+        allowed_length=2 if body.dry_allowed_length is None else body.dry_allowed_length,
+        last_n=-1 if body.dry_penalty_last_n is None else body.dry_penalty_last_n,
+    )
+
+
+def _dry_breakers(body: SamplingFields) -> tuple[str, ...]:
+    texts = body.dry_sequence_breakers
+    return DRY_BREAKERS if texts is None else tuple(dict.fromkeys(texts))
+
+
+def _lz_penalty(body: SamplingFields) -> LzPenalty | None:
+    if not body.lz_penalty:
+        return None
+    return LzPenalty(
+        strength=body.lz_penalty,
+        buffer=32 if body.lz_buffer_size is None else body.lz_buffer_size,
+        lookback=512 if body.lz_lookback_size is None else body.lz_lookback_size,
+    )
+
+
+def _generation(
+    body: SamplingFields, prompt: Prompt, limits: LimitSettings, max_tokens: int | None
+) -> GenerationRequest:
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("'stream_options' needs 'stream' to be true.", field="stream_options")
+    extras = stream_extras(body)
+    if extras.continuous_usage and not extras.include_usage:
+        field = "stream_options.continuous_usage_stats"
+        raise RequestError(f"'{field}' needs 'include_usage' to be true.", field=field)
+    if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
+        raise RequestError(
+            f"'min_tokens' ({body.min_tokens}) must be at most the tokens of the answer ({max_tokens}).",
+            field="min_tokens",
+        )
+    params = SamplingParams(
+        max_tokens=max_tokens or 1,  # the gateway overwrites it once it knows the prompt's length
+        min_tokens=body.min_tokens or 0,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_k=max(0, body.top_k or 0),
+        top_p=1.0 if body.top_p is None else body.top_p,
+        min_p=body.min_p or 0.0,
+        top_n_sigma=body.top_n_sigma or 0.0,
+        typical_p=1.0 if body.typical_p is None else body.typical_p,
+        epsilon_cutoff=body.epsilon_cutoff or 0.0,
+        eta_cutoff=body.eta_cutoff or 0.0,
+        xtc_probability=body.xtc_probability or 0.0,
+        xtc_threshold=0.1 if body.xtc_threshold is None else body.xtc_threshold,
+        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        dry=_dry_penalty(body),
+        lz=_lz_penalty(body),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        logit_bias=_logit_bias(body, limits),
+        allowed_token_ids=tuple(dict.fromkeys(body.allowed_token_ids or ())),
+        num_prompt_logprobs=body.prompt_logprobs,
+    )
+    return GenerationRequest(
+        request_id="",  # every choice gets its own
+        model=body.model,
+        prompt=prompt,
+        params=params,
+        # Nothing can be drawn from without a step: the one token of an echo alone is computed, and not shown.
+        max_tokens=max(1, max_tokens) if max_tokens is not None else None,
+        bad_words=tuple(dict.fromkeys(body.bad_words or ())),
+        dry_breakers=() if params.dry is None else _dry_breakers(body),
+        stop=_stop_strings(body, limits),
+        salt=body.cache_salt or "",
+        priority=body.priority or 0,
+    )

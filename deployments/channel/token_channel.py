@@ -1,0 +1,400 @@
+"""The token channel: gateways listen, model replicas dial, and each step's tokens for a gateway travel as one frame.
+
+One persistent TCP connection for each (replica, gateway), opened by the handshake of
+`deployments.channel.token_handshake`; then the replica sends frames of `deployments.channel.token_frames` until the
+end, and the gateway nothing. The end of a connection is the death of the peer for both sides, and so is a replica's
+silence (`deployments.channel.heartbeat`): the replica frees what the gateway has asked for, and the gateway's streams
+that it served end with `ReplicaLostError`. Between frames a replica that is watched sends reports of how it is
+(`deployments.routing.report`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from deployments.channel.heartbeat import BEAT, HEARTBEAT_S, SilenceError, heard
+from deployments.channel.token_frames import (
+    LENGTH,
+    FrameError,
+    coalesce,
+    decode_body,
+    decode_length,
+    encode_frame,
+    payload_bytes,
+)
+from deployments.channel.token_handshake import ChannelError, accept, checked_secret, introduce
+from deployments.config import ChannelConfig
+from deployments.errors import ReplicaLostError
+from deployments.generation_calls import TokenAddress
+from deployments.routing.report import LoadReport, decode_report, is_report
+from engine.request import Emission, RequestId
+
+HANDSHAKE_TIMEOUT_S = 5.0
+STALL_TIMEOUT_S = 30.0
+"""A gateway that reads nothing for so long, with output waiting for it, is gone."""
+MAX_HANDSHAKES = 64
+MAX_PENDING_BYTES = 64 << 20
+"""Output that waits for one gateway, all its streams together."""
+MAX_FRAME_PAYLOAD_BYTES = 4 << 20
+
+_logger = logging.getLogger(__name__)
+
+
+class SlowReaderError(RuntimeError):
+    """A stream's unread output has passed `ChannelConfig.max_buffered_bytes`; it can only be ended."""
+
+
+class Subscription:
+    """The output of one request on the gateway's side. One reader."""
+
+    def __init__(self, request_id: RequestId, max_buffered_bytes: int) -> None:
+        self.request_id = request_id
+        self._max_buffered_bytes = max_buffered_bytes
+        self._unread: list[Emission] = []
+        self._unread_bytes = 0
+        self._error: Exception | None = None
+        self._has_ended = False
+        self._wake = asyncio.Event()
+
+    async def get(self) -> Emission:
+        """Return everything that has come since the last call as one emission, as soon as there is any.
+
+        Raises:
+            ReplicaLostError: the connection that fed this stream has ended.
+            SlowReaderError: too much was left unread.
+            Exception: what `fail` was given.
+        """
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            self._wake.clear()
+            await self._wake.wait()
+        (emission,) = coalesce(self._unread)
+        self._unread, self._unread_bytes = [], 0
+        return emission
+
+    def put(self, emission: Emission) -> None:
+        """Append one emission; dropped once the stream has failed or finished."""
+        if self._error is not None or self._has_ended:
+            return
+        self._unread_bytes += payload_bytes(emission)
+        if self._unread_bytes > self._max_buffered_bytes:
+            self._unread = []
+            self.fail(SlowReaderError(f"more than {self._max_buffered_bytes} bytes of output were left unread"))
+            return
+        self._unread.append(emission)
+        self._has_ended = emission.finish_reason is not None
+        self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        """End the stream with an error after what has already come; nothing happens where it has ended before."""
+        if self._error is None and not self._has_ended:
+            self._error = error
+            self._wake.set()
+
+
+class ChannelListener:
+    """A gateway's end: accepts replicas and hands each request's emissions to its subscription.
+
+    Args:
+        gateway_id: unique to this process.
+        node_host: address to listen on and to advertise where the configuration names none.
+        on_report: told of every report, with the connection that it came by.
+        on_end: told of every connection's end; returns the requests that were sent to its replica, fed or not.
+
+    Raises:
+        ConfigError: the secret is too short.
+    """
+
+    def __init__(
+        self,
+        config: ChannelConfig,
+        gateway_id: str,
+        *,
+        node_host: str = "127.0.0.1",
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        on_report: Callable[[LoadReport, object], None] = lambda report, connection: None,
+        on_end: Callable[[object], Iterable[RequestId]] = lambda connection: (),
+    ) -> None:
+        self._on_report, self._on_end = on_report, on_end
+        self._secret = checked_secret(config)
+        self._host = config.host or node_host
+        self._gateway_id = gateway_id
+        self._max_buffered_bytes = config.max_buffered_bytes
+        self._handshake_timeout_s = handshake_timeout_s
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._num_handshakes = 0
+        self._subscriptions: dict[RequestId, Subscription] = {}
+        self._feeders: dict[RequestId, asyncio.StreamReader] = {}
+
+    async def start(self) -> TokenAddress:
+        """Listen on a free port and return the address that replicas dial."""
+        self._server = await asyncio.start_server(self._serve_connection, self._host, 0)
+        port = self._server.sockets[0].getsockname()[1]
+        return TokenAddress(gateway_id=self._gateway_id, host=self._host, port=port)
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open, handshakes included."""
+        return len(self._connections)
+
+    def subscribe(self, request_id: RequestId) -> Subscription:
+        """Return the output of a request; to be called before the request is sent, once for each id."""
+        assert request_id not in self._subscriptions, "request ids are unique"
+        subscription = Subscription(request_id, self._max_buffered_bytes)
+        self._subscriptions[request_id] = subscription
+        return subscription
+
+    def unsubscribe(self, request_id: RequestId) -> None:
+        """Drop a request: what still comes for it is ignored. Idempotent."""
+        self._subscriptions.pop(request_id, None)
+        self._feeders.pop(request_id, None)
+
+    def fail_all(self, error: Exception) -> None:
+        """End every stream that is open with an error, after what has already come."""
+        for subscription in self._subscriptions.values():
+            subscription.fail(error)
+
+    async def close(self) -> None:
+        """Stop listening and end all connections."""
+        if self._server is not None:
+            self._server.close()
+        for task in tuple(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            if await self._is_authenticated(reader, writer):
+                await self._read_frames(reader)
+        except (FrameError, SilenceError) as error:
+            _logger.warning("token channel: closed a connection: %s", error)
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # The end of a connection, told to its streams below.
+        except asyncio.CancelledError:
+            pass  # Only `close` cancels, and asyncio's server would log the cancellation as a fault.
+        finally:
+            self._fail_streams_of(reader, self._on_end(reader))
+            writer.close()
+            self._connections.discard(task)
+
+    async def _is_authenticated(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if self._num_handshakes >= MAX_HANDSHAKES:
+            _logger.warning("token channel: refused a connection: %d handshakes are open", MAX_HANDSHAKES)
+            return False
+        self._num_handshakes += 1
+        try:
+            async with asyncio.timeout(self._handshake_timeout_s):
+                await accept(reader, writer, self._secret, self._gateway_id)
+            return True
+        except ChannelError as error:
+            _logger.warning("token channel: refused a connection: %s", error)
+            return False
+        except TimeoutError:
+            _logger.warning("token channel: closed a connection that did not finish its handshake")
+            return False
+        finally:
+            self._num_handshakes -= 1
+
+    async def _read_frames(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            length = decode_length(await heard(reader, LENGTH.size))
+            body = await heard(reader, length)
+            if is_report(body):
+                self._on_report(decode_report(body), reader)
+                continue
+            for emission in decode_body(body):
+                subscription = self._subscriptions.get(emission.request_id)
+                # A stream that changed its connection would have a hole.
+                if subscription is not None and self._feeders.setdefault(emission.request_id, reader) is reader:
+                    subscription.put(emission)
+
+    def _fail_streams_of(self, reader: asyncio.StreamReader, sent: Iterable[RequestId]) -> None:
+        fed = [request_id for request_id, feeder in self._feeders.items() if feeder is reader]
+        for request_id in {*fed, *sent} & self._subscriptions.keys():
+            self._subscriptions[request_id].fail(ReplicaLostError("the replica's token channel has ended"))
+
+
+class ChannelDialer:
+    """A replica's end: one connection to each gateway, shared by all its requests. Lives on one event loop.
+
+    Args:
+        on_lost: called on the event loop, once, as soon as a connection has ended by itself. Whoever is told forgets
+            the gateway's requests at once: output for it may already have been dropped.
+
+    Raises:
+        ConfigError: the secret is too short.
+    """
+
+    def __init__(
+        self,
+        config: ChannelConfig,
+        on_lost: Callable[[TokenAddress], None],
+        *,
+        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
+        stall_timeout_s: float = STALL_TIMEOUT_S,
+        max_pending_bytes: int = MAX_PENDING_BYTES,
+    ) -> None:
+        self._secret = checked_secret(config)
+        self._on_lost = on_lost
+        self._handshake_timeout_s = handshake_timeout_s
+        self._stall_timeout_s = stall_timeout_s
+        self._max_pending_bytes = max_pending_bytes
+        self._dials: dict[TokenAddress, asyncio.Task[None]] = {}
+        self._links: dict[TokenAddress, _Link] = {}
+
+    async def connect(self, address: TokenAddress) -> None:
+        """Make sure of a connection to a gateway.
+
+        Raises:
+            ChannelError: nobody answers there, or not the gateway that was meant.
+        """
+        if address in self._links:
+            return
+        dial = self._dials.get(address)
+        if dial is None:
+            dial = self._dials[address] = asyncio.create_task(self._dial(address))
+            dial.add_done_callback(lambda _: self._dials.pop(address, None))
+        # Others may wait for the same dial: one that gives up must not end it.
+        await asyncio.shield(dial)
+
+    def send(self, address: TokenAddress, emissions: Sequence[Emission]) -> None:
+        """Send one step's emissions; nothing happens where there is no connection to the gateway (any more)."""
+        link = self._links.get(address)
+        if link is not None and emissions:
+            link.send(emissions)
+
+    def send_report(self, address: TokenAddress, report: bytes) -> None:
+        """Send an encoded report; nothing happens where there is no connection to the gateway (any more)."""
+        link = self._links.get(address)
+        if link is not None:
+            link.send_report(report)
+
+    async def close(self) -> None:
+        """Send what waits, and end all connections; `on_lost` is not called."""
+        for dial in tuple(self._dials.values()):
+            dial.cancel()
+        links = tuple(self._links.values())
+        self._links.clear()
+        await asyncio.gather(*(link.finish() for link in links))
+
+    async def _dial(self, address: TokenAddress) -> None:
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(self._handshake_timeout_s):
+                reader, writer = await asyncio.open_connection(address.host, address.port)
+                await introduce(reader, writer, self._secret, address.gateway_id)
+        except (OSError, EOFError) as error:  # TimeoutError is an OSError.
+            if writer is not None:
+                writer.close()
+            raise ChannelError(f"no token channel to the gateway at {address.host}:{address.port}") from error
+        except asyncio.CancelledError:
+            if writer is not None:
+                writer.close()
+            raise
+        link = _Link(reader, writer, self._stall_timeout_s, self._max_pending_bytes)
+        self._links[address] = link
+        link.start(lambda: self._lose(address, link))
+
+    def _lose(self, address: TokenAddress, link: _Link) -> None:
+        if self._links.get(address) is link:
+            del self._links[address]
+            self._on_lost(address)
+
+
+class _Link:
+    """One open connection to a gateway. While the socket is busy, output gathers and becomes one larger frame."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        stall_timeout_s: float,
+        max_pending_bytes: int,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._stall_timeout_s = stall_timeout_s
+        self._max_pending_bytes = max_pending_bytes
+        self._pending: list[Emission] = []
+        self._reports: list[bytes] = []
+        self._pending_bytes = 0
+        self._wake = asyncio.Event()
+        self._is_finishing = False
+        self._run: asyncio.Task[None] | None = None
+
+    def start(self, on_end: Callable[[], None]) -> None:
+        self._run = asyncio.create_task(self._run_until_end())
+        self._run.add_done_callback(lambda _: on_end())
+
+    def send(self, emissions: Sequence[Emission]) -> None:
+        self._pending.extend(emissions)
+        self._waits(sum(map(payload_bytes, emissions)))
+
+    def send_report(self, report: bytes) -> None:
+        self._reports.append(report)
+        self._waits(len(report))
+
+    def _waits(self, num_bytes: int) -> None:
+        self._pending_bytes += num_bytes
+        self._wake.set()
+        if self._pending_bytes > self._max_pending_bytes and self._run is not None:
+            _logger.warning("token channel: a gateway does not read; %d bytes wait for it", self._pending_bytes)
+            self._run.cancel()
+
+    async def finish(self) -> None:
+        """Send what waits and close."""
+        self._is_finishing = True
+        self._wake.set()
+        if self._run is not None:
+            await asyncio.wait([self._run])
+
+    async def _run_until_end(self) -> None:
+        writing = asyncio.create_task(self._write())
+        watching = asyncio.create_task(self._reader.read(1))  # The gateway says nothing: this returns at its end.
+        try:
+            await asyncio.wait((writing, watching), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (writing, watching):
+                task.cancel()
+            fault, _ = await asyncio.gather(writing, watching, return_exceptions=True)
+            if isinstance(fault, FrameError | TimeoutError):
+                _logger.warning("token channel: gave a gateway up: %s", fault or "it does not read")
+            self._pending = []
+            self._writer.close()
+
+    async def _write(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HEARTBEAT_S):
+                    await self._wake.wait()
+            self._wake.clear()
+            pending, self._pending, self._pending_bytes = self._pending, [], 0
+            reports, self._reports = self._reports, []
+            for frame in (*_frames(pending), *reports) or (BEAT,):
+                self._writer.write(frame)
+                async with asyncio.timeout(self._stall_timeout_s):
+                    await self._writer.drain()
+            if self._is_finishing and not self._pending:
+                return
+
+
+def _frames(emissions: Sequence[Emission]) -> Iterator[bytes]:
+    """Yield the frames for all emissions, one as a rule."""
+    part: list[Emission] = []
+    part_bytes = 0
+    for emission in coalesce(emissions):
+        if part and part_bytes + payload_bytes(emission) > MAX_FRAME_PAYLOAD_BYTES:
+            yield encode_frame(part)
+            part, part_bytes = [], 0
+        part.append(emission)
+        part_bytes += payload_bytes(emission)
+    if part:
+        yield encode_frame(part)

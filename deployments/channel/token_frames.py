@@ -1,0 +1,216 @@
+"""One frame carries what an engine step brought all the requests of one gateway. Pure: struct, no pickle.
+
+All integers are little-endian. A frame and its emissions:
+
+    frame     length u32 (bytes that follow) | magic b"AF" | version u8 | reserved u8 = 0 | count u32 | emission * count
+    emission  id length u16 | error length u16 (0xffff: none) | cached tokens u32 | token count u32 | finish u8
+              | bytes of log-probabilities u32 | of the prompt's u32
+              | id (UTF-8) | token ids i32 * count | log-probabilities, the prompt's (`logprob_bytes`) | error (UTF-8)
+
+Example: request "r1" draws token 7 and ends by its length, three prompt tokens came from the cache; 39 bytes:
+
+    23000000 4146 02 00 01000000   0200 ffff 03000000 01000000 02 00000000 00000000   7231 07000000
+
+Whatever does not decode to the last byte raises `FrameError`: every length is checked against what is there.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Sequence
+
+from deployments.channel.logprob_bytes import pack_logprobs, unpack_logprobs
+from engine.request import Emission, FinishReason, RequestId
+
+MAGIC = b"AF"
+VERSION = 2
+MAX_FRAME_BYTES = 16 << 20
+MAX_ID_BYTES = 1024
+MAX_ERROR_BYTES = 4096
+MAX_TOKEN_ID = (1 << 31) - 1
+LENGTH = struct.Struct("<I")
+
+_HEADER = struct.Struct("<2sBBI")
+_EMISSION = struct.Struct("<HHIIBII")
+_FINISH_CODES: dict[FinishReason | None, int] = {
+    None: 0,
+    FinishReason.STOP: 1,
+    FinishReason.LENGTH: 2,
+    FinishReason.CANCELLED: 3,
+    FinishReason.FAILED: 4,
+    FinishReason.EXPIRED: 5,
+}
+_FINISH_BY_CODE = {code: reason for reason, code in _FINISH_CODES.items()}
+_NO_ERROR = 0xFFFF
+
+
+class FrameError(ValueError):
+    """Bytes that are no frame of ours, or an emission that does not fit into one."""
+
+
+def encode_frame(emissions: Sequence[Emission]) -> bytes:
+    """Return one frame, its length prefix included. An error text over 4096 bytes is cut at a character.
+
+    Raises:
+        FrameError: a request id, a token id or the whole frame is out of bounds.
+    """
+    parts = [b"", _HEADER.pack(MAGIC, VERSION, 0, len(emissions))]
+    for emission in emissions:
+        parts.extend(_emission_parts(emission))
+    length = sum(map(len, parts))
+    if length > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {length} bytes is over the bound of {MAX_FRAME_BYTES}")
+    parts[0] = LENGTH.pack(length)
+    return b"".join(parts)
+
+
+def decode_length(prefix: bytes) -> int:
+    """Return how many bytes follow the four of the prefix.
+
+    Raises:
+        FrameError: too few for any frame, or over the bound.
+    """
+    (length,) = LENGTH.unpack(prefix)
+    if not _HEADER.size <= length <= MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of {length} bytes is not within {_HEADER.size} and {MAX_FRAME_BYTES}")
+    return int(length)
+
+
+def decode_body(body: bytes) -> tuple[Emission, ...]:
+    """Return the emissions of a frame without its length prefix.
+
+    Raises:
+        FrameError: the bytes are not exactly a frame of this version.
+    """
+    if len(body) < _HEADER.size:
+        raise FrameError("a frame ends within its header")
+    magic, version, reserved, count = _HEADER.unpack_from(body)
+    if magic != MAGIC or reserved != 0:
+        raise FrameError("not a token frame")
+    if version != VERSION:
+        raise FrameError(f"a frame of version {version}; this end speaks {VERSION}")
+    # Checked before anything is made of `count` items.
+    if count > (len(body) - _HEADER.size) // _EMISSION.size:
+        raise FrameError(f"a frame of {len(body)} bytes cannot hold {count} emissions")
+    emissions = []
+    offset = _HEADER.size
+    for _ in range(count):
+        emission, offset = _decode_emission(body, offset)
+        emissions.append(emission)
+    if offset != len(body):
+        raise FrameError(f"{len(body) - offset} bytes too many at the end of a frame")
+    return tuple(emissions)
+
+
+def payload_bytes(emission: Emission) -> int:
+    """Return about how many bytes an emission occupies in a frame: what buffers are bounded by."""
+    num_scored = len(emission.logprobs) + len(emission.prompt_logprobs)
+    num_top = sum(len(entry.top) for entry in (*emission.logprobs, *emission.prompt_logprobs)) if num_scored else 0
+    numbers = 4 * len(emission.token_ids) + 10 * num_scored + 8 * num_top
+    return _EMISSION.size + len(emission.request_id) + numbers + len(emission.error or "")
+
+
+def coalesce(emissions: Sequence[Emission]) -> list[Emission]:
+    """Return the emissions of several steps as one for each request, in the order of their first ones."""
+    by_request: dict[RequestId, list[Emission]] = {}
+    for emission in emissions:
+        by_request.setdefault(emission.request_id, []).append(emission)
+    return [_joined(parts) for parts in by_request.values()]
+
+
+def _joined(parts: Sequence[Emission]) -> Emission:
+    last = parts[-1]
+    if len(parts) == 1:
+        return last
+    return Emission(
+        request_id=last.request_id,
+        token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
+        finish_reason=last.finish_reason,
+        num_cached_tokens=last.num_cached_tokens,
+        logprobs=tuple(entry for part in parts for entry in part.logprobs),
+        prompt_logprobs=tuple(entry for part in parts for entry in part.prompt_logprobs),
+        error=last.error,
+    )
+
+
+def _emission_parts(emission: Emission) -> tuple[bytes, ...]:
+    try:
+        request_id = emission.request_id.encode()
+    except UnicodeEncodeError as error:
+        raise FrameError("a request id is not valid Unicode") from error
+    if not 0 < len(request_id) <= MAX_ID_BYTES:
+        raise FrameError(f"a request id of {len(request_id)} bytes is not within 1 and {MAX_ID_BYTES}")
+    error_text = b"" if emission.error is None else _clipped(emission.error)
+    try:
+        token_ids = array("i", emission.token_ids)
+        logprobs, prompt_logprobs = pack_logprobs(emission.logprobs), pack_logprobs(emission.prompt_logprobs)
+        head = _EMISSION.pack(
+            len(request_id),
+            _NO_ERROR if emission.error is None else len(error_text),
+            emission.num_cached_tokens,
+            len(token_ids),
+            _FINISH_CODES[emission.finish_reason],
+            len(logprobs),
+            len(prompt_logprobs),
+        )
+    except (OverflowError, struct.error) as error:
+        raise FrameError(f"a number in an emission of {emission.request_id!r} is out of bounds") from error
+    if token_ids and min(token_ids) < 0:
+        raise FrameError(f"a token id in an emission of {emission.request_id!r} is negative")
+    return head, request_id, _little_endian(token_ids).tobytes(), logprobs, prompt_logprobs, error_text
+
+
+def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
+    if offset + _EMISSION.size > len(body):
+        raise FrameError("a frame ends within the head of an emission")
+    id_length, error_length, num_cached_tokens, num_tokens, finish, *lengths = _EMISSION.unpack_from(body, offset)
+    has_error = error_length != _NO_ERROR
+    is_sane = 0 < id_length <= MAX_ID_BYTES and finish in _FINISH_BY_CODE
+    if not is_sane or (has_error and error_length > MAX_ERROR_BYTES):
+        raise FrameError("the head of an emission is out of bounds")
+    id_start = offset + _EMISSION.size
+    ids_start = id_start + id_length
+    logprobs_start = ids_start + 4 * num_tokens
+    prompt_start = logprobs_start + lengths[0]
+    error_start = prompt_start + lengths[1]
+    end = error_start + (error_length if has_error else 0)
+    if end > len(body):
+        raise FrameError("a frame ends within an emission")
+    token_ids = array("i")
+    token_ids.frombytes(body[ids_start:logprobs_start])
+    token_ids = _little_endian(token_ids)
+    if token_ids and min(token_ids) < 0:
+        raise FrameError("a token id is negative")
+    try:
+        request_id = body[id_start:ids_start].decode()
+        error = body[error_start:end].decode() if has_error else None
+    except UnicodeDecodeError as fault:
+        raise FrameError("a text in a frame is not UTF-8") from fault
+    try:
+        logprobs = unpack_logprobs(body[logprobs_start:prompt_start]) if lengths[0] else ()
+        prompt_logprobs = unpack_logprobs(body[prompt_start:error_start]) if lengths[1] else ()
+    except ValueError as fault:
+        raise FrameError(str(fault)) from fault
+    emission = Emission(
+        request_id=RequestId(request_id),
+        token_ids=tuple(token_ids),
+        finish_reason=_FINISH_BY_CODE[finish],
+        num_cached_tokens=num_cached_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        error=error,
+    )
+    return emission, end
+
+
+def _clipped(text: str) -> bytes:
+    encoded = text.encode("utf-8", "replace")
+    return encoded if len(encoded) <= MAX_ERROR_BYTES else encoded[:MAX_ERROR_BYTES].decode("utf-8", "ignore").encode()
+
+
+def _little_endian(token_ids: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        token_ids.byteswap()
+    return token_ids

@@ -1,0 +1,119 @@
+"""Judges texts by a sequence-classification checkpoint: probability for each hazard, and the hazards over their bound.
+
+Any `AutoModelForSequenceClassification` folder with safetensors: multi-label ones through a sigmoid, single-label ones
+through a softmax. A text longer than the model's window is judged in overlapping windows, and counts as its worst one.
+Blocks: to be called in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from deployments.classifiers.sequence_checkpoint import Rows, SequenceCheckpoint
+from deployments.config import SafetyConfig
+from deployments.generation import Verdict
+from engine.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+MAX_OVERLAP_TOKENS = 64
+
+
+class Classifier:
+    """One checkpoint in memory, float32, on the CPU.
+
+    Raises:
+        CheckpointError: the folder has no whole safetensors checkpoint of a classifier.
+        ConfigError: the configuration names a label that the classifier does not have.
+    """
+
+    def __init__(self, config: SafetyConfig) -> None:
+        self._config = config
+        self._checkpoint = SequenceCheckpoint(config.model_path, num_threads=config.num_threads)
+        self._labels = self._checkpoint.labels
+        self._is_multi_label = _is_multi_label(self._checkpoint.config)
+        _check_labels("benign_labels", config.benign_labels, self._labels)
+        _check_labels("threshold_by_hazard", tuple(config.threshold_by_hazard), self._labels)
+
+    @property
+    def hazards(self) -> tuple[str, ...]:
+        """The labels that verdicts score, benign ones left out."""
+        return tuple(label for label in self._labels if label not in self._config.benign_labels)
+
+    def check(self, text: str) -> None:
+        """Refuse a text that cannot be judged, before it shares a batch with others.
+
+        Raises:
+            RequestError: it is longer than `SafetyConfig.max_chars`, or holds a lone surrogate.
+        """
+        if len(text) > self._config.max_chars:
+            raise RequestError(
+                f"input must have at most {self._config.max_chars} characters to be judged, got {len(text)}",
+                field="input",
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError("input must be valid Unicode, and holds a lone surrogate", field="input") from None
+
+    def judge(self, texts: Sequence[str]) -> list[Verdict]:
+        """Return a verdict on each text, in order; forward passes take at most `SafetyConfig.max_batch` windows.
+
+        Raises:
+            RequestError: as `check`.
+        """
+        if not texts:
+            return []
+        for text in texts:
+            self.check(text)
+        window_tokens = self._checkpoint.window_tokens
+        windows = self._checkpoint.tokenizer(
+            list(texts),
+            truncation=True,
+            max_length=window_tokens,
+            stride=min(MAX_OVERLAP_TOKENS, window_tokens // 4),
+            return_overflowing_tokens=True,
+        )
+        owners: list[int] = windows.pop("overflow_to_sample_mapping")
+        worst = torch.zeros(len(texts), len(self._labels))  # [texts, labels]
+        # Windows of like length share a batch, which saves padding. A text of no token has nothing to judge.
+        num_tokens = [len(ids) for ids in windows["input_ids"]]
+        order = sorted((i for i in range(len(owners)) if num_tokens[i]), key=num_tokens.__getitem__)
+        for start in range(0, len(order), self._config.max_batch):
+            chosen = order[start : start + self._config.max_batch]
+            batch = {name: [rows[i] for i in chosen] for name, rows in windows.items()}
+            scores = self._forward(batch)
+            for row, window in enumerate(chosen):
+                worst[owners[window]] = torch.maximum(worst[owners[window]], scores[row])
+        return [self._verdict(dict(zip(self._labels, row, strict=True))) for row in worst.tolist()]
+
+    @torch.inference_mode()
+    def _forward(self, batch: Rows) -> torch.Tensor:
+        """Return probabilities [windows, labels] of a batch of unpadded rows."""
+        logits = self._checkpoint.logits(batch)
+        return logits.sigmoid() if self._is_multi_label else logits.softmax(dim=-1)
+
+    def _verdict(self, score_by_label: Mapping[str, float]) -> Verdict:
+        score_by_hazard = {hazard: score_by_label[hazard] for hazard in self.hazards}
+        bounds = self._config.threshold_by_hazard
+        flagged = tuple(
+            hazard for hazard, score in score_by_hazard.items() if score >= bounds.get(hazard, self._config.threshold)
+        )
+        return Verdict(score_by_hazard=score_by_hazard, flagged=flagged)
+
+
+def _is_multi_label(config: PretrainedConfig) -> bool:
+    if config.problem_type is None:
+        # One logit can only be a sigmoid's.
+        return bool(config.num_labels == 1)
+    return bool(config.problem_type == "multi_label_classification")
+
+
+def _check_labels(field: str, names: Sequence[str], labels: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in labels]
+    if unknown:
+        raise ConfigError(f"safety.{field}: the classifier has no label {unknown[0]!r}; it has {', '.join(labels)}")

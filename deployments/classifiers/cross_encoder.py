@@ -1,0 +1,104 @@
+"""Scores how well a document answers a query by a cross-encoder: both go through the model together, as one row.
+
+The score is the sigmoid of the one logit, 0 to 1 (Nogueira and Cho, 2019, arXiv 1901.04085, section 3). Blocks: to be
+called in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from deployments.classifiers.sequence_checkpoint import SequenceCheckpoint
+from deployments.config import RerankerConfig
+from engine.errors import CheckpointError, RequestError
+
+
+class Pair(NamedTuple):
+    """A query and a document.
+
+    Attributes:
+        field: of the request, where the document stands; for messages.
+        max_tokens: both are cut to so many together, from the longer one; None refuses what does not fit.
+    """
+
+    query: str
+    document: str
+    field: str
+    max_tokens: int | None = None
+
+
+class PairScore(NamedTuple):
+    """How well a document answers a query, 0 to 1, and what was read for it."""
+
+    score: float
+    num_tokens: int
+
+
+class CrossEncoder:
+    """One checkpoint in memory, float32, on the CPU.
+
+    Raises:
+        CheckpointError: the folder has no whole safetensors checkpoint with one label.
+    """
+
+    def __init__(self, config: RerankerConfig) -> None:
+        self._config = config
+        self._checkpoint = SequenceCheckpoint(config.model_path, num_threads=config.num_threads)
+        if len(self._checkpoint.labels) != 1:
+            raise CheckpointError(
+                f"{config.model_path}: a cross-encoder has one label, and this one {len(self._checkpoint.labels)}"
+            )
+        self._window_tokens = min(self._checkpoint.window_tokens, config.max_tokens)
+
+    def score(self, pairs: Sequence[Pair]) -> list[PairScore | RequestError]:
+        """Return what each pair gets, in order: its score, or why it has none. One forward pass.
+
+        Pairs of several requests share a call, so that one's fault is a value and not raised.
+        """
+        found: list[PairScore | RequestError] = []
+        rows: dict[str, list[list[int]]] = {}
+        for pair in pairs:
+            row = self._row(pair)
+            found.append(row if isinstance(row, RequestError) else PairScore(0.0, len(row["input_ids"])))
+            if not isinstance(row, RequestError):
+                for name, numbers in row.items():
+                    rows.setdefault(name, []).append(numbers)
+        if rows:
+            scores = iter(self._checkpoint.logits(rows)[:, 0].sigmoid().tolist())
+            found = [
+                entry if isinstance(entry, RequestError) else entry._replace(score=next(scores)) for entry in found
+            ]
+        return found
+
+    def _row(self, pair: Pair) -> dict[str, list[int]] | RequestError:
+        longest = max(len(pair.query), len(pair.document))
+        if longest > self._config.max_chars:
+            return RequestError(
+                f"'{pair.field}' and its query may have {self._config.max_chars} characters each; one has {longest}.",
+                field=pair.field,
+            )
+        asked, window = pair.max_tokens, self._window_tokens
+        least = self._checkpoint.tokenizer.num_special_tokens_to_add(pair=True) + 1
+        if asked is not None and not least <= asked <= window:
+            return RequestError(
+                f"'truncate_prompt_tokens' is {asked}; from {least} to {window} are allowed with this model.",
+                field="truncate_prompt_tokens",
+            )
+        try:
+            row = self._checkpoint.tokenizer(
+                pair.query, pair.document, truncation="longest_first" if asked else False, max_length=asked or None
+            )
+        except (TypeError, UnicodeEncodeError):
+            return RequestError(f"'{pair.field}' or its query holds a lone surrogate.", field=pair.field)
+        num_tokens = len(row["input_ids"])
+        if num_tokens > window:
+            return RequestError(
+                f"'{pair.field}' and its query have {num_tokens} tokens together; this model reads at most {window}. "
+                "Set 'truncate_prompt_tokens' to have them cut.",
+                field=pair.field,
+                code="context_length_exceeded",
+            )
+        if not num_tokens:
+            return RequestError(f"'{pair.field}' and its query have no tokens; at least 1 is needed.", field=pair.field)
+        return dict(row)

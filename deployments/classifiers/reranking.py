@@ -1,0 +1,141 @@
+"""The deployment of a cross-encoder, and all of them as a gateway sees them.
+
+Pairs that arrive together, from whatever request, share a forward pass, which runs in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.batched_thread import BatchedThread
+from deployments.config import RerankerConfig
+from deployments.errors import UnavailableError
+from deployments.generation import ModelCard
+from deployments.handle_errors import unwrap
+from deployments.handles import RETRY_AFTER_S, reached
+from deployments.logs import join_serve_log
+from deployments.pooled import Reranking, RerankRequest
+from engine.errors import EngineError, RequestError
+
+if TYPE_CHECKING:
+    from deployments.classifiers.cross_encoder import CrossEncoder, Pair, PairScore
+
+
+class Reranker:
+    """The actor of one cross-encoder; the deployment is named `Reranker-<name>`."""
+
+    def __init__(self, config: RerankerConfig, encoder: CrossEncoder | None = None) -> None:
+        join_serve_log()
+        if encoder is None:
+            # It brings torch along, which a gateway can do without.
+            from deployments.classifiers.cross_encoder import CrossEncoder, Pair
+
+            encoder = CrossEncoder(config)
+            # The first pass is many times slower than those that follow; no request shall wait for it.
+            encoder.score([Pair("The first pair", "that it scores.", "", config.max_tokens)])
+        self._batches: BatchedThread[Pair, PairScore | RequestError] = BatchedThread(
+            encoder.score, "reranker", max_batch=config.max_batch, batch_wait_s=config.batch_wait_s
+        )
+
+    async def score(self, pairs: Sequence[Pair]) -> list[PairScore]:
+        """Return the score of each pair, in order.
+
+        Raises:
+            RequestError: one of them cannot be scored.
+        """
+        found = []
+        for result in await self._batches.results(pairs):
+            if isinstance(result, RequestError):
+                raise result
+            found.append(result)
+        return found
+
+    async def trouble(self) -> str | None:
+        """Return why scores do not come, None where they do; asked by gateways."""
+        return self._batches.trouble()
+
+    def check_health(self) -> None:
+        """Serve's health check.
+
+        Raises:
+            EngineError: the model hangs.
+        """
+        trouble = self._batches.trouble()
+        if trouble is not None:
+            raise EngineError(trouble)
+
+
+class Rerankers:
+    """All cross-encoders of the configuration, seen through their handles."""
+
+    def __init__(self, configs: Sequence[RerankerConfig], handles: Mapping[str, DeploymentHandle]) -> None:
+        self._config_by_name = {config.name: config for config in configs}
+        self._handles = handles
+
+    @property
+    def parts(self) -> dict[str, DeploymentHandle]:
+        """Their handles, by what `/health` calls them."""
+        return {f"reranker {name}": handle for name, handle in self._handles.items()}
+
+    def cards(self, created_s: int) -> list[ModelCard]:
+        """Return what `/v1/models` shows of them."""
+        return [
+            ModelCard(name=name, parent=None, created_s=created_s, max_model_len=config.max_tokens, task="score")
+            for name, config in self._config_by_name.items()
+        ]
+
+    def check(self, name: str) -> None:
+        """Do nothing where there is such a cross-encoder.
+
+        Raises:
+            RequestError: there is none.
+        """
+        if name not in self._config_by_name:
+            words = f"The reranker '{name[:128]}' does not exist." if self._handles else "This server has no reranker."
+            raise RequestError(words, field="model", code="model_not_found")
+
+    async def score(self, request: RerankRequest) -> Reranking:
+        """Return the score of each pair.
+
+        Raises:
+            RequestError: a pair cannot be scored.
+            OverloadError: the model cannot be reached in time, or has too much to do.
+            TimeoutError: the client's deadline has passed.
+        """
+        from deployments.classifiers.cross_encoder import Pair
+
+        config = self._config_by_name[request.model]
+        max_tokens = config.max_tokens if request.truncates_to == -1 else request.truncates_to
+        pairs = tuple(Pair(*pair, max_tokens) for pair in request.pairs)
+        score = partial(_scored, self._handles[request.model], pairs)
+        async with asyncio.timeout(request.timeout_s):
+            try:
+                async with asyncio.timeout(config.timeout_s):
+                    found = await reached("reranker", score)
+            except TimeoutError as error:
+                message = f"The reranker gave no scores within {config.timeout_s:g} seconds."
+                raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
+        return Reranking(
+            scores=tuple(entry.score for entry in found), num_prompt_tokens=sum(entry.num_tokens for entry in found)
+        )
+
+
+async def _scored(handle: DeploymentHandle, pairs: Sequence[Pair]) -> list[PairScore]:
+    response = handle.score.remote(pairs)
+    is_answered = False
+    try:
+        found: list[PairScore] = await response
+        is_answered = True
+    except RequestError as error:
+        is_answered = True
+        raise unwrap(error) from None
+    finally:
+        # Nobody waits any more for what may be a thousand pairs.
+        if not is_answered:
+            response.cancel()
+    return found

@@ -1,0 +1,117 @@
+"""The safety deployment and the two ways to reach a classifier: in this process, or over a Serve handle.
+
+Texts that arrive together, from whatever request, share a forward pass, which runs in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.batched_thread import BatchedThread
+from deployments.config import SafetyConfig
+from deployments.generation import Verdict
+from deployments.handle_errors import unwrap
+from deployments.logs import join_serve_log
+from engine.errors import EngineError, RequestError
+
+if TYPE_CHECKING:
+    from deployments.classifiers.classifier import Classifier
+
+_FIRST = "The first text that a classifier judges."
+
+
+class SafetyPort(Protocol):
+    """What a gateway asks of a safety classifier."""
+
+    async def judge(self, texts: Sequence[str]) -> list[Verdict]:
+        """Return a verdict on each text, in order.
+
+        Raises:
+            RequestError: as `Classifier.check`.
+        """
+        ...
+
+
+class LocalSafety:
+    """A classifier in this process; serves one event loop.
+
+    Loads the classifier, unless it is given one: errors as `Classifier`.
+    """
+
+    def __init__(
+        self,
+        config: SafetyConfig,
+        classifier: Classifier | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if classifier is None:
+            # It brings torch along, which a gateway that only asks for verdicts can do without.
+            from deployments.classifiers.classifier import Classifier
+
+            classifier = Classifier(config)
+            # The first pass is many times slower than those that follow; no request shall wait for it.
+            classifier.judge([_FIRST])
+        self._classifier = classifier
+        self._batches: BatchedThread[str, Verdict] = BatchedThread(
+            classifier.judge,
+            "safety classifier",
+            max_batch=config.max_batch,
+            batch_wait_s=config.batch_wait_s,
+            clock=clock,
+        )
+
+    async def judge(self, texts: Sequence[str]) -> list[Verdict]:
+        """Return a verdict on each text, in order; errors as `SafetyPort.judge`."""
+        for text in texts:
+            self._classifier.check(text)
+        return await self._batches.results(texts)
+
+    def trouble(self) -> str | None:
+        """Return what is wrong: a forward pass that has been running for over a minute."""
+        return self._batches.trouble()
+
+
+class RemoteSafety:
+    """The safety deployment, seen through its handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._judge = handle.judge
+
+    async def judge(self, texts: Sequence[str]) -> list[Verdict]:
+        """Return a verdict on each text, in order; errors as `SafetyPort.judge`, or Ray's where the actor is gone."""
+        try:
+            verdicts: list[Verdict] = await self._judge.remote(tuple(texts))
+        except RequestError as error:
+            raise unwrap(error) from None
+        return verdicts
+
+
+class Safety:
+    """The actor: a shell around `LocalSafety`."""
+
+    def __init__(self, config: SafetyConfig) -> None:
+        join_serve_log()
+        self._safety = LocalSafety(config)
+
+    async def judge(self, texts: tuple[str, ...]) -> list[Verdict]:
+        """Return a verdict on each text, in order."""
+        return await self._safety.judge(texts)
+
+    async def trouble(self) -> str | None:
+        """Return why verdicts do not come, None where they do; asked by gateways."""
+        return self._safety.trouble()
+
+    def check_health(self) -> None:
+        """Serve's health check.
+
+        Raises:
+            EngineError: the classifier hangs.
+        """
+        trouble = self._safety.trouble()
+        if trouble is not None:
+            raise EngineError(trouble)

@@ -1,0 +1,91 @@
+"""What a gateway notes of each answer, from its beginning to its end, however it ends."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from adapters.identity import AdapterRef
+from deployments.gateway.draining import Draining
+from deployments.metrics import GatewayMetrics
+from deployments.timeline import Recorder, Timeline, TimelineStore
+from engine.errors import EngineError, OverloadError, RequestError
+
+_logger = logging.getLogger(__name__)
+
+
+class Asked(Protocol):
+    """What is noted of any request."""
+
+    @property
+    def request_id(self) -> str:
+        """What stands before its last dot is the client's."""
+        ...
+
+    @property
+    def model(self) -> str:
+        """The name that was asked for."""
+        ...
+
+    @property
+    def tenant(self) -> str:
+        """Who asks."""
+        ...
+
+    @property
+    def trace_parent(self) -> str:
+        """What the client sent as `traceparent`."""
+        ...
+
+
+class AnswerLog:
+    """The answers of one gateway.
+
+    Args:
+        on_end: told of each timeline once, as its answer ends.
+
+    Attributes:
+        draining: counts the answers, and refuses them once the gateway is to end.
+    """
+
+    def __init__(self, metrics: GatewayMetrics, on_end: Callable[[Timeline], None]) -> None:
+        self._metrics = metrics
+        self._on_end = on_end
+        self._timelines = TimelineStore()
+        self.draining = Draining()
+
+    def find(self, client_id: str) -> list[Timeline]:
+        """Return the last answers of one client request, in the order in which they began."""
+        return self._timelines.find(client_id)
+
+    @contextmanager
+    def answer(self, request: Asked, base: str, adapter: AdapterRef | None = None) -> Iterator[Recorder]:
+        """Note what becomes of an answer that a block makes: the block notes a good end, all others are noted here."""
+        timeline = Timeline(
+            request_id=request.request_id,
+            model=request.model,
+            base=base,
+            adapter="" if adapter is None else adapter.digest,
+            tenant=request.tenant,
+            arrived_unix_s=time.time(),
+            trace_parent=request.trace_parent,
+        )
+        recorder = Recorder(timeline, self._on_end)
+        self._timelines.add(timeline)
+        try:
+            with self.draining.answer():
+                yield recorder
+        except (RequestError, OverloadError, TimeoutError, EngineError) as error:
+            recorder.end(type(error).__name__)
+            self._metrics.count_failure(request.model, type(error).__name__)
+            if isinstance(error, RequestError | OverloadError) and timeline.first_token_s is None:
+                self._timelines.set_apart(timeline)
+            if isinstance(error, EngineError):
+                _logger.warning("request %s failed: %s", request.request_id, error)
+            raise
+        finally:
+            # Whoever has not come to an end has been left.
+            recorder.end("cancelled")

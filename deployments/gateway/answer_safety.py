@@ -1,0 +1,139 @@
+"""The safety classifier's part in one answer: what the server's policy and the request ask of it, and what it found.
+
+A request adds to what the server blocks and takes nothing from it. A text that may be blocked is judged before it is
+shown, and told of by that same verdict. One that is only told of is judged as a whole, once it is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import groupby
+
+from deployments.config import SafetyConfig
+from deployments.generation import ChatPrompt, Moderated, Moderation, Verdict
+from deployments.patience import patiently
+from deployments.stream.screening import OutputScreen
+from deployments.stream.stream_handler import Judge
+from deployments.timeline import Recorder
+from engine.errors import OverloadError, RequestError
+
+OUTPUT_PATIENCE_S = 60.0
+"""So long a stream under way waits for a classifier that is being replaced."""
+
+
+class AnswerSafety:
+    """The classifier's part in one answer.
+
+    Args:
+        policy: the server's; None where there is no classifier, and then nothing is asked for.
+        asked: the request's; None where nothing is told.
+    """
+
+    def __init__(
+        self, policy: SafetyConfig | None, asked: Moderation | None, *, judge: Judge, recorder: Recorder
+    ) -> None:
+        self._policy = policy
+        self._asked = None if policy is None else asked
+        self._judge = judge
+        self._recorder = recorder
+        self._output: list[Verdict] = []
+
+    @property
+    def blocks_input(self) -> bool:
+        """Whether a flagged input is refused."""
+        return self._policy is not None and (
+            self._policy.screen_input or (self._asked is not None and self._asked.blocks_input)
+        )
+
+    @property
+    def is_first(self) -> bool:
+        """Whether no engine work begins before the verdict on the input."""
+        return self.blocks_input and self._policy is not None and self._policy.mode == "before"
+
+    async def judge_input(self, texts: Callable[[], Sequence[str]]) -> Verdict | None:
+        """Return the verdict on the input, its worst text's; None where nobody asks, or it has no text.
+
+        Args:
+            texts: makes them, where they are needed.
+
+        Raises:
+            RequestError, OverloadError: there is none, and nothing passes without.
+        """
+        if not self.blocks_input and (self._asked is None or not self._asked.tells_input):
+            return None
+        with self._recorder.stage("safety"):
+            if self.blocks_input and self._policy is not None:
+                return worst(await patiently(partial(self._judge, texts()), self._policy.timeout_s))
+            return worst(await self._found(texts()))
+
+    def screen(self) -> OutputScreen | None:
+        """Return what holds the answer back until it is judged; None where it is shown as it comes."""
+        policy = self._policy
+        if policy is None or not (policy.screen_output or (self._asked is not None and self._asked.blocks_output)):
+            return None
+        return OutputScreen(window_chars=policy.window_chars, overlap_chars=policy.overlap_chars)
+
+    async def judge_output(self, windows: Sequence[str]) -> Sequence[Verdict]:
+        """Return the verdicts on windows of the answer; errors as `judge_input`."""
+        with self._recorder.stage("safety of the answer"):
+            # What has been computed would be lost with the stream.
+            verdicts = await patiently(partial(self._judge, windows), OUTPUT_PATIENCE_S)
+        self._output += verdicts
+        return verdicts
+
+    async def told(self, verdict: Awaitable[Verdict | None], text: str) -> Moderated | None:
+        """Return what is told of an answer that has ended; None where nobody asks.
+
+        Args:
+            verdict: on the input.
+            text: of the answer, as it was shown.
+        """
+        if self._asked is None:
+            return None
+        if not self._output and text:
+            with self._recorder.stage("safety of the answer"):
+                self._output += await self._found([text])
+        return Moderated(input=await verdict, output=worst(self._output))
+
+    async def _found(self, texts: Sequence[str]) -> Sequence[Verdict]:
+        """Judge what is not blocked; without a verdict the answer is as good."""
+        try:
+            return await self._judge(texts) if texts else ()
+        except (RequestError, OverloadError) as error:
+            return (Verdict(score_by_hazard={}, flagged=(), error=error.message),)
+
+
+def texts_of(prompt: ChatPrompt) -> list[str]:
+    """Return all that a model is given to read in a chat, in texts to be judged.
+
+    Each turn is one, for a long harmless conversation must not water down what one turn asks. Turns of one speaker that
+    follow each other are one more: a sentence may be spread over them.
+    """
+    texts = [message.content for message in prompt.messages]
+    for _, turns in groupby(prompt.messages, key=lambda message: message.role):
+        contents = [message.content for message in turns]
+        if len(contents) > 1:
+            texts.append("\n".join(contents))
+    texts += [message.reasoning or "" for message in prompt.messages]
+    texts += [call.arguments for message in prompt.messages for call in message.tool_calls]
+    for tool in prompt.tools:
+        texts += [tool.description, json.dumps(tool.parameters, ensure_ascii=False) if tool.parameters else ""]
+    return [text for text in texts if text]
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict | None:
+    """Return what is found in several texts together: the highest score of each hazard; None of no text.
+
+    Where one passed unjudged and nothing is flagged, all did.
+    """
+    if not verdicts:
+        return None
+    scores: dict[str, float] = {}
+    for verdict in verdicts:
+        for hazard, score in verdict.score_by_hazard.items():
+            scores[hazard] = max(scores.get(hazard, 0.0), score)
+    flagged = tuple(dict.fromkeys(hazard for verdict in verdicts for hazard in verdict.flagged))
+    error = next((verdict.error for verdict in verdicts if verdict.error is not None), None)
+    return Verdict(score_by_hazard=scores, flagged=flagged, error=None if flagged else error)

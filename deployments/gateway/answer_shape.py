@@ -1,0 +1,126 @@
+"""What one answer is held to, and how its text is taken apart into thoughts, content and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deployments.gateway.dialect import Dialect
+from deployments.gateway.grammars import JSON_STYLE, check_grammar, followable
+from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolUse
+from deployments.stream.reasoning import ReasoningCounter, ReasoningFormat, ReasoningSplit
+from deployments.tools.formats import ToolFormat
+from deployments.tools.grammar import AnswerGrammar, CallRules, ThinkingRules
+from deployments.tools.parser import CallParser
+from engine.errors import RequestError
+
+
+class AnswerParts:
+    """The stages that take one answer's text apart; without any the text is the content."""
+
+    def __init__(self, split: ReasoningSplit | None = None, calls: CallParser | None = None) -> None:
+        self._split = split
+        self._calls = calls
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the answer has calls, all of them complete."""
+        return self._calls is not None and self._calls.has_calls
+
+    def feed(self, text: str) -> tuple[str, str, tuple[CallDelta, ...]]:
+        """Return the thoughts, the content and the pieces of calls that this text has made certain."""
+        thoughts, content = ("", text) if self._split is None else self._split.feed(text)
+        return thoughts, *self._parsed(content)
+
+    def close(self) -> tuple[str, str, tuple[CallDelta, ...]]:
+        """Return what was held back."""
+        thoughts, held = ("", "") if self._split is None else self._split.close()
+        content, calls = self._parsed(held)
+        if self._calls is not None:
+            content += self._calls.close()
+        return thoughts, content, calls
+
+    def _parsed(self, content: str) -> tuple[str, tuple[CallDelta, ...]]:
+        return (content, ()) if self._calls is None else self._calls.feed(content)
+
+
+class AnswerShape:
+    """The shape of one answer. Of a prompt that is no chat it is plain text, and the grammar that was asked for.
+
+    Args:
+        prompt_tail: how the prompt ends, as text.
+    """
+
+    def __init__(self, request: GenerationRequest, dialect: Dialect, prompt_tail: str) -> None:
+        is_chat = isinstance(request.prompt, ChatPrompt)
+        self._content = request.grammar
+        self._tool_use: ToolUse | None = request.tool_use
+        self._dialect = dialect
+        self._reasoning: ReasoningFormat | None = dialect.reasoning if is_chat else None
+        self._has_begun = self._reasoning is not None and prompt_tail.rstrip().endswith(self._reasoning.begin)
+
+    @property
+    def shown(self) -> dict[int, str]:
+        """Special tokens whose text the stages need, by id."""
+        return self._dialect.shown if self._reasoning is not None or self._tool_use is not None else {}
+
+    def parts(self) -> AnswerParts:
+        """Return the stages for the answer's text."""
+        split = None if self._reasoning is None else ReasoningSplit(self._reasoning, has_begun=self._has_begun)
+        if self._tool_use is None or not self._tool_use.callable_names:
+            return AnswerParts(split)
+        return AnswerParts(split, CallParser(self._tool_format(), sorted(self._tool_use.callable_names)))
+
+    def counter(self) -> ReasoningCounter | None:
+        """Return what counts the tokens of the thoughts."""
+        return None if self._reasoning is None else ReasoningCounter(self._reasoning, has_begun=self._has_begun)
+
+    async def grammar(self) -> str | None:
+        """Return what the engine holds the answer to, None for any text.
+
+        Raises:
+            RequestError: what was asked for cannot be followed; names the field.
+        """
+        content = self._content
+        if content is not None:
+            await check_grammar(content)
+        calls = None if self._tool_use is None else await self._call_rules(self._tool_use)
+        if calls is None and (content is None or self._reasoning is None):
+            return None if content is None else content.source
+        thinking = None
+        if self._reasoning is not None:
+            thinking = ThinkingRules(reasoning=self._reasoning, has_begun=self._has_begun)
+        source = AnswerGrammar(self._dialect.special_ids, json_style=JSON_STYLE).write(
+            thinking=thinking, calls=calls, content=None if content is None else content.source
+        )
+        await check_grammar(Grammar(source=source, field="tools" if content is None else content.field))
+        return source
+
+    async def _call_rules(self, use: ToolUse) -> CallRules:
+        tool_format = self._tool_format()
+        if self._content is not None and use.callable_names and not use.is_required and not tool_format.opening:
+            raise RequestError(
+                f"'{self._content.field}' cannot be used together with tools here: this model writes its calls as "
+                "plain JSON. Set 'tool_choice' to 'none' or 'required'.",
+                field=self._content.field,
+            )
+        return CallRules(
+            tool_format=tool_format,
+            tools=await followable(use.tools),
+            callable_names=use.callable_names,
+            is_required=use.is_required,
+            is_parallel=use.is_parallel,
+        )
+
+    def _tool_format(self) -> ToolFormat:
+        if self._dialect.tool_format is None:
+            raise RequestError(
+                "This model's chat template has calls in a format that this server does not know; 'tool_format' in "
+                "its configuration can name one.",
+                field="tools",
+            )
+        return self._dialect.tool_format
+
+
+def tail_of(spellings: Sequence[bytes]) -> str:
+    """Return the text that the last tokens of a prompt spell."""
+    return b"".join(spellings).decode("utf-8", "replace")

@@ -1,0 +1,365 @@
+"""The life of one answer in the gateway: prompt and input verdict, the tokens, the text, the end.
+
+Modes of the input's screening: "before" (no engine work until the verdict is there) and "alongside" (the engine begins
+at once, and nothing is shown until the verdict is there).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+
+from adapters.identity import AdapterRef
+from deployments.config import SafetyConfig
+from deployments.gateway.answer_safety import AnswerSafety, texts_of
+from deployments.gateway.answer_shape import AnswerParts, AnswerShape, tail_of
+from deployments.gateway.resumption import Resumption
+from deployments.gateway.sequence_breakers import breaker_ids
+from deployments.gateway.served_model import ServedModel, check_vocabulary
+from deployments.gateway.token_scores import check_prompt_scores, scored, scored_prompt
+from deployments.generation import (
+    CallDelta,
+    ChatPrompt,
+    EndReason,
+    Finished,
+    GenerationEvent,
+    GenerationRequest,
+    Moderated,
+    Started,
+    TextDelta,
+    TextPrompt,
+    TokenPrompt,
+    TokenScore,
+    Verdict,
+)
+from deployments.generation_calls import GenerationCall, TokenBatch, UsageTag, pack_ids
+from deployments.metrics import GatewayMetrics
+from deployments.patience import patiently
+from deployments.stream.stop_strings import StopStrings
+from deployments.stream.stream_handler import Judge, StreamHandler
+from deployments.timeline import Recorder
+from engine.errors import EngineError, RequestError
+from engine.request import DryPenalty, FinishReason, RequestId
+
+REFUSAL = "I can't help with that request."
+NUM_TAIL_TOKENS = 16
+"""Of a prompt's end, where a template may have opened the model's thoughts."""
+INPUT_PATIENCE_S = 5.0
+"""So long a request waits for a tokenizer that is being replaced."""
+
+
+class Answer:
+    """One generation from its request to its last event.
+
+    Args:
+        judge: the safety classifier; not called where `safety` is None.
+    """
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        model: ServedModel,
+        adapter: AdapterRef | None,
+        *,
+        safety: SafetyConfig | None,
+        judge: Judge,
+        max_resumes: int,
+        metrics: GatewayMetrics,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._request = request
+        self._model = model
+        self._adapter = adapter
+        self._safety = AnswerSafety(safety, request.moderation, judge=judge, recorder=recorder)
+        self._max_resumes = max_resumes
+        self._metrics = metrics
+        self._recorder = recorder
+        self._clock = clock
+        self._arrived_s = clock()
+        self._prompt_ids: Sequence[int] = ()
+
+    async def events(self) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield the events; closing the iterator frees the request in the engine.
+
+        Raises:
+            TimeoutError: the deadline has passed.
+            RequestError, OverloadError, EngineError: as the tokenizer, the classifier and the engine say.
+        """
+        deadline_s = None if self._request.timeout_s is None else self._arrived_s + self._request.timeout_s
+        verdict = asyncio.ensure_future(self._safety.judge_input(self._input_texts))
+        verdict.add_done_callback(_seen)
+        try:
+            async with asyncio.timeout(self._left_s(deadline_s)):
+                with self._recorder.stage("tokenize"):
+                    self._prompt_ids = await self._encode()
+                self._recorder.timeline.num_prompt_tokens = len(self._prompt_ids)
+                # Only where a model thinks does it matter how the prompt ends.
+                tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
+                shape = AnswerShape(self._request, self._model.dialect, tail)
+                call = self._call(deadline_s, await shape.grammar(), await self._dry_penalty())
+                refused = await self._refused(verdict) if self._safety.is_first else None
+            if refused is not None:
+                for refusal in self._refusal(refused):
+                    yield refusal
+                return
+            async with aclosing(self._answer(call, shape, verdict)) as events:
+                while (event := await self._next(events, deadline_s)) is not None:
+                    yield event
+        finally:
+            verdict.cancel()
+
+    async def _next(
+        self, events: AsyncGenerator[GenerationEvent, None], deadline_s: float | None
+    ) -> GenerationEvent | None:
+        async with asyncio.timeout(self._left_s(deadline_s)):
+            async for event in events:
+                return event
+        return None
+
+    def _left_s(self, deadline_s: float | None) -> float | None:
+        return None if deadline_s is None else max(0.0, deadline_s - self._clock())
+
+    async def _encode(self) -> Sequence[int]:
+        prompt = self._request.prompt
+        if not isinstance(prompt, TokenPrompt):
+            return await patiently(partial(self._model.encode, prompt), INPUT_PATIENCE_S)
+        for index, token_id in enumerate(prompt.token_ids):
+            if not 0 <= token_id < self._model.config.vocab_size:
+                raise RequestError(
+                    f"'prompt[{index}]' is {token_id}; token ids of this model are from 0 to "
+                    f"{self._model.config.vocab_size - 1}.",
+                    field="prompt",
+                )
+        return prompt.token_ids
+
+    def _prompt_tail(self) -> str:
+        return tail_of([self._model.decoder.spelling(token_id) for token_id in self._prompt_ids[-NUM_TAIL_TOKENS:]])
+
+    async def _dry_penalty(self) -> DryPenalty | None:
+        penalty = self._request.params.dry
+        if penalty is None:
+            return None
+        texts = self._request.dry_breakers
+        return replace(penalty, breakers=await asyncio.to_thread(breaker_ids, self._model.decoder, texts))
+
+    def _call(self, deadline_s: float | None, grammar: str | None, dry: DryPenalty | None) -> GenerationCall:
+        limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
+        asked = self._request.max_tokens
+        if asked is not None and self._request.clips_max_tokens:
+            asked = max(1, min(asked, limit - num_prompt))
+        field = "messages" if isinstance(self._request.prompt, ChatPrompt) else "prompt"
+        if not num_prompt:
+            raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
+        if num_prompt + (asked or 1) > limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. However, you requested "
+                f"{num_prompt + (asked or 1)} tokens ({num_prompt} in '{field}', {asked or 1} in the completion).",
+                field=field,
+                code="context_length_exceeded",
+            )
+        self._check_ids()
+        check_prompt_scores(self._request, num_prompt)
+        bad_words = (self._model.decoder.encode_word(word) for word in self._request.bad_words)
+        return GenerationCall(
+            request_id=RequestId(self._request.request_id),
+            prompt_ids=pack_ids(self._prompt_ids),
+            params=replace(
+                self._request.params,
+                max_tokens=asked or limit - num_prompt,
+                grammar=grammar,
+                dry=dry,
+                bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
+            ),
+            adapter=self._adapter,
+            tenant=self._request.tenant or self._request.salt,
+            salt=self._request.salt,
+            retention_s=self._request.retention_s,
+            priority=self._request.priority,
+            timeout_s=None if deadline_s is None else max(0.0, deadline_s - self._clock()),
+            usage=UsageTag(
+                self._request.request_id,
+                self._request.tenant,
+                self._request.model,
+                self._recorder.timeline.arrived_unix_s,
+            ),
+        )
+
+    def _check_ids(self) -> None:
+        params = self._request.params
+        named: dict[str, Sequence[int]] = {
+            "logit_bias": [token_id for token_id, _ in params.logit_bias],
+            "allowed_token_ids": params.allowed_token_ids,
+        }
+        for field, token_ids in named.items():
+            check_vocabulary(token_ids, self._model.config.vocab_size, field=field)
+
+    async def _refused(self, verdict: asyncio.Future[Verdict | None]) -> Verdict | None:
+        """Return the verdict that refuses the request, None where it passes."""
+        found = await verdict if self._safety.blocks_input else None
+        return found if found is not None and found.flagged else None
+
+    def _input_texts(self) -> list[str]:
+        prompt = self._request.prompt
+        if isinstance(prompt, TextPrompt):
+            return [prompt.text]
+        if isinstance(prompt, TokenPrompt):
+            return [self._model.decoder.decode(prompt.token_ids)]
+        return texts_of(prompt)
+
+    async def _answer(
+        self, call: GenerationCall, shape: AnswerShape, verdict: asyncio.Future[Verdict | None]
+    ) -> AsyncGenerator[GenerationEvent, None]:
+        name = self._request.model
+        attempts = Resumption(
+            self._model.source,
+            call,
+            max_resumes=self._max_resumes,
+            on_attempt=self._recorder.note_attempt,
+            on_resume=lambda: self._metrics.count_resumption(name),
+            clock=self._clock,
+        )
+        text, parts = self._stream_handler(shape), shape.parts()
+        last_s: float | None = None
+        async with aclosing(attempts.tokens()) as batches:
+            async for batch in batches:
+                self._recorder.note_tokens(len(batch.token_ids), batch.num_cached_tokens)
+                if last_s is None:
+                    refused = await self._refused(verdict)
+                    if refused is not None:
+                        for event in self._refusal(refused):
+                            yield event
+                        return
+                    yield self._started(batch)
+                last_s = self._measure(len(batch.token_ids), last_s)
+                delta = _delta(parts.feed(await self._fed(text, batch)), text)
+                if delta is not None:
+                    yield delta
+                if text.is_cut or text.is_flagged or batch.is_last:
+                    break
+        for found in (parts.feed(await text.close()), parts.close()):
+            delta = _delta(found, text)
+            if delta is not None:
+                yield delta
+        yield self._finished(text, parts, batch, await self._safety.told(verdict, text.text))
+
+    async def _fed(self, text: StreamHandler, batch: TokenBatch) -> str:
+        scores = scored(self._model.decoder.spelling, batch.token_ids, batch.logprobs) if batch.logprobs else ()
+        if batch.finish_reason is not FinishReason.STOP:
+            return await text.feed(batch.token_ids, scores)
+        # The token that ended the answer is counted, and not shown.
+        piece = await text.feed(batch.token_ids[:-1], scores[:-1])
+        if not text.is_cut:
+            # A text completion has as many scores as tokens: evaluations count on it. A chat has those of its text.
+            is_told = bool(scores) and not isinstance(self._request.prompt, ChatPrompt)
+            text.end(scores[-1] if is_told else None)
+        return piece
+
+    def _started(self, batch: TokenBatch) -> Started:
+        prompt_text: str | None = None
+        prompt_scores: tuple[TokenScore, ...] = ()
+        if self._request.echoes:
+            prompt = self._request.prompt
+            prompt_text = (
+                prompt.text if isinstance(prompt, TextPrompt) else self._model.decoder.decode(self._prompt_ids)
+            )
+        if self._request.params.num_prompt_logprobs is not None:
+            prompt_scores = scored_prompt(self._model.decoder.spelling, self._prompt_ids, batch.prompt_logprobs)
+        return Started(
+            num_prompt_tokens=len(self._prompt_ids),
+            num_cached_tokens=batch.num_cached_tokens,
+            fingerprint=self._fingerprint(),
+            prompt_text=prompt_text,
+            prompt_scores=prompt_scores,
+        )
+
+    def _fingerprint(self) -> str:
+        adapter = "" if self._adapter is None else self._adapter.digest
+        return "fp_" + hashlib.sha256(f"{self._model.config.fingerprint} {adapter}".encode()).hexdigest()[:16]
+
+    def _stream_handler(self, shape: AnswerShape) -> StreamHandler:
+        return StreamHandler(
+            self._model.decoder.new_detokenizer(shape.shown),
+            StopStrings(self._request.stop),
+            screen=self._safety.screen(),
+            judge=self._safety.judge_output,
+            reasoning=shape.counter(),
+        )
+
+    def _measure(self, num_tokens: int, last_s: float | None) -> float:
+        now_s = self._clock()
+        if last_s is None:
+            self._metrics.count_first_token(self._request.model, now_s - self._arrived_s)
+        elif num_tokens:
+            self._metrics.count_tokens(self._request.model, num_tokens, now_s - last_s)
+        return now_s
+
+    def _refusal(self, verdict: Verdict) -> tuple[Started, Finished]:
+        num_prompt = len(self._prompt_ids)
+        self._count_end(EndReason.CONTENT_FILTER, 0)
+        return (
+            Started(num_prompt_tokens=num_prompt, num_cached_tokens=0, fingerprint=self._fingerprint()),
+            Finished(
+                reason=EndReason.CONTENT_FILTER,
+                num_prompt_tokens=num_prompt,
+                num_completion_tokens=0,
+                num_cached_tokens=0,
+                refusal=REFUSAL,
+                moderation=None if self._request.moderation is None else Moderated(input=verdict, output=None),
+            ),
+        )
+
+    def _finished(
+        self, text: StreamHandler, parts: AnswerParts, last: TokenBatch, moderation: Moderated | None
+    ) -> Finished:
+        if text.is_flagged:
+            reason = EndReason.CONTENT_FILTER
+        elif parts.has_calls and last.finish_reason is not FinishReason.LENGTH:
+            reason = EndReason.TOOL_CALLS
+        elif text.is_cut or last.finish_reason is FinishReason.STOP:
+            reason = EndReason.STOP
+        elif last.finish_reason is FinishReason.LENGTH:
+            reason = EndReason.LENGTH
+        else:
+            raise EngineError("The engine gave the request up.")
+        self._count_end(reason, text.num_tokens)
+        return Finished(
+            reason=reason,
+            num_prompt_tokens=len(self._prompt_ids),
+            num_completion_tokens=text.num_tokens,
+            num_cached_tokens=last.num_cached_tokens,
+            num_reasoning_tokens=text.num_reasoning_tokens,
+            stop=text.stop if reason is EndReason.STOP else None,
+            moderation=moderation,
+        )
+
+    def _count_end(self, reason: EndReason, num_tokens: int) -> None:
+        # As the client is told: what followed a stop string is not paid for.
+        self._recorder.timeline.num_tokens = num_tokens
+        self._recorder.end(reason.value)
+        self._metrics.count_end(
+            self._request.model,
+            reason.value,
+            num_prompt_tokens=len(self._prompt_ids),
+            num_tokens=num_tokens,
+            took_s=self._clock() - self._arrived_s,
+        )
+
+
+def _delta(found: tuple[str, str, tuple[CallDelta, ...]], handler: StreamHandler) -> TextDelta | None:
+    reasoning, text, calls = found
+    scores = handler.take_scores()
+    if not (reasoning or text or calls or scores):
+        return None
+    return TextDelta(text=text, reasoning=reasoning, calls=calls, scores=scores, num_tokens=handler.num_tokens)
+
+
+def _seen(verdict: asyncio.Future[Verdict | None]) -> None:
+    """Take note of a verdict that nobody waits for any more, so that its failure is not reported as forgotten."""
+    if not verdict.cancelled():
+        verdict.exception()

@@ -1,0 +1,165 @@
+"""A beam search as a source of tokens: the answers of one request share a search, and each is one of its sequences.
+
+A sequence is expanded by a call for one token with the log-probabilities of the likeliest; all but its last tokens are
+in the prefix cache. The tokens of an answer come at once, when the search is over. Until then the i-th likeliest
+sequence counts as the i-th answer's: its expansions stand in that one's timeline, and are what is recorded of it if the
+gateway dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+from deployments.gateway.beam_search import Beam, BeamSearch
+from deployments.gateway.resumption import TokenSource
+from deployments.generation import BeamShare
+from deployments.generation_calls import GenerationCall, TokenBatch, UsageTag, pack_ids
+from deployments.side_by_side import side_by_side
+from engine.errors import EngineError
+from engine.request import FinishReason, RequestId
+
+OnAttempt = Callable[[RequestId], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    beams: Sequence[Beam]
+    num_cached_tokens: int
+
+
+class _Asker(NamedTuple):
+    """An answer that waits for a search: whose it is, and who notes the calls that are made for it."""
+
+    usage: UsageTag | None
+    on_attempt: OnAttempt
+
+
+class _SharedSearch:
+    """One search for all who wait for it; the last who leaves before its end ends it.
+
+    Attributes:
+        askers: all who have come, by their places.
+    """
+
+    def __init__(self) -> None:
+        self.askers: dict[int, _Asker] = {}
+        self._task: asyncio.Task[_Found] | None = None
+        self._num_waiting = 0
+
+    async def found(self, search: Callable[[], Coroutine[None, None, _Found]]) -> _Found:
+        """Wait for the search, which begins with the first to come, and anew after a failure."""
+        if self._task is None or (self._task.done() and (self._task.cancelled() or self._task.exception())):
+            self._task = asyncio.create_task(search())
+        task = self._task
+        self._num_waiting += 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._num_waiting -= 1
+            if not self._num_waiting and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+
+
+class BeamSources:
+    """The searches under way in one gateway."""
+
+    def __init__(self) -> None:
+        # Kept by the answers that share them.
+        self._searches: WeakValueDictionary[str, _SharedSearch] = WeakValueDictionary()
+
+    def source(
+        self, replicas: TokenSource, share: BeamShare, eos_ids: frozenset[int], on_attempt: OnAttempt
+    ) -> TokenSource:
+        """Return where the tokens of one answer come from.
+
+        Args:
+            eos_ids: token ids that end an answer, unless it ignores them.
+            on_attempt: told the id of each call that is made for the answer.
+        """
+        search = self._searches.setdefault(share.group, _SharedSearch())
+        return BeamSource(replicas, share, eos_ids, search, on_attempt)
+
+
+class BeamSource:
+    """One answer of a beam search; see `deployments.gateway.resumption.TokenSource`."""
+
+    def __init__(
+        self,
+        replicas: TokenSource,
+        share: BeamShare,
+        eos_ids: frozenset[int],
+        shared: _SharedSearch,
+        on_attempt: OnAttempt,
+    ) -> None:
+        self._replicas = replicas
+        self._share = share
+        self._eos_ids = eos_ids
+        self._shared = shared
+        self._on_attempt = on_attempt
+
+    async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
+        """Yield the whole answer in one batch; errors as those of the replicas."""
+        self._shared.askers[self._share.place] = _Asker(call.usage, self._on_attempt)
+        found = await self._shared.found(lambda: self._search(call))
+        beam = found.beams[self._share.place]
+        yield TokenBatch(
+            token_ids=beam.token_ids,
+            finish_reason=FinishReason.STOP if beam.token_ids[-1] in self._ends(call) else FinishReason.LENGTH,
+            num_cached_tokens=found.num_cached_tokens,
+            logprobs=() if call.params.num_logprobs is None else beam.scores,
+        )
+
+    def _ends(self, call: GenerationCall) -> frozenset[int]:
+        eos_ids = frozenset[int]() if call.params.ignore_eos else self._eos_ids
+        return eos_ids.union(call.params.stop_token_ids)
+
+    async def _search(self, call: GenerationCall) -> _Found:
+        search = BeamSearch(
+            self._share.width,
+            max_tokens=call.params.max_tokens,
+            length_penalty=self._share.length_penalty,
+            ends=self._ends(call),
+            num_top=call.params.num_logprobs or 0,
+        )
+        num_top = max(search.num_expansions, call.params.num_logprobs or 0)
+        params = replace(call.params, temperature=0.0, ignore_eos=True, stop_token_ids=(), num_logprobs=num_top)
+        num_cached_tokens: int | None = None
+        while search.open:
+            calls = [
+                self._expansion(replace(call, params=params), place, beam) for place, beam in enumerate(search.open)
+            ]
+            batches = await side_by_side(map(self._expanded, calls))
+            if num_cached_tokens is None:
+                num_cached_tokens = batches[0].num_cached_tokens
+            search.advance([batch.logprobs[0] for batch in batches])
+        if len(search.found) < self._share.width:
+            raise EngineError("The vocabulary is too small for so many beams.")
+        return _Found(search.found, num_cached_tokens or 0)
+
+    def _expansion(self, call: GenerationCall, place: int, beam: Beam) -> GenerationCall:
+        """Return the call for the token behind a sequence, made for the answer at `place`."""
+        askers = self._shared.askers
+        asker = askers.get(place) or next(iter(askers.values()))
+        request_id = RequestId(f"{uuid.uuid4().hex}-beam")
+        asker.on_attempt(request_id)
+        return replace(
+            call,
+            request_id=request_id,
+            prior_output_ids=pack_ids(beam.token_ids),
+            params=replace(call.params, max_tokens=len(beam.token_ids) + 1),
+            usage=asker.usage,
+        )
+
+    async def _expanded(self, call: GenerationCall) -> TokenBatch:
+        async with aclosing(self._replicas.tokens(call)) as batches:
+            async for batch in batches:
+                if batch.logprobs:
+                    return batch
+        raise EngineError("The engine gave the request up.")

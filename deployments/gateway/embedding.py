@@ -1,0 +1,174 @@
+"""The vectors of one request in the gateway: prompts to token ids, each to a replica, what comes back cut and scaled.
+
+An input is a call of its own, so that a request of many is shared among replicas and batched with whatever else runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from adapters.identity import AdapterRef
+from deployments.config import SafetyConfig
+from deployments.errors import ReplicaLostError
+from deployments.gateway.answering import INPUT_PATIENCE_S
+from deployments.gateway.served_model import ServedModel
+from deployments.generation import TextPrompt, TokenPrompt
+from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
+from deployments.patience import patiently
+from deployments.pooled import EmbeddingRequest, Embeddings
+from deployments.side_by_side import side_by_side
+from deployments.stream.stream_handler import Judge
+from deployments.timeline import Recorder
+from engine.errors import EngineError, RequestError
+from engine.request import Pooling, RequestId, SamplingParams
+
+MAX_CONCURRENT_INPUTS = 64
+"""Of one request: it must not fill the queues that others wait in."""
+REPLACEMENT_S = 120.0
+"""So long an input whose replica was lost waits for another one to be there."""
+
+
+class Embedding:
+    """One request for vectors.
+
+    Args:
+        judge: the safety classifier; asked only where `safety` says so.
+    """
+
+    def __init__(
+        self,
+        request: EmbeddingRequest,
+        model: ServedModel,
+        adapter: AdapterRef | None,
+        *,
+        safety: SafetyConfig | None,
+        judge: Judge,
+        max_resumes: int,
+        recorder: Recorder,
+    ) -> None:
+        self._request = request
+        self._model = model
+        self._adapter = adapter
+        self._safety = safety
+        self._judge = judge
+        self._max_resumes = max_resumes
+        self._recorder = recorder
+        self._room = asyncio.Semaphore(MAX_CONCURRENT_INPUTS)
+        self._deadline_s = None if request.timeout_s is None else time.monotonic() + request.timeout_s
+
+    async def run(self) -> Embeddings:
+        """Return the vectors.
+
+        Raises:
+            TimeoutError: the deadline has passed.
+            RequestError, OverloadError, EngineError: as the tokenizer, the classifier and the engine say.
+        """
+        width, asked = self._model.config.hidden_size, self._request.dimensions
+        if asked is not None and asked > width:
+            raise RequestError(f"'dimensions' is {asked}; this model's vectors have {width}.", field="dimensions")
+        async with asyncio.timeout(self._request.timeout_s):
+            with self._recorder.stage("tokenize"):
+                token_ids = await side_by_side(map(self._encode, range(len(self._request.inputs))))
+            num_tokens = sum(map(len, token_ids))
+            self._recorder.timeline.num_prompt_tokens = num_tokens
+            await self._screen()
+            with self._recorder.stage("vectors"):
+                results = await side_by_side(map(self._pooled, token_ids))
+        self._recorder.timeline.num_cached_tokens = sum(result.num_cached_tokens for result in results)
+        vectors = tuple(finished(result.pooled or b"", asked, self._request.normalizes) for result in results)
+        return Embeddings(vectors=vectors, num_prompt_tokens=num_tokens)
+
+    async def _screen(self) -> None:
+        if self._safety is None or not self._safety.screen_embeddings:
+            return
+        texts = [
+            prompt.text if isinstance(prompt, TextPrompt) else self._model.decoder.decode(prompt.token_ids)
+            for prompt in self._request.inputs
+        ]
+        with self._recorder.stage("safety"):
+            verdicts = await patiently(partial(self._judge, texts), self._safety.timeout_s)
+        for index, verdict in enumerate(verdicts):
+            if verdict.flagged:
+                field = self._field(index)
+                raise RequestError(
+                    f"'{field}' was refused by the safety classifier.", field=field, code="content_policy_violation"
+                )
+
+    async def _encode(self, index: int) -> Sequence[int]:
+        prompt, field = self._request.inputs[index], self._field(index)
+        if isinstance(prompt, TokenPrompt):
+            token_ids: Sequence[int] = prompt.token_ids
+        else:
+            try:
+                async with self._room:
+                    token_ids = await patiently(partial(self._model.encode, prompt), INPUT_PATIENCE_S)
+            except RequestError as error:
+                # To the tokenizer every text is a prompt.
+                message = error.message.replace("prompt", f"'{field}'", 1)
+                raise RequestError(message, field=field, code=error.code) from error
+        limit, last_id = self._model.config.max_model_len, self._model.config.vocab_size - 1
+        if not token_ids:
+            raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
+        if len(token_ids) > limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. However, '{field}' has {len(token_ids)}.",
+                field=field,
+                code="context_length_exceeded",
+            )
+        if max(token_ids) > last_id or min(token_ids) < 0:
+            raise RequestError(f"'{field}' has a token id outside the vocabulary, 0 to {last_id}.", field=field)
+        return token_ids
+
+    async def _pooled(self, token_ids: Sequence[int]) -> GenerationResult:
+        async with self._room:
+            for num_lost in range(self._max_resumes + 1):
+                ask = partial(self._ask, token_ids)
+                try:
+                    return await (patiently(ask, REPLACEMENT_S) if num_lost else ask())
+                except ReplicaLostError:
+                    if num_lost == self._max_resumes:
+                        raise
+        raise AssertionError("unreachable")
+
+    async def _ask(self, token_ids: Sequence[int]) -> GenerationResult:
+        # A new id for each attempt: the lost one may still run where it was.
+        request_id = RequestId(f"{uuid.uuid4().hex}-v")
+        self._recorder.note_attempt(request_id)
+        deadline_s = self._deadline_s
+        call = GenerationCall(
+            request_id=request_id,
+            prompt_ids=pack_ids(token_ids),
+            params=SamplingParams(max_tokens=0),
+            pooling=self._request.pooling or Pooling(self._model.config.pooling),
+            adapter=self._adapter,
+            tenant=self._request.tenant or self._request.salt,
+            salt=self._request.salt,
+            priority=self._request.priority,
+            timeout_s=None if deadline_s is None else max(0.0, deadline_s - time.monotonic()),
+        )
+        result = await self._model.pool(call)
+        if result.fault is not None:
+            raise result.fault.to_error()
+        if result.pooled is None:
+            raise EngineError("The engine gave the request up.")
+        return result
+
+    def _field(self, index: int) -> str:
+        return "input" if len(self._request.inputs) == 1 else f"input[{index}]"
+
+
+def finished(vector: bytes, dimensions: int | None, normalizes: bool) -> bytes:
+    """Return the first `dimensions` numbers of a vector, scaled to unit length where that is wanted.
+
+    Args:
+        vector: float32, little-endian; so is what is returned.
+    """
+    numbers = np.frombuffer(vector, "<f4")[:dimensions].astype(np.float64)
+    length = float(np.linalg.norm(numbers)) if normalizes else 0.0
+    return (numbers / length if length else numbers).astype("<f4").tobytes()

@@ -1,0 +1,371 @@
+"""The ingress actor: which names are served and by whom, and what the routes call.
+
+The routes are injected (`create_app`), so that this house does not know them; they know the gateway by its methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import ray
+from prometheus_client import Metric
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from adapters.catalogue import Catalogue
+from deployments.accounts.meter import Meter
+from deployments.accounts.spool import Spool
+from deployments.batches.client import BatchClient
+from deployments.batches.values import InsideAnswer, InsideCall
+from deployments.channel.token_channel import ChannelListener
+from deployments.classifiers.reranking import Rerankers
+from deployments.classifiers.safety import LocalSafety, RemoteSafety, SafetyPort
+from deployments.config import GatewayConfig, TracingConfig
+from deployments.errors import UnavailableError
+from deployments.gateway.answer_log import AnswerLog
+from deployments.gateway.answering import Answer
+from deployments.gateway.beam_source import BeamSources
+from deployments.gateway.dialect import dialect_of
+from deployments.gateway.embedding import Embedding
+from deployments.gateway.front_gate import FrontGate
+from deployments.gateway.inside import answer_inside
+from deployments.gateway.overview import Overview, gateways
+from deployments.gateway.resumption import TokenSource
+from deployments.gateway.served_model import ServedModel, check_vocabulary
+from deployments.gateway.served_names import ServedNames
+from deployments.generation import (
+    ChatPrompt,
+    EndReason,
+    GenerationEvent,
+    GenerationRequest,
+    HealthReport,
+    ModelCard,
+    Started,
+    TextPrompt,
+    Tokenized,
+    Verdict,
+)
+from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_vector, reached
+from deployments.logs import join_serve_log, log_answer, log_prompt
+from deployments.metrics import GatewayMetrics
+from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
+from deployments.registry.adapter_directory import AdapterDirectory
+from deployments.routing.watch import ReplicaWatch
+from deployments.timeline import Timeline
+from deployments.tokenizer.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
+from engine.errors import OverloadError, RequestError
+
+if TYPE_CHECKING:
+    from deployments.tracing import TraceWriter
+
+_logger = logging.getLogger(__name__)
+
+
+Asked = TypeVar("Asked", GenerationRequest, EmbeddingRequest, RerankRequest)
+
+
+class Gateway:
+    """One replica of the ingress; many may run side by side, and none holds anything that the others need.
+
+    Args:
+        create_app: makes the ASGI application that answers for this gateway.
+        models: handle of each base model's deployment, by its name.
+        tokenizer, safety: None for what runs in the gateway's own process.
+        registry: None where adapters cannot be changed while the server runs.
+        accounts: None where nothing is counted.
+        batches: None where no batches are run.
+        rerankers: handle of each cross-encoder's deployment, by its name.
+
+    Attributes:
+        batches: files and batches; None where there are none.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        create_app: Callable[[Gateway], ASGIApp],
+        models: dict[str, DeploymentHandle],
+        tokenizer: DeploymentHandle | None = None,
+        safety: DeploymentHandle | None = None,
+        registry: DeploymentHandle | None = None,
+        accounts: DeploymentHandle | None = None,
+        batches: DeploymentHandle | None = None,
+        rerankers: Mapping[str, DeploymentHandle] | None = None,
+    ) -> None:
+        join_serve_log()
+        self._config = config
+        self._create_app = create_app
+        self._handles = models
+        self._tokenizer_handle = tokenizer
+        self._safety_handle = safety
+        self._rerankers = Rerankers(config.rerankers, rerankers or {})
+        self._adapters = AdapterDirectory(config.models, models, registry, gateways)
+        self._names = ServedNames(config, self._adapters, self._rerankers)
+        self._metrics = GatewayMetrics(config.slo)
+        self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}
+        parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
+        self._overview = Overview(models, parts)
+        self._log = AnswerLog(self._metrics, self._count_answer)
+        self._name = uuid.uuid4().hex
+        self._meter: Meter | None = None
+        if config.accounts is not None and accounts is not None:
+            spool = Spool(config.accounts.spool_folder, self._name)
+            self._meter = Meter(accounts, spool, self._name, self._overview.traces)
+        self._traced: TraceWriter | None = None
+        self._served: dict[str, ServedModel] = {}
+        self._beams = BeamSources()
+        self._safety: SafetyPort | None = None
+        self._listener: ChannelListener | None = None
+        self.batches = None if batches is None else BatchClient(batches)
+        self._app: ASGIApp | None = None
+        self._watch: ReplicaWatch | None = None
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Open what needs the event loop, and return the application; Serve calls it once, before any request."""
+        # The classifier first: what handles text makes do without torch where nobody has imported it.
+        self._safety = await self._safety_port()
+        codecs = await asyncio.to_thread(build_codecs, self._config.models)
+        tokenizer: TokenizerPort = (
+            LocalTokenizer(codecs) if self._tokenizer_handle is None else RemoteTokenizer(self._tokenizer_handle)
+        )
+        sources = await self._sources()
+        self._served = {
+            model.name: ServedModel(
+                config=model,
+                decoder=codecs[model.name],
+                dialect=dialect_of(model, codecs[model.name].template_text, codecs[model.name].special_ids),
+                encode=partial(reached, "tokenizer", partial(tokenizer.encode, model.name)),
+                source=sources[model.name],
+                pool=partial(ask_vector, self._handles[model.name]),
+            )
+            for model in self._config.models
+        }
+        await self._adapters.start()
+        if self._config.tracing is not None:
+            self._traced = self._trace_writer(self._config.tracing)
+            self._traced.start()
+        if self._meter is not None:
+            await self._meter.start()
+        self._app = self._create_app(self)
+        return self._app
+
+    @property
+    def adapters(self) -> AdapterDirectory:
+        """The names of adapters, and how they are changed."""
+        return self._adapters
+
+    @property
+    def meter(self) -> Meter | None:
+        """What counts what tenants use; None where nothing does."""
+        return self._meter
+
+    async def answer_inside(self, call: InsideCall) -> InsideAnswer:
+        """Answer a line of a batch as if its tenant had asked; asked by the actor that runs batches."""
+        assert self._app is not None
+        return await answer_inside(self._app, call)
+
+    def models(self) -> Sequence[ModelCard]:
+        """Return every servable name, bases before their adapters, and cross-encoders last."""
+        return self._names.cards()
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
+        """Yield the events of one answer; closing the iterator frees the request in the engine.
+
+        Raises:
+            RequestError: the request can never be served.
+            OverloadError: come back later.
+            TimeoutError: the deadline has passed.
+            EngineError: we have failed.
+        """
+        target = self._names.target(request.model)
+        request = self._timed(request)
+        if self._config.log_prompts:
+            log_prompt(request)
+        model = self._served[target.model]
+        flow, gate = (target.adapter, request.tenant), self._gates[target.model]
+        with (
+            self._log.answer(request, target.model, target.adapter) as recorder,
+            gate.passage(flow, request.timeout_s, request.priority) as passage,
+        ):
+            if request.beams is not None:
+                eos_ids = frozenset(model.config.eos_ids)
+                source = self._beams.source(model.source, request.beams, eos_ids, recorder.note_attempt)
+                model = replace(model, source=source)
+            answer = Answer(
+                request,
+                model,
+                target.adapter,
+                safety=self._config.safety,
+                judge=self._judge,
+                max_resumes=self._config.max_resumes,
+                metrics=self._metrics,
+                recorder=recorder,
+            )
+            async with aclosing(answer.events()) as events:
+                async for event in events:
+                    if not isinstance(event, Started):
+                        passage.end()
+                        recorder.note_text()
+                    yield event
+
+    async def embed(self, request: EmbeddingRequest) -> Embeddings:
+        """Return a vector of each input; errors as `generate`."""
+        target = self._names.target(request.model)
+        request = self._timed(request)
+        with self._log.answer(request, target.model, target.adapter) as recorder:
+            embedding = Embedding(
+                request,
+                self._served[target.model],
+                target.adapter,
+                safety=self._config.safety,
+                judge=self._judge,
+                max_resumes=self._config.max_resumes,
+                recorder=recorder,
+            )
+            found = await embedding.run()
+            recorder.end(EndReason.STOP.value)
+        return found
+
+    async def tokenize(self, name: str, prompt: ChatPrompt | TextPrompt, *, with_texts: bool) -> Tokenized:
+        """Return what token ids a prompt to a model becomes.
+
+        Raises:
+            RequestError: there is no such model, or the prompt cannot be encoded.
+            OverloadError: the tokenizer cannot be reached.
+        """
+        model = self._served[self._names.target(name).model]
+        token_ids = tuple(await model.encode(prompt))
+        texts = None
+        if with_texts:
+            texts = tuple(model.decoder.spelling(token_id).decode("utf-8", "replace") for token_id in token_ids)
+        return Tokenized(token_ids=token_ids, max_model_len=model.config.max_model_len, texts=texts)
+
+    async def detokenize(self, name: str, token_ids: Sequence[int]) -> str:
+        """Return the text of some token ids, special tokens left out.
+
+        Raises:
+            RequestError: there is no such model, or an id is outside its vocabulary.
+        """
+        model = self._served[self._names.target(name).model]
+        check_vocabulary(token_ids, model.config.vocab_size, field="tokens")
+        return await asyncio.to_thread(model.decoder.decode, token_ids)
+
+    async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
+        """Return the classifier's verdict on each text, in order.
+
+        Raises:
+            RequestError: there is no classifier, or it cannot take these texts.
+            OverloadError: it cannot be reached in time, or has too much to do.
+        """
+        if self._safety is None or self._config.safety is None:
+            raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
+        try:
+            async with asyncio.timeout(self._config.safety.timeout_s):
+                return await reached("safety classifier", partial(self._safety.judge, texts))
+        except TimeoutError as error:
+            message = f"The safety classifier gave no verdict within {self._config.safety.timeout_s:g} seconds."
+            raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
+
+    async def rerank(self, request: RerankRequest) -> Reranking:
+        """Return how well each document answers its query; errors as `generate`."""
+        self._rerankers.check(request.model)
+        request = self._timed(request)
+        with self._log.answer(request, request.model) as recorder:
+            with recorder.stage("scores"):
+                found = await self._rerankers.score(request)
+            recorder.timeline.num_prompt_tokens = found.num_prompt_tokens
+            recorder.end(EndReason.STOP.value)
+        return found
+
+    async def timelines(self, client_id: str) -> list[Timeline]:
+        """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""
+        return await self._overview.timelines(client_id)
+
+    async def own_timelines(self, client_id: str) -> list[Timeline]:
+        """Return what this gateway knows of a client's request; asked by the one that the client asks."""
+        return self._log.find(client_id)
+
+    async def health(self) -> HealthReport:
+        """Say whether everything that an answer needs has a replica that makes progress."""
+        return self._log.draining.told(await self._overview.health())
+
+    async def drain(self, limit_s: float) -> None:
+        """Refuse what comes, and return once what is under way has ended; asked by whoever stops the server."""
+        await self._log.draining.run(limit_s, None if self._listener is None else self._listener.fail_all)
+
+    async def metrics(self) -> bytes:
+        """Return the numbers of all gateways and engines in Prometheus' text format."""
+        return await self._overview.metrics()
+
+    async def metric_families(self) -> list[Metric]:
+        """Return the numbers of this gateway; asked by the one that is scraped."""
+        return self._metrics.families(serve.get_replica_context().replica_tag, self._gates, self._meter)
+
+    async def adopt(self, catalogue: Catalogue) -> None:
+        """Follow a change of the adapters' names; asked by the gateway that has made it."""
+        self._adapters.adopt(catalogue)
+
+    def _count_answer(self, timeline: Timeline) -> None:
+        self._metrics.count_answer(timeline)
+        log_answer(timeline)
+        if self._traced is not None:
+            self._traced.add(timeline)
+        if self._meter is not None:
+            self._meter.record(timeline)
+
+    def _trace_writer(self, config: TracingConfig) -> TraceWriter:
+        # Its packages are imported where traces are wanted, and nowhere else.
+        from deployments.tracing import TraceWriter, otlp_exporter
+
+        exporter = otlp_exporter(config.endpoint)
+        return TraceWriter(exporter, self._overview.traces, service=config.service, sample_ratio=config.sample_ratio)
+
+    def _timed(self, request: Asked) -> Asked:
+        """Return a request with the deadline of the configuration, where it has none of its own."""
+        if request.timeout_s is not None:
+            return request
+        return replace(request, timeout_s=self._config.default_timeout_s)
+
+    async def _judge(self, texts: Sequence[str]) -> Sequence[Verdict]:
+        """Judge for a generation: without a verdict nothing passes, unless the configuration says otherwise."""
+        try:
+            return await self.moderate(texts)
+        except OverloadError as error:
+            assert self._config.safety is not None
+            if self._config.safety.fails_closed:
+                raise
+            _logger.warning("%d texts pass unjudged: %s", len(texts), error)
+            return [Verdict(score_by_hazard={}, flagged=(), error=error.message) for _ in texts]
+
+    async def _safety_port(self) -> SafetyPort | None:
+        if self._config.safety is None:
+            return None
+        if self._safety_handle is not None:
+            return RemoteSafety(self._safety_handle)
+        return await asyncio.to_thread(LocalSafety, self._config.safety)
+
+    async def _sources(self) -> Mapping[str, TokenSource]:
+        if self._config.channel.transport == "handle":
+            return {name: HandleSource(handle) for name, handle in self._handles.items()}
+        self._watch = ReplicaWatch(self._handles)
+        self._listener = ChannelListener(
+            self._config.channel,
+            self._name,
+            node_host=ray.util.get_node_ip_address(),
+            on_report=self._watch.hear,
+            on_end=self._watch.lose,
+        )
+        address = await self._listener.start()
+        self._watch.start(address)
+        return {
+            name: ChannelSource(handle, self._listener, address, self._watch.boards[name])
+            for name, handle in self._handles.items()
+        }

@@ -1,0 +1,20 @@
+"""The strings over which no repeat reaches (DRY), as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from deployments.gateway.served_model import TextDecoder
+
+
+def breaker_ids(decoder: TextDecoder, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the sequences of token ids that these strings come as.
+
+    That is every token that has one inside, and those that several tokens spell, as the tokenizer writes them at the
+    front of a text and after a space. It may look at the whole vocabulary.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for text in texts:
+        found |= dict.fromkeys((token_id,) for token_id in decoder.tokens_with(text))
+        found |= dict.fromkeys(word for word in decoder.encode_word(text) if len(word) > 1)
+    return tuple(found)

@@ -1,0 +1,64 @@
+"""The names that clients may ask for, and what each stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adapters.identity import AdapterRef
+from deployments.classifiers.reranking import Rerankers
+from deployments.config import GatewayConfig
+from deployments.generation import ModelCard
+from deployments.registry.adapter_directory import AdapterDirectory
+from engine.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a public name stands for: a base model, or one of its adapters."""
+
+    model: str
+    adapter: AdapterRef | None = None
+
+
+class ServedNames:
+    """Base models, adapters and cross-encoders by their names, as they stand at the moment."""
+
+    def __init__(self, config: GatewayConfig, adapters: AdapterDirectory, rerankers: Rerankers) -> None:
+        self._model_by_name = {model.name: model for model in config.models}
+        self._created_s = config.created_s
+        self._adapters = adapters
+        self._rerankers = rerankers
+
+    def target(self, name: str) -> Target:
+        """Return what generates under a name; of an alias that is split, a version by its share.
+
+        Raises:
+            RequestError: nothing does.
+        """
+        if name in self._model_by_name:
+            return Target(model=name)
+        found = self._adapters.find(name)
+        if found is None:
+            raise RequestError(f"The model '{name[:128]}' does not exist.", field="model", code="model_not_found")
+        entry, version = found
+        return Target(model=entry.base, adapter=version.ref)
+
+    def cards(self) -> Sequence[ModelCard]:
+        """Return what `/v1/models` shows: bases before their adapters, and cross-encoders last."""
+        cards = []
+        entries = self._adapters.entries()
+        for model in self._model_by_name.values():
+            names: list[tuple[str, str | None, int]] = [(model.name, None, 0)]
+            names += [
+                (entry.name, model.name, entry.versions[-1].created_s)
+                for entry in entries
+                if entry.base == model.name and entry.split
+            ]
+            cards += [
+                ModelCard(
+                    name=name, parent=parent, created_s=created_s or self._created_s, max_model_len=model.max_model_len
+                )
+                for name, parent, created_s in names
+            ]
+        return cards + self._rerankers.cards(self._created_s)

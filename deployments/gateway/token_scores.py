@@ -1,0 +1,57 @@
+"""Log-probabilities of tokens with the tokens as text, and how many of a prompt's may be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from deployments.generation import GenerationRequest, TokenScore
+from engine.errors import RequestError
+from engine.request import TokenLogprobs
+
+Spelling = Callable[[int], bytes]
+"""From a token id to its bytes, as `deployments.gateway.served_model.TextDecoder` has it."""
+MAX_PROMPT_SCORES = 65_536
+"""They come all at once: with their heads they have to fit into what a stream may leave unread (1 MiB by default)."""
+
+
+def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> None:
+    """Do nothing where the log-probabilities that are asked of a prompt are not too many.
+
+    Raises:
+        RequestError: they are.
+    """
+    num_top = request.params.num_prompt_logprobs
+    if num_top is None or (num_top + 1) * num_prompt_tokens <= MAX_PROMPT_SCORES:
+        return
+    field = "logprobs" if request.echoes else "prompt_logprobs"
+    raise RequestError(
+        f"'{field}' asks for {num_top + 1} log-probabilities of each of the prompt's {num_prompt_tokens} tokens; "
+        f"at most {MAX_PROMPT_SCORES} are told of one prompt.",
+        field=field,
+    )
+
+
+def scored(spelling: Spelling, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenScore, ...]:
+    """Return the scores of tokens, one for each."""
+    return tuple(
+        _score(spelling, token_id, entry.logprob)._replace(
+            top=tuple(
+                _score(spelling, other, logprob)._replace(rank=place)
+                for place, (other, logprob) in enumerate(entry.top, 1)
+            ),
+            rank=entry.rank,
+        )
+        for token_id, entry in zip(token_ids, logprobs, strict=True)
+    )
+
+
+def scored_prompt(
+    spelling: Spelling, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> tuple[TokenScore, ...]:
+    """Return the scores of a prompt's tokens; the first has none, for it follows nothing."""
+    return _score(spelling, token_ids[0], None), *scored(spelling, token_ids[1:], logprobs)
+
+
+def _score(spelling: Spelling, token_id: int, logprob: float | None) -> TokenScore:
+    raw = spelling(token_id)
+    return TokenScore(token_id, raw.decode("utf-8", "replace"), raw, logprob)

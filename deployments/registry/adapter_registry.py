@@ -1,0 +1,381 @@
+"""The one actor that says what names of adapters stand for. It validates before anything is served, and remembers.
+
+    register --(files: copied or fetched into the store's folder, by digest)--> a version --> every gateway
+
+Gateways and replicas hold nothing of their own: a gateway asks for the catalogue, and a request carries its adapter's
+reference to whichever replica it reaches. What was registered outlives all processes (`adapters.store`). Drop-in
+folders are watched: a new sub-folder is registered, changed files are a new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from ray import serve
+
+from adapters.catalogue import Catalogue
+from adapters.errors import AdapterError
+from adapters.file_store import FileStore, copy_from
+from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
+from adapters.identity import AdapterRef
+from adapters.registry import check_name, sub_folders
+from adapters.sources import AdapterSources, SourceError
+from adapters.store import AdapterStore, StoreTakenError
+from deployments.config import GATEWAY, AdapterBase, RegistryConfig
+from deployments.errors import UnavailableError
+from deployments.handles import tell_gateways
+from deployments.logs import join_serve_log
+from deployments.registry.adapter_changes import Registration
+from engine.errors import OverloadError, RequestError
+
+_logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LOCK_POLL_S = 0.2
+NUM_LOCK_TRIES = 25
+NUM_FETCHERS = 4
+MAX_REGISTERING = 256
+"""Registrations under way at once; more are told to come back."""
+RETRY_AFTER_S = 5.0
+
+
+class RegistryServer:
+    """The registry; a plain class, the actor is its shell. Changes run one at a time, in a thread.
+
+    Args:
+        files: where those of registered adapters are copied to.
+        sources: where else than in folders adapters may come from.
+        cross_encoders: names that no adapter may have, like those of `bases`.
+    """
+
+    def __init__(
+        self,
+        store: AdapterStore,
+        bases: Sequence[AdapterBase],
+        *,
+        files: FileStore,
+        sources: AdapterSources,
+        cross_encoders: Sequence[str] = (),
+    ) -> None:
+        self._store = store
+        self._bases = {base.name: base for base in bases}
+        self._taken = dict.fromkeys(cross_encoders, "a cross-encoder") | dict.fromkeys(self._bases, "a base model")
+        self._files = files
+        self._sources = sources
+        self._num_registering = 0
+        # Threads of their own: a slow source holds up nothing but other sources.
+        self._fetchers = ThreadPoolExecutor(max_workers=NUM_FETCHERS, thread_name_prefix="adapter-fetch")
+        self._lock = asyncio.Lock()
+        self._seen_by_base: dict[str, dict[str, tuple[int, ...]]] = {}
+        """Signature of each sub-folder's files at the last look at a drop-in folder."""
+        self._catalogue = store.catalogue()
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """All names as they stand."""
+        return self._catalogue
+
+    async def declare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]]) -> None:
+        """Take over the adapters that the configuration names; those that are known already stay as they are.
+
+        What an earlier configuration named and this one does not is forgotten: its files may be anything by now.
+        """
+        declared = {(ref.name, ref.digest) for refs in refs_by_base.values() for ref in refs}
+        async with self._lock:
+            for entry in self._catalogue.entries.values():
+                for version in entry.versions:
+                    if not self._files.has(version.ref) and (entry.name, version.ref.digest) not in declared:
+                        await self._changed(self._store.remove, entry.name, version.number)
+            for name in self._catalogue.entries.keys() & self._taken.keys():
+                _logger.warning("the adapter %r was loaded earlier; %s has its name now", name, self._taken[name])
+            for base, ref in ((base, ref) for base, refs in refs_by_base.items() for ref in refs):
+                known = self._catalogue.entries.get(ref.name)
+                if known is not None and any(version.ref.digest == ref.digest for version in known.versions):
+                    continue
+                await self._changed(self._store.add, ref, base)
+
+    async def register(self, wanted: Registration) -> Catalogue:
+        """Make the content of a folder or a URL the newest version of a name, with all of the name's traffic.
+
+        Raises:
+            RequestError: the place may not be used, holds no adapter that fits, or the name is taken.
+            UnavailableError: the source does not answer.
+            OverloadError: too many others are being registered.
+        """
+        base = self._base(wanted.base)
+        if self._num_registering >= MAX_REGISTERING:
+            raise OverloadError("Too many adapters are being loaded.", retry_after_s=RETRY_AFTER_S)
+        self._num_registering += 1
+        try:
+            return await self._register(wanted, base)
+        except AdapterError as error:
+            raise _refused(error) from error
+        except SourceError as error:
+            raise UnavailableError(str(error), retry_after_s=RETRY_AFTER_S) from error
+        finally:
+            self._num_registering -= 1
+
+    async def _register(self, wanted: Registration, base: AdapterBase) -> Catalogue:
+        self._check_name(wanted)
+        incoming = await self._bring(wanted, base)
+        try:
+            async with self._lock:
+                # Again: others have been at it meanwhile.
+                self._check_name(wanted)
+                ref = await asyncio.to_thread(
+                    self._files.keep, wanted.name, incoming, base.module_shapes, base.max_rank
+                )
+                try:
+                    await self._changed(self._store.add, ref, base.name, takes_traffic=wanted.takes_traffic)
+                finally:
+                    await self._delete_unused((ref,))
+                return self._catalogue
+        finally:
+            await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
+
+    async def route(self, name: str, split: Mapping[int, int]) -> Catalogue:
+        """Split a name's traffic among its versions, by percentages.
+
+        Raises:
+            RequestError: there is no such name or version, or they do not make 100.
+        """
+        async with self._lock:
+            try:
+                await self._changed(self._store.route, name, dict(split))
+            except AdapterError as error:
+                raise _refused(error, field="split") from error
+        return self._catalogue
+
+    async def unregister(self, name: str, number: int | None = None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
+        """Forget a name or a version of it; return also the contents that no name stands for any more.
+
+        Raises:
+            RequestError: there is no such name or version.
+        """
+        async with self._lock:
+            before = self._catalogue
+            try:
+                await self._changed(self._store.remove, name, number)
+            except AdapterError as error:
+                raise _refused(error, code="model_not_found") from error
+            left = self._catalogue.digests()
+            gone = tuple(
+                version.ref
+                for version in before.entries[name].versions
+                if version.ref.digest not in left and number in (None, version.number)
+            )
+        return self._catalogue, gone
+
+    async def discard(self, refs: Sequence[AdapterRef]) -> None:
+        """Delete the copies of contents that nobody uses any more, those left out that were registered again."""
+        async with self._lock:
+            await self._delete_unused(refs)
+
+    async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
+        """Return a part of a file of a registered content, for a node that does not have it.
+
+        Raises:
+            AdapterError: no name stands for the content, or it cannot be read.
+        """
+        versions = (version for entry in self._catalogue.entries.values() for version in entry.versions)
+        path = next((version.ref.path for version in versions if version.ref.digest == ref.digest), None)
+        if path is None or file not in (CONFIG_FILE, TENSOR_FILE):
+            raise AdapterError(ref.name, "it is not loaded any more")
+        return await asyncio.to_thread(read_part, ref.name, path, file, offset)
+
+    async def look(self) -> bool:
+        """Look at the drop-in folders; register what is new or changed, and say whether anything was."""
+        revision = self._catalogue.revision
+        for base in self._bases.values():
+            if base.watched is not None:
+                await self._look_into(base.watched, base)
+        return self._catalogue.revision != revision
+
+    async def _look_into(self, root: str, base: AdapterBase) -> None:
+        found = await asyncio.to_thread(_signatures, root)
+        is_first = base.name not in self._seen_by_base
+        seen = self._seen_by_base.get(base.name, {})
+        changed = [name for name, signature in found.items() if seen.get(name) != signature]
+        self._seen_by_base[base.name] = found
+        for name in changed:
+            entry = self._catalogue.entries.get(name)
+            if is_first and entry is not None:
+                continue  # the configuration has told of it already
+            try:
+                await self.register(Registration(name=name, place=name, base=base.name, replaces=True))
+            except OverloadError:
+                found.pop(name)
+            except RequestError as error:
+                # It may be on its way still; the next change of its files is another chance.
+                _logger.warning("drop-in folder: %s", error.message)
+
+    async def _bring(self, wanted: Registration, base: AdapterBase) -> str:
+        """Return a folder of the store with the files that are meant.
+
+        Raises:
+            AdapterError: there is no such place, it may not be used, or lacks them.
+            SourceError: as `AdapterSources.fetch`.
+        """
+        name, place = wanted.name, wanted.place
+        path = None if "://" in place else _inside(place, _roots(base))
+        if path is not None:
+            return await asyncio.to_thread(self._files.bring, name, copy_from(name, path))
+        if "://" not in place and not self._sources.may_be_hub_id(place):
+            raise AdapterError(name, "there is no such folder among those that adapters may be loaded from")
+        fill = partial(self._sources.fetch, name, self._sources.url_of(name, place))
+        return await asyncio.get_running_loop().run_in_executor(self._fetchers, self._files.bring, name, fill)
+
+    def _check_name(self, wanted: Registration) -> None:
+        check_name(wanted.name)
+        if wanted.name in self._taken:
+            raise AdapterError(wanted.name, f"{self._taken[wanted.name]} has this name")
+        entry = self._catalogue.entries.get(wanted.name)
+        if entry is not None and entry.split and not wanted.replaces:
+            raise AdapterError(wanted.name, "it is loaded already; 'load_inplace' makes another version of it")
+
+    async def _delete_unused(self, refs: Sequence[AdapterRef]) -> None:
+        """Delete the files of contents that no name stands for; the lock is held."""
+        used = self._catalogue.digests()
+        for ref in refs:
+            if ref.digest not in used:
+                await asyncio.to_thread(self._files.delete, ref)
+
+    def _base(self, name: str | None) -> AdapterBase:
+        if name is None and len(self._bases) == 1:
+            return next(iter(self._bases.values()))
+        if name is None:
+            names = ", ".join(self._bases)
+            raise RequestError(f"'base_model_name' must be one of: {names}.", field="base_model_name")
+        if name not in self._bases:
+            raise RequestError(
+                f"The model '{name[:128]}' does not exist.", field="base_model_name", code="model_not_found"
+            )
+        return self._bases[name]
+
+    async def _changed(self, change: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        await asyncio.to_thread(change, *args, **kwargs)
+        self._catalogue = await asyncio.to_thread(self._store.catalogue)
+
+
+class Registry:
+    """The actor: a shell around `RegistryServer` that also looks at the drop-in folders.
+
+    A change that has begun is carried through, even where whoever asked for it has gone.
+    """
+
+    async def __init__(self, config: RegistryConfig) -> None:  # type: ignore[misc]
+        """Open the store, take over what the configuration names, and begin to look; Serve awaits it."""
+        join_serve_log()
+        files = FileStore(config.folder)
+        store = await asyncio.to_thread(_open_store, config.store_path, files)
+        sources = AdapterSources(config.sources, max_bytes=config.max_source_bytes, timeout_s=config.source_timeout_s)
+        self._server = RegistryServer(
+            store, config.bases, files=files, sources=sources, cross_encoders=config.cross_encoders
+        )
+        self._changes: set[asyncio.Task[Any]] = set()
+        await self._server.declare(config.declared_by_base)
+        self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
+
+    async def catalogue(self, store: str, revision: int) -> Catalogue | None:
+        """Return all names, or None where the caller knows them as they stand."""
+        found = self._server.catalogue
+        return None if (found.store, found.revision) == (store, revision) else found
+
+    async def register(self, wanted: Registration) -> Catalogue:
+        """Make the content of a folder or a URL the newest version of a name."""
+        return await self._whole(self._server.register(wanted))
+
+    async def route(self, name: str, split: dict[int, int]) -> Catalogue:
+        """Split a name's traffic among its versions."""
+        return await self._whole(self._server.route(name, split))
+
+    async def unregister(self, name: str, number: int | None = None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
+        """Forget a name or a version of it."""
+        return await self._whole(self._server.unregister(name, number))
+
+    async def discard(self, refs: tuple[AdapterRef, ...]) -> None:
+        """Delete the copies of contents that nobody uses any more."""
+        await self._whole(self._server.discard(refs))
+
+    async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
+        """Return a part of a file of a registered content, for a node that does not have it."""
+        return await self._server.read_file(ref, file, offset)
+
+    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(change)
+        # The event loop keeps no reference to a task, and this one may outlive the call.
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _tell(self) -> None:
+        """Tell the gateways at once; one that is not reached asks by itself."""
+        gateways = serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name)
+        await tell_gateways(gateways, self._server.catalogue)
+
+    async def _look_for_ever(self, period_s: float) -> None:
+        while True:
+            try:
+                if await self._server.look():
+                    await self._tell()
+            except Exception:
+                # The task's border: a folder that cannot be read today may be tomorrow.
+                _logger.exception("looking at the drop-in folders failed")
+            await asyncio.sleep(period_s)
+
+
+def _open_store(path: str, files: FileStore) -> AdapterStore:
+    """Open the store, which one registry at a time may have; without it names last as long as this process."""
+    for _ in range(NUM_LOCK_TRIES):
+        try:
+            store = AdapterStore(path)
+        except StoreTakenError:
+            time.sleep(LOCK_POLL_S)
+        else:
+            files.clear()
+            return store
+    _logger.warning("%s is another server's: adapters loaded here are forgotten as this one ends", path)
+    return AdapterStore(":memory:")
+
+
+def _roots(base: AdapterBase) -> tuple[str, ...]:
+    """Return all folders that adapters may be registered from."""
+    return base.allowed if base.watched is None else (base.watched, *base.allowed)
+
+
+def _inside(folder: str, roots: Sequence[str]) -> str | None:
+    """Return the resolved folder that a client means, where it is one of the roots'."""
+    for root in map(os.path.realpath, roots):
+        try:
+            path = os.path.realpath(os.path.join(root, folder))
+        except ValueError:
+            return None
+        if path != root and os.path.commonpath((root, path)) == root and os.path.isdir(path):
+            return path
+    return None
+
+
+def _signatures(root: str) -> dict[str, tuple[int, ...]]:
+    """Return time and size of the files of every sub-folder that looks like an adapter."""
+    found = {}
+    for name in sub_folders(root):
+        try:
+            stats = [os.stat(os.path.join(root, name, file)) for file in (CONFIG_FILE, TENSOR_FILE)]
+        except OSError:
+            continue
+        found[name] = tuple(number for stat in stats for number in (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return found
+
+
+def _refused(error: AdapterError, *, field: str = "lora_name", code: str | None = None) -> RequestError:
+    return RequestError(str(error), field=field, code=code)

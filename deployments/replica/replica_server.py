@@ -1,0 +1,285 @@
+"""One engine, and an open call for every generation that it serves; `model_replica.py` is the actor around it.
+
+A call stays open from admission to the last token, so that what Serve counts as ongoing is what the engine works on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from adapters.identity import AdapterDigest
+from deployments.accounts.orphans import OrphanRecorder
+from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.replica.engine_thread import EngineThread, RunningEngine
+from deployments.routing.reporter import ReplicaName, Reporter
+from engine.errors import EngineError, OverloadError, RequestError
+from engine.metrics import EngineSnapshot
+from engine.request import Emission, FinishReason, RequestId
+from engine.trace import RequestTrace
+
+_logger = logging.getLogger(__name__)
+
+RELEASE_POLL_S = 0.01
+_GATEWAY_GONE = Fault(kind=FaultKind.LOST, message="The gateway has closed its channel.")
+
+
+class TokenOutlet(Protocol):
+    """Where tokens leave for gateways; all calls come from the event loop."""
+
+    async def connect(self, address: TokenAddress) -> None:
+        """Make sure of a connection to a gateway.
+
+        Raises:
+            OSError: nobody answers there, or not the gateway that was meant.
+        """
+        ...
+
+    def send(self, address: TokenAddress, emissions: Sequence[Emission]) -> None:
+        """Send one step's emissions; nothing happens where the gateway has gone."""
+        ...
+
+    def send_report(self, address: TokenAddress, report: bytes) -> None:
+        """Send an encoded report; nothing happens where the gateway has gone."""
+        ...
+
+    async def close(self) -> None:
+        """End all connections."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Generation:
+    """One open call, and how it ended."""
+
+    call: GenerationCall
+    ended: asyncio.Future[GenerationResult]
+    batches: asyncio.Queue[TokenBatch] = field(default_factory=asyncio.Queue)
+    num_tokens: int = 0
+
+    @property
+    def reply_to(self) -> TokenAddress | None:
+        """Where its tokens go."""
+        return self.call.reply_to
+
+    @property
+    def adapter(self) -> AdapterDigest | None:
+        """What it uses besides the base model."""
+        return None if self.call.adapter is None else self.call.adapter.digest
+
+
+class ReplicaServer:
+    """The generations that one engine works on; a plain class, the actor is its shell.
+
+    Lives on the event loop that it is made on.
+
+    Args:
+        dial: makes the outlet of tokens, given whom to tell of gateways that have gone; None where tokens go back by
+            the handle.
+        max_step_s: see `EngineThread`.
+        orphans: told of what gateways may not live to record; None where nobody records.
+        name: by which gateways know this replica; None where none asks how it is.
+    """
+
+    def __init__(
+        self,
+        engine: RunningEngine,
+        dial: Callable[[Callable[[TokenAddress], None]], TokenOutlet] | None,
+        *,
+        max_step_s: float,
+        orphans: OrphanRecorder | None = None,
+        name: ReplicaName | None = None,
+    ) -> None:
+        self._engine = engine
+        self._orphans = orphans
+        self._outlet = None if dial is None else dial(self.forget_gateway)
+        self._reporter: Reporter | None = None
+        if self._outlet is not None and name is not None:
+            self._reporter = Reporter(name, engine.load, engine.adapters, self._outlet)
+        self._generations: dict[RequestId, _Generation] = {}
+        self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, max_step_s=max_step_s)
+        self._thread.start()
+
+    async def generate(self, call: GenerationCall) -> GenerationResult:
+        """Serve one call whose tokens go to `call.reply_to`; ending the coroutine frees the request in the engine."""
+        assert call.reply_to is not None
+        assert self._outlet is not None
+        fault = await self._grammar_fault(call)
+        if fault is not None:
+            return GenerationResult(num_tokens=0, fault=fault)
+        try:
+            await self._outlet.connect(call.reply_to)
+        except OSError as error:
+            _logger.warning("request %s: its gateway cannot be reached: %s", call.request_id, error)
+            fault = Fault(kind=FaultKind.LOST, message="The replica could not open its channel to the gateway.")
+            return GenerationResult(num_tokens=0, fault=fault)
+        generation = self._open(call)
+        try:
+            # Unshielded, ending this coroutine would end the future, and the request would look as if it had ended.
+            return await asyncio.shield(generation.ended)
+        finally:
+            self._close(call.request_id, generation)
+
+    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[TokenBatch]:
+        """Yield the tokens of one call; what has come since the last read is one batch."""
+        fault = await self._grammar_fault(call)
+        if fault is not None:
+            yield TokenBatch(fault=fault)
+            return
+        generation = self._open(call)
+        try:
+            is_last = False
+            while not is_last:
+                waiting = [await generation.batches.get()]
+                while not generation.batches.empty():
+                    waiting.append(generation.batches.get_nowait())
+                batch = TokenBatch.joined(waiting)
+                is_last = batch.is_last
+                yield batch
+        finally:
+            self._close(call.request_id, generation)
+
+    async def pool(self, call: GenerationCall) -> GenerationResult:
+        """Serve one call for a vector; ending the coroutine frees the request in the engine."""
+        generation = self._open(call)
+        try:
+            return await asyncio.shield(generation.ended)
+        finally:
+            self._close(call.request_id, generation)
+
+    async def watch(self, address: TokenAddress) -> None:
+        """Tell a gateway from now on how this replica is."""
+        if self._outlet is None or self._reporter is None:
+            return
+        try:
+            await self._outlet.connect(address)
+        except OSError as error:
+            _logger.warning("a gateway that wants reports cannot be reached: %s", error)
+            return
+        self._reporter.watch(address)
+
+    def forget_gateway(self, address: TokenAddress) -> None:
+        """Free everything that a gateway has asked for: it has gone, and its calls may never be told."""
+        if self._reporter is not None:
+            self._reporter.forget(address)
+        left = [g for g in self._generations.values() if g.reply_to == address and not g.ended.done()]
+        if self._orphans is not None:
+            self._orphans.gateway_lost(address, [(generation.call, generation.num_tokens) for generation in left])
+        for generation in left:
+            generation.ended.set_result(GenerationResult(num_tokens=generation.num_tokens, fault=_GATEWAY_GONE))
+
+    def trouble(self) -> str | None:
+        """Say in one sentence why this replica cannot be relied on, or None."""
+        return self._thread.trouble()
+
+    def traces(self, request_ids: Sequence[RequestId]) -> dict[RequestId, RequestTrace]:
+        """Return what became of requests that ended here not long ago."""
+        return self._engine.traces(request_ids)
+
+    def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:
+        """Return the engine's numbers."""
+        return self._engine.snapshot(drain_ended=drain_ended)
+
+    def adapter_places(self) -> dict[AdapterDigest, str]:
+        """Return where adapters lie: "device", "host" or "loading"."""
+        return dict(self._engine.adapters.places())
+
+    async def release_adapter(self, digest: AdapterDigest) -> int:
+        """Wait for the generations that use an adapter, forget it, and return the bytes that this freed."""
+        while True:
+            using = [g.ended for g in self._generations.values() if g.adapter == digest and not g.ended.done()]
+            if using:
+                await asyncio.wait(using)
+                continue
+            freed = self._engine.adapters.release(digest)
+            if freed is not None:
+                return freed
+            # Its last request has been answered, and the engine lets go of it with its next step.
+            await asyncio.sleep(RELEASE_POLL_S)
+
+    async def stop(self) -> None:
+        """End the engine, and every open call with it."""
+        await self._thread.stop()
+        if self._reporter is not None:
+            self._reporter.close()
+        if self._outlet is not None:
+            await self._outlet.close()
+
+    async def _grammar_fault(self, call: GenerationCall) -> Fault | None:
+        """Compile the grammar of a call, off the event loop and off the engine's thread; return why it cannot be."""
+        if call.params.grammar is None:
+            return None
+        try:
+            await asyncio.to_thread(self._engine.compile_grammar, call.params.grammar)
+        except RequestError as error:
+            return Fault.of(error)
+        return None
+
+    def _open(self, call: GenerationCall) -> _Generation:
+        generation = _Generation(call, asyncio.get_running_loop().create_future())
+        self._generations[call.request_id] = generation
+        try:
+            if call.adapter is not None:
+                self._engine.adapters.learn(call.adapter)
+            self._engine.add(call.to_request(time.monotonic()))
+            if self._reporter is not None and call.reply_to is not None:
+                self._reporter.note(call.reply_to, call.request_id)
+        except (RequestError, OverloadError, EngineError) as error:
+            self._end(generation, TokenBatch(fault=Fault.of(error)))
+        return generation
+
+    def _close(self, request_id: RequestId, generation: _Generation) -> None:
+        self._generations.pop(request_id, None)
+        if self._orphans is not None and not generation.ended.done():
+            # Its call was given up: by a gateway that records it, or that has died and whose channel will say so.
+            self._orphans.finished(generation.call, generation.num_tokens)
+        if not generation.ended.done() or generation.ended.result().fault is _GATEWAY_GONE:
+            self._engine.cancel(request_id)
+
+    def _on_step(self, emissions: Sequence[Emission]) -> None:
+        by_gateway: dict[TokenAddress, list[Emission]] = {}
+        ended: list[tuple[_Generation, TokenBatch]] = []
+        for emission in emissions:
+            generation = self._generations.get(emission.request_id)
+            if generation is None or generation.ended.done():
+                continue
+            generation.num_tokens += len(emission.token_ids)
+            batch = self._batch(emission)
+            if generation.reply_to is not None:
+                by_gateway.setdefault(generation.reply_to, []).append(emission)
+            elif not batch.is_last:
+                generation.batches.put_nowait(batch)
+            if batch.is_last:
+                ended.append((generation, batch))
+        if self._outlet is not None:
+            for address, frame in by_gateway.items():
+                self._outlet.send(address, frame)
+        for generation, batch in ended:
+            self._end(generation, batch)
+
+    def _end(self, generation: _Generation, batch: TokenBatch) -> None:
+        if self._orphans is not None and batch.fault is None:
+            self._orphans.finished(generation.call, generation.num_tokens)
+        generation.batches.put_nowait(batch)
+        generation.ended.set_result(
+            GenerationResult(
+                num_tokens=generation.num_tokens,
+                num_cached_tokens=batch.num_cached_tokens,
+                finish_reason=batch.finish_reason,
+                pooled=batch.pooled,
+                fault=batch.fault,
+            )
+        )
+
+    def _batch(self, emission: Emission) -> TokenBatch:
+        fault = None
+        if emission.finish_reason is FinishReason.EXPIRED:
+            fault = Fault(kind=FaultKind.EXPIRED, message=emission.error or "The deadline has passed.")
+        elif emission.finish_reason is FinishReason.FAILED:
+            kind = FaultKind.FAILED if self._engine.is_alive else FaultKind.LOST
+            fault = Fault(kind=kind, message=emission.error or "The generation has failed.")
+        return TokenBatch.of(emission, fault)

@@ -1,0 +1,167 @@
+"""A conversation -> the text of its prompt, in the model's own chat template.
+
+Owns what a template is told (turns, tools, options) and the refusals in the caller's words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from deployments.generation import ChatMessage, ChatPrompt, ToolSpec
+from deployments.tokenizer.bounded_template import BoundedTemplate
+from deployments.tools.turns import plain_turns
+from engine.errors import CheckpointError, RequestError
+
+MAX_ARGUMENTS_DEPTH = 64
+_OURS = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
+)
+"""Variables that no client sets."""
+
+
+class ChatTemplate:
+    """The templates of one checkpoint: the usual one, and perhaps one for chats with tools.
+
+    Args:
+        sources: template by name ("default", "tool_use").
+        special_tokens: variables like `bos_token`, by name.
+
+    Raises:
+        CheckpointError: a template cannot be compiled.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str], *, max_chars: int) -> None:
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._templates = {
+                name: BoundedTemplate(source, max_chars=max_chars)
+                for name, source in sources.items()
+                if name in ("default", "tool_use")
+            }
+        except TemplateError as error:
+            raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
+
+    def render(self, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], prompt: ChatPrompt) -> str:
+        """Return the prompt's text.
+
+        Args:
+            turns, tools: what `turn_fields` and `tool_fields` made of the prompt's.
+
+        Raises:
+            RequestError: the template refuses them, has no such option, or takes too long.
+        """
+        template = self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
+        options = self._options(template, prompt)
+        if "tools" not in template.variables:
+            turns, tools = plain_turns(turns, tools), ()
+        variables = self._special_tokens | options
+        variables |= {"messages": list(turns), "tools": list(tools) or None, "documents": None}
+        variables["add_generation_prompt"] = not prompt.continues_final_message
+        try:
+            rendered = template.render(variables)
+        except TemplateError as error:
+            message = error.message or "no reason given"
+            raise RequestError(
+                f"the model's chat template refuses the messages: {message}", field="messages"
+            ) from error
+        return _cut_behind(rendered, turns[-1]["content"]) if prompt.continues_final_message else rendered
+
+    def _options(self, template: BoundedTemplate, prompt: ChatPrompt) -> dict[str, Any]:
+        known = template.variables - _OURS - self._special_tokens.keys()
+        for name in prompt.template_options:
+            if name not in known:
+                names = ", ".join(sorted(known)) or "none"
+                raise RequestError(
+                    f"the model's chat template has no option {name[:64]!r}; it has: {names}",
+                    field="chat_template_kwargs",
+                )
+        options = dict(prompt.template_options)
+        effort = prompt.reasoning_effort
+        if effort is not None and "reasoning_effort" in known:
+            options.setdefault("reasoning_effort", effort)
+        elif effort is not None and "enable_thinking" in known:
+            options.setdefault("enable_thinking", effort != "none")
+        elif effort not in (None, "none"):
+            raise RequestError(
+                "the model's chat template knows no effort: 'reasoning_effort' must be 'none'",
+                field="reasoning_effort",
+            )
+        return options
+
+
+def turn_fields(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return turns as chat templates take them; arguments of calls are objects where they can be parsed."""
+    name_by_call = {call.call_id: call.name for message in messages for call in message.tool_calls}
+    turns = []
+    for message in messages:
+        turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        name = message.name
+        if message.tool_call_id is not None:
+            turn["tool_call_id"] = message.tool_call_id
+            name = name or name_by_call.get(message.tool_call_id)
+        if name is not None:
+            turn["name"] = name
+        if message.reasoning is not None:
+            turn["reasoning_content"] = message.reasoning
+        if message.tool_calls:
+            turn["tool_calls"] = [
+                {
+                    "id": call.call_id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+        turns.append(turn)
+    return turns
+
+
+def tool_fields(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
+    """Return tools as chat templates take them."""
+    return [
+        {
+            "type": "function",
+            "function": {"name": tool.name, "description": tool.description, "parameters": tool.parameters},
+        }
+        for tool in tools
+    ]
+
+
+def _arguments(text: str) -> Any:
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return parsed if isinstance(parsed, dict) and _is_shallow(parsed) else text
+
+
+def _is_shallow(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_ARGUMENTS_DEPTH):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return True
+    return False
+
+
+def _cut_behind(rendered: str, final: str) -> str:
+    """Return the text up to the end of the final turn's content, which the answer goes on with."""
+    bare = final.strip()
+    place = rendered.rfind(bare)
+    if place < 0:
+        raise RequestError(
+            "the model's chat template does not show the last message, which cannot be continued",
+            field="continue_final_message",
+        )
+    # A template may have trimmed the end; where it has not, white space belongs to what is continued.
+    whole = final.lstrip()
+    return rendered[: place + len(whole if rendered.startswith(whole, place) else bare)]

@@ -1,0 +1,212 @@
+"""Text to token ids and back for one checkpoint, by its own tokenizer.json and chat template.
+
+Owns the bounds on text and the refusals in the caller's words. Templates come from the checkpoint only. Thread-safe;
+knows no Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from deployments.generation import ChatPrompt
+from deployments.stream.detokenizer import Detokenizer
+from deployments.tokenizer.chat_template import ChatTemplate, tool_fields, turn_fields
+from deployments.tokenizer.control_tokens import ControlTokens
+from deployments.tokenizer.light_transformers import auto_tokenizer
+from deployments.tokenizer.spelling_index import SpellingIndex
+from deployments.tokenizer.token_pieces import TokenPieces
+from engine.errors import CheckpointError, RequestError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+DEFAULT_MAX_CHARS = 1_000_000
+
+
+class TextCodec:
+    """The tokenizer of one checkpoint folder.
+
+    Args:
+        tokenizer_path: folder with tokenizer.json.
+        max_chars: characters that one prompt may have, before and after the template.
+
+    Raises:
+        CheckpointError: the folder has no tokenizer.json that can be used.
+    """
+
+    def __init__(self, tokenizer_path: str, *, max_chars: int = DEFAULT_MAX_CHARS) -> None:
+        self._name = os.path.basename(os.path.normpath(tokenizer_path))
+        self._max_chars = max_chars
+        self._tokenizer = _load(tokenizer_path)
+        backend: Tokenizer = self._tokenizer.backend_tokenizer
+        # A file may bring the padding and truncation of its training along.
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self._control_tokens = ControlTokens(backend)
+        self._pieces = TokenPieces(backend, self._name)
+        self._spellings: SpellingIndex | None = None
+        self._spellings_lock = threading.Lock()
+        sources = self._tokenizer.chat_template or {}
+        self._sources: dict[str, str] = sources if isinstance(sources, dict) else {"default": sources}
+        self._template = ChatTemplate(
+            self._sources,
+            {name: str(token) for name, token in self._tokenizer.special_tokens_map.items() if isinstance(token, str)},
+            max_chars=max_chars,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that have a token are below this."""
+        return len(self._tokenizer)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `encode_chat` can serve at all."""
+        return "default" in self._sources
+
+    @property
+    def template_text(self) -> str:
+        """The text of all chat templates, which shows what the model was trained to write."""
+        return "\n".join(self._sources.values())
+
+    @property
+    def special_ids(self) -> Mapping[str, int]:
+        """Id of each special token by its text."""
+        return self._pieces.special_ids
+
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Return the tokens of a conversation in the model's own template, opened for the model's turn.
+
+        Control tokens come from the template only; those that a message or a tool spells are plain text.
+
+        Raises:
+            RequestError: no template, messages that the template refuses, or text that is too long or not Unicode.
+        """
+        if not self.has_chat_template:
+            raise RequestError(
+                f"the model {self._name} has no chat template: use /v1/completions with a prompt", field="messages"
+            )
+        if not prompt.messages:
+            raise RequestError("messages must hold at least one message", field="messages")
+        turns, tools = turn_fields(prompt.messages), tool_fields(prompt.tools)
+        options = prompt.template_options
+        self._check(list(_texts((turns, options))), field="messages")
+        self._check(list(_texts(tools)), field="tools")
+        is_suspicious = any(map(self._control_tokens.is_suspicious, _texts((turns, tools, options))))
+        if is_suspicious:
+            turns, tools, options = _mapped((turns, tools, options), self._control_tokens.disarm)
+        rendered = self._template.render(turns, tools, replace(prompt, template_options=options))
+        if is_suspicious:
+            token_ids = self._control_tokens.encode(rendered)
+        else:
+            token_ids = self._encode(rendered, has_special_tokens=False)
+        if not token_ids:
+            raise RequestError("messages make an empty prompt", field="messages")
+        return list(token_ids)
+
+    def encode_text(self, text: str, *, has_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of raw text, with or without the special tokens that the tokenizer puts around it.
+
+        Raises:
+            RequestError: no token comes of it, or it is too long or not Unicode.
+        """
+        self._check([text], field="prompt")
+        token_ids = self._encode(text, has_special_tokens=has_special_tokens)
+        if not token_ids:
+            raise RequestError("prompt must make at least one token", field="prompt")
+        return token_ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        return self._pieces.decode(token_ids)
+
+    def spelling(self, token_id: int) -> bytes:
+        """Return the bytes that a token stands for inside a text; a special token is its own name."""
+        return self._pieces.spelling(token_id)
+
+    def tokens_with(self, text: str) -> tuple[int, ...]:
+        """Return the ids of the tokens whose spelling has this text inside."""
+        with self._spellings_lock:
+            # Made when it is first needed: it reads the whole vocabulary.
+            if self._spellings is None:
+                self._spellings = SpellingIndex(map(self.spelling, range(self.vocab_size)))
+        return self._spellings.containing(text.encode())
+
+    def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """Return the token ids of a word where a text begins with it, and where a space stands before it."""
+        spellings = (self._backend.encode(text, add_special_tokens=False).ids for text in (word, f" {word}"))
+        return tuple(dict.fromkeys(tuple(token_ids) for token_ids in spellings if token_ids))
+
+    def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
+        """Return an incremental decoder whose pieces joined are `decode` of all that it is fed.
+
+        Args:
+            shown: special tokens that are part of the text all the same, with how they are spelt in it.
+        """
+        return self._pieces.new_detokenizer(shown)
+
+    def _encode(self, text: str, *, has_special_tokens: bool) -> list[int]:
+        # Only for batches is there a way without the places of tokens in the text: nobody asks, and they take a fifth.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=has_special_tokens)
+        token_ids: list[int] = encoding.ids
+        return token_ids
+
+    def _check(self, texts: Sequence[str], *, field: str) -> None:
+        self._check_length(sum(map(len, texts)), field=field)
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                # Not chained: the error quotes the text.
+                raise RequestError(f"{field} must be valid Unicode, and holds a lone surrogate", field=field) from None
+
+    def _check_length(self, num_chars: int, *, field: str) -> None:
+        if num_chars > self._max_chars:
+            raise RequestError(
+                f"{field} must have at most {self._max_chars} characters, got {num_chars}",
+                field=field,
+                code="context_length_exceeded",
+            )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in nested values, the keys of objects among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return nested values with every text changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(key): _mapped(inner, change) for key, inner in value.items()}
+    return [_mapped(inner, change) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _load(path: str) -> PreTrainedTokenizerBase:
+    if not os.path.isfile(os.path.join(path, "tokenizer.json")):
+        raise CheckpointError(f"{path}: there is no tokenizer.json")
+    try:
+        tokenizer: PreTrainedTokenizerBase = auto_tokenizer().from_pretrained(
+            path, trust_remote_code=False, local_files_only=True, use_fast=True
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {error}") from error
+    if not tokenizer.is_fast:
+        raise CheckpointError(f"{path}: transformers has no fast tokenizer for this checkpoint")
+    return tokenizer

@@ -1,0 +1,118 @@
+"""The tokenizer deployment and the two ways to reach one: in this process, or over a Serve handle.
+
+Token ids cross the handle as little-endian 32-bit integers. Prompts are not gathered into batches: encoding one is
+shorter than any wait for company would be, and the tokenizer's own code runs without the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from ray.serve.handle import DeploymentHandle
+
+from deployments.config import ModelConfig
+from deployments.errors import UnavailableError
+from deployments.generation import ChatPrompt, TextPrompt
+from deployments.generation_calls import pack_ids, unpack_ids
+from deployments.handle_errors import unwrap
+from deployments.logs import join_serve_log
+from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec
+from engine.errors import RequestError
+
+MAX_CHARS_PER_TOKEN = 16
+"""Text longer than this for each token of the context is refused before it is encoded."""
+NUM_THREADS = 2
+ENCODE_TIMEOUT_S = 10.0
+"""Longer than any prompt takes; who takes longer has hung, or has far too much to do."""
+
+
+class TokenizerPort(Protocol):
+    """What a gateway asks of a tokenizer."""
+
+    async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt to a base model.
+
+        Raises:
+            RequestError: as `TextCodec.encode_chat` and `TextCodec.encode_text`.
+        """
+        ...
+
+
+def build_codecs(models: Sequence[ModelConfig]) -> dict[str, TextCodec]:
+    """Return the codec of each model by its name; models that share a folder and a bound share the codec.
+
+    Raises:
+        CheckpointError: a folder has no tokenizer that can be used.
+    """
+    by_source: dict[tuple[str, int], TextCodec] = {}
+    codecs = {}
+    for model in models:
+        max_chars = max(DEFAULT_MAX_CHARS, MAX_CHARS_PER_TOKEN * model.max_model_len)
+        source = model.tokenizer_path, max_chars
+        if source not in by_source:
+            by_source[source] = TextCodec(model.tokenizer_path, max_chars=max_chars)
+        codecs[model.name] = by_source[source]
+    return codecs
+
+
+class LocalTokenizer:
+    """The codecs of several models in this process; encodes in threads, so that the event loop goes on."""
+
+    def __init__(self, codecs: Mapping[str, TextCodec]) -> None:
+        self._codecs = codecs
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
+
+    async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt; errors as `TokenizerPort.encode`."""
+        codec = self._codecs.get(model)
+        if codec is None:
+            raise RequestError(f"there is no model {model!r}", field="model", code="model_not_found")
+        return tuple(await asyncio.get_running_loop().run_in_executor(self._threads, _encode, codec, prompt))
+
+
+class RemoteTokenizer:
+    """The tokenizer deployment, seen through its handle."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._encode = handle.encode
+
+    async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
+        """Return the token ids of a prompt; errors as `TokenizerPort.encode`, or Ray's where the actor is gone.
+
+        Raises:
+            UnavailableError: it does not answer in time.
+        """
+        try:
+            async with asyncio.timeout(ENCODE_TIMEOUT_S):
+                packed: bytes = await self._encode.remote(model, prompt)
+        except RequestError as error:
+            raise unwrap(error) from None
+        except TimeoutError as error:
+            message = f"The tokenizer has not answered within {ENCODE_TIMEOUT_S:g} seconds."
+            raise UnavailableError(message, retry_after_s=ENCODE_TIMEOUT_S) from error
+        return unpack_ids(packed)
+
+
+class Tokenizer:
+    """The actor: a shell around `LocalTokenizer`."""
+
+    def __init__(self, models: tuple[ModelConfig, ...]) -> None:
+        join_serve_log()
+        self._tokenizer = LocalTokenizer(build_codecs(models))
+
+    async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
+        """Return packed token ids."""
+        return pack_ids(await self._tokenizer.encode(model, prompt))
+
+    async def trouble(self) -> str | None:
+        """Return why nothing is encoded: never, of one that answers; asked by gateways."""
+        return None
+
+
+def _encode(codec: TextCodec, prompt: ChatPrompt | TextPrompt) -> list[int]:
+    if isinstance(prompt, ChatPrompt):
+        return codec.encode_chat(prompt)
+    return codec.encode_text(prompt.text, has_special_tokens=prompt.has_special_tokens)

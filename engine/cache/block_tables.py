@@ -1,0 +1,101 @@
+"""The block table of every running request: what it shares, what it takes, what it names for those who come later.
+
+    blocks   [ shared with equal prefixes ][ its own, full and named ][ its own, being filled ]
+    tokens   0 ................................. num_computed ........ num_tokens
+
+Joins `BlockPool` and `PrefixIndex`; knows requests, but not which of them deserves a block.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from engine.cache.blocks import BlockId, BlockPool
+from engine.cache.prefix_index import Landmarks, PrefixIndex
+from engine.config import ResolvedConfig
+from engine.scheduling.live_request import LiveRequest
+
+
+class BlockTables:
+    """Gives blocks to requests and takes them back; every table it fills is `LiveRequest.blocks`."""
+
+    def __init__(self, config: ResolvedConfig, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._block_tokens = config.block_tokens
+        self._has_index = config.enable_prefix_cache
+        self.landmarks = Landmarks(config.num_blocks)
+        self._index = PrefixIndex(self.landmarks)
+        self._pool = BlockPool(config.num_blocks, on_reuse=self._index.evict)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that requests hold, 0 to 1."""
+        return self._pool.num_held / self._pool.num_blocks
+
+    def try_open(self, live: LiveRequest, *, spare: int) -> bool:
+        """Give a request the blocks of all its known tokens, and mark as computed those that the cache holds.
+
+        Does nothing and returns False unless `spare` more blocks stay free.
+        """
+        shared: list[BlockId] = []
+        if self._has_index and not live.needs_every_token:
+            # The last token is always computed: its logits are what the next one is drawn from.
+            num_wanted = (live.num_tokens - 1) // self._block_tokens
+            shared = self._index.match(live.names_of(num_wanted, self._block_tokens))
+        num_new = self._num_blocks_of(live.num_tokens) - len(shared)
+        num_revived = sum(self._pool.ref_count(block) == 0 for block in shared)
+        if num_new + num_revived + spare > self._pool.num_free:
+            return False
+        for block in shared:
+            self._pool.share(block)
+        taken = self._pool.try_take(num_new, self._clock())
+        assert taken is not None, "the pool has fewer free blocks than it said"
+        live.blocks = [*shared, *taken]
+        live.num_computed = len(shared) * self._block_tokens
+        return True
+
+    def try_extend(self, live: LiveRequest) -> bool:
+        """Lengthen a request's table to all its known tokens; False changes nothing."""
+        taken = self._pool.try_take(self._num_blocks_of(live.num_tokens) - len(live.blocks), self._clock())
+        if taken is None:
+            return False
+        live.blocks.extend(taken)
+        return True
+
+    def name(self, live: LiveRequest, start: int, end: int) -> None:
+        """Take it as a fact that the cache holds the request's tokens from `start` to `end`: full blocks get names."""
+        first, last = start // self._block_tokens, end // self._block_tokens
+        if self._has_index and last > first:
+            names = live.names_of(last, self._block_tokens)
+            for i in range(first, last):
+                self._index.insert(names[i], live.blocks[i], i)
+
+    def close(self, live: LiveRequest) -> None:
+        """Take a request's blocks back; those with names stay findable until they are reused."""
+        num_full = 0
+        if self._has_index and live.request.retention_s:
+            # What is not full has no name, and is worth nothing to anybody.
+            num_full = live.num_computed // self._block_tokens
+        self._pool.release(live.blocks[num_full:])
+        self._pool.release(live.blocks[:num_full], self._clock() + live.request.retention_s)
+        live.blocks = []
+        live.num_computed = 0
+
+    def check(self, running: Sequence[LiveRequest]) -> None:
+        """Raise AssertionError unless exactly the tables of `running` hold blocks, and nothing is shared wrongly."""
+        self._pool.check()
+        self._index.check(self._pool)
+        holders = Counter(block for live in running for block in live.blocks)
+        for block in map(BlockId, range(self._pool.num_blocks)):
+            assert self._pool.ref_count(block) == holders[block], f"block {block} is counted wrongly"
+        content_by_block: dict[BlockId, object] = {}
+        for live in running:
+            assert live.num_computed <= len(live.blocks) * self._block_tokens, "computed beyond its blocks"
+            tokens = (*live.request.prompt_ids, *live.output_ids)
+            for i, block in enumerate(live.blocks):
+                content = (live.request.adapter, live.request.salt, tokens[: (i + 1) * self._block_tokens])
+                assert content_by_block.setdefault(block, content) == content, f"block {block} is shared wrongly"
+
+    def _num_blocks_of(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._block_tokens)

@@ -1,0 +1,118 @@
+"""Names of full blocks, so that a prefix is computed once and shared exactly when it may be.
+
+    name(block i) = SHA-256("block", name(block i-1), number of tokens, tokens of block i)
+    name(block -1) = SHA-256("root", "A" adapter digest, "S" salt), each with a flag of presence and its length
+
+Two requests share a block only if everything that its content depends on is equal: all tokens up to its end, the
+adapter, and the tenant's salt. A cryptographic hash, for a collision would serve one tenant another's content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from typing import NewType
+
+from adapters.identity import AdapterDigest
+from engine.cache.blocks import BlockId, BlockPool
+
+BlockName = NewType("BlockName", bytes)
+
+
+def root_name(adapter: AdapterDigest | None, salt: str) -> BlockName:
+    """Return the name that chains of this adapter and salt begin with."""
+    digest = hashlib.sha256(b"antiphon prefix 1 root\n")
+    for tag, value in ((b"A", adapter), (b"S", salt)):
+        encoded = b"" if value is None else value.encode("utf-8", "surrogatepass")
+        digest.update(tag + struct.pack("<?Q", value is not None, len(encoded)) + encoded)
+    return BlockName(digest.digest())
+
+
+def child_name(parent: BlockName, token_ids: Sequence[int]) -> BlockName:
+    """Return the name of the full block that follows `parent` and holds `token_ids`."""
+    digest = hashlib.sha256(b"antiphon prefix 1 block\n" + parent)
+    digest.update(struct.pack(f"<Q{len(token_ids)}q", len(token_ids), *token_ids))
+    return BlockName(digest.digest())
+
+
+MAX_LANDMARKS = 4096
+"""About so many of an index's names are told to others."""
+
+
+def landmark(name: BlockName) -> int:
+    """Return the 64 bits of a name by which others speak of it."""
+    return int.from_bytes(name[:8], "little")
+
+
+class Landmarks:
+    """Every `stride_blocks`-th name of each indexed chain: what the cache holds in outline, small enough to be sent.
+
+        blocks     0 1 2 3 4 5 6 7 8 ...     with a stride of 4, blocks 3, 7, ... are landmarks
+
+    Whoever knows a prompt's names knows to within a stride how much of it is here.
+
+    Args:
+        num_blocks: of the cache; the stride is the smallest power of two that leaves at most `MAX_LANDMARKS`.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.stride_blocks = 1 << max(0, (num_blocks - 1) // MAX_LANDMARKS).bit_length()
+        self._marks: set[int] = set()
+
+    def add(self, name: BlockName, index: int) -> None:
+        """Take note of the `index`-th name of a chain."""
+        if (index + 1) % self.stride_blocks == 0:
+            self._marks.add(landmark(name))
+
+    def drop(self, name: BlockName) -> None:
+        """Forget a name, landmark or not."""
+        self._marks.discard(landmark(name))
+
+    def copy(self) -> frozenset[int]:
+        """Return all landmarks; any thread."""
+        # One operation of the interpreter on plain integers: the engine's thread cannot come between.
+        return frozenset(self._marks)
+
+
+class PrefixIndex:
+    """Which block holds which name; at most one block for a name, at most one name for a block."""
+
+    def __init__(self, landmarks: Landmarks | None = None) -> None:
+        self._landmarks = landmarks
+        self._block_by_name: dict[BlockName, BlockId] = {}
+        self._name_by_block: dict[BlockId, BlockName] = {}
+
+    def __len__(self) -> int:
+        return len(self._block_by_name)
+
+    def match(self, names: Sequence[BlockName]) -> list[BlockId]:
+        """Return the blocks of the longest indexed prefix of `names`."""
+        blocks = []
+        for name in names:
+            block = self._block_by_name.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def insert(self, name: BlockName, block: BlockId, index: int = 0) -> None:
+        """Index a full, computed block, the `index`-th of its chain; the first block of a name keeps it."""
+        if name not in self._block_by_name and block not in self._name_by_block:
+            self._block_by_name[name] = block
+            self._name_by_block[block] = name
+            if self._landmarks is not None:
+                self._landmarks.add(name, index)
+
+    def evict(self, block: BlockId) -> None:
+        """Forget what the block held; it is about to be overwritten."""
+        name = self._name_by_block.pop(block, None)
+        if name is not None:
+            del self._block_by_name[name]
+            if self._landmarks is not None:
+                self._landmarks.drop(name)
+
+    def check(self, pool: BlockPool) -> None:
+        """Raise AssertionError unless names and blocks are one to one and inside the pool."""
+        assert {b: n for n, b in self._block_by_name.items()} == self._name_by_block, "names and blocks disagree"
+        assert all(0 <= block < pool.num_blocks for block in self._name_by_block), "a block outside the pool is indexed"

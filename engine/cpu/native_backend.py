@@ -1,0 +1,198 @@
+"""The CPU's operations by our own compiled kernels, written down at the first call and run again at every step.
+
+A decode step of a small model is mostly the calling of operators. Here the decoder runs once, over the runner's whole
+buffers, and each operation appends itself to a `Program`; a step then is one call into C++. See `engine.cpu.recorded`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.attention import AttentionBatch
+from engine.backend import LayerCache, Product
+from engine.cpu.native_lora import NativeLora
+from engine.decoder.decoder import DecoderBatch
+from engine.decoder.spec import DecoderSpec
+from engine.loading.int4 import Weight, dense
+from engine.lora import AdapterSegment, LoraProducts
+from kernels.arena import Arena
+from kernels.packed_linear.reference import LANES, to_panels
+from kernels.packed_linear_int8.reference import padded_depth, quantize_rows, to_int8_panels
+from kernels.program import Pool, Program
+
+
+def can_run(spec: DecoderSpec, block_tokens: int) -> bool:
+    """Return whether the kernels know this geometry: what a cache keeps in panels must fill them."""
+    sizes = (spec.hidden_size, spec.q_size, spec.intermediate_size)
+    return spec.head_dim % LANES == 0 and block_tokens % LANES == 0 and all(size % 2 == 0 for size in sizes)
+
+
+class NativeBackend:
+    """A `Backend` that records. Tensors that it returns hold nothing until the program has run.
+
+    Every result has a place of its own that the same operation of the next layer takes over, so that memory does not
+    grow with the depth; the decoder reads each result before it makes the next one of its kind.
+
+    Args:
+        dtype: of weights, activations and cache.
+        max_rank: the highest rank of an adapter.
+        quantizes: whether linear layers are held and multiplied in int8.
+    """
+
+    def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int, *, quantizes: bool = False) -> None:
+        self.program = Program(pool)
+        self.counts = torch.zeros(6, dtype=torch.int64)
+        """What a step has of tokens, rows, samples, and segments of adapters, as `NativeLora` counts them."""
+        self._arena = Arena()
+        self._dtype = dtype
+        self._quantizes = quantizes
+        self._tokens, self._rows, self._samples = (self.counts[i : i + 1] for i in range(3))
+        self.adapters = NativeLora(self.program, dtype, max_rank, self.counts[3:])
+        self._count_by_address: dict[int, torch.Tensor] = {}
+        self._place_by_key: dict[tuple[object, ...], torch.Tensor] = {}
+
+    def begin(self, whole: DecoderBatch) -> None:
+        """Learn which inputs have a row for each token, and which for each sample."""
+        self.know(whole.token_ids, whole.positions)
+        self._count_by_address[whole.sampled.data_ptr()] = self._samples
+        self.adapters.begin(len(whole.attention.rows), len(whole.token_ids))
+
+    def know(self, *tensors: torch.Tensor) -> None:
+        """Learn of inputs that have a row for each token."""
+        for tensor in tensors:
+            self._count_by_address[tensor.data_ptr()] = self._tokens
+
+    def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
+        """Lay out in panels."""
+        if self._quantizes:
+            return self._int8_linear(name, dense(weight), bias)
+        out, depth = weight.shape
+        panels = self._panels(dense(weight))
+        return lambda x: self._product("packed_linear", name, x, panels, bias, depth, out, self._dtype)
+
+    def _int8_linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
+        out, depth = weight.shape
+        padded = padded_depth(depth)
+        int8, column_scales = quantize_rows(weight)
+        panels = self._keep(to_int8_panels(int8))
+
+        def multiply(x: torch.Tensor) -> torch.Tensor:
+            q = self._like(x, "quantized", (padded,), torch.int8)
+            scales = self._like(x, "scales", (), torch.float32)
+            y = self._like(x, name, (out,))
+            self._add("quantize_rows", x, (x, q, scales), (depth, padded))
+            self._add("packed_linear_int8", x, (q, scales, panels, column_scales, bias, y), (padded, out))
+            return y
+
+        return multiply
+
+    def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
+        """Lay out in panels; rows of the embedding are picked out of them, so that a tied matrix is held once."""
+        vocab, hidden = embedding.shape
+        embedding_panels = self._panels(embedding)
+        head_panels = embedding_panels if head is None else self._panels(head)
+
+        def embed(token_ids: torch.Tensor) -> torch.Tensor:
+            out = self._like(token_ids, "embedded", (hidden,))
+            self._add("embed", token_ids, (embedding_panels, token_ids, out), (hidden,))
+            return out
+
+        return embed, lambda h: self._product(
+            "packed_logits", "logits", h, head_panels, None, hidden, vocab, torch.float32
+        )
+
+    def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
+        """Record the products of whatever adapters a step will have."""
+        return self.adapters
+
+    def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """Record a copy of rows; each call has a place of its own."""
+        out = self._like(indices, ("taken", len(self._place_by_key)), x.shape[1:])
+        self._add("take_rows", indices, (x, indices, out), (out[0].numel(),))
+        return out
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        """Record the sum and the norm, one pass."""
+        h = self._like(x, "normed", x.shape[1:])
+        self._add("add_rms_norm", x, (x, delta, weight, h), (x.shape[1],), eps)
+        return h
+
+    def rotate_and_write(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        cache: LayerCache,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Record norm, rotation and write, one pass; the cache is in panels from here on."""
+        block_tokens, kv_heads, head_dim = cache.k.shape[1:]
+        heads = qkv.shape[1] // head_dim - 2 * kv_heads
+        q = self._like(qkv, "queries", (heads, head_dim))
+        tensors = (qkv, cos_sin, *(norms or (None, None)), cache.k, cache.v, slots, q)
+        self._add("rope_kv_write", qkv, tensors, (heads, kv_heads, head_dim, block_tokens), eps)
+        return q
+
+    def attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
+        """Record attention that reads the cache where it lies."""
+        block_tokens, kv_heads, head_dim = cache.k.shape[1:]
+        out = self._like(q, "attended", q.shape[1:])
+        sizes = (q.shape[1], kv_heads, head_dim, block_tokens, batch.tables.shape[1])
+        tensors = (q, cache.k, cache.v, batch.rows, batch.tables, out)
+        self.program.add("paged_attention", self._dtype, self._rows, tensors, sizes)
+        return out
+
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Record the gate, one pass."""
+        width = gate_up.shape[1] // 2
+        out = self._like(gate_up, "gated", (width,))
+        self._add("silu_and_multiply", gate_up, (gate_up, out), (width,))
+        return out
+
+    def _product(
+        self,
+        kernel: str,
+        name: str,
+        x: torch.Tensor,
+        panels: torch.Tensor,
+        bias: torch.Tensor | None,
+        depth: int,
+        out: int,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        y = self._like(x, name, (out,), dtype)
+        self._add(kernel, x, (x, panels, bias, y), (depth, out))
+        return y
+
+    def _panels(self, weight: torch.Tensor) -> torch.Tensor:
+        return self._keep(to_panels(weight))
+
+    def _keep(self, laid_out: torch.Tensor) -> torch.Tensor:
+        return self._arena.empty(laid_out.numel(), laid_out.dtype).view(laid_out.shape).copy_(laid_out)
+
+    def _like(
+        self, x: torch.Tensor, key: object, shape: Sequence[int], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """Return the place of a result that has a row for each of `x`."""
+        count = self._count_by_address[x.data_ptr()]
+        full = (key, count.data_ptr(), *shape)
+        if full not in self._place_by_key:
+            # Touched now: getting memory from the system would take longer than the first prompt's arithmetic.
+            self._place_by_key[full] = torch.empty(x.shape[0], *shape, dtype=dtype or self._dtype).zero_()
+            self._count_by_address[self._place_by_key[full].data_ptr()] = count
+        return self._place_by_key[full]
+
+    def _add(
+        self,
+        kernel: str,
+        rows_of: torch.Tensor,
+        tensors: Sequence[torch.Tensor | None],
+        sizes: Sequence[int],
+        number: float = 0.0,
+    ) -> None:
+        self.program.add(kernel, self._dtype, self._count_by_address[rows_of.data_ptr()], tensors, sizes, number)

@@ -1,0 +1,99 @@
+"""Steps of every size, run at start: their kernels are there before a request comes, and the fullest step is measured.
+
+    tokens    1, 2, 4, ...       one for each row up to `max_num_seqs`, the rest one chunk of a prompt
+              max_batched_tokens chunks only
+
+Launches are specialised by powers of two of a step's sizes, and by nothing else that changes from step to step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from engine.attention import AttentionBatch
+from engine.backend import KvCache
+from engine.config import ResolvedConfig
+from engine.decoder.decoder import Decoder, DecoderBatch
+from engine.gpu.adapters import TritonLora
+from engine.gpu.choosing import TokenChooser
+from engine.request import SamplingParams
+
+LOGIT_COPIES = 3
+"""Of the size of a full batch's logits: what choosing tokens may need beside them."""
+
+
+class Rehearsal:
+    """Steps over a cache of one block, of tokens that are written nowhere.
+
+    Args:
+        adapters: those of the decoder's backend.
+        cache_dtype: of the cache's numbers.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        adapters: TritonLora,
+        choose: TokenChooser,
+        config: ResolvedConfig,
+        cache_dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._decoder = decoder
+        self._adapters = adapters
+        self._choose = choose
+        self._config = config
+        self._cache_dtype = cache_dtype
+        self._device = device
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Run every step, with adapters and without, and choose a token."""
+        config, spec = self._config, self._decoder.spec
+        cache = KvCache.of(
+            spec, num_blocks=1, block_tokens=config.block_tokens, dtype=self._cache_dtype, device=self._device
+        )
+        for rows, num_decodes in _steps(config):
+            for has_adapters in (False, True):
+                self._adapters.expect(len(rows) if has_adapters else 0)
+                self._decoder.forward(self._batch(rows, num_decodes, cache.null_block), cache)
+        self._adapters.expect(0)
+        logits = torch.zeros(LOGIT_COPIES, config.max_num_seqs, spec.vocab_size, device=self._device)
+        self._choose(logits[0, :1], [SamplingParams(max_tokens=1)], [0])
+
+    def _batch(self, rows: list[tuple[int, int]], num_decodes: int, null_block: int) -> DecoderBatch:
+        """Return a step of (first token, number of tokens) for each row, all of whose positions lie in one block."""
+        config, device = self._config, self._device
+        num_tokens = sum(count for _, count in rows)
+        positions = torch.arange(num_tokens, device=device) % config.max_model_len
+        return DecoderBatch(
+            token_ids=torch.zeros_like(positions),
+            positions=positions,
+            sampled=torch.arange(min(num_tokens, config.max_num_seqs), device=device),
+            attention=AttentionBatch(
+                slots=torch.full_like(positions, -1),
+                rows=torch.tensor([(first, 0, count, 0) for first, count in rows], device=device),
+                tables=torch.zeros(1, config.max_blocks_per_request, dtype=torch.int64, device=device),
+                block_tokens=config.block_tokens,
+                null_block=null_block,
+                num_decodes=num_decodes,
+            ),
+        )
+
+
+def _steps(config: ResolvedConfig) -> Iterator[tuple[list[tuple[int, int]], int]]:
+    """Yield the rows of each step, and how many of them are of one token."""
+    most = config.max_batched_tokens
+    num_tokens = 1
+    while num_tokens < most:
+        num_decodes = min(num_tokens, config.max_num_seqs)
+        rows = [(at, 1) for at in range(num_decodes)]
+        yield rows + _chunks(num_decodes, num_tokens, config.max_model_len), num_decodes
+        num_tokens *= 2
+    yield _chunks(0, most, config.max_model_len), 0
+
+
+def _chunks(start: int, end: int, longest: int) -> list[tuple[int, int]]:
+    return [(at, min(longest, end - at)) for at in range(start, end, longest)]

@@ -1,0 +1,106 @@
+"""Weights that a checkpoint has in 4 bits already: unpacked to levels, of which a device makes what it multiplies by.
+
+    W[o, i] = scale[g, o] * (level[o, i] - zero[g, o]),        g = i // 128
+
+    AWQ     qweight [in, out / 8]    eight outputs in a number, in the order 0 2 4 6 1 3 5 7 from the lowest bits on
+            qzeros  [groups, out / 8]    the same
+    GPTQ    qweight [in / 8, out]    eight inputs in a number, in their order
+            qzeros  [groups, out / 8]    eight outputs, in their order; less one, save in its second format
+
+Sources: Lin et al., 2023 (AWQ, arXiv 2306.00978), Frantar et al., 2022 (GPTQ, arXiv 2210.17323); the packing is that of
+AutoAWQ's "gemm" version and of AutoGPTQ, as checkpoints on the Hugging Face hub have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.decoder.stored_int4 import GROUP, StoredInt4
+from kernels.streamed_linear.reference import Int4Matrix, pack_int4
+
+IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where each of eight outputs lies in a number: the inverse of the order above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int4Weight:
+    """A weight [out, in] in 4 bits, on its way to a layout.
+
+    Attributes:
+        levels: uint8 [out, in], 0 to 15.
+        scales: [in / 128, out], of the type that they are stored in.
+        zeros: int32 [in / 128, out], 0 to 16.
+        dtype: of the numbers that it is to stand for.
+    """
+
+    levels: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """(out, in)."""
+        return self.levels.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.levels.device
+
+    def dense(self) -> torch.Tensor:
+        """Return the numbers, multiplied in float32 and rounded once."""
+        out, depth = self.shape
+        steps = self.levels.view(out, -1, GROUP).float() - self.zeros.t().unsqueeze(-1)
+        return (steps * self.scales.float().t().unsqueeze(-1)).view(out, depth).to(self.dtype)
+
+    def packed(self) -> Int4Matrix:
+        """Return the layout of the GPU's kernel, whose scales are of `dtype`, one of 16 bits."""
+        return pack_int4(self.levels, self.scales.to(self.dtype), self.zeros)
+
+
+Weight = torch.Tensor | Int4Weight
+
+
+def dense(weight: Weight) -> torch.Tensor:
+    """Return a weight as numbers."""
+    return weight.dense() if isinstance(weight, Int4Weight) else weight
+
+
+def read_int4(read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype) -> Int4Weight:
+    """Unpack the weight of one linear module whose tensors `read` returns by name."""
+    packed, zeros, scales = (read(f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))
+    if stored.method == "awq":
+        levels, zeros = unpack(packed, AWQ_PLACES).t(), unpack(zeros, AWQ_PLACES)
+    else:
+        levels, zeros = unpack(packed.t(), IN_ORDER), unpack(zeros, IN_ORDER)
+    offset = zeros.to(torch.int32) + stored.zero_offset
+    return Int4Weight(levels=levels.contiguous(), scales=scales, zeros=offset, dtype=dtype)
+
+
+def stack(parts: Sequence[Int4Weight]) -> Int4Weight:
+    """Put weights that read the same input one above the other."""
+    return Int4Weight(
+        levels=torch.cat([part.levels for part in parts]),
+        scales=torch.cat([part.scales for part in parts], dim=1),
+        zeros=torch.cat([part.zeros for part in parts], dim=1),
+        dtype=parts[0].dtype,
+    )
+
+
+def unpack(packed: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
+    """Return uint8 [rows, 8 * n] of int32 [rows, n]; the number i of eight lies at bit 4 * places[i]."""
+    out = torch.empty(*packed.shape, len(places), dtype=torch.uint8, device=packed.device)
+    for index, place in enumerate(places):
+        out[..., index] = (packed >> 4 * place) & 15
+    return out.flatten(-2)
+
+
+def is_in_order(group_indices: torch.Tensor) -> bool:
+    """Tell whether int32 [in] names for each input the group that it lies in: else columns were sorted (desc_act)."""
+    inputs = torch.arange(len(group_indices), device=group_indices.device)
+    return torch.equal(group_indices.to(torch.int64), inputs // GROUP)

@@ -1,0 +1,102 @@
+"""What a request would find before it: live requests as the forecast's loads. Pure: standard library only.
+
+A request that is told to go on to its bound (`ignore_eos`) is expected to; of any other that is before somebody the
+answer is expected to be as long as its flow's answers are in the mean. A request that asks to be let in is held to its
+own bound, unless that is only what the context has room for. Of prompts the prefix cache is expected to hold as large
+a share as of those before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from engine.config import ResolvedConfig
+from engine.metrics import SchedulerCounters
+from engine.request import Request
+from engine.scheduling.fair_queue import FairQueue
+from engine.scheduling.forecast import Backlog, Load
+from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
+
+
+class BacklogReader:
+    """Reads the scheduler's queues, and changes nothing: any thread may ask while the engine's thread goes on."""
+
+    def __init__(self, config: ResolvedConfig, queue: FairQueue, counters: SchedulerCounters) -> None:
+        self._config = config
+        self._queue = queue
+        self._counters = counters
+
+    def before(
+        self,
+        request: Request,
+        running: Sequence[LiveRequest],
+        waiting: Sequence[LiveRequest],
+        unread: Iterable[Request],
+    ) -> Backlog:
+        """Return who is served before `request`; `unread` are those that came but are not in a queue yet."""
+        # A list is copied in one go, whatever the engine's thread does.
+        running, waiting = tuple(running), tuple(waiting)
+        rank = rank_of(request.priority, tag=self._queue.next_tag(flow_of(request)), arrival=1 << 62)
+        ahead = sorted((live for live in waiting if live.rank < rank), key=lambda live: live.rank)
+        arriving = [other for other in unread if other.priority <= request.priority]
+        return Backlog(
+            running=tuple(map(self.load, sorted(running, key=lambda live: live.rank))),
+            waiting=(
+                *map(self.load, ahead),
+                *(self._new_load(other, self._expected_output(other)) for other in arriving),
+            ),
+            takes_row=self._takes_row(request, running, waiting, arriving),
+        )
+
+    def load(self, live: LiveRequest) -> Load:
+        """Return what is left to do for a live request."""
+        num_output = len(live.output_ids)
+        num_left = max(1, self._expected_output(live.request) - num_output)
+        # What the cache holds of a request with a row is found already.
+        share = self._uncached_share if live.row is None else 1.0
+        return self._load(live.request, live.num_wanted, share, len(live.request.prompt_ids) + num_output, num_left)
+
+    def asking_load(self, request: Request) -> Load:
+        """Return what a request asks for that is not let in yet."""
+        is_open = len(request.prompt_ids) + request.params.max_tokens >= self._config.max_model_len
+        return self._new_load(request, self._expected_output(request) if is_open else request.params.max_tokens)
+
+    def _new_load(self, request: Request, num_output: int) -> Load:
+        num_known, num_prior = len(request.prompt_ids) + len(request.prior_output_ids), len(request.prior_output_ids)
+        return self._load(request, num_known, self._uncached_share, num_known, max(1, num_output - num_prior))
+
+    def _load(self, request: Request, num_wanted: int, share: float, num_known: int, num_left: int) -> Load:
+        longest = min(num_known + num_left, self._config.max_model_len)
+        return Load(
+            prompt_tokens=num_wanted * share if num_wanted > 1 else num_wanted,
+            output_tokens=num_left,
+            # One more: the scheduler keeps one free for each that runs.
+            num_blocks=-(-longest // self._config.block_tokens) + 1,
+            deadline_s=request.deadline_s,
+        )
+
+    @property
+    def _uncached_share(self) -> float:
+        return 1 - self._counters.hit_share
+
+    def _expected_output(self, request: Request) -> int:
+        limit = min(request.params.max_tokens, self._config.max_model_len - len(request.prompt_ids))
+        if request.params.ignore_eos:
+            return limit
+        return min(limit, max(request.params.min_tokens, round(self._queue.mean_output(flow_of(request)))))
+
+    def _takes_row(
+        self,
+        request: Request,
+        running: Iterable[LiveRequest],
+        waiting: Iterable[LiveRequest],
+        unread: Iterable[Request],
+    ) -> bool:
+        """Whether a row would be given up for it (`engine.scheduling.row_shares`)."""
+        flow = flow_of(request)
+        held = Counter(flow_of(live.request) for live in running)
+        asking = Counter(flow_of(live.request) for live in waiting) + Counter(map(flow_of, unread))
+        flows = held.keys() | asking.keys() | {flow}
+        share = max(1, self._config.max_num_seqs // len(flows))
+        return len(flows) > 1 and held[flow] + asking[flow] < share

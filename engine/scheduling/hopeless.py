@@ -1,0 +1,49 @@
+"""Which requests can no longer be served: they are ended before they cost another step. Pure: standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from engine.ports import AdapterGate
+from engine.request import FinishReason
+from engine.scheduling.live_request import LiveRequest
+
+DEADLINE_PASSED = "The request's deadline passed before its answer was complete."
+DEADLINE_LOST = "The request waited so long that its answer cannot be complete by its deadline."
+
+
+class Ending(NamedTuple):
+    """A request that ends, and why."""
+
+    live: LiveRequest
+    reason: FinishReason
+    error: str
+
+
+def hopeless(
+    requests: Iterable[LiveRequest],
+    gate: AdapterGate,
+    is_too_late: Callable[[LiveRequest, float], bool],
+    now_s: float,
+) -> Iterator[Ending]:
+    """Yield the requests whose deadline has passed, or will have before they can end, or whose adapter cannot be had.
+
+    Args:
+        is_too_late: whether a request that has no row would miss its deadline even if it had the engine for itself.
+    """
+    error_by_adapter: dict[str, str | None] = {}
+    for live in requests:
+        deadline_s, adapter = live.request.deadline_s, live.request.adapter
+        if deadline_s is not None and deadline_s <= now_s:
+            yield Ending(live, FinishReason.EXPIRED, DEADLINE_PASSED)
+        elif live.row is not None:
+            continue
+        elif deadline_s is not None and is_too_late(live, now_s):
+            yield Ending(live, FinishReason.EXPIRED, DEADLINE_LOST)
+        elif adapter is not None:
+            if adapter not in error_by_adapter:
+                error_by_adapter[adapter] = gate.error(adapter)
+            error = error_by_adapter[adapter]
+            if error is not None:
+                yield Ending(live, FinishReason.FAILED, error)

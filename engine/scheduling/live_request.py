@@ -1,0 +1,193 @@
+"""A request from its arrival to its end, as the scheduler keeps it: a few integers, its blocks and its block names.
+
+    0 <= num_computed <= num_tokens = len(prompt) + len(output)
+
+Tokens before `num_computed` are in the cache, or will be when the steps under way are done. Pre-emption sets it to 0
+and keeps everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from adapters.identity import AdapterDigest
+from engine.cache.blocks import BlockId
+from engine.cache.prefix_index import BlockName, child_name, root_name
+from engine.request import FinishReason, Pooling, Request, TokenLogprobs
+from engine.trace import RequestTrace, TraceNotes
+
+PENDING = -1
+"""Stands for a token that a step under way draws."""
+
+MAX_HEAD_START_STEPS = 4096
+HALF_HEAD_START_PRIORITY = 8
+
+
+class Rank(NamedTuple):
+    """A request's place in every order that the scheduler keeps; lower is served first.
+
+    A request's turn is its start tag (`engine.scheduling.fair_queue`), in virtual steps. A priority is a head start in
+    the queue, not a class of its own: the turn counts as if it were
+
+        MAX_HEAD_START_STEPS * priority / (|priority| + HALF_HEAD_START_PRIORITY)
+
+    steps later than it is. The head start grows with the priority and stays below its bound, so that nothing whose turn
+    is 2 * MAX_HEAD_START_STEPS after a request's is ever served before it, whatever the priorities.
+    """
+
+    virtual_step: float
+    priority: int
+    arrival: int
+
+
+def rank_of(priority: int, *, tag: float, arrival: int) -> Rank:
+    """Return the rank of the `arrival`-th request, whose flow's turn is at step `tag`."""
+    head_start = MAX_HEAD_START_STEPS * priority / (abs(priority) + HALF_HEAD_START_PRIORITY)
+    return Rank(tag + head_start, priority, arrival)
+
+
+def flow_of(request: Request) -> tuple[str, AdapterDigest | None]:
+    """Return whose share of the engine a request takes: a tenant's with an adapter."""
+    return request.tenant, request.adapter
+
+
+class Drawn(NamedTuple):
+    """The tokens that a step brought, and what is told of the first."""
+
+    token_ids: tuple[int, ...]
+    logprobs: TokenLogprobs | None
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveRequest:
+    """Mutable state of one request; the scheduler's alone.
+
+    Attributes:
+        rank: who is served first and who is pre-empted last.
+        tag: its flow's turn.
+        has_yielded: whether it has given its row to another flow before.
+        output_ids: generated tokens, those of `Request.prior_output_ids` included; the last ones may be `PENDING`.
+        queued_at_s, admitted_at_s, first_token_at_s: monotonic times for the timeline; None until they happen.
+        row: index in the runner's buffers while the request runs, None while it waits.
+        num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
+        num_skips: plans that could not admit it only because every slot for adapters was taken.
+        names: names of its leading full blocks, as far as they were needed.
+        notes: for its trace.
+        prompt_logprobs: of the prompt's tokens from the second on, as far as they have been computed.
+    """
+
+    request: Request
+    rank: Rank
+    tag: float
+    queued_at_s: float
+    output_ids: list[int]
+    row: int | None = None
+    num_computed: int = 0
+    num_cached_tokens: int | None = None
+    num_skips: int = 0
+    has_yielded: bool = False
+    admitted_at_s: float | None = None
+    first_token_at_s: float | None = None
+    blocks: list[BlockId] = field(default_factory=list)
+    names: list[BlockName] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    notes: TraceNotes = field(default_factory=TraceNotes)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far."""
+        return len(self.request.prompt_ids) + len(self.output_ids)
+
+    @property
+    def num_wanted(self) -> int:
+        """Known tokens that are not in the cache yet."""
+        return self.num_tokens - self.num_computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether what is wanted is output; it is more than one token where a grammar has left no choice of some."""
+        return self.num_wanted == 1 or self.num_computed >= len(self.request.prompt_ids)
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether tokens of the prompt still lack the log-probabilities that are asked for."""
+        wanted = self.request.params.num_prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) < len(self.request.prompt_ids) - 1
+
+    @property
+    def needs_every_token(self) -> bool:
+        """Whether what the cache holds has to be computed anew, for what is not in it is asked for."""
+        return self.wants_scores or self.request.pooling is Pooling.MEAN
+
+    def names_of(self, num_blocks: int, block_tokens: int) -> list[BlockName]:
+        """Return the names of the first `num_blocks` blocks, all of which must be full of known tokens."""
+        prompt = self.request.prompt_ids
+        parent = self.names[-1] if self.names else root_name(self.request.adapter, self.request.salt)
+        while len(self.names) < num_blocks:
+            start = len(self.names) * block_tokens
+            end = start + block_tokens
+            ids = [*prompt[start:end], *self.output_ids[max(0, start - len(prompt)) : max(0, end - len(prompt))]]
+            parent = child_name(parent, ids)
+            self.names.append(parent)
+        return self.names[:num_blocks]
+
+    def trace(self, reason: FinishReason, now_s: float, now_unix_s: float) -> RequestTrace:
+        """Return what became of the request, which ends now."""
+
+        def since(at_s: float | None) -> float | None:
+            return None if at_s is None else at_s - self.queued_at_s
+
+        return RequestTrace(
+            queued_unix_s=now_unix_s - (now_s - self.queued_at_s),
+            admitted_s=since(self.admitted_at_s),
+            first_token_s=since(self.first_token_at_s),
+            end_s=now_s - self.queued_at_s,
+            chunks=tuple(self.notes.chunks),
+            num_prompt_tokens=len(self.request.prompt_ids),
+            num_cached_tokens=self.num_cached_tokens or 0,
+            num_output_tokens=len(self.output_ids),
+            num_preemptions=self.notes.num_preemptions,
+            device_s=self.notes.device_s,
+            reason=reason.value,
+        )
+
+    def is_full(self, max_model_len: int) -> bool:
+        """Return whether the request ends with its newest token, whatever that is."""
+        if self.request.pooling is not None:
+            return not self.num_wanted
+        return len(self.output_ids) >= self.request.params.max_tokens or self.num_tokens >= max_model_len
+
+    def drop_pending(self) -> None:
+        """Forget the tokens that are still to be drawn."""
+        while self.output_ids and self.output_ids[-1] == PENDING:
+            self.output_ids.pop()
+
+    def put(
+        self, index: int, token_ids: Sequence[int], eos_ids: frozenset[int], max_model_len: int
+    ) -> FinishReason | None:
+        """Put tokens where the first one's place was kept, up to one that ends the request; returns why it does."""
+        for place, token_id in enumerate(token_ids, index):
+            self.output_ids[place : place + 1] = [token_id]
+            reason = self.finish_after(place, eos_ids, max_model_len)
+            if reason is not None:
+                return reason
+        return None
+
+    def finish_after(self, index: int, eos_ids: frozenset[int], max_model_len: int) -> FinishReason | None:
+        """Return why the request ends with the output token at `index`, or None."""
+        params, token_id, num_output = self.request.params, self.output_ids[index], index + 1
+        is_stop = token_id in params.stop_token_ids or (token_id in eos_ids and not params.ignore_eos)
+        if is_stop and num_output >= params.min_tokens:
+            return FinishReason.STOP
+        if num_output >= params.max_tokens or len(self.request.prompt_ids) + num_output >= max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+
+def unread_tokens(requests: Sequence[LiveRequest]) -> tuple[int, int]:
+    """Return the tokens left to compute of prompts under way, and of those that wait."""
+    running = sum(live.num_wanted for live in requests if live.row is not None and live.num_wanted > 1)
+    return running, sum(live.num_wanted for live in requests if live.row is None)

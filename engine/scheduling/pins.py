@@ -1,0 +1,37 @@
+"""The adapters that one plan pins for the requests that it admits."""
+
+from __future__ import annotations
+
+from adapters.identity import AdapterDigest
+from engine.ports import AdapterGate
+from engine.scheduling.live_request import LiveRequest
+
+MAX_SKIPS = 64
+"""So often may a request be passed over for want of a slot; then the next slot is its own."""
+
+
+class Pins:
+    """The adapters that one plan pins for admissions; each one that is not to be had is asked for once."""
+
+    def __init__(self, gate: AdapterGate) -> None:
+        self._gate = gate
+        self._is_reserved = False
+        self._wants_slot_by_refused: dict[AdapterDigest, bool] = {}
+
+    def try_pin(self, live: LiveRequest) -> bool:
+        """Pin the adapter of a request that is about to be admitted; the base model needs none."""
+        adapter = live.request.adapter
+        if adapter is None:
+            return True
+        if adapter not in self._wants_slot_by_refused:
+            if not self._is_reserved and self._gate.try_pin(adapter):
+                return True
+            self._wants_slot_by_refused[adapter] = self._gate.waits_for_slot(adapter)
+        live.num_skips += self._wants_slot_by_refused[adapter]
+        self._is_reserved = self._is_reserved or live.num_skips > MAX_SKIPS
+        return False
+
+    def undo(self, live: LiveRequest) -> None:
+        """Give back the pin of a request that was not admitted after all."""
+        if live.request.adapter is not None:
+            self._gate.unpin(live.request.adapter)

@@ -1,0 +1,394 @@
+"""Decides what each step computes. One token budget, no prefill mode and no decode mode.
+
+    plan:     running decodes -> prefills and admissions by rank, until the budget, the rows or the blocks are spent
+    advance:  the device has been told: what the step computes counts as computed, what it draws is pending
+    commit:   what the step computed becomes fact: blocks get names, tokens are emitted, requests end
+
+Between `advance` and `commit` another step may be planned, so that a device need not wait for its host. Such a plan
+takes no block and no row away from anyone: it is None where it would have to.
+
+Guarantees, all held by property tests: the budget is never exceeded; a block is shared only by equal prefixes of one
+adapter and salt; whatever ends, in any way and at any moment, returns its blocks, row and adapter pin; every request
+ends. The last rests on three bounds:
+
+- every decode runs in every step: a request enters the batch, and reaches its last token, only in a step that had a
+  token of the budget for it beside all decodes, so that there are never more decodes than budget;
+- every other order (who is admitted, who prefills first, who is pre-empted last) is the rank that a request got when
+  it came, and may lose once, to a flow that holds fewer rows than its share: its flow's turn
+  (`engine.scheduling.fair_queue`), which virtual time reaches, and in which priorities are bounded head starts
+  (`Rank`). Only finitely many can ever come before it;
+- once a request has been skipped `MAX_SKIPS` times for want of a slot for its adapter, no request of an adapter that
+  ranks behind it is admitted until it is: the pins that hold the slots run out.
+
+Pure: standard library only; not thread-safe, the engine's thread owns it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from engine.cache.block_tables import BlockTables
+from engine.config import ResolvedConfig
+from engine.errors import RequestError
+from engine.metrics import SchedulerCounters
+from engine.ports import AdapterGate
+from engine.request import Emission, FinishReason, Request, RequestId
+from engine.scheduling.admission import Admission
+from engine.scheduling.backlog import BacklogReader
+from engine.scheduling.fair_queue import FairQueue
+from engine.scheduling.forecast import Backlog
+from engine.scheduling.hopeless import hopeless
+from engine.scheduling.live_request import PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
+from engine.scheduling.pins import Pins
+from engine.scheduling.request_bounds import check_request
+from engine.scheduling.row_shares import who_yields
+from engine.scheduling.step_draft import StepDraft
+from engine.step import StepPlan, StepResult
+from engine.trace import StepClock
+
+
+class Scheduler:
+    """Requests waiting and running, and the blocks and rows they hold.
+
+    Args:
+        eos_ids: token ids that end a generation unless the request ignores them.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        gate: AdapterGate,
+        eos_ids: Iterable[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._gate = gate
+        self._eos_ids = frozenset(eos_ids)
+        self._clock = clock
+        self._tables = BlockTables(config, clock)
+        self.landmarks = self._tables.landmarks
+        self._live: dict[RequestId, LiveRequest] = {}
+        self._waiting: list[LiveRequest] = []
+        self._running: list[LiveRequest] = []
+        self._free_rows, self._released_rows = list(range(config.max_num_seqs - 1, -1, -1)), list[int]()
+        self._outbox: list[Emission] = []
+        self._num_plans = self._num_arrivals = self._num_under_way = 0
+        self._step_clock = StepClock()
+        self._fair_queue = FairQueue(num_rows=config.max_num_seqs, step_tokens=config.max_batched_tokens)
+        self.counters = SchedulerCounters()
+        self.admission = Admission(config, BacklogReader(config, self._fair_queue, self.counters))
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a row."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests with a row."""
+        return len(self._running)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the cache's blocks that requests hold, 0 to 1."""
+        return self._tables.usage
+
+    def unread_prompts(self) -> tuple[int, int]:
+        """Return the prompt tokens left to compute of running and of waiting requests; any thread, nearly exact."""
+        return unread_tokens(list(self._live.values()))
+
+    def validate(self, request: Request) -> None:
+        """Check what can be known at once; touches no state, so that any thread may call it.
+
+        Raises:
+            RequestError: the request can never be served here.
+        """
+        check_request(request, self._config)
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RequestError: its id is alive already, or `validate` refuses it.
+        """
+        self.validate(request)
+        if request.request_id in self._live:
+            raise RequestError(f"A request with the id {request.request_id!r} is alive already.", field="request_id")
+        tag = self._fair_queue.tag(
+            flow_of(request),
+            num_prompt=len(request.prompt_ids),
+            max_output=request.params.max_tokens,
+        )
+        live = LiveRequest(
+            request=request,
+            rank=rank_of(request.priority, tag=tag, arrival=self._num_arrivals),
+            tag=tag,
+            queued_at_s=self._clock(),
+            output_ids=list(request.prior_output_ids),
+        )
+        self._num_arrivals += 1
+        self._live[request.request_id] = live
+        self._waiting.append(live)
+        if request.adapter is not None:
+            self._gate.prepare(request.adapter)
+
+    def backlog(self, request: Request, unread: Iterable[Request]) -> Backlog:
+        """Return who would be served before a request that is not added yet; any thread may ask."""
+        return self.admission.reader.before(request, self._running, self._waiting, unread)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request now, wherever it is; an unknown id is one that has ended and is ignored."""
+        live = self._live.get(request_id)
+        if live is not None:
+            self._end(live, FinishReason.CANCELLED)
+
+    def fail_all(self, error: str) -> None:
+        """End every request with FAILED; the device is gone."""
+        for live in [*self._live.values()]:
+            self._end(live, FinishReason.FAILED, error=error)
+
+    def drain(self) -> list[Emission]:
+        """Hand over the emissions gathered so far."""
+        emissions, self._outbox = self._outbox, []
+        return emissions
+
+    def plan(self, prefill_cap: int | None = None) -> StepPlan | None:
+        """Return the work of the next step, or None where nothing can run before a step under way is committed.
+
+        Args:
+            prefill_cap: prompt tokens of a step that also decodes; the configuration's bound holds besides.
+        """
+        self._end_hopeless()
+        bounds = (prefill_cap, self._config.max_prefill_tokens_with_decodes)
+        if not self._num_under_way:
+            self._yield_rows()
+        draft = StepDraft(self._config, min((bound for bound in bounds if bound is not None), default=None))
+        num_preemptions = self.counters.num_preemptions
+        if not self._serve_decodes(draft):
+            return None
+        self._serve_prefills(draft, can_admit=self.counters.num_preemptions == num_preemptions)
+        if draft.is_empty:
+            return None
+        self._num_plans += 1
+        self._fair_queue.note_step()
+        released, self._released_rows = self._released_rows, []
+        self._step_clock.begin(self._num_plans, self._clock())
+        return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=tuple(released))
+
+    def advance(self, plan: StepPlan) -> None:
+        """Count a plan's work as done: it has been handed to the device, which computes plans in order."""
+        self._num_under_way += 1
+        for row in plan.rows:
+            live = self._live[row.request.request_id]
+            live.num_computed = row.end
+            if row.samples:
+                live.output_ids.append(PENDING)
+
+    def commit(self, plan: StepPlan, result: StepResult) -> list[Emission]:
+        """Turn a finished step into facts and return what it, and everything since the last call, brought."""
+        now_s = self._clock()
+        self._num_under_way -= 1
+        self._step_clock.end(plan, now_s)
+        for row in plan.rows:
+            request_id = row.request.request_id
+            live = self._live.get(request_id)
+            # It may have ended meanwhile, and its name be another's by now.
+            if live is None or live.request is not row.request:
+                continue
+            self._step_clock.note(live.notes, row, live.queued_at_s)
+            error = result.error_by_request.get(request_id)
+            if error is not None:
+                # Its blocks stay unnamed: what a failed step wrote must not be shared.
+                self._end(live, FinishReason.FAILED, error=error)
+                continue
+            self._tables.name(live, row.start, row.end)
+            live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(request_id, ()))
+            pooled = result.pooled_by_request.get(request_id)
+            if pooled is not None:
+                self._end(live, FinishReason.STOP, pooled=pooled)
+            elif row.samples:
+                self._fill_in(live, row.end - len(row.request.prompt_ids), result, now_s)
+        return self.drain()
+
+    def check(self) -> None:
+        """Raise AssertionError unless blocks, rows and queues agree; for tests and idle moments."""
+        self._tables.check(self._running)
+        assert all(not live.blocks and live.row is None for live in self._waiting), "a waiting request holds something"
+        rows = [live.row for live in self._running if live.row is not None]
+        assert len(rows) == len(self._running), "a running request has no row"
+        assert sorted([*rows, *self._free_rows]) == list(range(self._config.max_num_seqs)), "a row is lost or doubled"
+        assert {*self._live.values()} == {*self._running, *self._waiting}, "a request is in no queue"
+        assert len(self._live) == len(self._running) + len(self._waiting), "a request is in two queues"
+
+    def _end_hopeless(self) -> None:
+        """End the requests that nobody waits for any more, or will by then, and those whose adapter cannot be had."""
+        requests, is_too_late = [*self._live.values()], self.admission.is_too_late
+        for live, reason, error in hopeless(requests, self._gate, is_too_late, self._clock()):
+            self._end(live, reason, error=error)
+
+    def _yield_rows(self) -> None:
+        """Where every row is taken, take some from flows with more than their share, for those with less that wait."""
+        if self._free_rows or not self._waiting:
+            return
+        for victim, behind in who_yields(self._running, self._waiting, self._config.max_num_seqs, self._is_ready):
+            self._preempt(victim)
+            victim.has_yielded = True
+            victim.rank = max(victim.rank, behind.rank._replace(arrival=self._num_arrivals))
+            self._num_arrivals += 1
+
+    def _is_ready(self, live: LiveRequest) -> bool:
+        """Whether the adapter of a waiting request could be pinned now."""
+        adapter = live.request.adapter
+        if adapter is None:
+            return True
+        is_pinned = self._gate.try_pin(adapter)
+        if is_pinned:
+            self._gate.unpin(adapter)
+        return is_pinned
+
+    def _serve_decodes(self, draft: StepDraft) -> bool:
+        """Give running requests that decode a token each, pre-empting others where that takes a block.
+
+        Returns False where one would have to be pre-empted whose step is under way.
+        """
+        for live in sorted(self._running, key=lambda r: r.rank):
+            if live.row is None or not live.is_decoding or live.is_full(self._config.max_model_len):
+                continue
+            while live.row is not None and not self._tables.try_extend(live):
+                if self._num_under_way:
+                    return False
+                victim = max(self._running, key=lambda r: r.rank)
+                draft.drop_decode(victim)
+                self._preempt(victim)
+            if live.row is not None:
+                draft.put_decode(live)
+        return True
+
+    def _serve_prefills(self, draft: StepDraft, *, can_admit: bool) -> None:
+        """Spend what is left of the budget by rank: on prompts under way, on tokens that were forced on requests that
+        decode and, with `can_admit`, on waiting requests.
+
+        The first waiting request that finds no blocks ends admission: if smaller ones overtook it, a large one would
+        wait for ever.
+        """
+        candidates = [live for live in self._running if live.num_wanted > 1]
+        if can_admit:
+            candidates.extend(self._waiting)
+        pins = Pins(self._gate)
+        for live in sorted(candidates, key=lambda r: r.rank):
+            if not draft.share(live):
+                return
+            if live.row is not None:
+                draft.put(live, is_admission=False)
+            elif can_admit and self._free_rows and pins.try_pin(live):
+                can_admit = self._try_admit(live)
+                if can_admit:
+                    draft.put(live, is_admission=True)
+                else:
+                    pins.undo(live)
+
+    def _try_admit(self, live: LiveRequest) -> bool:
+        """Take a row and blocks for a waiting request; False changes nothing."""
+        # A free block for each request keeps an admission from forcing a pre-emption in the very next step; a request
+        # that is alone needs none, for the whole cache is its own.
+        spare = len(self._running) + 1 if self._running else 0
+        if not self._tables.try_open(live, spare=spare):
+            return False
+        live.row = self._free_rows.pop()
+        self._fair_queue.note_service(live.tag)
+        live.num_skips = 0
+        self._waiting.remove(live)
+        self._running.append(live)
+        if live.num_cached_tokens is None:
+            live.num_cached_tokens = min(live.num_computed, len(live.request.prompt_ids))
+            live.admitted_at_s = self._clock()
+            self.counters.count_admission(live)
+        return True
+
+    def _fill_in(self, live: LiveRequest, index: int, result: StepResult, now_s: float) -> None:
+        """Put a drawn token where its place was kept among the outputs, and behind it what it forces."""
+        request_id = live.request.request_id
+        token_ids = (result.token_id_by_request[request_id], *result.forced_by_request.get(request_id, ()))
+        logprobs = result.logprobs_by_request.get(request_id)
+        num_known = len(live.output_ids)
+        assert live.output_ids[index] == PENDING, "a token is drawn twice"
+        assert len(token_ids) == 1 or num_known == index + 1, "a token is drawn before those that come first"
+        reason = live.put(index, token_ids, self._eos_ids, self._config.max_model_len)
+        num_forced = len(live.output_ids) - num_known
+        self.counters.generation_tokens += 1 + num_forced
+        self.counters.forced_tokens += num_forced
+        is_first = live.first_token_at_s is None
+        drawn = Drawn(token_ids[: 1 + num_forced], logprobs, tuple(live.prompt_logprobs) if is_first else ())
+        if is_first:
+            live.first_token_at_s = now_s
+        if reason is None:
+            self._emit(live, drawn)
+        else:
+            self._end(live, reason, drawn)
+
+    def _preempt(self, live: LiveRequest) -> None:
+        """Send a running request back to wait; it will be computed anew, mostly from the prefix cache."""
+        self._release(live)
+        if live.wants_scores:
+            # Computed anew, all of them.
+            live.prompt_logprobs.clear()
+        self._waiting.append(live)
+        live.notes.num_preemptions += 1
+        self.counters.num_preemptions += 1
+
+    def _end(
+        self,
+        live: LiveRequest,
+        reason: FinishReason,
+        drawn: Drawn | None = None,
+        *,
+        pooled: bytes | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Return all that the request holds and emit its end; what is still drawn for it comes to nothing."""
+        live.drop_pending()
+        if live.row is None:
+            self._waiting.remove(live)
+        else:
+            self._release(live)
+        del self._live[live.request.request_id]
+        # Vectors say nothing of how long the flow's answers are.
+        num_output = len(live.output_ids) if live.request.pooling is None else None
+        self._fair_queue.end(flow_of(live.request), num_output=num_output)
+        self.counters.count_end(live, reason, self._clock())
+        self._emit(live, drawn, reason=reason, pooled=pooled, error=error)
+
+    def _emit(
+        self,
+        live: LiveRequest,
+        drawn: Drawn | None,
+        *,
+        reason: FinishReason | None = None,
+        pooled: bytes | None = None,
+        error: str | None = None,
+    ) -> None:
+        self._outbox.append(
+            Emission(
+                request_id=live.request.request_id,
+                token_ids=() if drawn is None else drawn.token_ids,
+                finish_reason=reason,
+                num_cached_tokens=live.num_cached_tokens or 0,
+                logprobs=() if drawn is None or drawn.logprobs is None else (drawn.logprobs,),
+                prompt_logprobs=() if drawn is None else drawn.prompt_logprobs,
+                pooled=pooled,
+                error=error,
+            )
+        )
+
+    def _release(self, live: LiveRequest) -> None:
+        assert live.row is not None
+        live.notes.stop_decoding(self._step_clock)
+        self._running.remove(live)
+        self._tables.close(live)
+        self._free_rows.append(live.row)
+        self._released_rows.append(live.row)
+        live.row = None
+        if live.request.adapter is not None:
+            self._gate.unpin(live.request.adapter)

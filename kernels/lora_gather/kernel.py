@@ -1,0 +1,57 @@
+"""The GPU's part of adapters in the embedding: rows picked by token, of matrices of their own and of products."""
+
+import triton
+import triton.language as tl
+
+from kernels.lora_shrink.kernel import matrix_of
+from kernels.search import place_of
+
+
+@triton.jit(do_not_specialize=["own", "entry"])
+def lora_gather_kernel(
+    token_ids,
+    segments,
+    count,
+    x,
+    width,
+    own,
+    entry,
+    BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Program (tile, columns) makes embedded tokens [tokens, width] what their adapter makes of them.
+
+    Segments are those of `kernels.lora_shrink.kernel`. Part 0 of the entry `own` is the address of a matrix
+    [vocab, width] whose rows take the place of the base's, 0 for none; parts 0 and 1 of `entry` are those of
+    A [vocab, rank], whose rows are picked, and of B [width, rank].
+    """
+    tile, part = tl.program_id(0), tl.program_id(1)
+    num_segments = tl.load(count)
+    if num_segments == 0:
+        return
+    segment, start, within = place_of(segments, 3, num_segments, tile, BLOCK_M)
+    end = tl.load(segments + segment * 3 + 1)
+    matrix = matrix_of(segments, segment, own, 0)
+    rank = matrix_of(segments, segment, entry, 2)
+    if (start + within * BLOCK_M >= end) | ((matrix == 0) & (rank == 0)):
+        return
+    token = start + within * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = part * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_token, is_column = token < end, n < width
+    ids = tl.load(token_ids + token, mask=is_token, other=0)
+    target = x + token[:, None] * width + n[None, :]
+    is_target = is_token[:, None] & is_column[None, :]
+    rows = tl.multiple_of(matrix.to(tl.pointer_type(x.dtype.element_ty)), 16) + ids[:, None] * width + n[None, :]
+    base = tl.load(target, mask=is_target & (matrix == 0), other=0.0)
+    known = tl.where(matrix == 0, base, tl.load(rows, mask=is_target & (matrix != 0), other=0.0))
+    a = tl.multiple_of(matrix_of(segments, segment, entry, 0).to(tl.pointer_type(x.dtype.element_ty)), 16)
+    b = tl.multiple_of(matrix_of(segments, segment, entry, 1).to(tl.pointer_type(x.dtype.element_ty)), 16)
+    product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for low in range(0, rank, BLOCK_R):
+        r = low + tl.arange(0, BLOCK_R)
+        is_rank = r < rank
+        h = tl.load(a + ids[:, None] * rank + r[None, :], mask=is_token[:, None] & is_rank[None, :], other=0.0)
+        b_tile = tl.load(b + n[None, :] * rank + r[:, None], mask=is_column[None, :] & is_rank[:, None], other=0.0)
+        product += tl.dot(h, b_tile, input_precision="ieee")
+    tl.store(target, (known.to(tl.float32) + product).to(x.dtype.element_ty), mask=is_target)

@@ -1,0 +1,48 @@
+"""The GPU's logits by output matrices of adapters' own: read as they lie, once for each tile of rows."""
+
+import triton
+import triton.language as tl
+
+from kernels.lora_shrink.kernel import matrix_of
+from kernels.search import place_of
+
+
+@triton.jit(do_not_specialize=["entry"])
+def lora_logits_kernel(
+    x,
+    segments,
+    count,
+    logits,
+    width,
+    depth,
+    entry,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Program (tile, columns) writes float32 [rows, width] for a tile of rows whose adapter has the matrix.
+
+    Segments are those of `kernels.lora_shrink.kernel`; part 1 of the entry is the address of the matrix [width, depth],
+    0 for none. The product is transposed, so that the many rows of the matrix are the matrix unit's long side.
+    """
+    tile, part = tl.program_id(0), tl.program_id(1)
+    num_segments = tl.load(count)
+    if num_segments == 0:
+        return
+    segment, start, within = place_of(segments, 3, num_segments, tile, BLOCK_M)
+    end = tl.load(segments + segment * 3 + 1)
+    matrix = matrix_of(segments, segment, entry, 1)
+    if (start + within * BLOCK_M >= end) | (matrix == 0):
+        return
+    row = start + within * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = (part * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    is_row, is_column = row < end, n < width
+    weight = tl.multiple_of(matrix.to(tl.pointer_type(x.dtype.element_ty)), 16)
+    product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for at in range(0, depth, BLOCK_K):
+        k = at + tl.arange(0, BLOCK_K)
+        is_depth = (k < depth)[None, :]
+        tile_w = tl.load(weight + n[:, None] * depth + k[None, :], mask=is_column[:, None] & is_depth, other=0.0)
+        tile_x = tl.load(x + row[:, None] * depth + k[None, :], mask=is_row[:, None] & is_depth, other=0.0)
+        product = tl.dot(tile_w, tl.trans(tile_x), product, input_precision="ieee")
+    tl.store(logits + row[None, :] * width + n[:, None], product, mask=is_column[:, None] & is_row[None, :])

@@ -1,0 +1,107 @@
+"""Parts of a benchmark, each in a process of its own: what hangs, crashes or poisons the device costs only itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LEAST_S = 15
+"""With less time left no part is begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What is run, and for how long at most.
+
+    Attributes:
+        run: takes a `Notes`; called in a process of its own.
+    """
+
+    name: str
+    limit_s: float
+    run: Callable[[Notes], None]
+
+
+class Notes:
+    """What a part finds, written to a file with every entry: a part that is stopped has told what it knew."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found: dict[str, Any] = {}
+
+    def tell(self, key: str, value: object) -> None:
+        """Note a value of JSON."""
+        self._found[key] = value
+        self._write()
+
+    def add(self, key: str, entry: object) -> None:
+        """Append an entry to a list."""
+        self._found.setdefault(key, []).append(entry)
+        self._write()
+
+    def _write(self) -> None:
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(json.dumps(self._found), encoding="utf-8")
+        fresh.replace(self._path)
+
+
+def run_parts(
+    parts: Sequence[Part],
+    out: Path,
+    budget_s: float,
+    command: Sequence[str],
+    clock: Callable[[], float] = time.monotonic,
+) -> dict[str, Any]:
+    """Run parts one after the other within a budget of time; `out` is written anew after each.
+
+    Args:
+        command: with a part's name and the path of its notes behind it, runs that part.
+    """
+    started_s = clock()
+    found: dict[str, Any] = {"parts": {}}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for part in parts:
+        left_s = budget_s - (clock() - started_s)
+        if left_s < LEAST_S:
+            found["parts"][part.name] = {"seconds": 0.0, "error": "no time was left"}
+            continue
+        print(f"\n== {part.name} (at most {min(left_s, part.limit_s):.0f} s)", flush=True)
+        notes = out.with_name(f"{out.stem}.{part.name}.json")
+        begun_s = clock()
+        error = _run([*command, part.name, str(notes)], min(left_s, part.limit_s))
+        told = json.loads(notes.read_text(encoding="utf-8")) if notes.exists() else {}
+        notes.unlink(missing_ok=True)
+        found["parts"][part.name] = {"seconds": clock() - begun_s, "error": error} | told
+        found["seconds"] = clock() - started_s
+        out.write_text(json.dumps(found, indent=2), encoding="utf-8")
+        print(f"== {part.name}: {error or 'done'} after {clock() - begun_s:.0f} s", flush=True)
+    return found
+
+
+def _run(command: Sequence[str], limit_s: float) -> str | None:
+    """Run a process and all that it starts; return what went wrong."""
+    process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
+    try:
+        status = process.wait(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        return f"stopped after {limit_s:.0f} s"
+    finally:
+        # What a part has started, compilers say, must not slow down the next one.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return None if status == 0 else f"ended with status {status}"
+
+
+def this_command(module: str) -> list[str]:
+    """Return what runs a part of a module by this interpreter."""
+    return [sys.executable, "-m", module, "--part"]

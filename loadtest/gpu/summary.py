@@ -1,0 +1,85 @@
+"""What the parts found, as tables: what is right, what is met and missed, and what a sweep knows better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loadtest.tables import markdown_table, number
+
+PART_COLUMNS = ("part", "seconds", "what came of it")
+KERNEL_COLUMNS = ("kernel", "µs", "GB/s", "TFLOP/s", "of ceiling")
+ENGINE_COLUMNS = ("work", "step ms", "floor ms", "of floor", "target", "verdict", "compiled", "tokens/s")
+SWEEP_COLUMNS = ("kernel", "as it is, µs", "best, µs", "of ceiling", "by")
+PEER_COLUMNS = ("peer", "step ms")
+
+
+def summary(found: Mapping[str, Any]) -> str:
+    """Return the tables of everything that `loadtest.gpu.parts.run_parts` brought."""
+    parts = found["parts"]
+    tables = [
+        markdown_table(
+            PART_COLUMNS, [[name, number(part["seconds"]), part["error"] or "done"] for name, part in parts.items()]
+        )
+    ]
+    for key, columns, cells in (
+        ("figures", KERNEL_COLUMNS, _kernel_cells),
+        ("sweeps", SWEEP_COLUMNS, _sweep_cells),
+        ("results", ENGINE_COLUMNS, _engine_cells),
+    ):
+        rows = [cells(entry) for name, part in parts.items() if name != "peers" for entry in part.get(key, [])]
+        if rows:
+            tables.append(markdown_table(columns, rows))
+    peers = parts.get("peers", {}).get("figures", [])
+    if peers:
+        tables.append(markdown_table(PEER_COLUMNS, [[peer["name"], number(peer["step_ms"])] for peer in peers]))
+    return "\n\n".join(tables)
+
+
+def kernel_line(figure: Mapping[str, Any]) -> str:
+    """Return one kernel's figures in a line."""
+    return " | ".join(_kernel_cells(figure))
+
+
+def engine_line(result: Mapping[str, Any]) -> str:
+    """Return one row of the engine's in a line, with where the host's time went."""
+    split = ", ".join(f"{part} {number(ms)}" for part, ms in result["ms_by_part"].items())
+    return f"{' | '.join(_engine_cells(result))} | host ms: {split}"
+
+
+def sweep_line(found: Mapping[str, Any]) -> str:
+    """Return one sweep's outcome in a line."""
+    return " | ".join(_sweep_cells(found))
+
+
+def _kernel_cells(figure: Mapping[str, Any]) -> list[str]:
+    return [
+        figure["name"],
+        number(figure["us"]),
+        number(figure["gb_per_s"]),
+        number(figure["tflop_per_s"]),
+        f"{figure['of_ceiling']:.0%}",
+    ]
+
+
+def _engine_cells(result: Mapping[str, Any]) -> list[str]:
+    return [
+        result["title"],
+        number(result["step_ms"]),
+        number(result["floor_ms"]),
+        f"{result['of_floor']:.0%}",
+        "" if result["target"] is None else f"{result['target']:.0%}",
+        result["verdict"],
+        str(result["num_compiled"]),
+        number(result["tokens_per_s"]),
+    ]
+
+
+def _sweep_cells(found: Mapping[str, Any]) -> list[str]:
+    return [
+        found["name"],
+        number(found["usual_us"]),
+        number(found["best_us"]),
+        f"{found['usual_of_ceiling']:.0%} to {found['best_of_ceiling']:.0%}",
+        found["best"],
+    ]

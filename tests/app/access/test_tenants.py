@@ -1,0 +1,129 @@
+"""Whose key opens what, and what a tenant's requests carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from starlette.datastructures import Headers
+
+from app.access.tenants import KeyRing, Tenant, given_key, key_digest
+from app.http.api import create_app
+from tests.app.scripted_gateway import ScriptedGateway
+
+ALL, SOME = Tenant(name="all", priority=3), Tenant(name="some", models=frozenset({"shout"}))
+CHAT: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
+MESSAGE = CHAT | {"max_tokens": 5}
+
+
+@pytest.fixture
+def guarded(gateway: ScriptedGateway) -> httpx.AsyncClient:
+    ring = KeyRing(
+        tenant_by_name={"all": ALL, "some": SOME},
+        name_by_digest={key_digest("key-a"): "all", key_digest("key-b"): "all", key_digest("key-c"): "some"},
+    )
+    app = create_app(gateway, key_ring=ring, admin_key_sha256=key_digest("admin"), sends_request_id=True)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({"authorization": "Bearer k"}, "k"),
+        ({"authorization": "bearer  k "}, "k"),
+        ({"x-api-key": "k"}, "k"),
+        ({"authorization": "Basic k"}, None),
+        ({"authorization": "Bearer "}, None),
+        ({}, None),
+    ],
+)
+def test_a_key_comes_as_openai_or_as_anthropic_sends_it(headers: dict[str, str], key: str | None) -> None:
+    assert given_key(Headers(headers)) == key
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        bearer("wrong"),
+        bearer(key_digest("key-a")),
+        {"x-api-key": "key-a2"},
+        {"x-api-key": "café\xff".encode("latin-1")},
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/responses"),
+        ("POST", "/v1/moderations"),
+        ("POST", "/tokenize"),
+        ("POST", "/detokenize"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/base"),
+    ],
+)
+async def test_without_a_key_nothing_is_answered_and_nothing_computed(
+    guarded: httpx.AsyncClient, gateway: ScriptedGateway, headers: Any, method: str, path: str
+) -> None:
+    body = {"model": "base", "messages": CHAT["messages"], "prompt": "a", "input": "a", "tokens": [1]}
+    fields = {"/v1/chat/completions": ("model", "messages"), "/v1/completions": ("model", "prompt")}
+    fields |= {"/v1/responses": ("model", "input"), "/v1/moderations": ("input",)}
+    fields |= {"/tokenize": ("model", "prompt"), "/detokenize": ("model", "tokens")}
+    sent = {name: body[name] for name in fields.get(path, ())} or None
+    refused = await guarded.request(method, path, json=sent, headers=headers)
+    assert refused.status_code == 401
+    assert refused.json()["error"]["code"] == "invalid_api_key"
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert gateway.requests == []
+
+
+async def test_messages_says_so_in_anthropic_s_shape_and_takes_its_header(guarded: httpx.AsyncClient) -> None:
+    refused = await guarded.post("/v1/messages", json=MESSAGE)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+    assert (await guarded.post("/v1/messages", json=MESSAGE, headers={"x-api-key": "key-a"})).status_code == 200
+
+
+async def test_a_tenant_s_requests_carry_its_name_its_salt_and_its_priority(
+    guarded: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    for key in ("key-a", "key-b"):
+        body = CHAT | {"cache_salt": "x", "priority": 2}
+        assert (await guarded.post("/v1/chat/completions", json=body, headers=bearer(key))).status_code == 200
+    first, second = gateway.requests
+    assert (first.tenant, first.salt, first.priority) == ("all", "all\nx", 5)
+    assert (second.tenant, second.salt) == (first.tenant, first.salt)
+
+
+async def test_models_of_others_do_not_exist(guarded: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    some = bearer("key-c")
+    listed = (await guarded.get("/v1/models", headers=some)).json()["data"]
+    assert [model["id"] for model in listed] == ["shout"]
+    assert (await guarded.get("/v1/models/base", headers=some)).status_code == 404
+    for path, body in (
+        ("/v1/chat/completions", CHAT),
+        ("/v1/completions", {"model": "base", "prompt": "a"}),
+        ("/v1/responses", {"model": "base", "input": "a"}),
+        ("/v1/messages", MESSAGE),
+        ("/v1/messages/count_tokens", CHAT),
+        ("/tokenize", {"model": "base", "prompt": "a"}),
+        ("/detokenize", {"model": "base", "tokens": [1]}),
+    ):
+        assert (await guarded.post(path, json=body, headers=some)).status_code == 404, path
+    assert gateway.requests == []
+    assert (await guarded.post("/v1/chat/completions", json=CHAT | {"model": "shout"}, headers=some)).status_code == 200
+    assert SOME.may_use("shout@3")
+    assert not SOME.may_use("shout-3")
+
+
+async def test_operators_need_no_tenant_s_key(guarded: httpx.AsyncClient) -> None:
+    assert (await guarded.get("/health")).status_code == 200
+    assert (await guarded.get("/metrics")).status_code == 200
+    assert (await guarded.get("/v1/adapters", headers=bearer("admin"))).status_code == 200
+    assert (await guarded.get("/v1/adapters", headers=bearer("key-a"))).status_code == 401

@@ -1,0 +1,65 @@
+"""The arithmetic of a well-known model on well-known devices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from app.cli.capacity import DEVICES, Traffic, plan
+from engine.decoder.spec import DecoderSpec, read_spec
+from loadtest.geometries import CONFIG_BY_NAME
+
+TRAFFIC = Traffic(prompt_tokens=1024, answer_tokens=0, concurrency=1)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
+    folder = tmp_path_factory.mktemp("llama")
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 2} | CONFIG_BY_NAME["llama-3.1-8b"]))
+    return read_spec(str(folder))
+
+
+def test_weights_cache_and_floors(llama: DecoderSpec) -> None:
+    found = plan(llama, "bfloat16", DEVICES["h200"], 0.9, replace(TRAFFIC, answer_tokens=256))
+    assert found.weight_bytes == pytest.approx(16.06e9, rel=1e-3)
+    assert found.kv_bytes_per_token == 131_072
+    # 0.9 of 141 GB less the weights.
+    assert found.cache_tokens == pytest.approx((126.9e9 - 16.06e9) / 131_072, rel=1e-3)
+    assert found.max_concurrency == found.cache_tokens // 1280
+    # 15.01 GB of weights and 1,152 tokens of cache at 4.8 TB/s.
+    assert found.tpot_s == pytest.approx((15.01e9 + 1152 * 131_072) / 4.8e12, rel=1e-3)
+    assert found.ttft_s == pytest.approx(0.0149, rel=0.05)
+
+
+def test_more_at_once_is_slower_for_each_and_faster_for_all(llama: DecoderSpec) -> None:
+    plans = [
+        plan(llama, "bfloat16", DEVICES["h100"], 0.9, Traffic(prompt_tokens=512, answer_tokens=256, concurrency=count))
+        for count in (1, 8, 64)
+    ]
+    assert [found.tpot_s for found in plans] == sorted(found.tpot_s for found in plans)
+    assert [found.tokens_per_s for found in plans] == sorted(found.tokens_per_s for found in plans)
+
+
+def test_adapters_take_memory_and_time(llama: DecoderSpec) -> None:
+    traffic = Traffic(prompt_tokens=512, answer_tokens=256, concurrency=64)
+    without, with_them = (
+        plan(llama, "bfloat16", DEVICES["h200"], 0.9, replace(traffic, num_adapters=count)) for count in (0, 64)
+    )
+    assert with_them.adapter_bytes == pytest.approx(64 * 84e6, rel=0.01)
+    assert with_them.cache_tokens < without.cache_tokens
+    assert with_them.tpot_s > without.tpot_s
+
+
+def test_a_model_that_does_not_fit_says_so(llama: DecoderSpec) -> None:
+    traffic = Traffic(prompt_tokens=512, answer_tokens=256, concurrency=64, price_per_hour=1.0)
+    found = plan(llama, "float32", DEVICES["l4"], 0.9, traffic)
+    assert (found.cache_tokens, found.max_concurrency, found.tokens_per_s) == (0, 0, 0.0)
+    assert found.cost_per_million == float("inf")
+
+
+def test_cost_is_price_over_tokens(llama: DecoderSpec) -> None:
+    traffic = Traffic(prompt_tokens=512, answer_tokens=256, concurrency=64, price_per_hour=3.6)
+    found = plan(llama, "bfloat16", DEVICES["h200"], 0.9, traffic)
+    assert found.cost_per_million == pytest.approx(1000 / found.tokens_per_s)

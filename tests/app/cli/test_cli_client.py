@@ -1,0 +1,77 @@
+"""Commands against the application itself, served on a real port."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import uvicorn
+
+from app.access.tenants import key_digest
+from app.cli import cli_client
+from app.cli import main as cli
+from app.http.api import create_app
+from tests.app.scripted_gateway import ScriptedGateway
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    app = create_app(ScriptedGateway(), admin_key_sha256=key_digest("boss"), sends_request_id=True)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+def run(url: str, *arguments: str) -> int:
+    return cli.main([*arguments, "--url", url])
+
+
+def test_models_are_listed(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(url, "models") == 0
+    told = capsys.readouterr().out
+    assert "shout" in told
+    assert "base" in told
+
+
+def test_adapters_come_and_go(url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTIPHON_ADMIN_KEY", "boss")
+    assert run(url, "adapters", "load", "sql", "/folder") == 0
+    assert run(url, "adapters", "list") == 0
+    assert run(url, "adapters", "route", "sql", "1=100") == 0
+    assert run(url, "adapters", "unload", "sql", "--version", "1") == 0
+    told = capsys.readouterr().out
+    assert "version 1" in told
+    assert "5 bytes" in told
+
+
+def test_what_the_server_says_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(url, "adapters", "list") == 1
+    assert "admin key" in capsys.readouterr().err
+    assert run("http://127.0.0.1:1", "models") == 1
+    assert "does not answer" in capsys.readouterr().err
+    assert run(url, "adapters", "route", "sql", "all") == 1
+    assert "VERSION=PERCENT" in capsys.readouterr().err
+    assert run(f"{url}/nowhere", "models") == 1
+
+
+def test_a_conversation_streams_until_an_empty_line(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = iter(["Hi", "And again", ""])
+    monkeypatch.setattr(cli_client.console, "input", lambda _: next(questions))
+    assert run(url, "chat", "base", "--system", "Be brief.") == 0
+    assert capsys.readouterr().out.count("Hello 🙂") == 2
+
+
+def test_a_question_that_is_refused_ends_it(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_client.console, "input", lambda _: "Hi")
+    assert run(url, "chat", "nobody") == 1
+    assert "does not exist" in capsys.readouterr().err

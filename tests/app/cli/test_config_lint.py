@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.cli.config_lint import deployment_names, lint_config
+from app.settings import Settings
+
+GOOD = """
+http_options: {host: 127.0.0.1, port: 8000}
+applications:
+  - name: default
+    route_prefix: /
+    import_path: app.builder:build
+    args:
+      models:
+        - {name: base, path: FOLDER}
+    deployments:
+      - {name: Gateway, num_replicas: 2, ray_actor_options: {num_cpus: 1}}
+      - {name: Model-base, autoscaling_config: {min_replicas: 1, max_replicas: 2}}
+"""
+
+
+@pytest.fixture
+def lint(tmp_path: Path) -> Lint:
+    return Lint(tmp_path)
+
+
+class Lint:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, *changes: tuple[str, str]) -> list[str]:
+        text = GOOD.replace("FOLDER", str(self.folder))
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path = self.folder / "config.yaml"
+        path.write_text(text)
+        return lint_config(path)
+
+
+def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
+    assert lint() == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("http_options:", "http_option:", "http_option: unknown key; did you mean 'http_options'?"),
+        ("port:", "prot:", "http_options.prot: unknown key; did you mean 'port'?"),
+        ("port: 8000", "port: abc", "http_options.port: input should be a valid integer"),
+        ("route_prefix", "route_prefx", "applications[0].route_prefx: unknown key; did you mean 'route_prefix'?"),
+        ("models:", "modles:", "applications[0].args.modles: unknown key; did you mean 'models'?"),
+        ("{name: base, path", "{nme: base, path", "applications[0].args.models[0].nme: unknown key; did you mean"),
+        ("{name: base, ", "{", "applications[0].args.models[0].name: is missing"),
+        ("num_replicas: 2", "num_replica: 2", "applications[0].deployments[0].num_replica: unknown key; did you mean"),
+        ("num_cpus", "num_cpu", "applications[0].deployments[0].ray_actor_options.num_cpu: unknown key"),
+        ("max_replicas", "max_replica", "applications[0].deployments[1].autoscaling_config.max_replica: unknown key"),
+        ("name: Gateway", "name: Gatway", "applications[0].deployments[0].name: no deployment 'Gatway'; did you mean"),
+        ("Model-base", "Model-bas", "applications[0].deployments[1].name: no deployment 'Model-bas'; did you mean"),
+        ("name: Gateway", "name: Accounts", "applications[0].deployments[0].num_replicas: of 'Accounts' there is one"),
+        ("name: Gateway", "name: Safety", "applications[0].deployments[0].name: no deployment 'Safety'; known are:"),
+    ],
+)  # fmt: skip
+def test_each_mistake_is_one_line_with_its_place(lint: Lint, old: str, new: str, line: str) -> None:
+    lines = lint((old, new))
+    assert any(found.startswith(line) for found in lines), lines
+    assert all("\n" not in found for found in lines)
+
+
+def test_a_folder_that_is_not_there_is_named(lint: Lint, tmp_path: Path) -> None:
+    lines = lint((f"path: {tmp_path}", f"path: {tmp_path}/nope"))
+    assert lines == [f"applications[0].args.models[0].path: the folder '{tmp_path}/nope' does not exist"]
+
+
+def test_a_hub_id_is_no_missing_folder(lint: Lint, tmp_path: Path) -> None:
+    assert lint((f"path: {tmp_path}", "path: some-org/some-model")) == []
+
+
+def test_all_mistakes_are_told_at_once(lint: Lint) -> None:
+    assert len(lint(("port:", "prot:"), ("num_cpus", "num_cpu"), ("models:", "modles:"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"a: [1", "not valid YAML"),
+        (b"- a", "must be a mapping"),
+        (b"", "must be a mapping"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"applications: 5", "applications"),
+        (b"a: !!python/object/apply:os.getcwd []", "not valid YAML"),
+    ],
+)
+def test_what_is_no_config_is_one_line(tmp_path: Path, content: bytes, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    lines = lint_config(path)
+    assert lines
+    assert text in lines[0]
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    assert lint_config(tmp_path / "nope.yaml") == [f"{tmp_path}/nope.yaml: cannot be read: No such file or directory"]
+
+
+def test_deployments_follow_the_settings() -> None:
+    args = {"models": [{"name": "a", "path": "x"}], "safety": {"path": "y"}}
+    singles = ["Registry", "Accounts", "Batches"]
+    assert deployment_names(Settings.model_validate(args)) == ["Gateway", "Model-a", "Tokenizer", "Safety", *singles]
+    args |= {"rerankers": [{"name": "r", "path": "z"}]}
+    assert "Reranker-r" in deployment_names(Settings.model_validate(args))
+    args |= {"rerankers": [], "safety": {"path": "y", "placement": "inline"}, "tokenizer": {"placement": "inline"}}
+    args |= {"registry": None, "accounts": None, "batches": None, "rerankers": []}
+    assert deployment_names(Settings.model_validate(args)) == ["Gateway", "Model-a"]

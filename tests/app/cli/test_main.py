@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import yaml
+
+from app.cli import main as cli
+from tests.app.cli.test_config_lint import GOOD
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD.replace("FOLDER", str(tmp_path)))
+    return path
+
+
+class FakeServer:
+    """A child that is up, or fails as it is told."""
+
+    fails: str | None = None
+    started: ClassVar[list[FakeServer]] = []
+
+    def __init__(
+        self, config: Path, environment: Mapping[str, str], *, address: str, drain_s: float, has_dashboard: bool
+    ) -> None:
+        self.environment, self.address, self.is_stopped = dict(environment), address, False
+        self.drain_s, self.has_dashboard = drain_s, has_dashboard
+        FakeServer.started.append(self)
+
+    def failure(self) -> str | None:
+        return self.fails
+
+    def has_ended(self) -> bool:
+        raise KeyboardInterrupt  # as a Ctrl-C while it serves
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
+    monkeypatch.setattr(cli, "ServerProcess", FakeServer)
+    monkeypatch.setattr(cli.compiling, "begin", lambda folder: None)
+    monkeypatch.setattr(cli.preflight, "is_port_free", lambda host, port: True)
+    monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(FakeServer, "started", [])
+    monkeypatch.setattr(FakeServer, "fails", None)
+    return FakeServer
+
+
+def test_a_good_file_validates(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["validate", str(config)]) == 0
+    assert "is good" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["validate", "serve"])
+def test_mistakes_are_listed_and_nothing_is_started(
+    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    config.write_text(config.read_text().replace("models:", "modles:"))
+    assert cli.main([command, str(config)]) == 2
+    assert "applications[0].args.modles: unknown key; did you mean 'models'?" in capsys.readouterr().err
+    assert server.started == []
+
+
+def test_env_prints_lines_for_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["env", "--drain-s", "45"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("export RAY_") and "  # " in line for line in lines)
+    assert any(line.startswith("export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=45 ") for line in lines)
+
+
+def test_serve_sets_and_prints_the_environment_and_says_when_it_is_ready(
+    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    answers = iter([False, True])
+    monkeypatch.setattr(cli, "_is_ready", lambda url: asked.append(url) or next(answers))
+    monkeypatch.setattr(cli, "_POLL_S", 0)
+    monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "3")
+    assert cli.main(["serve", str(config), "--drain-s", "7"]) == 0
+    output = capsys.readouterr().out
+    (started,) = server.started
+    assert started.is_stopped
+    assert (started.address, started.drain_s, started.has_dashboard) == ("local", 7.0, False)
+    assert started.environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert started.environment["RAY_AUTH_MODE"] == "token"
+    assert started.environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "0"
+    assert started.environment["RAY_SERVE_HAPROXY_NBTHREAD"] == "3"
+    assert "RAY_SERVE_THROUGHPUT_OPTIMIZED=1" in output
+    assert asked == ["http://127.0.0.1:8000/health"] * 2
+    assert "at http://127.0.0.1:8000" in output
+    assert "curl -N http://127.0.0.1:8000/v1/chat/completions" in output
+
+
+def test_without_haproxy_pythons_proxy_stands_in(
+    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: False)
+    assert cli.main(["serve", str(config)]) == 0
+    assert server.started[0].environment["RAY_SERVE_ENABLE_HA_PROXY"] == "0"
+    assert "HAProxy is not available" in capsys.readouterr().out
+
+
+def test_a_failed_deployment_is_an_error_with_its_reason(
+    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "fails", "application 'default' failed to deploy: no such checkpoint")
+    assert cli.main(["serve", str(config)]) == 1
+    assert capsys.readouterr().err == "error: application 'default' failed to deploy: no such checkpoint\n"
+    assert server.started[0].is_stopped
+
+
+def test_a_server_that_never_answers_is_given_up(
+    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_is_ready", lambda url: False)
+    assert cli.main(["serve", str(config), "--ready-timeout-s", "0"]) == 1
+    assert "http://127.0.0.1:8000/health does not answer" in capsys.readouterr().err
+
+
+def test_a_port_in_use_is_one_line(
+    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.preflight, "is_port_free", lambda host, port: False)
+    assert cli.main(["serve", str(config)]) == 2
+    assert "port 8000 on 127.0.0.1 is in use" in capsys.readouterr().err
+    assert server.started == []
+
+
+@pytest.mark.parametrize(
+    ("host", "args", "starts"),
+    [
+        ("0.0.0.0", {}, False),
+        ("10.0.0.5", {"tenants": []}, False),
+        ("0.0.0.0", {"allow_anonymous": True}, True),
+        ("0.0.0.0", {"tenants": [{"name": "a", "keys_sha256": ["a" * 64]}]}, True),
+        ("localhost", {}, True),
+        ("::1", {}, True),
+    ],
+)
+def test_nobody_listens_to_strangers_by_accident(
+    config: Path,
+    server: type[FakeServer],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    args: dict[str, object],
+    starts: bool,
+) -> None:
+    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    tree = yaml.safe_load(config.read_text())
+    tree["http_options"]["host"] = host
+    tree["applications"][0]["args"] |= args
+    config.write_text(yaml.safe_dump(tree))
+    assert cli.main(["serve", str(config)]) == (0 if starts else 2)
+    assert bool(server.started) == starts
+    assert starts or "tenants" in capsys.readouterr().err
+
+
+def test_a_stale_note_of_a_cluster_is_named(
+    config: Path,
+    server: type[FakeServer],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    note = tmp_path / "ray" / "ray_current_cluster"
+    note.parent.mkdir()
+    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    # Held and not listened on: nobody answers there, and nobody else can begin to.
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        note.write_text(f"127.0.0.1:{held.getsockname()[1]}")
+        assert cli.main(["serve", str(config)]) == 0
+        assert f"note: {note} is left from a cluster that is gone" in capsys.readouterr().out
+        assert cli.main(["serve", str(config), "--address", "auto"]) == 2
+        assert f"{note} is stale: remove it" in capsys.readouterr().err
+
+
+def test_every_command_needs_only_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["nope"], ["serve", "--nope"]):
+        assert cli.main(arguments) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (["models/stdlib-chat", "--device", "h100", "--price-per-hour", "2"], 0, ["weights", "0.01 GB", "3,072 bytes"]),
+        (["models/stdlib-chat", "--device", "abacus"], 2, ["abacus", "h200", "bfloat16"]),
+        (["nowhere"], 2, ["nowhere"]),
+    ],
+)
+def test_a_plan_says_what_fits(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, words: list[str]
+) -> None:
+    assert cli.main(["plan", *arguments]) == status
+    told = capsys.readouterr()
+    assert all(word in told.out + told.err for word in words)
+
+
+def test_a_benchmark_gets_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr(cli.subprocess, "call", lambda command: called.append(command) or 3)
+    assert cli.main(["bench", "models/stdlib-chat", "--batches", "1"]) == 3
+    assert called[0][1:] == ["-m", "loadtest.bench_engine", "models/stdlib-chat", "--batches", "1"]
+
+
+def test_readiness_is_a_200_and_nothing_else() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        assert not cli._is_ready(f"http://127.0.0.1:{silent.getsockname()[1]}/health")

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from app.cli.preflight import HAPROXY_PORTS, find_cluster_file, free_ports, haproxy_places, is_port_free
+
+
+@pytest.fixture
+def listener() -> socket.socket:
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    return server
+
+
+def test_a_port_with_a_listener_is_not_free(listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    assert not is_port_free("127.0.0.1", port)
+    listener.close()
+    assert is_port_free("127.0.0.1", port)
+
+
+def test_no_note_of_a_cluster_is_no_cluster(tmp_path: Path) -> None:
+    assert find_cluster_file({"RAY_TMPDIR": str(tmp_path)}) is None
+
+
+def test_a_note_is_alive_only_where_something_listens(tmp_path: Path, listener: socket.socket) -> None:
+    note = tmp_path / "ray" / "ray_current_cluster"
+    note.parent.mkdir()
+    for address, is_alive in (
+        (f"127.0.0.1:{listener.getsockname()[1]}", True),
+        (f"127.0.0.1:{free_ports(1)[0]}", False),
+        ("nonsense", False),
+        ("127.0.0.1:99999999", False),
+    ):
+        note.write_text(address)
+        found = find_cluster_file({"RAY_TMPDIR": str(tmp_path)})
+        assert found is not None
+        assert (found.address, found.is_alive, found.path) == (address, is_alive, note)
+
+
+def test_ports_are_free_and_no_two_the_same() -> None:
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    assert all(is_port_free("127.0.0.1", port) for port in ports)
+
+
+def test_two_servers_on_one_machine_have_their_own_haproxy() -> None:
+    first, second = haproxy_places(8000, {}), haproxy_places(8001, {})
+    for name in (*HAPROXY_PORTS, "RAY_SERVE_HAPROXY_SOCKET_PATH"):
+        assert first[name] != second[name]
+    assert len({first[name] for name in HAPROXY_PORTS}) == len(HAPROXY_PORTS)
+    assert "RAY_SERVE_HAPROXY_STATS_PORT" not in haproxy_places(8000, {"RAY_SERVE_HAPROXY_STATS_PORT": "1"})

@@ -1,0 +1,170 @@
+"""The child here runs a stand-in for Serve, put before the real one on its import path; the signals are real."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.cli.server_process import ServerProcess, kill_session, session_members
+
+STAND_IN = """
+import signal, subprocess, sys
+from ray import serve
+def cli(arguments, prog_name, standalone_mode):
+    command, blocking, config = arguments
+    assert (command, blocking) == ("run", "--non-blocking")
+    serve.mode = open(config).read().strip()
+    subprocess.Popen([sys.executable, "-c", "import os, time; os.setpgid(0, 0); time.sleep(600)"])
+    if serve.mode == "fails":
+        sys.exit("no such thing")
+    if serve.mode == "stubborn":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("up", flush=True)
+"""
+STAND_IN_RAY = """
+def init(address, **options):
+    print("init", address, options, flush=True)
+def is_initialized():
+    return True
+"""
+STAND_IN_SERVE = """
+import sys
+from types import SimpleNamespace
+asked = []
+mode = None
+def status():
+    if mode == "never deploys":
+        gateway = SimpleNamespace(message="\\x1b[36m(replica)\\x1b[0m no room\\nno such checkpoint")
+        bad = SimpleNamespace(status="DEPLOY_FAILED", message="", deployments={"Gateway": gateway})
+        return SimpleNamespace(applications={"bad": bad})
+    states = {"up": {"RUNNING": 1}, "starting": {"STARTING": 1}}
+    parts = {name: {"Gateway": SimpleNamespace(replica_states=state)} for name, state in states.items()}
+    parts["another's"] = {"Other": SimpleNamespace(replica_states={"RUNNING": 1})}
+    return SimpleNamespace(
+        applications={name: SimpleNamespace(status="RUNNING", deployments=part) for name, part in parts.items()}
+    )
+def shutdown():
+    print("ended gracefully", flush=True)
+def get_deployment_handle(deployment, application):
+    def broadcast(method, limit_s):
+        print("asked", deployment, application, method, limit_s, flush=True)
+        async def results_async():
+            asked.append(application)
+            if len(asked) > 1:
+                print("waited", flush=True)
+            return [None][:len(asked) - 1]
+        return SimpleNamespace(results_async=results_async)
+    return SimpleNamespace(broadcast=broadcast)
+async def shutdown_async():
+    print("what belongs to every end", flush=True)
+    print("ended gracefully", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    package = tmp_path / "ray" / "serve"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text(STAND_IN_RAY)
+    (package.parent / "exceptions.py").write_text("class RayError(Exception): pass")
+    (package / "exceptions.py").write_text("class RayServeException(Exception): pass")
+    (package / "__init__.py").write_text(STAND_IN_SERVE)
+    (package / "scripts.py").write_text(STAND_IN)
+    return Start(tmp_path)
+
+
+class Start:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, mode: str, **options: bool) -> ServerProcess:
+        config = self.folder / "config"
+        config.write_text(mode)
+        environment = {"PYTHONPATH": str(self.folder), "PATH": os.environ["PATH"], "HOME": str(self.folder)}
+        return ServerProcess(config, environment, address="local", drain_s=7.0, **options)
+
+
+def until_printed(text: str, capfd: pytest.CaptureFixture[str]) -> str:
+    seen = ""
+    deadline_s = time.monotonic() + 30
+    while text not in seen and time.monotonic() < deadline_s:
+        seen += capfd.readouterr().out
+        time.sleep(0.01)
+    assert text in seen
+    return seen
+
+
+def until(is_true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 30
+    while not is_true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_stopping_is_graceful_and_leaves_nobody(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    server = start("runs")
+    until_printed("up", capfd)
+    assert server.failure() is None
+    assert len(session_members(server.session_id)) == 2
+    server.stop()
+    assert session_members(server.session_id) == []
+    assert server.has_ended()
+    told = until_printed("ended gracefully", capfd)
+    # The gateways that are there first, and only of ours.
+    assert told.index("asked Gateway up drain 7.0") < told.index("waited") < told.index("ended gracefully")
+    assert "every end" not in told
+    assert "Traceback" not in told
+    # A handle knows nobody at first.
+    assert (told.count("asked"), told.count("waited")) == (2, 1)
+    server.stop()
+
+
+def test_a_child_that_will_not_end_is_made_to(
+    start: Start, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.cli.server_process.TERM_S", 0.1)
+    server = start("stubborn")
+    server._grace_s = 0.1
+    until_printed("up", capfd)
+    server.stop()
+    assert session_members(server.session_id) == []
+
+
+def test_a_child_that_ends_says_why(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+    server = start("fails")
+    until_printed("no such thing", capfd)
+    until(server.has_ended)
+    assert server.failure() == "`serve run` ended with status 1: no such thing"
+    server.stop()
+    assert session_members(server.session_id) == []
+
+
+def test_an_application_that_never_runs_ends_the_server_with_the_reason(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = start("never deploys")
+    until_printed("ended gracefully", capfd)
+    until(server.has_ended)
+    reason = "application 'bad' failed to deploy: no such checkpoint"
+    assert server.failure() == f"`serve run` ended with status 1: {reason}"
+    server.stop()
+
+
+@pytest.mark.parametrize("has_dashboard", [False, True])
+def test_rays_dashboard_is_there_for_who_asks(
+    start: Start, capfd: pytest.CaptureFixture[str], has_dashboard: bool
+) -> None:
+    server = start("runs", has_dashboard=has_dashboard)
+    told = until_printed("up", capfd)
+    assert f"init local {{'namespace': 'serve', 'include_dashboard': {has_dashboard}}}" in told
+    server.stop()
+
+
+def test_ones_own_session_is_never_killed() -> None:
+    with pytest.raises(ValueError, match="refusing"):
+        kill_session(os.getsid(0))

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+
+from app.http.api import create_app
+from engine.errors import EngineError, OverloadError
+from tests.app.scripted_gateway import ScriptedGateway
+
+
+@pytest.fixture
+async def sdk(app: FastAPI) -> AsyncIterator[openai.AsyncOpenAI]:
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        yield openai.AsyncOpenAI(api_key="none", base_url="http://test/v1", http_client=http, max_retries=0)
+
+
+MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+
+
+async def test_the_sdk_reads_a_whole_answer_and_the_request_id(sdk: openai.AsyncOpenAI) -> None:
+    answer = await sdk.chat.completions.create(
+        model="base", messages=MESSAGES, extra_headers={"x-request-id": "my-id.1"}, extra_body={"top_k": 5}
+    )
+    assert answer.choices[0].message.content == "Hello 🙂"
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens == 4
+    assert answer._request_id == "my-id.1"
+
+
+async def test_the_sdk_reads_a_stream_with_its_usage(sdk: openai.AsyncOpenAI) -> None:
+    stream = await sdk.chat.completions.create(
+        model="base", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "Hello 🙂"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.total_tokens == 10
+
+
+async def test_the_sdks_stream_helper_assembles_the_answer(sdk: openai.AsyncOpenAI) -> None:
+    async with sdk.chat.completions.stream(model="base", messages=MESSAGES) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].message.content == "Hello 🙂"
+    assert final.choices[0].finish_reason == "stop"
+
+
+async def test_the_sdk_completes_lists_and_moderates(sdk: openai.AsyncOpenAI) -> None:
+    texts = await sdk.completions.create(model="base", prompt=["a", "b"])
+    assert [choice.text for choice in texts.choices] == ["Hello 🙂"] * 2
+    assert [model.id async for model in await sdk.models.list()] == ["base", "shout"]
+    assert (await sdk.models.retrieve("shout")).id == "shout"
+    moderation = await sdk.moderations.create(input="bad")
+    assert moderation.results[0].flagged
+    assert moderation.results[0].categories.hate
+    assert not moderation.results[0].categories.self_harm_intent
+
+
+async def test_the_sdk_raises_its_own_errors(sdk: openai.AsyncOpenAI, gateway: ScriptedGateway) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        await sdk.chat.completions.create(model="nope", messages=MESSAGES)
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        await sdk.chat.completions.create(model="base", messages=MESSAGES, temperature=9)
+    assert wrong.value.param == "temperature"
+    gateway.error_before = OverloadError("Busy.", retry_after_s=500)
+    with pytest.raises(openai.InternalServerError) as busy:
+        await sdk.chat.completions.create(model="base", messages=MESSAGES)
+    assert busy.value.response.headers["retry-after"] == "120"
+    gateway.error_before, gateway.error_after = None, EngineError("dead")
+    stream = await sdk.chat.completions.create(model="base", messages=MESSAGES, stream=True)
+    with pytest.raises(openai.APIError, match="server had an error"):
+        _ = [chunk async for chunk in stream]
+
+
+async def test_unknown_routes_and_methods_have_openais_shape(client: httpx.AsyncClient) -> None:
+    for method, path, status in (
+        ("GET", "/nope", 404),
+        ("POST", "/v1/images/generations", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models/base", 405),
+        ("__CLASS__", "/v1/models", 405),
+        ("GET", "/v1/models/../../etc/passwd", 404),
+    ):
+        response = await client.request(method, path)
+        assert response.status_code == status, (method, path)
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert (await client.get("/v1/chat/completions")).headers["allow"] == "POST"
+
+
+async def test_only_json_is_read(client: httpx.AsyncClient) -> None:
+    for headers in ({}, {"content-type": "text/plain"}, {"content-type": "multipart/form-data; boundary=x"}):
+        response = await client.post("/v1/chat/completions", content=b"{}", headers=headers)
+        assert response.status_code == 415
+        assert response.json()["error"]["code"] == "unsupported_media_type"
+    response = await client.post(
+        "/v1/chat/completions", content=b"{}", headers={"content-type": "application/json; x=y"}
+    )
+    assert response.status_code == 400
+
+
+async def test_the_openapi_document_describes_every_answer(client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    assert set(document["paths"]) == {
+        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/v1/moderations", "/tokenize",
+        "/detokenize", "/health", "/metrics", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens",
+        "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/adapters", "/v1/adapters/{name}/route",
+        "/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content", "/v1/batches", "/v1/batches/{batch_id}",
+        "/v1/batches/{batch_id}/cancel", "/requests/{request_id}", "/admin/usage", "/admin/usage.csv", "/admin/keys",
+        "/admin/keys/{key_id}", "/v1/embeddings", "/v1/score", "/v1/rerank",
+    }  # fmt: skip
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
+        responses = document["paths"][path]["post"]["responses"]
+        assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert operation["responses"]["200"]["content"], path
+            assert "422" not in operation["responses"]
+            if path.startswith("/v1"):
+                assert {"400", "404", "413", "500", "503"} <= set(operation["responses"])
+    assert _dangling_references(document) == set()
+    chat = document["components"]["schemas"]["ChatCompletionRequest"]
+    assert chat["additionalProperties"] is False
+    assert all("description" in field for field in chat["properties"].values())
+
+
+def _dangling_references(document: dict[str, Any]) -> set[str]:
+    def references(node: object) -> list[str]:
+        if isinstance(node, dict):
+            own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+            return own + [name for value in node.values() for name in references(value)]
+        return [name for value in node for name in references(value)] if isinstance(node, list) else []
+
+    known = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    return set(references(document)) - known
+
+
+async def test_behind_serve_the_request_id_is_left_to_it(gateway: ScriptedGateway) -> None:
+    transport = httpx.ASGITransport(app=create_app(gateway))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.get("/health", headers={"x-request-id": "a"})
+    assert "x-request-id" not in response.headers
+
+
+def test_the_application_needs_no_ray() -> None:
+    code = "import sys, app.http.api; sys.exit(bool({'ray', 'torch', 'transformers'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

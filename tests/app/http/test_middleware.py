@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.http.middleware import Border, RequestBody
+from tests.app.scripted_gateway import ScriptedGateway
+
+GOOD = b'{"model":"base","messages":[{"role":"user","content":"Hi"}]}'
+JSON = {"content-type": "application/json"}
+
+
+async def test_a_sane_request_id_is_kept_and_any_other_is_replaced(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/health", headers={"x-request-id": "a.B-9_"})).headers["x-request-id"] == "a.B-9_"
+    for wrong in ("", "a b", "x" * 129, "a\tb", "<script>"):
+        answered = (await client.get("/health", headers={"x-request-id": wrong})).headers["x-request-id"]
+        assert answered.startswith("req_")
+    assert (await client.get("/nope")).headers["x-request-id"].startswith("req_")
+
+
+async def test_every_answer_says_how_long_it_took_and_is_not_cached(client: httpx.AsyncClient) -> None:
+    response = await client.get("/v1/models")
+    assert int(response.headers["openai-processing-ms"]) >= 0
+    assert response.headers["cache-control"] == "no-store"
+
+
+async def test_two_requests_with_one_id_are_two_generations(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    for _ in range(2):
+        await client.post("/v1/chat/completions", content=GOOD, headers=JSON | {"x-request-id": "same"})
+    ids = [request.request_id for request in gateway.requests]
+    assert len(set(ids)) == 2
+    assert all(request_id.startswith("same.") for request_id in ids)
+
+
+async def test_a_body_over_the_bound_is_a_413_with_and_without_its_length(client: httpx.AsyncClient) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(30):
+            yield b" " * 1000
+
+    for content in (b" " * 30_000, chunks()):
+        response = await client.post("/v1/chat/completions", content=content, headers=JSON)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+        assert "20000" in response.json()["error"]["message"]
+
+
+async def test_a_bound_body_in_pieces_is_read_whole(client: httpx.AsyncClient) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(GOOD), 7):
+            yield GOOD[at : at + 7]
+
+    assert (await client.post("/v1/chat/completions", content=pieces(), headers=JSON)).status_code == 200
+
+
+async def test_a_body_that_is_too_large_is_not_read_to_its_end() -> None:
+    num_read = 0
+
+    async def receive() -> Any:
+        nonlocal num_read
+        num_read += 1
+        return {"type": "http.request", "body": b"x" * 100, "more_body": True}
+
+    sent: list[Any] = []
+    app = Border(RequestBody(_no_app, max_bytes=1000), sends_request_id=True)
+    await app({"type": "http", "path": "/", "headers": []}, receive, _collector(sent))
+    assert sent[0]["status"] == 413
+    assert num_read == 11
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_frees_its_generation(app: FastAPI, gateway: ScriptedGateway, stream: bool) -> None:
+    gateway.never_ends = True
+    left = asyncio.Event()
+    messages: list[Any] = [
+        {"type": "http.request", "body": GOOD[:-1] + b',"stream":%s}' % str(stream).lower().encode()}
+    ]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"", "root_path": "",
+        "headers": [(b"content-type", b"application/json")], "http_version": "1.1", "scheme": "http",
+    }  # fmt: skip
+    sent: list[Any] = []
+    task = asyncio.create_task(app(scope, receive, _collector(sent)))
+    while not gateway.num_open or (stream and len(sent) < 2):
+        await asyncio.sleep(0)
+    left.set()
+    await task
+    assert gateway.num_open == 0
+
+
+async def test_a_client_that_leaves_in_its_body_is_let_go() -> None:
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    await RequestBody(_no_app, max_bytes=10)({"type": "http", "path": "/", "headers": []}, receive, _collector([]))
+
+
+async def test_an_unforeseen_error_is_logged_with_its_request_and_told_to_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise KeyError("/etc/secret")
+
+    sent: list[Any] = []
+    scope = {"type": "http", "path": "/", "headers": [(b"x-request-id", b"r-1")]}
+    with caplog.at_level(logging.ERROR):
+        await Border(broken, sends_request_id=True)(scope, _no_receive, _collector(sent))
+    assert sent[0]["status"] == 500
+    assert b"secret" not in sent[1]["body"]
+    assert "r-1" in caplog.text
+    assert "secret" in caplog.text
+
+
+def _collector(sent: list[Any]) -> Any:
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    return send
+
+
+async def _no_app(scope: Any, receive: Any, send: Any) -> None:
+    raise AssertionError("must not be called")
+
+
+async def _no_receive() -> Any:
+    raise AssertionError("must not be called")

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.translation.streaming import MAX_READY_EVENTS, EventBatches, collect
+from deployments.generation import EndReason, Finished, GenerationEvent, Started, TextDelta
+
+END = Finished(reason=EndReason.STOP, num_prompt_tokens=1, num_completion_tokens=1, num_cached_tokens=0)
+
+
+class Source:
+    """Yields what it is given; counts what was taken and whether it was closed."""
+
+    def __init__(self, *events: GenerationEvent | Exception | asyncio.Event) -> None:
+        self.events = events
+        self.num_taken = 0
+        self.is_closed = False
+
+    async def run(self) -> AsyncIterator[GenerationEvent]:
+        try:
+            for event in self.events:
+                if isinstance(event, asyncio.Event):
+                    await event.wait()
+                elif isinstance(event, Exception):
+                    raise event
+                else:
+                    self.num_taken += 1
+                    yield event
+        finally:
+            self.is_closed = True
+
+
+STARTED = Started(num_prompt_tokens=1, num_cached_tokens=0)
+
+
+async def test_what_is_ready_together_comes_in_one_batch() -> None:
+    more = asyncio.Event()
+    source = Source(STARTED, TextDelta(text="a"), TextDelta(text="b"), more, TextDelta(text="c"), END)
+    events = await EventBatches([source.run()]).open()
+    await asyncio.sleep(0)
+    batches = events.batches()
+    first = await anext(batches)
+    assert [item.event for item in first] == [STARTED, TextDelta(text="a"), TextDelta(text="b")]
+    more.set()
+    rest = [item.event async for batch in batches for item in batch]
+    assert rest == [TextDelta(text="c"), END]
+    await events.close()
+
+
+async def test_a_slow_reader_holds_up_the_source() -> None:
+    source = Source(STARTED, *[TextDelta(text="x")] * 1000, END)
+    events = await EventBatches([source.run()]).open()
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert source.num_taken <= MAX_READY_EVENTS + 2
+    text = [item async for batch in events.batches() for item in batch]
+    assert len(text) == 1002
+    await events.close()
+
+
+async def test_opening_waits_for_every_first_event_and_raises_what_came_before_it() -> None:
+    slow, ready = Source(asyncio.Event()), Source(STARTED, ValueError("wrong"))
+    broken = Source(ValueError("wrong"))
+    with pytest.raises(ValueError, match="wrong"):
+        await EventBatches([slow.run(), ready.run(), broken.run()]).open()
+    assert slow.is_closed
+    assert ready.is_closed
+    assert broken.is_closed
+
+
+async def test_closing_ends_every_source() -> None:
+    sources = [Source(STARTED, asyncio.Event()) for _ in range(3)]
+    events = await EventBatches([source.run() for source in sources]).open()
+    await events.close()
+    assert all(source.is_closed for source in sources)
+    await events.close()
+
+
+async def test_events_before_a_failure_are_delivered_first() -> None:
+    source = Source(STARTED, TextDelta(text="a"), ValueError("late"))
+    events = await EventBatches([source.run()]).open()
+    seen: list[GenerationEvent] = []
+
+    async def read() -> None:
+        async for batch in events.batches():
+            seen.extend(item.event for item in batch)
+
+    with pytest.raises(ValueError, match="late"):
+        await read()
+    assert seen == [STARTED, TextDelta(text="a")]
+    await events.close()
+
+
+async def test_collecting_keeps_the_order_of_the_requests() -> None:
+    wait = asyncio.Event()
+    late = Source(wait, STARTED, TextDelta(text="late"), END)
+    early = Source(STARTED, TextDelta(text="ear"), TextDelta(text="ly"), END)
+    task = asyncio.create_task(collect([late.run(), early.run()]))
+    await asyncio.sleep(0)
+    wait.set()
+    assert [answer.text for answer in await task] == ["late", "early"]
+
+
+async def test_cancelling_a_collection_ends_every_source() -> None:
+    sources = [Source(STARTED, asyncio.Event()) for _ in range(2)]
+    task = asyncio.create_task(collect([source.run() for source in sources]))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert all(source.is_closed for source in sources)

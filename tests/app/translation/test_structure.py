@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from app.schemas.chat import ChatCompletionRequest
+from app.schemas.completions import CompletionRequest
+from app.settings import LimitSettings
+from app.translation.structure import _check_schema, chat_grammar, text_grammar
+from deployments.generation import Grammar
+from engine.errors import RequestError
+
+LIMITS = LimitSettings(max_schema_chars=2000, max_schema_depth=12)
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<call>", "schema": SCHEMA, "end": "</call>"}],
+    "triggers": ["<call"],
+}
+
+
+def of_chat(**fields: Any) -> Grammar | None:
+    question = [{"role": "user", "content": "Hi"}]
+    body = ChatCompletionRequest.model_validate({"model": "m", "messages": question, **fields})
+    return chat_grammar(body, LIMITS)
+
+
+def of_text(wanted: dict[str, Any]) -> Grammar | None:
+    body = CompletionRequest.model_validate({"model": "m", "prompt": "x", "structured_outputs": wanted})
+    return text_grammar(body, LIMITS)
+
+
+def json_schema(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+
+
+def test_free_text_has_no_grammar() -> None:
+    assert of_chat() is None
+    assert of_chat(response_format={"type": "text"}) is None
+    assert of_chat(response_format=None, structured_outputs=None) is None
+
+
+@pytest.mark.parametrize("wanted", [{"type": "json_object"}, json_schema(SCHEMA), json_schema({})])
+def test_a_response_format_becomes_a_grammar_that_can_be_followed(wanted: dict[str, Any]) -> None:
+    grammar = of_chat(response_format=wanted)
+    assert grammar is not None
+    assert grammar.field == "response_format"
+    assert LLMatcher.validate_grammar(grammar.source) == ""
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": SCHEMA},
+        {"regex": "[a-z]+/[0-9]"},
+        {"choice": ["yes", 'n"o', "é\n"]},
+        {"grammar": 'start: "a" | "b" start'},
+        {"grammar": 'root ::= "a" | "b" root'},
+        {"structural_tag": TAG},
+    ],
+    ids=lambda wanted: next(iter(wanted)),
+)
+def test_every_way_to_say_it_becomes_a_grammar_that_can_be_followed(wanted: dict[str, Any]) -> None:
+    grammar = of_text(wanted)
+    assert grammar is not None
+    assert grammar.field == "structured_outputs"
+    assert LLMatcher.validate_grammar(grammar.source) == ""
+    assert of_chat(structured_outputs=wanted) == grammar
+
+
+def nested(depth: int) -> Any:
+    schema: Any = {"type": "null"}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"response_format": json_schema(nested(12))}, "response_format"),
+        ({"response_format": json_schema({"enum": ["x" * 2000]})}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 3, "max_tokens": 9}, "min_tokens"),
+        ({"structured_outputs": {"regex": "a"}, "bad_words": ["x"]}, "bad_words"),
+        ({"structured_outputs": {"regex": "a" * 2001}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": ["a" * 2001]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": "a" * 2001}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "root ::= ::="}}, "structured_outputs"),
+        ({"structured_outputs": {"json": nested(13)}}, "structured_outputs.json"),
+        ({"structured_outputs": {"structural_tag": TAG | {"triggers": ["["]}}}, "structured_outputs.structural_tag"),
+    ],
+)
+def test_what_is_too_much_or_contradicts_itself_is_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        of_chat(**fields)
+    assert refused.value.field == field
+
+
+def test_the_deepest_schema_is_measured_without_recursion() -> None:
+    with pytest.raises(RequestError, match="nested 20001 deep"):
+        _check_schema(nested(20_000), LIMITS, "x")
+
+
+@pytest.mark.parametrize("wanted", [{"json": SCHEMA}, {"structural_tag": TAG}])
+def test_json_has_as_much_white_space_as_people_write(wanted: dict[str, Any]) -> None:
+    grammar = of_text(wanted)
+    assert grammar is not None
+    tokenizer = LLTokenizer("byte")
+
+    def num_refused(num_spaces: int) -> int:
+        text = "{" + " " * num_spaces + '"a": 1}'
+        text = f"Well <call>{text}</call>" if "structural_tag" in wanted else text
+        return len(text) - LLMatcher(tokenizer, grammar.source).try_consume_tokens(tokenizer.tokenize_str(text))
+
+    assert num_refused(24) == 0
+    assert num_refused(25) > 0

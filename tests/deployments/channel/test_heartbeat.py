@@ -1,0 +1,64 @@
+"""A stopped process's socket stays open; only its silence tells."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from deployments.channel import heartbeat
+from deployments.channel.heartbeat import BEAT, MAX_SILENT_S, SilenceError, heard
+from deployments.channel.token_frames import LENGTH, decode_body, decode_length
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.001)
+
+
+def test_a_beat_is_a_frame_of_nothing() -> None:
+    assert decode_length(BEAT[: LENGTH.size]) == len(BEAT) - LENGTH.size
+    assert decode_body(BEAT[LENGTH.size :]) == ()
+
+
+async def test_what_comes_in_parts_is_whole_and_what_follows_is_left() -> None:
+    reader = asyncio.StreamReader()
+
+    async def send() -> None:
+        for part in (b"a", b"bc", b"de"):
+            await asyncio.sleep(0.002)
+            reader.feed_data(part)
+
+    sending = asyncio.create_task(send())
+    assert await heard(reader, 4) == b"abcd"
+    await sending
+    assert await heard(reader, 1) == b"e"
+
+
+async def test_silence_is_told_after_so_many_waits() -> None:
+    with pytest.raises(SilenceError, match=f"{MAX_SILENT_S} seconds"):
+        await heard(asyncio.StreamReader(), 1)
+
+
+async def test_who_was_held_up_itself_reads_what_has_come_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a stop of this process: every timer is overdue, and the bytes are there."""
+    reader, waits = asyncio.StreamReader(), 0
+    timeout = asyncio.timeout
+
+    def held_up(delay_s: float) -> asyncio.Timeout:
+        nonlocal waits
+        waits += 1
+        if waits == 1:
+            asyncio.get_running_loop().call_soon(reader.feed_data, b"x")
+        return timeout(0.0 if waits == 1 else delay_s)
+
+    monkeypatch.setattr(asyncio, "timeout", held_up)
+    assert await heard(reader, 1) == b"x"
+    assert waits <= 2
+
+
+async def test_an_end_is_an_end_at_once() -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_eof()
+    with pytest.raises(asyncio.IncompleteReadError):
+        await heard(reader, 1)

@@ -1,0 +1,372 @@
+"""Over loopback sockets; every wait is for a state, under the time limit of the whole test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from deployments.channel import heartbeat, token_channel
+from deployments.channel.token_channel import ChannelDialer, ChannelListener, SlowReaderError, Subscription
+from deployments.channel.token_frames import encode_frame
+from deployments.channel.token_handshake import GREETING, MAC_BYTES, NONCE_BYTES, ChannelError, introduce
+from deployments.config import ChannelConfig
+from deployments.errors import ReplicaLostError
+from deployments.generation_calls import TokenAddress
+from engine.errors import ConfigError
+from engine.request import Emission, FinishReason, RequestId
+
+CONFIG = ChannelConfig(secret=b"0123456789abcdef")
+
+
+def tokens(request_id: str, *token_ids: int, finish: FinishReason | None = None) -> Emission:
+    return Emission(request_id=RequestId(request_id), token_ids=token_ids, finish_reason=finish)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Wait for a state that other tasks bring about."""
+    while not is_so():
+        await asyncio.sleep(0.001)
+
+
+async def all_of(subscription: Subscription) -> list[int]:
+    """Read a stream to its finish."""
+    token_ids: list[int] = []
+    while True:
+        emission = await subscription.get()
+        token_ids.extend(emission.token_ids)
+        if emission.finish_reason is not None:
+            return token_ids
+
+
+@dataclass
+class Ends:
+    listener: ChannelListener
+    address: TokenAddress
+    dialer: ChannelDialer
+    lost: list[TokenAddress] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def both_ends(config: ChannelConfig = CONFIG, **options: float) -> AsyncIterator[Ends]:
+    listener = ChannelListener(config, "gateway-1")
+    address = await listener.start()
+    lost: list[TokenAddress] = []
+    dialer = ChannelDialer(config, lost.append, **options)
+    try:
+        yield Ends(listener, address, dialer, lost)
+    finally:
+        await dialer.close()
+        await listener.close()
+
+
+async def test_every_stream_gets_its_own_tokens_in_order_over_one_connection() -> None:
+    async with both_ends() as ends:
+        names = [f"request-{i}" for i in range(100)]
+        streams = {name: ends.listener.subscribe(RequestId(name)) for name in names}
+        await asyncio.gather(*(ends.dialer.connect(ends.address) for _ in names))
+        for step in range(20):
+            finish = FinishReason.LENGTH if step == 19 else None
+            ends.dialer.send(ends.address, [tokens(name, i, step, finish=finish) for i, name in enumerate(names)])
+        got = await asyncio.gather(*map(all_of, streams.values()))
+        assert got == [[part for step in range(20) for part in (i, step)] for i in range(100)]
+        assert ends.listener.num_connections == 1
+
+
+async def test_two_gateways_get_only_what_is_theirs() -> None:
+    async with both_ends() as ends:
+        other = ChannelListener(CONFIG, "gateway-2")
+        other_address = await other.start()
+        first, second = ends.listener.subscribe(RequestId("a")), other.subscribe(RequestId("b"))
+        await ends.dialer.connect(ends.address)
+        await ends.dialer.connect(other_address)
+        ends.dialer.send(ends.address, [tokens("a", 1, finish=FinishReason.STOP)])
+        ends.dialer.send(other_address, [tokens("b", 2, finish=FinishReason.STOP)])
+        assert [await all_of(first), await all_of(second)] == [[1], [2]]
+        await other.close()
+
+
+async def test_tokens_of_an_unknown_or_dropped_request_are_ignored() -> None:
+    async with both_ends() as ends:
+        dropped, kept = ends.listener.subscribe(RequestId("dropped")), ends.listener.subscribe(RequestId("kept"))
+        ends.listener.unsubscribe(dropped.request_id)
+        ends.listener.unsubscribe(dropped.request_id)
+        await ends.dialer.connect(ends.address)
+        ends.dialer.send(ends.address, [tokens("unknown", 1), tokens("dropped", 2), tokens("kept", 3)])
+        assert (await kept.get()).token_ids == (3,)
+
+
+async def test_a_reader_that_comes_late_gets_everything_as_one_emission() -> None:
+    async with both_ends() as ends:
+        stream = ends.listener.subscribe(RequestId("r"))
+        await ends.dialer.connect(ends.address)
+        for step in range(50):
+            ends.dialer.send(ends.address, [tokens("r", step)])
+        ends.dialer.send(ends.address, [tokens("r", finish=FinishReason.STOP)])
+        await until(lambda: stream._has_ended)
+        assert await stream.get() == tokens("r", *range(50), finish=FinishReason.STOP)
+
+
+async def test_steps_that_a_busy_socket_cannot_take_become_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames: list[int] = []
+
+    def counted(emissions: list[Emission]) -> bytes:
+        frames.append(len(emissions))
+        return encode_frame(emissions)
+
+    monkeypatch.setattr(token_channel, "encode_frame", counted)
+    async with both_ends() as ends:
+        stream = ends.listener.subscribe(RequestId("r"))
+        await ends.dialer.connect(ends.address)
+        # The loop gets no turn in between, as under a socket that is busy.
+        for step in range(500):
+            ends.dialer.send(ends.address, [tokens("r", step)])
+        ends.dialer.send(ends.address, [tokens("r", finish=FinishReason.STOP)])
+        assert await all_of(stream) == list(range(500))
+    assert frames == [1]
+
+
+async def test_output_over_the_bound_of_a_frame_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_channel, "MAX_FRAME_PAYLOAD_BYTES", 50)
+    async with both_ends() as ends:
+        streams = [ends.listener.subscribe(RequestId(f"r{i}")) for i in range(9)]
+        await ends.dialer.connect(ends.address)
+        ends.dialer.send(ends.address, [tokens(f"r{i}", i, finish=FinishReason.STOP) for i in range(9)])
+        assert [await all_of(stream) for stream in streams] == [[i] for i in range(9)]
+
+
+async def test_a_stream_that_nobody_reads_ends_with_an_error_and_leaves_the_others() -> None:
+    async with both_ends(replace(CONFIG, max_buffered_bytes=4000)) as ends:
+        slow, quick = ends.listener.subscribe(RequestId("slow")), ends.listener.subscribe(RequestId("quick"))
+        await ends.dialer.connect(ends.address)
+        ends.dialer.send(ends.address, [tokens("slow", *range(2000)), tokens("quick", 1)])
+        assert (await quick.get()).token_ids == (1,)
+        with pytest.raises(SlowReaderError, match="4000 bytes"):
+            await slow.get()
+        ends.dialer.send(ends.address, [tokens("slow", 1), tokens("quick", 2)])
+        assert (await quick.get()).token_ids == (2,)
+        with pytest.raises(SlowReaderError):
+            await slow.get()
+
+
+async def test_a_dialer_with_another_secret_is_refused() -> None:
+    async with both_ends() as ends:
+        stranger = ChannelDialer(ChannelConfig(secret=b"fedcba9876543210"), ends.lost.append)
+        with pytest.raises(ChannelError):
+            await stranger.connect(ends.address)
+        stranger.send(ends.address, [tokens("r", 1)])
+        await until(lambda: ends.listener.num_connections == 0)
+        assert ends.lost == []
+
+
+async def test_a_gateway_that_is_not_the_one_that_was_meant_is_refused() -> None:
+    async with both_ends() as ends:
+        with pytest.raises(ChannelError):
+            await ends.dialer.connect(replace(ends.address, gateway_id="gateway-before-its-restart"))
+
+
+async def test_a_listener_that_only_repeats_what_it_hears_is_refused() -> None:
+    async def parrot(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(GREETING + bytes(NONCE_BYTES))
+        answer = await reader.readexactly(NONCE_BYTES + MAC_BYTES)
+        writer.write(answer[NONCE_BYTES:])
+
+    server = await asyncio.start_server(parrot, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    dialer = ChannelDialer(CONFIG, lambda _: None)
+    with pytest.raises(ChannelError):
+        await dialer.connect(TokenAddress(gateway_id="gateway-1", host="127.0.0.1", port=port))
+    server.close()
+
+
+async def test_a_server_of_another_kind_is_refused() -> None:
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n" + b"x" * 100)
+
+    server = await asyncio.start_server(other, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    dialer = ChannelDialer(CONFIG, lambda _: None)
+    with pytest.raises(ChannelError, match=f"127.0.0.1:{port}"):
+        await dialer.connect(TokenAddress(gateway_id="gateway-1", host="127.0.0.1", port=port))
+    server.close()
+
+
+async def test_nobody_listening_is_an_error_and_a_later_dial_succeeds() -> None:
+    async with both_ends() as ends:
+        nobody = replace(ends.address, port=1)
+        for _ in range(2):
+            with pytest.raises(ChannelError):
+                await ends.dialer.connect(nobody)
+        await ends.dialer.connect(ends.address)
+
+
+async def test_silence_in_the_handshake_ends_it_on_both_sides() -> None:
+    listener = ChannelListener(CONFIG, "gateway-1", handshake_timeout_s=0.01)
+    address = await listener.start()
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    assert (await reader.read()).startswith(GREETING)  # And then the end.
+    writer.close()
+    await listener.close()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    dialer = ChannelDialer(CONFIG, lambda _: None, handshake_timeout_s=0.01)
+    with pytest.raises(ChannelError):
+        await dialer.connect(replace(address, port=server.sockets[0].getsockname()[1]))
+    server.close()
+
+
+async def test_handshakes_beyond_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_channel, "MAX_HANDSHAKES", 1)
+    async with both_ends() as ends:
+        reader, writer = await asyncio.open_connection(ends.address.host, ends.address.port)
+        await reader.readexactly(len(GREETING))
+        with pytest.raises(ChannelError):
+            await ends.dialer.connect(ends.address)
+        writer.close()
+        await until(lambda: ends.listener.num_connections == 0)
+        await ends.dialer.connect(ends.address)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"GET / HTTP/1.1\r\n\r\n" * 8, encode_frame([])[:6]])
+async def test_garbage_ends_its_own_connection_only(garbage: bytes) -> None:
+    async with both_ends() as ends:
+        stream = ends.listener.subscribe(RequestId("r"))
+        await ends.dialer.connect(ends.address)
+        reader, writer = await asyncio.open_connection(ends.address.host, ends.address.port)
+        await introduce(reader, writer, CONFIG.secret, ends.address.gateway_id)
+        writer.write(garbage)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+        ends.dialer.send(ends.address, [tokens("r", 1, finish=FinishReason.STOP)])
+        assert await all_of(stream) == [1]
+
+
+async def test_a_stream_does_not_change_its_connection() -> None:
+    """A second replica that sends for the same request would leave a hole, or repeat tokens."""
+    async with both_ends() as ends:
+        stream, other = ends.listener.subscribe(RequestId("r")), ends.listener.subscribe(RequestId("other"))
+        await ends.dialer.connect(ends.address)
+        ends.dialer.send(ends.address, [tokens("r", 1)])
+        assert (await stream.get()).token_ids == (1,)
+        second = ChannelDialer(CONFIG, lambda _: None)
+        await second.connect(ends.address)
+        second.send(ends.address, [tokens("r", 99), tokens("other", 1)])
+        assert (await other.get()).token_ids == (1,)
+        ends.dialer.send(ends.address, [tokens("r", 2)])
+        assert (await stream.get()).token_ids == (2,)
+        await second.close()
+
+
+async def test_the_end_of_a_replica_ends_the_streams_that_it_fed_after_what_it_sent() -> None:
+    async with both_ends() as ends:
+        fed, finished, unfed = (ends.listener.subscribe(RequestId(name)) for name in ("fed", "finished", "unfed"))
+        await ends.dialer.connect(ends.address)
+        ends.dialer.send(ends.address, [tokens("fed", 1), tokens("finished", 2, finish=FinishReason.STOP)])
+        await ends.dialer.close()
+        assert (await fed.get()).token_ids == (1,)
+        with pytest.raises(ReplicaLostError):
+            await fed.get()
+        assert await all_of(finished) == [2]
+        unfed.fail(ReplicaLostError("its call has failed"))
+        with pytest.raises(ReplicaLostError, match="its call"):
+            await unfed.get()
+        assert ends.lost == []
+
+
+async def test_a_replica_that_hangs_is_taken_for_dead_and_one_with_nothing_to_say_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(token_channel, "HEARTBEAT_S", 0.01)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.02)
+    told: list[object] = []
+
+    def on_end(connection: object) -> list[RequestId]:
+        told.append(connection)
+        return [RequestId("sent")]
+
+    listener = ChannelListener(CONFIG, "gateway-1", on_end=on_end)
+    address = await listener.start()
+    quiet, hung = ChannelDialer(CONFIG, lambda _: None), ChannelDialer(CONFIG, lambda _: None)
+    await quiet.connect(address)
+    await hung.connect(address)
+    fed, sent, kept = (listener.subscribe(RequestId(name)) for name in ("fed", "sent", "kept"))
+    hung.send(address, [tokens("fed", 1)])
+    quiet.send(address, [tokens("kept", 2)])
+    assert (await fed.get()).token_ids == (1,)
+    # Its process stops: the connection stays open, and nothing comes any more.
+    [link] = hung._links.values()
+    monkeypatch.setattr(link._writer, "write", lambda frame: None)
+    for stream in (fed, sent):
+        with pytest.raises(ReplicaLostError):
+            await stream.get()
+    quiet.send(address, [tokens("kept", 3, finish=FinishReason.STOP)])
+    assert await all_of(kept) == [2, 3]
+    assert (len(told), listener.num_connections) == (1, 1)
+    for dialer in (quiet, hung):
+        await dialer.close()
+    await listener.close()
+
+
+async def test_the_end_of_a_gateway_is_told_to_the_replica_once_and_its_tokens_go_nowhere() -> None:
+    async with both_ends() as ends:
+        await ends.dialer.connect(ends.address)
+        await ends.listener.close()
+        await until(lambda: bool(ends.lost))
+        ends.dialer.send(ends.address, [tokens("r", 1)])
+        with pytest.raises(ChannelError):
+            await ends.dialer.connect(ends.address)
+        assert ends.lost == [ends.address]
+
+
+async def _deaf_gateway(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await token_channel.accept(reader, writer, CONFIG.secret, "gateway-1")
+    writer.transport.pause_reading()
+
+
+@pytest.mark.parametrize("options", [{"stall_timeout_s": 0.02}, {"max_pending_bytes": 30_000_000}])
+async def test_a_gateway_that_reads_nothing_is_given_up(options: dict[str, float]) -> None:
+    server = await asyncio.start_server(_deaf_gateway, "127.0.0.1", 0)
+    lost: list[TokenAddress] = []
+    dialer = ChannelDialer(CONFIG, lost.append, **options)
+    address = TokenAddress(gateway_id="gateway-1", host="127.0.0.1", port=server.sockets[0].getsockname()[1])
+    await dialer.connect(address)
+    step = [tokens(f"r{i}", *range(100_000)) for i in range(5)]
+    while not lost:
+        dialer.send(address, step)
+        await asyncio.sleep(0.001)
+    assert lost == [address]
+    server.close()
+
+
+async def test_one_that_gives_up_waiting_for_a_dial_does_not_end_it_for_the_others() -> None:
+    async with both_ends() as ends:
+        first = asyncio.create_task(ends.dialer.connect(ends.address))
+        second = asyncio.create_task(ends.dialer.connect(ends.address))
+        await asyncio.sleep(0)
+        first.cancel()
+        await second
+        assert first.cancelled()
+        await until(lambda: ends.listener.num_connections == 1)
+
+
+async def test_what_waits_is_sent_before_a_dialer_closes() -> None:
+    async with both_ends() as ends:
+        stream = ends.listener.subscribe(RequestId("r"))
+        await ends.dialer.connect(ends.address)
+        ends.dialer.send(ends.address, [tokens("r", 1, finish=FinishReason.STOP)])
+        await ends.dialer.close()
+        assert await all_of(stream) == [1]
+
+
+def test_a_secret_that_is_too_short_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 16 bytes, got 5"):
+        ChannelListener(ChannelConfig(secret=b"short"), "gateway-1")
+    with pytest.raises(ConfigError, match="secret"):
+        ChannelDialer(ChannelConfig(), lambda _: None)

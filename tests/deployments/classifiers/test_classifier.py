@@ -1,0 +1,130 @@
+"""Verdicts of small classifiers whose weights are set by hand: a text is judged by the words that stand in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForSequenceClassification
+
+from deployments.classifiers.classifier import Classifier
+from deployments.config import SafetyConfig
+from engine.errors import CheckpointError, ConfigError, RequestError
+from tests.deployments.tiny_models import write_tokenizer
+
+WINDOW = 32
+MakeFolder = Callable[..., Path]
+
+
+@pytest.fixture
+def make_folder(tmp_path: Path) -> MakeFolder:
+    def make(*, problem_type: str = "multi_label_classification", bias: tuple[float, ...] = (-9.0, 9.0)) -> Path:
+        vocab_size = write_tokenizer(tmp_path)
+        torch.manual_seed(3)
+        config = BertConfig(
+            vocab_size=vocab_size,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            max_position_embeddings=WINDOW,
+            id2label=dict(enumerate(("hate", "safe"))),
+            label2id={"hate": 0, "safe": 1},
+            problem_type=problem_type,
+        )
+        model = BertForSequenceClassification(config)
+        with torch.no_grad():
+            model.classifier.bias.copy_(torch.tensor(bias))
+        model.save_pretrained(tmp_path)
+        return tmp_path
+
+    return make
+
+
+def classifier(folder: Path, **options: object) -> Classifier:
+    return Classifier(SafetyConfig(model_path=str(folder), **options))  # type: ignore[arg-type]
+
+
+def test_a_multi_label_classifier_scores_each_hazard_by_itself(make_folder: MakeFolder) -> None:
+    (verdict,) = classifier(make_folder(bias=(9.0, 9.0))).judge(["hello"])
+    assert verdict.flagged == ("hate", "safe")
+    assert all(score > 0.99 for score in verdict.score_by_hazard.values())
+
+
+def test_a_single_label_classifier_s_scores_sum_to_one_and_benign_labels_flag_nothing(make_folder: MakeFolder) -> None:
+    folder = make_folder(problem_type="single_label_classification")
+    both = classifier(folder)
+    assert sum(both.judge(["hello"])[0].score_by_hazard.values()) == pytest.approx(1)
+    (verdict,) = classifier(folder, benign_labels=("safe",)).judge(["hello"])
+    assert list(verdict.score_by_hazard) == ["hate"]
+    assert verdict.flagged == ()
+
+
+def test_thresholds_hold_for_all_hazards_or_for_one(make_folder: MakeFolder) -> None:
+    folder = make_folder(bias=(0.0, 0.0))
+    (score, _) = classifier(folder).judge(["hello"])[0].score_by_hazard.values()
+    above, below = min(1.0, score + 0.01), score - 0.01
+    assert "hate" not in classifier(folder, threshold=above).judge(["hello"])[0].flagged
+    flagged = classifier(folder, threshold=above, threshold_by_hazard={"hate": below}).judge(["hello"])[0].flagged
+    assert "hate" in flagged
+
+
+def test_a_text_longer_than_the_window_counts_as_its_worst_part(make_folder: MakeFolder) -> None:
+    judge = classifier(make_folder(bias=(0.0, 0.0)))
+    parts = ["quiet words " * 5, "LOUD! 123 " * 5, "äöü 日本 " * 5]
+    whole = judge.judge(["".join(parts)])[0].score_by_hazard["hate"]
+    alone = [judge.judge([part[:WINDOW]])[0].score_by_hazard["hate"] for part in parts]
+    assert whole >= min(alone)
+    (again,) = judge.judge(["".join(parts) * 3])
+    assert again.score_by_hazard["hate"] >= whole - 1e-6
+
+
+def test_a_batch_judges_each_text_as_alone(make_folder: MakeFolder) -> None:
+    judge = classifier(make_folder(bias=(0.0, 0.0)), max_batch=2)
+    texts = ["a", "some longer text than that", "", "x" * 200, "middling words"]
+    together = judge.judge(texts)
+    assert together[2].flagged == ()
+    for text, verdict in zip(texts, together, strict=True):
+        (alone,) = judge.judge([text])
+        assert verdict.score_by_hazard == pytest.approx(alone.score_by_hazard, abs=1e-5)
+    assert judge.judge([]) == []
+
+
+def test_numbers_that_are_not_finite_are_no_verdict(make_folder: MakeFolder) -> None:
+    judge = classifier(make_folder(bias=(float("nan"), 0.0)))
+    with pytest.raises(RuntimeError, match="not finite"):
+        judge.judge(["hello"])
+
+
+@pytest.mark.parametrize(("text", "words"), [("x" * 51, "at most 50"), ("\ud800", "lone surrogate")])
+def test_a_text_that_cannot_be_judged_is_refused(make_folder: MakeFolder, text: str, words: str) -> None:
+    judge = classifier(make_folder(), max_chars=50)
+    with pytest.raises(RequestError, match=words):
+        judge.judge(["fine", text])
+
+
+@pytest.mark.parametrize("option", [{"benign_labels": ("saef",)}, {"threshold_by_hazard": {"saef": 0.5}}])
+def test_a_label_that_is_not_there_is_refused_with_those_that_are(
+    make_folder: MakeFolder, option: dict[str, object]
+) -> None:
+    with pytest.raises(ConfigError, match=r"'saef'; it has hate, safe"):
+        classifier(make_folder(), **option)
+
+
+def test_a_checkpoint_without_its_head_is_refused(make_folder: MakeFolder) -> None:
+    folder = make_folder()
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["classifier.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"classifier\.weight"):
+        classifier(folder)
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no safetensors file"):
+        classifier(tmp_path)
+    with pytest.raises(CheckpointError, match="there is no such folder"):
+        classifier(tmp_path / "nowhere")

@@ -1,0 +1,110 @@
+"""Texts of concurrent callers share forward passes, and each caller gets their own verdicts and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import serve
+from ray.exceptions import RayTaskError
+
+from deployments.batched_thread import MAX_CALL_S
+from deployments.classifiers.safety import LocalSafety, RemoteSafety
+from deployments.config import SafetyConfig
+from deployments.generation import Verdict
+from deployments.handle_errors import unwrap
+from engine.errors import RequestError
+
+
+class EchoClassifier:
+    """Flags what contains "bad", notes its batches, and can be held in the middle of one."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def check(self, text: str) -> None:
+        if text == "unreadable":
+            raise RequestError("no", field="input")
+
+    def judge(self, texts: Sequence[str]) -> list[Verdict]:
+        self.batches.append(list(texts))
+        self.gate.wait(30)
+        return [Verdict(score_by_hazard={}, flagged=("bad",) if "bad" in text else ()) for text in texts]
+
+
+@pytest.fixture(autouse=True)
+def replica_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `serve.batch` asks of the replica that it runs in."""
+    context = SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=100))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+
+
+def local(classifier: EchoClassifier, **options: Any) -> LocalSafety:
+    config = SafetyConfig(model_path="unused", max_batch=8, batch_wait_s=0.05)
+    return LocalSafety(config, classifier, **options)  # type: ignore[arg-type]
+
+
+async def test_callers_share_forward_passes_and_get_their_own_verdicts() -> None:
+    classifier = EchoClassifier()
+    safety = local(classifier)
+    answers = await asyncio.gather(*(safety.judge([f"text {i}", f"bad {i}"]) for i in range(4)))
+    assert all([verdict.flagged for verdict in answer] == [(), ("bad",)] for answer in answers)
+    assert sorted(text for batch in classifier.batches for text in batch) == sorted(
+        f"{kind} {i}" for kind in ("text", "bad") for i in range(4)
+    )
+    assert len(classifier.batches) < 8
+
+
+async def test_a_text_that_cannot_be_judged_is_refused_before_it_shares_a_batch() -> None:
+    classifier = EchoClassifier()
+    safety = local(classifier)
+    answers = await asyncio.gather(safety.judge(["fine"]), safety.judge(["unreadable"]), return_exceptions=True)
+    assert isinstance(answers[1], RequestError)
+    assert not isinstance(answers[0], BaseException)
+    assert classifier.batches == [["fine"]]
+
+
+async def test_a_forward_pass_that_does_not_end_is_ill_health() -> None:
+    classifier, now_s = EchoClassifier(), [0.0]
+    safety = local(classifier, clock=lambda: now_s[0])
+    assert safety.trouble() is None
+    classifier.gate.clear()
+    task = asyncio.create_task(safety.judge(["slow"]))
+    while not classifier.batches:
+        await asyncio.sleep(0.001)
+    assert safety.trouble() is None
+    now_s[0] = MAX_CALL_S + 1
+    assert "61 seconds" in (safety.trouble() or "")
+    classifier.gate.set()
+    await task
+    assert safety.trouble() is None
+
+
+class Handle:
+    """A Serve handle whose actor raises: Ray wraps the error in one of its own that is also an instance of it."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+        self.judge = self
+
+    async def remote(self, texts: tuple[str, ...]) -> list[Verdict]:
+        raise RayTaskError("judge", "traceback", self._error).as_instanceof_cause()
+
+
+async def test_a_refusal_crosses_the_handle_with_its_fields() -> None:
+    remote = RemoteSafety(Handle(RequestError("too long", field="input", code="c")))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r"^too long$") as refused:
+        await remote.judge(["x"])
+    assert type(refused.value) is RequestError
+    assert (refused.value.field, refused.value.code) == ("input", "c")
+
+
+def test_an_error_that_nobody_wrapped_stays_as_it_is() -> None:
+    error = ValueError("plain")
+    assert unwrap(error) is error

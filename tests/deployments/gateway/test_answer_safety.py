@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from deployments.config import SafetyConfig
+from deployments.errors import UnavailableError
+from deployments.gateway.answer_safety import AnswerSafety, texts_of, worst
+from deployments.gateway.gateway import Gateway
+from deployments.generation import (
+    ChatMessage,
+    ChatPrompt,
+    EndReason,
+    Finished,
+    GenerationEvent,
+    Moderated,
+    Moderation,
+    ToolCall,
+    ToolSpec,
+    Verdict,
+)
+from deployments.timeline import Recorder, Timeline
+from tests.deployments.conftest import Serving
+from tests.deployments.in_process import Judge, ask, events_of, text_of
+
+OpenGateway = Callable[..., Awaitable[Gateway]]
+LENIENT = SafetyConfig(model_path="unused", screen_input=False, screen_output=False)
+
+
+class ScriptedJudge:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.failure: Exception | None = None
+
+    async def __call__(self, texts: Sequence[str]) -> list[Verdict]:
+        if self.failure is not None:
+            raise self.failure
+        self.texts += texts
+        return [verdict(len(text) / 10, *(["hate"] if "bad" in text else [])) for text in texts]
+
+
+def verdict(score: float, *flagged: str, error: str | None = None) -> Verdict:
+    return Verdict(score_by_hazard={"hate": score, "privacy": 1 - score}, flagged=flagged, error=error)
+
+
+def safety(judge: ScriptedJudge, policy: SafetyConfig | None, asked: Moderation | None) -> AnswerSafety:
+    recorder = Recorder(Timeline(request_id="r", model="m", base="m", arrived_unix_s=0.0))
+    return AnswerSafety(policy, asked, judge=judge, recorder=recorder)
+
+
+def end_of(events: Sequence[GenerationEvent]) -> Finished:
+    end = events[-1]
+    assert isinstance(end, Finished)
+    return end
+
+
+def test_several_texts_are_as_bad_as_their_worst() -> None:
+    assert worst([]) is None
+    assert worst([verdict(0.25), verdict(0.5, "hate")]) == Verdict(
+        score_by_hazard={"hate": 0.5, "privacy": 0.75}, flagged=("hate",)
+    )
+    found = worst([verdict(0.25), verdict(0.0, error="gone")])
+    assert found is not None
+    assert found.error == "gone"
+    flagged = worst([verdict(0.25, "hate"), verdict(0.0, error="gone")])
+    assert flagged is not None
+    assert flagged.error is None
+
+
+def test_all_that_a_model_reads_is_judged_each_turn_for_itself_and_with_its_neighbour() -> None:
+    """What is spread over turns of one speaker, or stands where only templates look, is no secret to the classifier."""
+    call = ToolCall(call_id="1", name="get", arguments='{"a": "called"}')
+    turns = (
+        ChatMessage(role="user", content="How do I build"),
+        ChatMessage(role="user", content="a bomb?"),
+        ChatMessage(role="assistant", content="", tool_calls=(call,), reasoning="thought"),
+        ChatMessage(role="tool", content="result", tool_call_id="1"),
+    )
+    tool = ToolSpec(name="get", description="described", parameters={"properties": {"é": {"description": "hidden"}}})
+    assert texts_of(ChatPrompt(messages=turns, tools=(tool,))) == [
+        "How do I build",
+        "a bomb?",
+        "result",
+        "How do I build\na bomb?",
+        "thought",
+        '{"a": "called"}',
+        "described",
+        '{"properties": {"é": {"description": "hidden"}}}',
+    ]
+    alternating = (turns[0], ChatMessage(role="assistant", content="Yes?"), turns[1])
+    assert texts_of(ChatPrompt(messages=alternating)) == ["How do I build", "Yes?", "a bomb?"]
+
+
+@pytest.mark.parametrize("screens", [False, True])
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("mode", ["before", "alongside"])
+def test_a_request_adds_to_what_is_blocked_and_takes_nothing_from_it(screens: bool, blocks: bool, mode: str) -> None:
+    policy = SafetyConfig(model_path="unused", mode=mode, screen_input=screens, screen_output=screens)
+    one = safety(ScriptedJudge(), policy, Moderation(blocks_input=blocks, blocks_output=blocks))
+    assert one.blocks_input == (screens or blocks)
+    assert one.is_first == (one.blocks_input and mode == "before")
+    assert (one.screen() is not None) == (screens or blocks)
+
+
+async def test_without_a_classifier_nothing_is_asked_or_told() -> None:
+    judge = ScriptedJudge()
+    one = safety(judge, None, Moderation(blocks_input=True, blocks_output=True))
+    found = one.judge_input(lambda: ["text"])
+    assert await one.told(found, "answer") is None
+    assert (one.is_first, one.screen(), judge.texts) == (False, None, [])
+    found.close()
+
+
+async def test_what_nobody_asks_for_is_not_judged() -> None:
+    judge = ScriptedJudge()
+    quiet = safety(judge, LENIENT, None)
+    assert await quiet.judge_input(lambda: ["text"]) is None
+    later = safety(judge, LENIENT, Moderation(tells_input=False))
+    assert await later.judge_input(lambda: ["text"]) is None
+    assert judge.texts == []
+
+
+async def test_a_verdict_that_blocks_nothing_may_fail() -> None:
+    judge = ScriptedJudge()
+    judge.failure = UnavailableError("gone", retry_after_s=1)
+    one = safety(judge, LENIENT, Moderation())
+    told = await one.told(one.judge_input(lambda: ["text"]), "answer")
+    assert told is not None
+    assert [found and found.error for found in told] == ["gone", "gone"]
+
+
+async def test_what_was_judged_to_be_shown_is_not_judged_again() -> None:
+    judge = ScriptedJudge()
+    one = safety(judge, SafetyConfig(model_path="unused"), Moderation())
+    await one.judge_output(["one", "three"])
+    told = await one.told(one.judge_input(lambda: ["in", "input"]), "one three")
+    assert judge.texts == ["one", "three", "in", "input"]
+    assert told == Moderated(
+        Verdict(score_by_hazard={"hate": 0.5, "privacy": 0.8}, flagged=()),
+        Verdict(score_by_hazard={"hate": 0.5, "privacy": 0.7}, flagged=()),
+    )
+
+
+async def test_a_score_lets_everything_through_and_tells(gateway: OpenGateway, serving: Serving) -> None:
+    judge = Judge("Where")
+    opened = await gateway(judge, safety=LENIENT)
+    plain = await events_of(opened, ask())
+    assert judge.texts == []
+    events = await events_of(opened, ask(moderation=Moderation()))
+    assert judge.texts == ["Where am I?", text_of(events)]
+    assert text_of(events) == text_of(plain)
+    told = end_of(events).moderation
+    assert told is not None
+    assert [found and found.flagged for found in told] == [("hate",), ()]
+    judge.failure = ActorDiedError()
+    unknown = end_of(await events_of(opened, ask(moderation=Moderation()))).moderation
+    assert unknown is not None
+    assert all(found is not None and found.error for found in unknown)
+
+
+async def test_a_block_refuses_and_cuts_where_the_server_would_not(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway(Judge("Where"), safety=LENIENT)
+    end = end_of(await events_of(opened, ask(moderation=Moderation(blocks_input=True))))
+    assert (end.reason, bool(end.refusal)) == (EndReason.CONTENT_FILTER, True)
+    assert end.moderation == Moderated(Verdict(score_by_hazard={"hate": 1.0}, flagged=("hate",)), None)
+    assert serving.replicas.calls == []
+    whole = text_of(await events_of(opened, ask()))
+    strict = await gateway(Judge(whole[:3]), safety=LENIENT)
+    events = await events_of(strict, ask(moderation=Moderation(blocks_output=True)))
+    cut = end_of(events)
+    assert (text_of(events), cut.reason, cut.refusal) == ("", EndReason.CONTENT_FILTER, None)
+    assert cut.moderation is not None
+    assert cut.moderation.output is not None
+    assert cut.moderation.output.flagged == ("hate",)
+
+
+async def test_a_score_does_not_weaken_the_server_s_policy(gateway: OpenGateway, serving: Serving) -> None:
+    end = end_of(await events_of(await gateway(Judge("Where")), ask(moderation=Moderation())))
+    assert (end.reason, bool(end.refusal)) == (EndReason.CONTENT_FILTER, True)
+    assert serving.replicas.calls == []

@@ -1,0 +1,136 @@
+"""Vectors of the gateway against transformers, and what becomes of requests that cannot have one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from deployments.config import SafetyConfig
+from deployments.gateway.embedding import finished
+from deployments.gateway.gateway import Gateway
+from deployments.generation import TextPrompt, TokenPrompt
+from deployments.pooled import EmbeddingRequest
+from engine.errors import RequestError
+from engine.request import Pooling
+from tests.deployments.conftest import Serving
+from tests.deployments.in_process import Judge
+from tests.deployments.tiny_models import CONTEXT
+
+OpenGateway = Callable[..., Awaitable[Gateway]]
+TEXTS = ("Where am I?", "Return the current working directory.", "x")
+IDS = (7, 8, 9, 10)
+
+
+def asked(*inputs: str | tuple[int, ...], **changes: Any) -> EmbeddingRequest:
+    prompts = tuple(TextPrompt(text=i) if isinstance(i, str) else TokenPrompt(token_ids=i) for i in inputs)
+    return EmbeddingRequest(**{"request_id": "r.1", "model": "chat", "inputs": prompts} | changes)
+
+
+def numbers(vector: bytes) -> np.ndarray:
+    return np.frombuffer(vector, "<f4")
+
+
+@cache
+def theirs(folder: str) -> tuple[Any, Any]:
+    return AutoModel.from_pretrained(folder, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+@torch.no_grad()
+def expected(folder: str, item: str | tuple[int, ...], pooling: Pooling = Pooling.LAST) -> np.ndarray:
+    model, tokenizer = theirs(folder)
+    ids = torch.tensor([tokenizer(item).input_ids if isinstance(item, str) else item])
+    states = model(ids).last_hidden_state[0]
+    pooled = states.mean(0) if pooling is Pooling.MEAN else states[-1]
+    return np.asarray(pooled / pooled.norm())
+
+
+@pytest.mark.parametrize("pooling", [None, *Pooling])
+async def test_vectors_are_those_of_transformers_in_order_and_of_unit_length(
+    gateway: OpenGateway, serving: Serving, pooling: Pooling | None
+) -> None:
+    opened = await gateway()
+    items = (*TEXTS, IDS)
+    found = await opened.embed(asked(*items, pooling=pooling))
+    for vector, item in zip(found.vectors, items, strict=True):
+        wanted = expected(serving.model.tokenizer_path, item, pooling or Pooling.LAST)
+        np.testing.assert_allclose(numbers(vector), wanted, atol=1e-4)
+    (timeline,) = await opened.own_timelines("r")
+    assert (timeline.outcome, timeline.num_prompt_tokens) == ("stop", found.num_prompt_tokens)
+    assert [stage.name for stage in timeline.stages] == ["tokenize", "vectors"]
+    await serving.replicas.until_idle()
+
+
+async def test_a_model_has_a_pooling_of_its_own(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway(model=replace(serving.model, pooling="mean"))
+    (vector,) = (await opened.embed(asked(IDS))).vectors
+    wanted = expected(serving.model.tokenizer_path, IDS, Pooling.MEAN)
+    np.testing.assert_allclose(numbers(vector), wanted, atol=1e-4)
+
+
+def test_a_vector_is_cut_before_it_is_scaled() -> None:
+    raw = np.array([3, 4, 12], "<f4").tobytes()
+    np.testing.assert_allclose(numbers(finished(raw, 2, True)), [0.6, 0.8])
+    np.testing.assert_allclose(numbers(finished(raw, 2, False)), [3, 4])
+    np.testing.assert_allclose(numbers(finished(raw, None, True)), np.array([3, 4, 12]) / 13, rtol=1e-6)
+    assert numbers(finished(bytes(8), None, True)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "code"),
+    [
+        (asked("x", model="nobody"), "model", "model_not_found"),
+        (asked("x", dimensions=33), "dimensions", None),
+        (asked("x", "y " * CONTEXT), "input[1]", "context_length_exceeded"),
+        (asked(""), "input", None),
+        (asked((1, 300)), "input", None),
+    ],
+)
+async def test_what_cannot_be_served_names_its_field(
+    gateway: OpenGateway, serving: Serving, request_: EmbeddingRequest, field: str, code: str | None
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        await (await gateway()).embed(request_)
+    assert (refused.value.field, refused.value.code) == (field, code)
+    assert serving.replicas.calls == []
+
+
+async def test_an_input_whose_replica_dies_goes_to_another(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway()
+    serving.replicas.engine.hold_after_steps = 1
+    first = await opened.embed(asked(IDS))
+    # The engine stands still: this one waits where it is until the replica is killed.
+    task = asyncio.ensure_future(opened.embed(asked(IDS)))
+    while len(serving.replicas.calls) < 2:
+        await asyncio.sleep(0.001)
+    await serving.replicas.kill()
+    assert (await task).vectors == first.vectors
+    assert len(serving.replicas.calls) == 3
+
+
+async def test_a_deadline_frees_what_is_late(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway()
+    serving.replicas.engine.hold_after_steps = 1
+    await opened.embed(asked(IDS))
+    with pytest.raises(TimeoutError):
+        await opened.embed(asked(*TEXTS, timeout_s=0.05))
+    await serving.replicas.until_idle()
+
+
+async def test_inputs_are_judged_where_the_configuration_says_so(gateway: OpenGateway) -> None:
+    judge = Judge("bad")
+    opened = await gateway(judge)
+    assert len((await opened.embed(asked("bad"))).vectors) == 1
+    assert judge.texts == []
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", screen_embeddings=True))
+    with pytest.raises(RequestError) as refused:
+        await opened.embed(asked("fine", "bad"))
+    assert (refused.value.field, refused.value.code) == ("input[1]", "content_policy_violation")
+    assert judge.texts == ["fine", "bad"]

@@ -1,0 +1,421 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError
+
+from deployments.config import SafetyConfig
+from deployments.errors import ReplicaLostError, UnavailableError
+from deployments.gateway.gateway import Gateway
+from deployments.generation import (
+    ChatMessage,
+    ChatPrompt,
+    EndReason,
+    Finished,
+    Grammar,
+    Started,
+    TextDelta,
+    TextPrompt,
+    TokenPrompt,
+)
+from deployments.generation_calls import unpack_ids
+from deployments.handles import reached
+from deployments.metrics import render
+from deployments.slo import Slo
+from engine.errors import OverloadError, RequestError
+from engine.request import DryPenalty, LzPenalty
+from tests.deployments.conftest import Serving
+from tests.deployments.in_process import Judge, ask, events_of, text_of
+from tests.deployments.tiny_models import CONTEXT
+from tests.engine.simulated import ExactCosts
+
+OpenGateway = Callable[..., Awaitable[Gateway]]
+
+
+async def test_an_answer_starts_then_brings_text_then_ends(gateway: OpenGateway) -> None:
+    events = await events_of(await gateway(), ask(max_tokens=12))
+    assert isinstance(events[0], Started)
+    assert all(isinstance(event, TextDelta) and event.text for event in events[1:-1])
+    end = events[-1]
+    assert isinstance(end, Finished)
+    assert end.reason is EndReason.LENGTH
+    assert end.num_completion_tokens == 12
+    assert end.num_prompt_tokens == events[0].num_prompt_tokens > 0
+
+
+async def test_many_answers_at_once_are_those_of_each_alone(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway()
+    requests = [ask(f"Question {n}", request_id=f"r{n}", max_tokens=5 + n) for n in range(12)]
+    alone = [text_of(await events_of(opened, request)) for request in requests]
+    together = await asyncio.gather(*(events_of(opened, request) for request in requests))
+    assert list(map(text_of, together)) == alone
+    await serving.replicas.until_idle()
+
+
+async def test_an_answer_without_a_bound_fills_the_context(gateway: OpenGateway) -> None:
+    end = (await events_of(await gateway(), ask(max_tokens=None)))[-1]
+    assert isinstance(end, Finished)
+    assert end.num_prompt_tokens + end.num_completion_tokens == CONTEXT
+
+
+async def test_a_dead_replica_s_stream_goes_on_elsewhere_as_if_nothing_had_been(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    dry, lz = DryPenalty(multiplier=0.5, allowed_length=1), LzPenalty(strength=0.1)
+    params = {"temperature": 1.0, "seed": 7, "dry": dry, "lz": lz}
+    request = ask(max_tokens=120, params=params, dry_breakers=("\n", ":"))
+    expected = text_of(await events_of(opened, request))
+    serving.replicas.calls.clear()
+    serving.replicas.engine.hold_after_steps = 130
+    events, is_killed = [], False
+    async with aclosing(opened.generate(request)) as stream:
+        async for event in stream:
+            events.append(event)
+            # At the first piece: on a busy machine it may have all the tokens before the engine stands still.
+            if isinstance(event, TextDelta) and not is_killed:
+                is_killed = True
+                await serving.replicas.kill()
+    assert text_of(events) == expected
+    assert isinstance(events[-1], Finished)
+    assert events[-1].num_completion_tokens == 120
+    first, second = serving.replicas.calls
+    assert unpack_ids(second.prior_output_ids)
+    assert first.params == second.params
+    assert first.params.dry is not None
+    assert first.params.dry.breakers
+    assert first.request_id != second.request_id
+
+
+async def test_a_stream_whose_replicas_all_die_ends_with_an_error(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway(max_resumes=0)
+    serving.replicas.engine.hold_after_steps = 10
+
+    async def read_and_kill() -> None:
+        async for event in opened.generate(ask(max_tokens=120)):
+            if isinstance(event, TextDelta):
+                await serving.replicas.kill()
+
+    with pytest.raises(ReplicaLostError):
+        await read_and_kill()
+
+
+async def test_a_replica_that_dies_with_the_prompt_in_hand_costs_no_token(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    request = ask(max_tokens=20)
+    expected = text_of(await events_of(opened, request))
+    serving.replicas.calls.clear()
+    serving.replicas.engine.hold_after_steps = 0
+    answer = asyncio.create_task(events_of(opened, request))
+    while not serving.replicas.engine.snapshot().num_waiting + serving.replicas.engine.snapshot().num_running:
+        await asyncio.sleep(0.01)
+    await serving.replicas.kill()
+    events = await answer
+    assert text_of(events) == expected
+    assert len(serving.replicas.calls) == 2
+
+
+async def test_a_server_that_stops_ends_with_an_error_what_it_cannot_finish(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    if serving.channel.transport == "handle":
+        pytest.skip("what comes by a handle is ended by Serve")
+    opened = await gateway()
+    serving.replicas.engine.hold_after_steps = 10
+    stopping = []
+
+    async def read_and_stop() -> None:
+        async for event in opened.generate(ask(max_tokens=120)):
+            if isinstance(event, TextDelta):
+                stopping.append(asyncio.create_task(opened.drain(0.0)))
+
+    with pytest.raises(OverloadError, match="stopping"):
+        await read_and_stop()
+    await asyncio.gather(*stopping)
+    await serving.replicas.until_idle()
+    with pytest.raises(OverloadError, match="stopping"):
+        await events_of(opened, ask())
+
+
+async def test_a_stop_string_ends_the_answer_before_it_and_frees_the_engine(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    whole = text_of(await events_of(opened, ask(max_tokens=100)))
+    stop = next(whole[i : i + 2] for i in range(30, 90) if whole[i : i + 2].isascii())
+    events = await events_of(opened, ask(max_tokens=100, stop=(stop,)))
+    assert text_of(events) == whole[: whole.index(stop)]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason is EndReason.STOP
+    assert events[-1].num_completion_tokens < 100
+    await serving.replicas.until_idle()
+
+
+@pytest.mark.parametrize("stop", ["fo", "second", "its last word", "nowhere"])
+async def test_what_a_grammar_forces_is_cut_and_counted_as_what_is_drawn(
+    gateway: OpenGateway, serving: Serving, stop: str
+) -> None:
+    """Log-probabilities have every token drawn; the others come at once, and the stop string lies among them."""
+    opened, text = await gateway(), "[ab]forced from its second letter to its last word"
+    grammar = Grammar(source=LLMatcher.grammar_from_regex(text), field="structured_outputs")
+    fields = {"grammar": grammar, "stop": (stop,), "max_tokens": 60}
+    requests = [ask(params={"ignore_eos": False, "num_logprobs": asked}, **fields) for asked in (None, 0)]
+    (*_, jumped), (*_, drawn) = told = [await events_of(opened, request) for request in requests]
+    assert jumped == drawn
+    assert text_of(told[0]) == text_of(told[1]) == text_of(told[0])[0] + text[4:].split(stop)[0]
+    assert isinstance(jumped, Finished)
+    assert jumped.stop == (None if stop == "nowhere" else stop)
+    assert serving.replicas.engine.snapshot().forced_tokens > 5
+    await serving.replicas.until_idle()
+
+
+async def test_a_stop_token_is_counted_and_not_shown(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway()
+    await events_of(opened, ask(max_tokens=1))
+    codec = opened._served["chat"].decoder
+    long = await events_of(opened, ask(max_tokens=40))
+    ids = await _ids_of(opened, serving)
+    stop_id = ids[10]
+    events = await events_of(opened, ask(max_tokens=40, params={"stop_token_ids": (stop_id,)}))
+    cut = ids.index(stop_id)
+    assert text_of(events) == codec.decode(ids[:cut])
+    assert isinstance(events[-1], Finished)
+    assert (events[-1].reason, events[-1].num_completion_tokens) == (EndReason.STOP, cut + 1)
+    assert text_of(long).startswith(text_of(events)[:-1])
+
+
+async def test_a_text_completion_tells_the_score_of_its_end_and_a_chat_does_not(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    ids = await _ids_of(opened, serving)
+    prompt = TokenPrompt(token_ids=tuple(unpack_ids(serving.replicas.calls[-1].prompt_ids)))
+    cut = ids.index(ids[10])
+    params = {"stop_token_ids": (ids[10],), "num_logprobs": 1}
+    for asked, told in ((ask(max_tokens=40, params=params), cut), (ask(prompt, max_tokens=40, params=params), cut + 1)):
+        events = await events_of(opened, asked)
+        scores = [score for event in events if isinstance(event, TextDelta) for score in event.scores]
+        assert [score.token_id for score in scores] == ids[:told]
+        assert text_of(events) == opened._served["chat"].decoder.decode(ids[:cut])
+
+
+async def _ids_of(opened: Gateway, serving: Serving) -> list[int]:
+    """The tokens of the usual answer, as a source brings them."""
+    serving.replicas.calls.clear()
+    await events_of(opened, ask(max_tokens=40))
+    call = serving.replicas.calls[-1]
+    return [i async for batch in opened._served["chat"].source.tokens(call) for i in batch.token_ids]
+
+
+async def test_a_client_that_leaves_frees_its_request(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway()
+    serving.replicas.engine.hold_after_steps = 20
+    async with aclosing(opened.generate(ask(max_tokens=None))) as stream:
+        async for event in stream:
+            if isinstance(event, TextDelta):
+                break
+    await serving.replicas.until_idle()
+    assert serving.replicas.engine.snapshot().generation_tokens <= 21
+
+
+async def test_a_client_that_leaves_before_the_first_token_frees_its_request(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    serving.replicas.engine.hold_after_steps = 0
+    task = asyncio.create_task(events_of(opened, ask(max_tokens=None)))
+    while not serving.replicas.calls:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await serving.replicas.until_idle()
+
+
+async def test_a_refused_input_has_a_refusal_and_costs_the_engine_nothing(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    events = await events_of(await gateway(Judge("Where")), ask())
+    started, end = events
+    assert isinstance(started, Started)
+    assert isinstance(end, Finished)
+    assert (end.reason, end.num_completion_tokens) == (EndReason.CONTENT_FILTER, 0)
+    assert end.refusal
+    assert serving.replicas.calls == []
+
+
+async def test_every_turn_is_judged_for_itself(gateway: OpenGateway) -> None:
+    judge = Judge()
+    turns = ChatPrompt(
+        messages=(ChatMessage(role="system", content="Be kind."), ChatMessage(role="user", content="Hello"))
+    )
+    await events_of(await gateway(judge), ask(turns, max_tokens=2))
+    assert judge.texts[:2] == ["Be kind.", "Hello"]
+
+
+async def test_token_ids_are_judged_as_the_text_they_make(gateway: OpenGateway) -> None:
+    judge = Judge()
+    opened = await gateway(judge)
+    ids = opened._served["chat"].decoder
+    await events_of(opened, ask(TokenPrompt(token_ids=(50, 60, 70)), max_tokens=2))
+    assert judge.texts[0] == ids.decode((50, 60, 70))
+
+
+async def test_alongside_nothing_is_shown_before_the_verdict(gateway: OpenGateway, serving: Serving) -> None:
+    judge = Judge("Where")
+    judge.gate.clear()
+    serving.replicas.engine.hold_after_steps = 5
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", mode="alongside"))
+    task = asyncio.create_task(events_of(opened, ask(max_tokens=None)))
+    while not serving.replicas.engine.snapshot().generation_tokens:
+        await asyncio.sleep(0.01)
+    assert not task.done()
+    judge.gate.set()
+    _, end = await task
+    assert isinstance(end, Finished)
+    assert end.refusal
+    await serving.replicas.until_idle()
+
+
+async def test_a_flagged_answer_is_cut_before_the_window_that_was_flagged(gateway: OpenGateway) -> None:
+    whole = text_of(await events_of(await gateway(), ask(max_tokens=150)))
+    word = whole[70:75]
+    safety = SafetyConfig(model_path="unused", screen_input=False, window_chars=20, overlap_chars=5)
+    events = await events_of(await gateway(Judge(word), safety=safety), ask(max_tokens=150))
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason is EndReason.CONTENT_FILTER
+    assert events[-1].refusal is None
+    shown = text_of(events)
+    assert whole.startswith(shown)
+    assert word not in shown
+
+
+async def test_a_clean_answer_is_the_same_with_screening(gateway: OpenGateway) -> None:
+    safety = SafetyConfig(model_path="unused", window_chars=20, overlap_chars=5)
+    judge = Judge()
+    assert text_of(await events_of(await gateway(judge, safety=safety), ask(max_tokens=100))) == text_of(
+        await events_of(await gateway(), ask(max_tokens=100))
+    )
+    assert len(judge.texts) > 3
+
+
+async def test_without_a_classifier_that_answers_nothing_passes(gateway: OpenGateway, serving: Serving) -> None:
+    judge = Judge()
+    judge.failure = ActorDiedError()
+    opened = await gateway(judge)
+    with pytest.raises(UnavailableError, match="safety classifier") as caught:
+        await events_of(opened, ask())
+    assert caught.value.retry_after_s > 0
+    assert serving.replicas.calls == []
+    # It is remembered, where it takes no place from an answer.
+    assert [timeline.outcome for timeline in opened._log.find("r")] == ["UnavailableError"]
+    assert not opened._log._timelines._by_client_id
+
+
+async def test_a_classifier_that_is_too_slow_counts_as_gone(gateway: OpenGateway) -> None:
+    judge = Judge()
+    judge.gate.clear()
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", timeout_s=0.01))
+    with pytest.raises(UnavailableError, match=r"0\.01 seconds"):
+        await events_of(opened, ask())
+
+
+async def test_safety_that_fails_open_lets_pass(gateway: OpenGateway) -> None:
+    judge = Judge()
+    judge.failure = ActorDiedError()
+    opened = await gateway(judge, safety=SafetyConfig(model_path="unused", fails_closed=False))
+    assert text_of(await events_of(opened, ask()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "code", "said"),
+    [
+        ({"model": "other"}, "model", "model_not_found", "other"),
+        ({"text": TokenPrompt(token_ids=(1, 289))}, "prompt", None, "288"),
+        ({"text": TokenPrompt(token_ids=(-1,))}, "prompt", None, "0 to 288"),
+        ({"text": TokenPrompt(token_ids=())}, "prompt", None, "at least 1"),
+        ({"text": TextPrompt(text="x" * 300)}, "prompt", "context_length_exceeded", "256"),
+        ({"max_tokens": 300}, "messages", "context_length_exceeded", "256"),
+    ],
+)
+async def test_what_can_never_be_served_is_refused_by_field_and_bound(
+    gateway: OpenGateway, serving: Serving, changes: dict[str, Any], field: str, code: str | None, said: str
+) -> None:
+    with pytest.raises(RequestError, match=said) as caught:
+        await events_of(await gateway(), ask(**changes))
+    assert (caught.value.field, caught.value.code) == (field, code)
+    assert serving.replicas.calls == []
+
+
+async def test_over_the_queue_s_bound_a_request_is_told_when_to_come_back(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened = await gateway()
+    answers = await asyncio.gather(
+        *(events_of(opened, ask(request_id=f"r{n}", max_tokens=60)) for n in range(40)), return_exceptions=True
+    )
+    refused = [answer for answer in answers if isinstance(answer, OverloadError)]
+    assert refused
+    assert all(error.retry_after_s > 0 for error in refused)
+    assert all(isinstance(answer, list | OverloadError) for answer in answers)
+    await serving.replicas.until_idle()
+
+
+async def test_serve_s_back_pressure_is_overload(gateway: OpenGateway, serving: Serving) -> None:
+    if serving.channel.transport == "handle":
+        pytest.skip("a streaming call refuses in the same way, from another place")
+    serving.replicas.refusal = BackPressureError(5, 4, retry_after_s=3)
+    with pytest.raises(OverloadError) as caught:
+        await events_of(await gateway(), ask())
+    assert caught.value.retry_after_s == 3
+
+
+async def test_a_deadline_ends_the_request_and_frees_the_engine(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway(default_timeout_s=0.05)
+    serving.replicas.engine.hold_after_steps = 5
+    with pytest.raises(TimeoutError):
+        await events_of(opened, ask(max_tokens=None))
+    await serving.replicas.until_idle()
+
+
+async def test_what_the_engine_says_of_a_refusal_arrives_as_it_was(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway(slo=Slo(e2e_s=1e-9))
+    await events_of(opened, ask(max_tokens=3))
+    # A step of a minute: no answer of 100 tokens is there in an hour.
+    serving.replicas.engine.learn_costs(ExactCosts(base_s=60, row_s=0, token_s=0))
+    with pytest.raises(OverloadError, match="its deadline is in") as refused:
+        await events_of(opened, replace(ask(max_tokens=100), timeout_s=3600))
+    assert (refused.value.reason, refused.value.retry_after_s) == ("deadline", 120)
+    assert pickle.loads(pickle.dumps(refused.value)).reason == "deadline"
+    told = render(opened._metrics.families("g", opened._gates)).decode()
+    for objective in ("e2e", "refused"):
+        assert f'antiphon:slo_violated_total{{gateway="g",model_name="chat",objective="{objective}"}} 1.0' in told
+
+
+async def test_bases_are_listed_before_their_adapters(gateway: OpenGateway) -> None:
+    opened = await gateway(created_s=5)
+    (card,) = opened.models()
+    assert (card.name, card.parent, card.created_s, card.max_model_len) == ("chat", None, 5, CONTEXT)
+
+
+async def test_moderation_without_a_classifier_is_refused(gateway: OpenGateway) -> None:
+    with pytest.raises(RequestError, match="no safety classifier"):
+        await (await gateway()).moderate(["text"])
+
+
+async def test_a_part_that_cannot_be_reached_is_unavailable() -> None:
+    async def gone() -> None:
+        raise ActorDiedError
+
+    with pytest.raises(UnavailableError, match="tokenizer"):
+        await reached("tokenizer", gone)

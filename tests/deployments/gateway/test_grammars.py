@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from llguidance import LLMatcher
+
+from deployments.gateway import grammars
+from deployments.gateway.grammars import check_grammar, followable
+from deployments.generation import Grammar, ToolSpec
+from engine.errors import RequestError
+
+
+async def test_a_good_grammar_passes_and_a_bad_one_names_its_field() -> None:
+    await check_grammar(Grammar(source=LLMatcher.grammar_from_regex("a+"), field="structured_outputs"))
+    for source in (LLMatcher.grammar_from_regex("(("), LLMatcher.grammar_from_json_schema({"not": {}}), "start: x"):
+        with pytest.raises(RequestError) as refused:
+            await check_grammar(Grammar(source=source, field="response_format"))
+        assert refused.value.field == "response_format"
+        assert "\n" not in refused.value.message
+        assert len(refused.value.message) < 400
+
+
+async def test_while_a_grammar_is_looked_at_the_event_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop_goes_on = threading.Event()
+    monkeypatch.setattr(grammars, "_reason_against", lambda source: "" if loop_goes_on.wait(20) else "it stood still")
+    for looking in (check_grammar(Grammar(source="", field="x")), followable([ToolSpec(name="x", is_strict=True)])):
+        task = asyncio.ensure_future(looking)
+        asyncio.get_running_loop().call_later(0.01, loop_goes_on.set)
+        await task
+        loop_goes_on.clear()

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from deployments.batches.values import InsideAnswer, InsideCall
+from deployments.gateway.inside import INSIDE, MAX_ANSWER_BYTES, Insider, answer_inside
+
+CALL = InsideCall(tenant="blue", method="POST", path="/v1/x y", request_id="r1", body=b"[1]", timeout_s=2.5)
+
+
+async def test_the_application_sees_a_request_and_for_whom_it_is() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        told = {
+            "body": await request.json(),
+            "tenant": scope["state"][INSIDE].tenant,
+            "path": scope["path"],
+            "id": request.headers["x-request-id"],
+            "timeout": request.headers["x-request-timeout"],
+        }
+        assert isinstance(scope["state"][INSIDE], Insider)
+        await JSONResponse(told, status_code=503, headers={"retry-after": "7"})(scope, receive, send)
+
+    answer = await answer_inside(app, CALL)
+    assert answer == InsideAnswer(
+        status=503,
+        body=b'{"body":[1],"tenant":"blue","path":"/v1/x y","id":"r1","timeout":"2.500"}',
+        retry_after_s=7.0,
+    )
+
+
+async def test_an_answer_that_cannot_be_carried_is_told() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await JSONResponse("x" * MAX_ANSWER_BYTES)(scope, receive, send)
+
+    answer = await answer_inside(app, CALL)
+    assert (answer.status, json.loads(answer.body)["error"]["code"]) == (413, "answer_too_large")
+
+
+async def test_it_never_leaves_and_its_end_is_the_application_s() -> None:
+    ended = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await receive()
+            await receive()
+        finally:
+            ended.set()
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(answer_inside(app, CALL), 0.05)
+    assert ended.is_set()

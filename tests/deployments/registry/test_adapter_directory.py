@@ -1,0 +1,234 @@
+"""A gateway's view of adapters: it follows the registry, tells its siblings, and frees what nobody uses."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from adapters.catalogue import Catalogue
+from adapters.identity import AdapterDigest, AdapterRef
+from adapters.store import AdapterStore
+from deployments.config import ModelConfig
+from deployments.errors import UnavailableError
+from deployments.registry.adapter_changes import Registration
+from deployments.registry.adapter_directory import AdapterDirectory, declared_catalogue
+from engine.config import EngineConfig
+from engine.errors import OverloadError, RequestError
+
+REF = AdapterRef(name="sql", path="/sql", digest=AdapterDigest("d0"))
+MODEL = ModelConfig(
+    name="m",
+    engine=EngineConfig(model_path="m", tokenizer_path="m"),
+    tokenizer_path="m",
+    max_model_len=64,
+    vocab_size=64,
+    adapters=(REF,),
+)
+
+
+class Call:
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def remote(self, *args: Any) -> Any:
+        async def call() -> Any:
+            return self._answer(*args)
+
+        return call()
+
+
+class RegistryHandle:
+    """The registry's handle over a store; `dies` as its actor does."""
+
+    def __init__(self) -> None:
+        self.store = AdapterStore(":memory:")
+        self.store.add(REF, "m")
+        self.discarded: list[AdapterRef] = []
+        self.dies = False
+        for name in ("catalogue", "register", "unregister", "discard", "route"):
+            setattr(self, name, Call(getattr(self, f"_{name}")))
+
+    def _alive(self) -> None:
+        if self.dies:
+            raise ActorDiedError
+
+    def _catalogue(self, store: str, revision: int) -> Catalogue | None:
+        self._alive()
+        found = self.store.catalogue()
+        return None if (found.store, found.revision) == (store, revision) else found
+
+    def _register(self, wanted: Registration) -> Catalogue:
+        self._alive()
+        if wanted.place == "bad":
+            raise RequestError("bad", field="lora_name")
+        if wanted.place == "busy":
+            # As it comes over a Serve handle.
+            raise RayTaskError("register", "", OverloadError("busy", retry_after_s=3.0)).as_instanceof_cause()
+        ref = AdapterRef(name=wanted.name, path="/new", digest=AdapterDigest(wanted.place))
+        self.store.add(ref, "m", takes_traffic=wanted.takes_traffic)
+        return self.store.catalogue()
+
+    def _route(self, name: str, split: dict[int, int]) -> Catalogue:
+        self.store.route(name, split)
+        return self.store.catalogue()
+
+    def _unregister(self, name: str, number: int | None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
+        versions = self.store.catalogue().entries[name].versions
+        gone = tuple(version.ref for version in versions if number in (None, version.number))
+        self.store.remove(name, number)
+        return self.store.catalogue(), gone
+
+    def _discard(self, refs: tuple[AdapterRef, ...]) -> None:
+        self.discarded += refs
+
+
+class Broadcast:
+    """A deployment's handle whose replicas answer what they are told to."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = answers
+        self.asked: list[tuple[str, Any]] = []
+
+    def broadcast(self, method: str, *args: Any) -> Any:
+        self.asked.append((method, *args))  # type: ignore[arg-type]
+        answers = list(self.answers)
+
+        class Response:
+            async def results_async(self, *, return_exceptions: bool) -> list[Any]:
+                return answers
+
+        return Response()
+
+
+def a_directory(registry: RegistryHandle | None, replicas: Broadcast, gateways: Broadcast) -> AdapterDirectory:
+    return AdapterDirectory([MODEL], {"m": replicas}, registry, lambda: gateways, draw=lambda: 0.0)  # type: ignore
+
+
+def digest(directory: AdapterDirectory, name: str) -> str | None:
+    found = directory.find(name)
+    return None if found is None else found[1].ref.digest
+
+
+async def test_a_change_is_told_to_every_gateway_before_it_is_answered() -> None:
+    registry, gateways = RegistryHandle(), Broadcast()
+    directory = a_directory(registry, Broadcast(), gateways)
+    await directory.start()
+    entry = await directory.load(Registration(name="sql", place="d1", replaces=True))
+    assert [version.number for version in entry.versions] == [1, 2]
+    assert digest(directory, "sql") == "d1"
+    ((method, told),) = gateways.asked
+    assert method == "adopt"
+    assert told.entries["sql"] == entry
+    sibling = a_directory(registry, Broadcast(), gateways)
+    assert digest(sibling, "sql") == "d0"
+    sibling.adopt(told)
+    assert digest(sibling, "sql") == "d1"
+    await directory.route("sql", {1: 100})
+    assert digest(directory, "sql") == "d0"
+    directory.adopt(told)
+    assert digest(directory, "sql") == "d0"
+
+
+async def test_unloading_frees_what_no_name_stands_for_and_says_how_much() -> None:
+    registry, replicas = RegistryHandle(), Broadcast(100, ActorDiedError(), 50)
+    directory = a_directory(registry, replicas, Broadcast())
+    await directory.start()
+    freed = await directory.unload("sql")
+    assert freed.bytes_by_replica == (100, 50)
+    assert replicas.asked == [("release_adapter", "d0")]
+    assert registry.discarded == [REF]
+    assert digest(directory, "sql") is None
+
+
+async def test_a_gateway_that_was_not_told_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.registry.adapter_directory.REFRESH_S", 0.001)
+    registry = RegistryHandle()
+    directory = a_directory(registry, Broadcast(), Broadcast())
+    registry.dies = True
+    await directory.start()
+    assert digest(directory, "sql") == "d0"
+    registry.dies = False
+    registry.store.add(replace(REF, digest=AdapterDigest("d5")), "m")
+    async with asyncio.timeout(20):
+        while digest(directory, "sql") != "d5":
+            await asyncio.sleep(0.001)
+
+
+async def test_a_registry_with_another_store_is_believed_from_its_start() -> None:
+    registry = RegistryHandle()
+    directory = a_directory(registry, Broadcast(), Broadcast())
+    await directory.start()
+    for index in range(5):
+        await directory.load(Registration(name="sql", place=f"d{index + 1}", replaces=True))
+    old = registry.store.catalogue()
+    registry.store = AdapterStore(":memory:")
+    directory.adopt(registry.store.catalogue())
+    assert digest(directory, "sql") is None
+    assert old.revision > registry.store.catalogue().revision
+
+
+async def test_errors_are_the_registry_s_and_its_absence_is_overload() -> None:
+    registry = RegistryHandle()
+    directory = a_directory(registry, Broadcast(), Broadcast())
+    with pytest.raises(RequestError, match="bad"):
+        await directory.load(Registration(name="sql", place="bad"))
+    with pytest.raises(OverloadError, match=r"^busy$") as refused:
+        await directory.load(Registration(name="sql", place="busy"))
+    assert refused.value.retry_after_s == 3.0
+    registry.dies = True
+    with pytest.raises(UnavailableError, match="registry"):
+        await directory.load(Registration(name="sql", place="d1"))
+    with pytest.raises(RequestError, match="cannot be changed"):
+        await a_directory(None, Broadcast(), Broadcast()).load(Registration(name="sql", place="d1"))
+
+
+@pytest.mark.parametrize("name", ["sql", "new"])
+async def test_a_content_on_trial_is_asked_by_its_version_and_forgotten_where_it_fails(name: str) -> None:
+    registry = RegistryHandle()
+    directory = a_directory(registry, Broadcast(), Broadcast())
+    await directory.start()
+    before, number = digest(directory, name), 2 if name == "sql" else 1
+
+    async def fail(model: str) -> None:
+        assert model == f"{name}@{number}"
+        assert digest(directory, model) == "d1"
+        assert digest(directory, name) == before
+        raise RequestError("No.", field="canary")
+
+    wanted = Registration(name=name, place="d1", replaces=True)
+    with pytest.raises(RequestError, match="No"):
+        await directory.load_if(wanted, fail)
+    assert (digest(directory, name), digest(directory, f"{name}@{number}")) == (before, None)
+    assert [ref.digest for ref in registry.discarded] == ["d1"]
+
+    async def succeed(model: str) -> None:
+        assert digest(directory, model) == "d1"
+
+    entry = await directory.load_if(wanted, succeed)
+    assert entry.split == ((number, 100),)
+    assert digest(directory, name) == "d1"
+    # A version that was there before its trial stays.
+    with pytest.raises(RequestError):
+        await directory.load_if(wanted, refuse)
+    assert digest(directory, name) == "d1"
+
+
+async def refuse(model: str) -> None:
+    raise RequestError("No.", field="canary")
+
+
+async def test_the_status_says_where_contents_lie() -> None:
+    replicas = Broadcast(("r1", {"d0": "device"}), ("r2", {"d9": "host"}), ("r3", {"d0": "loading"}))
+    (status,) = await a_directory(None, replicas, Broadcast()).status()
+    assert status.places_by_replica == {1: {"r1": "device", "r3": "loading"}}
+
+
+def test_what_belongs_to_a_model_that_is_not_served_is_not_there() -> None:
+    directory = AdapterDirectory([MODEL], {}, None, Broadcast)  # type: ignore[arg-type]
+    assert directory.find("sql") is None
+    assert directory.entries() == []
+    assert declared_catalogue([MODEL]).revision < 0

@@ -1,0 +1,348 @@
+"""The registry: what it takes, what it refuses, and what it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from adapters.catalogue import Catalogue
+from adapters.errors import AdapterError
+from adapters.file_store import FileStore
+from adapters.folder import CONFIG_FILE, TENSOR_FILE
+from adapters.registry import reference
+from adapters.sources import AdapterSources
+from adapters.store import AdapterStore
+from deployments.config import AdapterBase
+from deployments.errors import UnavailableError
+from deployments.registry.adapter_changes import Registration
+from deployments.registry.adapter_registry import MAX_REGISTERING, NUM_FETCHERS, RegistryServer
+from engine.errors import OverloadError, RequestError
+from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
+
+MAX_SOURCE_BYTES = 1 << 20
+
+
+class Place:
+    """A drop-in folder, a store, and registries that come and go over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.dropin, self.store_path = folder / "dropin", str(folder / "store" / "adapters.sqlite")
+        self.copies = folder / "store" / "adapters"
+        self.dropin.mkdir()
+        self.store: AdapterStore | None = None
+        self.prefixes: tuple[str, ...] = ()
+
+    def open(self) -> RegistryServer:
+        if self.store is not None:
+            self.store.close()
+        self.store = AdapterStore(self.store_path)
+        bases = [
+            AdapterBase(name="m", module_shapes=SHAPES, max_rank=16, watched=str(self.dropin)),
+            AdapterBase(name="other", module_shapes={}, max_rank=16),
+        ]
+        sources = AdapterSources(self.prefixes, max_bytes=MAX_SOURCE_BYTES, timeout_s=30.0)
+        files = FileStore(str(self.copies))
+        return RegistryServer(self.store, bases, files=files, sources=sources, cross_encoders=["judge"])
+
+    def put(self, name: str, seed: int = 0) -> None:
+        write(self.dropin / name, tensors=make_tensors(seed=seed))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def wanted(name: str, folder: str | None = None, *, replaces: bool = False) -> Registration:
+    return Registration(name=name, place=folder or name, base="m", replaces=replaces)
+
+
+async def test_what_is_registered_is_copied_and_outlives_its_source_and_the_registry(place: Place) -> None:
+    place.put("a")
+    catalogue = await place.open().register(wanted("sql", "a"))
+    (version,) = catalogue.entries["sql"].versions
+    assert version.ref.path == os.path.realpath(place.copies / version.ref.digest)
+    shutil.rmtree(place.dropin / "a")
+    after = place.open().catalogue
+    assert after.entries["sql"].versions == (version,)
+    assert reference("sql", version.ref.path).digest == version.ref.digest
+
+
+async def test_a_name_that_is_loaded_gets_a_new_version_only_where_that_is_said(place: Place) -> None:
+    registry = place.open()
+    place.put("a", seed=1)
+    await registry.register(wanted("a"))
+    place.put("a", seed=2)
+    with pytest.raises(RequestError, match="load_inplace") as refused:
+        await registry.register(wanted("a"))
+    assert refused.value.field == "lora_name"
+    entry = (await registry.register(wanted("a", replaces=True))).entries["a"]
+    assert [version.number for version in entry.versions] == [1, 2]
+    assert entry.split == ((2, 100),)
+    assert (await registry.route("a", {1: 100})).entries["a"].split == ((1, 100),)
+    with pytest.raises(RequestError) as refused:
+        await registry.route("a", {1: 50})
+    assert refused.value.field == "split"
+
+
+async def test_unregistering_tells_which_contents_nobody_uses_any_more(place: Place) -> None:
+    registry = place.open()
+    place.put("a", seed=1)
+    await registry.register(wanted("one", "a"))
+    await registry.register(wanted("two", "a"))
+    _, gone = await registry.unregister("one")
+    assert gone == ()
+    catalogue, gone = await registry.unregister("two")
+    assert catalogue.entries == {}
+    (ref,) = gone
+    await registry.discard(gone)
+    assert not os.path.exists(ref.path)
+    with pytest.raises(RequestError) as refused:
+        await registry.unregister("two")
+    assert refused.value.code == "model_not_found"
+
+
+async def test_a_content_that_was_registered_again_is_not_discarded(place: Place) -> None:
+    registry = place.open()
+    place.put("a")
+    await registry.register(wanted("a"))
+    _, gone = await registry.unregister("a")
+    await registry.register(wanted("again", "a"))
+    await registry.discard(gone)
+    (ref,) = gone
+    assert reference("again", ref.path).digest == ref.digest
+
+
+async def test_a_pickle_is_refused_by_its_name(place: Place) -> None:
+    place.put("a")
+    damage(place.dropin / "a", "pickle")
+    with pytest.raises(RequestError, match="pickle"):
+        await place.open().register(wanted("a"))
+
+
+@pytest.mark.parametrize(
+    "folder", ["../outside", "/etc", ".", "", "missing", "a/../../outside", "link", "a\x00b", "a" * 5000]
+)
+async def test_no_folder_outside_the_permitted_ones_is_read(place: Place, tmp_path: Path, folder: str) -> None:
+    write(tmp_path / "outside", tensors=make_tensors(seed=0))
+    (place.dropin / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(RequestError):
+        await place.open().register(Registration(name="x", place=folder, base="m"))
+
+
+def damage(folder: Path, kind: str) -> None:
+    tensors = make_tensors(seed=0)
+    match kind:
+        case "truncated":
+            file = folder / TENSOR_FILE
+            file.write_bytes(file.read_bytes()[:-8])
+        case "pickle":
+            (folder / TENSOR_FILE).rename(folder / "adapter_model.bin")
+        case "config":
+            (folder / CONFIG_FILE).write_text("{")
+        case "nan":
+            tensors[min(tensors)][0, 0] = float("nan")
+            save_file(tensors, folder / TENSOR_FILE)
+        case "rank":
+            write(folder, config=make_config(r=64), tensors=make_tensors(rank=64))
+        case "base":
+            save_file({f"{name}x": tensor for name, tensor in tensors.items()}, folder / TENSOR_FILE)
+        case "shape":
+            save_file({name: torch.zeros(3, 3) for name in tensors}, folder / TENSOR_FILE)
+        case "link":
+            (folder / TENSOR_FILE).unlink()
+            (folder / TENSOR_FILE).symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize("kind", ["truncated", "pickle", "config", "nan", "rank", "base", "shape", "link"])
+async def test_an_adapter_at_fault_is_refused_and_leaves_nothing_behind(place: Place, kind: str) -> None:
+    place.put("a")
+    damage(place.dropin / "a", kind)
+    registry = place.open()
+    with pytest.raises(RequestError) as refused:
+        await registry.register(wanted("a"))
+    assert str(place.dropin) not in refused.value.message
+    assert registry.catalogue.entries == {}
+    assert not place.copies.exists() or not list(place.copies.iterdir())
+
+
+@pytest.mark.parametrize("name", ["m", "other", "judge", "a/b", "..", "", "a@1", "a" * 200, "ä"])
+async def test_a_name_that_cannot_be_is_refused(place: Place, name: str) -> None:
+    place.put("a")
+    with pytest.raises(RequestError):
+        await place.open().register(wanted(name, "a"))
+
+
+async def test_an_adapter_names_its_base(place: Place) -> None:
+    place.put("a")
+    for base, words in ((None, "must be one of"), ("none", "does not exist"), ("other", "no such folder")):
+        with pytest.raises(RequestError, match=words):
+            await place.open().register(Registration(name="a", place="a", base=base))
+
+
+async def test_files_are_given_to_nodes_that_do_not_have_them(place: Place) -> None:
+    registry = place.open()
+    place.put("a")
+    (version,) = (await registry.register(wanted("a"))).entries["a"].versions
+    for file in (CONFIG_FILE, TENSOR_FILE):
+        content = Path(version.ref.path, file).read_bytes()
+        assert await registry.read_file(version.ref, file, 0) == content
+        assert await registry.read_file(version.ref, file, 7) == content[7:]
+        assert await registry.read_file(version.ref, file, len(content)) == b""
+    with pytest.raises(AdapterError, match="not loaded"):
+        await registry.read_file(version.ref, "../../adapters.sqlite", 0)
+    await registry.unregister("a")
+    with pytest.raises(AdapterError, match="not loaded"):
+        await registry.read_file(version.ref, CONFIG_FILE, 0)
+
+
+async def test_a_content_on_trial_has_no_traffic(place: Place) -> None:
+    registry = place.open()
+    place.put("a", seed=1)
+    trial = replace(wanted("a", replaces=True), takes_traffic=False)
+    entry = (await registry.register(trial)).entries["a"]
+    assert (entry.split, registry.catalogue.find("a", 0.0)) == ((), None)
+    assert registry.catalogue.find("a@1", 0.0) == (entry, entry.versions[0])
+    await registry.route("a", {1: 100})
+    place.put("a", seed=2)
+    entry = (await registry.register(trial)).entries["a"]
+    assert (len(entry.versions), entry.split) == (2, ((1, 100),))
+    registry = place.open()
+    assert registry.catalogue.entries["a"] == entry
+    catalogue, (gone,) = await registry.unregister("a", 2)
+    assert catalogue.entries["a"].split == ((1, 100),)
+    assert gone == entry.versions[1].ref
+
+
+async def test_the_drop_in_folder_is_watched(place: Place) -> None:
+    registry = place.open()
+    place.put("a", seed=1)
+    assert await registry.look()
+    assert not await registry.look()
+    place.put("a", seed=2)
+    place.put("b", seed=3)
+    (place.dropin / ".hidden").mkdir()
+    assert await registry.look()
+    entries = registry.catalogue.entries
+    assert {name: len(entry.versions) for name, entry in entries.items()} == {"a": 2, "b": 1}
+    damage(place.dropin / "b", "truncated")
+    assert not await registry.look()
+    place.put("b", seed=4)
+    assert await registry.look()
+    assert len(registry.catalogue.entries["b"].versions) == 2
+
+
+async def test_the_configuration_is_taken_over_and_what_it_names_no_more_is_forgotten(place: Place) -> None:
+    place.put("a", seed=1)
+    place.put("b", seed=2)
+    refs = [reference(name, str(place.dropin / name)) for name in ("a", "b")]
+    registry = place.open()
+    await registry.declare({"m": refs})
+    await registry.register(wanted("copied", "a"))
+    revision = registry.catalogue.revision
+    registry = place.open()
+    await registry.declare({"m": refs})
+    assert registry.catalogue.revision == revision
+    await registry.declare({"m": refs[:1]})
+    assert set(registry.catalogue.entries) == {"a", "copied"}
+
+
+def put_in_memory(name: str, folder: Path) -> None:
+    """Put the files of a folder into fsspec's store in memory."""
+    for file in folder.iterdir():
+        fsspec.filesystem("memory").pipe(f"/registry/{name}/{file.name}", file.read_bytes())
+
+
+async def test_an_adapter_from_elsewhere_is_one_as_any_other(place: Place) -> None:
+    place.prefixes = ("memory://registry/",)
+    place.put("a", seed=1)
+    put_in_memory("far", place.dropin / "a")
+    registry = place.open()
+    url = "memory://registry/far"
+    # Both are fetched, and the content is kept once.
+    await asyncio.gather(registry.register(wanted("far", url)), registry.register(wanted("again", url)))
+    place.put("a", seed=2)
+    put_in_memory("far", place.dropin / "a")
+    entry = (await registry.register(wanted("far", url, replaces=True))).entries["far"]
+    assert [version.number for version in entry.versions] == [1, 2]
+    assert {path.name for path in place.copies.iterdir()} == {version.ref.digest for version in entry.versions}
+    assert reference("far", entry.versions[1].ref.path).digest == entry.versions[1].ref.digest
+
+
+@pytest.mark.parametrize("kind", ["truncated", "config", "nan", "rank", "base", "shape", "pickle"])
+async def test_an_adapter_from_elsewhere_is_trusted_no_more_than_another(place: Place, kind: str) -> None:
+    place.prefixes = ("memory://registry/",)
+    place.put("a")
+    damage(place.dropin / "a", kind)
+    put_in_memory(kind, place.dropin / "a")
+    registry = place.open()
+    with pytest.raises(RequestError) as refused:
+        await registry.register(wanted("a", f"memory://registry/{kind}"))
+    assert refused.value.field == "lora_name"
+    assert registry.catalogue.entries == {}
+    assert list(place.copies.iterdir()) == []
+
+
+async def test_a_source_that_fails_is_told_as_that(place: Place) -> None:
+    place.prefixes = ("http://127.0.0.1:9/",)
+    registry = place.open()
+    with pytest.raises(UnavailableError, match="cannot be read now"):
+        await registry.register(wanted("a", "http://127.0.0.1:9/a"))
+    for url in ("http://127.0.0.1:10/a", "org/name"):
+        with pytest.raises(RequestError):
+            await registry.register(wanted("a", url))
+    assert list(place.copies.iterdir()) == []
+
+
+async def test_a_slow_source_holds_up_nobody_and_its_name_is_decided_when_it_is_there(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.prefixes = ("memory://registry/",)
+    place.put("slow", seed=1)
+    put_in_memory("slow", place.dropin / "slow")
+    place.put("a", seed=3)
+    registry = place.open()
+    may_end = threading.Event()
+    fetch = AdapterSources.fetch
+
+    def fetch_late(self: AdapterSources, name: str, url: str, target: str) -> None:
+        assert may_end.wait(60)
+        fetch(self, name, url, target)
+
+    monkeypatch.setattr(AdapterSources, "fetch", fetch_late)
+    names = ["slow", "a", *(f"s{index}" for index in range(NUM_FETCHERS))]
+    slow = [asyncio.create_task(registry.register(wanted(name, "memory://registry/slow"))) for name in names]
+    await asyncio.sleep(0)
+    await registry.register(wanted("a"))
+    await registry.route("a", {1: 100})
+    assert set(registry.catalogue.entries) == {"a"}
+    may_end.set()
+    with pytest.raises(RequestError, match="loaded already"):
+        await slow.pop(1)
+    await asyncio.gather(*slow)
+    assert set(registry.catalogue.entries) == set(names)
+    assert len(list(place.copies.iterdir())) == 2
+
+
+async def test_a_thousand_registrations_at_once_are_served_or_refused(place: Place) -> None:
+    registry = place.open()
+    place.put("a")
+    answers = await asyncio.gather(
+        *(registry.register(wanted(f"n{index}", "a")) for index in range(1000)), return_exceptions=True
+    )
+    refused = [answer for answer in answers if isinstance(answer, OverloadError)]
+    assert {type(answer) for answer in answers} == {Catalogue, OverloadError}
+    assert len(registry.catalogue.entries) == 1000 - len(refused) == MAX_REGISTERING
+    assert all(error.retry_after_s > 0 for error in refused)
+    place.put("late", seed=5)
+    assert "late" in (await registry.register(wanted("late"))).entries
+    assert len(list(place.copies.iterdir())) == 2

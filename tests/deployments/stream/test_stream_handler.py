@@ -1,0 +1,108 @@
+"""What leaves of an answer, and that the scores of its tokens leave with it: not before, and not of what is cut."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.generation import TokenScore, Verdict
+from deployments.stream.detokenizer import ByteDetokenizer
+from deployments.stream.reasoning import THINK, ReasoningCounter
+from deployments.stream.screening import OutputScreen
+from deployments.stream.stop_strings import StopStrings
+from deployments.stream.stream_handler import StreamHandler
+
+PIECES = ["a", "b", "ab", "ba ", "", "é", "🙂", " "]
+"""Tokens by id; those after them are the bytes of an emoji, one each."""
+BYTES = [piece.encode() for piece in PIECES] + [bytes([byte]) for byte in "🙂".encode()]
+FINE = Verdict(score_by_hazard={}, flagged=())
+BAD = Verdict(score_by_hazard={"hate": 1.0}, flagged=("hate",))
+
+
+def score(token_id: int) -> TokenScore:
+    return TokenScore(token_id, BYTES[token_id].decode("utf-8", "replace"), BYTES[token_id], -1.0)
+
+
+async def run(
+    batches: Sequence[Sequence[int]], stops: Sequence[str], window: int | None, forbidden: str | None = None
+) -> tuple[str, list[int], bool]:
+    """Feed batches; returns the text, the tokens whose scores were told, and whether a stop string was met.
+
+    At every moment the told tokens are at most the text that has left.
+    """
+
+    async def judge(texts: Sequence[str]) -> list[Verdict]:
+        return [BAD if forbidden is not None and forbidden in text else FINE for text in texts]
+
+    screen = None if window is None else OutputScreen(window_chars=window, overlap_chars=window // 2)
+    handler = StreamHandler(ByteDetokenizer(BYTES.__getitem__), StopStrings(stops), screen=screen, judge=judge)
+    text, told = "", []
+    for batch in batches:
+        text += await handler.feed(batch, [score(token_id) for token_id in batch])
+        told += [found.token_id for found in handler.take_scores()]
+        shown = b"".join(BYTES[token_id] for token_id in told).decode("utf-8", "replace").rstrip("\ufffd")
+        assert text.startswith(shown)
+        if handler.is_cut or handler.is_flagged:
+            break
+    text += await handler.close()
+    told += [found.token_id for found in handler.take_scores()]
+    return text, told, handler.is_cut
+
+
+TOKENS = st.lists(st.integers(0, len(BYTES) - 1), max_size=24)
+
+
+@given(tokens=TOKENS, cuts=st.sets(st.integers(0, 24)), window=st.sampled_from([None, 4, 9]))
+async def test_of_a_whole_answer_every_token_is_told_once(
+    tokens: list[int], cuts: set[int], window: int | None
+) -> None:
+    edges = sorted({0, len(tokens), *(cut for cut in cuts if cut < len(tokens))})
+    batches = [tokens[start:end] for start, end in itertools.pairwise(edges)]
+    text, told, _ = await run(batches, [], window)
+    assert told == tokens
+    assert text == b"".join(BYTES[token_id] for token_id in tokens).decode("utf-8", "replace")
+
+
+@given(tokens=TOKENS, stop=st.sampled_from(["ab", "b a", "🙂", "aba"]), window=st.sampled_from([None, 5]))
+async def test_of_a_text_that_is_cut_what_it_shows_is_told(tokens: list[int], stop: str, window: int | None) -> None:
+    one_by_one = await run([[token_id] for token_id in tokens], [stop], window)
+    assert await run([tokens], [stop], window) == one_by_one
+    text, told, is_cut = one_by_one
+    assert told == tokens[: len(told)]
+    assert stop not in text
+    if not is_cut:
+        assert told == tokens
+        return
+    spelt = b"".join(BYTES[token_id] for token_id in told).decode("utf-8", "replace")
+    # The last one may reach into the stop string; the one before it does not.
+    before = b"".join(BYTES[token_id] for token_id in told[:-1]).decode("utf-8", "ignore")
+    assert len(spelt.rstrip("\ufffd")) >= len(text.rstrip("\ufffd")) or not told
+    assert len(before) <= len(text)
+
+
+async def test_what_the_classifier_holds_back_is_not_told() -> None:
+    tokens = [0, 7, 0, 7, 0, 7, 1, 7, 1, 7, 1]
+    text, told, _ = await run([[token_id] for token_id in tokens], [], 4, forbidden="b")
+    assert "b" not in text
+    assert 1 not in told
+
+
+async def fine(texts: Sequence[str]) -> list[Verdict]:
+    return [FINE for _ in texts]
+
+
+async def test_the_tokens_of_the_thoughts_are_counted_as_they_come() -> None:
+    handler = StreamHandler(
+        ByteDetokenizer(lambda token_id: [b"<think>", b"so", b"</think>", b"yes"][token_id]),
+        StopStrings(()),
+        screen=None,
+        judge=fine,
+        reasoning=ReasoningCounter(THINK, has_begun=False),
+    )
+    assert await handler.feed([0, 1]) == "<think>so"
+    assert handler.num_reasoning_tokens == 2
+    await handler.feed([2, 3, 3])
+    assert (handler.num_reasoning_tokens, handler.num_tokens) == (3, 5)

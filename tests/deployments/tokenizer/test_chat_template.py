@@ -1,0 +1,120 @@
+"""What a chat template is told, and what it says where it cannot do what is asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from deployments.generation import ChatMessage, ChatPrompt, ToolCall, ToolSpec
+from deployments.tokenizer.chat_template import ChatTemplate, tool_fields, turn_fields
+from engine.errors import CheckpointError, RequestError
+
+TOLD = "{{ messages | tojson }}{% if tools %}{{ tools | tojson }}{% endif %}{{ enable_thinking }}{{ colour }}"
+TURNS = (
+    ChatMessage(role="user", content="Hi"),
+    ChatMessage(
+        role="assistant",
+        content="",
+        reasoning="Hm.",
+        tool_calls=(
+            ToolCall(call_id="1", name="f", arguments='{"a": 1}'),
+            ToolCall(call_id="2", name="g", arguments='{"a": '),
+        ),
+    ),
+    ChatMessage(role="tool", content="5", tool_call_id="1"),
+)
+TOOLS = (ToolSpec(name="f", description="D", parameters={"type": "object"}),)
+
+
+def render(source: str, prompt: ChatPrompt, **others: str) -> str:
+    template = ChatTemplate({"default": source} | others, {"bos_token": "<s>"}, max_chars=10_000)
+    return template.render(turn_fields(prompt.messages), tool_fields(prompt.tools), prompt)
+
+
+def test_a_template_is_told_of_calls_results_and_tools() -> None:
+    told = json.JSONDecoder().raw_decode(render(TOLD, ChatPrompt(messages=TURNS, tools=TOOLS)))[0]
+    assert told[1]["tool_calls"] == [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
+        {"id": "2", "type": "function", "function": {"name": "g", "arguments": '{"a": '}},
+    ]
+    assert told[1]["reasoning_content"] == "Hm."
+    assert told[2] == {"role": "tool", "content": "5", "tool_call_id": "1", "name": "f"}
+    assert '"parameters": {"type": "object"}' in render(TOLD, ChatPrompt(messages=TURNS, tools=TOOLS))
+
+
+def test_arguments_that_are_nested_without_end_stay_text() -> None:
+    deep = '{"a": ' * 100 + "1" + "}" * 100
+    call = ToolCall(call_id="1", name="f", arguments=deep)
+    (turn,) = turn_fields([ChatMessage(role="assistant", content="", tool_calls=(call,))])
+    assert turn["tool_calls"][0]["function"]["arguments"] == deep
+
+
+def test_a_chat_with_tools_takes_the_template_for_it() -> None:
+    prompt = ChatPrompt(messages=TURNS[:1], tools=TOOLS)
+    assert render("plain", prompt, tool_use="{{ tools[0].function.name }}") == "f"
+    assert render("plain", ChatPrompt(messages=TURNS[:1]), tool_use="{{ tools }}") == "plain"
+
+
+def test_a_template_that_knows_no_tools_gets_plain_turns() -> None:
+    text = render("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", ChatPrompt(messages=TURNS))
+    assert text.splitlines()[-1] == "user: Result of f: 5"
+
+
+@pytest.mark.parametrize(
+    ("options", "effort", "expected"),
+    [
+        ({}, None, ""),
+        ({"enable_thinking": True}, None, "True"),
+        ({}, "none", "False"),
+        ({}, "high", "True"),
+        ({"enable_thinking": False}, "high", "False"),
+        ({"colour": "red"}, None, "red"),
+    ],
+)
+def test_options_reach_the_template(options: dict[str, Any], effort: str | None, expected: str) -> None:
+    prompt = ChatPrompt(messages=TURNS[:1], template_options=options, reasoning_effort=effort)
+    assert render("{{ enable_thinking }}{{ colour }}", prompt) == expected
+
+
+def test_an_effort_reaches_a_template_that_knows_it() -> None:
+    prompt = ChatPrompt(messages=TURNS[:1], reasoning_effort="low")
+    assert render("{{ reasoning_effort }}", prompt) == "low"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"template_options": {"color": 1}}, "chat_template_kwargs"),
+        ({"template_options": {"messages": []}}, "chat_template_kwargs"),
+        ({"template_options": {"bos_token": ""}}, "chat_template_kwargs"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"continues_final_message": True}, "continue_final_message"),
+    ],
+)
+def test_what_the_template_cannot_do_is_refused_by_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        render("{{ colour }}{{ bos_token }}", ChatPrompt(messages=TURNS[:1], **changes))
+    assert refused.value.field == field
+
+
+def test_an_effort_of_none_asks_nothing_of_a_template_without_a_choice() -> None:
+    assert render("a", ChatPrompt(messages=TURNS[:1], reasoning_effort="none")) == "a"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% for m in messages %}[{{ m.role }}]{{ m.content }}<end>{% endfor %}", "[user]Hi<end>[assistant] So, \n"),
+        ("{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}<end>{% endfor %}", "[user]Hi<end>[assistant]So,"),
+    ],
+)
+def test_a_final_message_is_gone_on_with(source: str, expected: str) -> None:
+    messages = (TURNS[0], ChatMessage(role="assistant", content=" So, \n"))
+    assert render(source, ChatPrompt(messages=messages, continues_final_message=True)) == expected
+
+
+def test_a_template_that_is_none_is_refused_at_the_start() -> None:
+    with pytest.raises(CheckpointError, match="cannot be compiled"):
+        ChatTemplate({"default": "{% for %}"}, {}, max_chars=10)

@@ -1,0 +1,128 @@
+"""Prompts become the tokens that transformers makes of them, and nothing typed becomes a control token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from deployments.generation import ChatMessage, ChatPrompt
+from deployments.tokenizer.text_codec import TextCodec
+from engine.errors import CheckpointError, RequestError
+from tests.deployments.tiny_models import write_tokenizer
+
+CONTROL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+TYPED = st.lists(
+    st.one_of(
+        st.sampled_from([*CONTROL, "<|", "|>", "<|us", "er|>", "<", "end|>", "\ue000"]),
+        st.text(st.characters(exclude_categories=["Cs"]), max_size=12),
+    ),
+    max_size=8,
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def codec(folder: Path) -> TextCodec:
+    return TextCodec(str(folder), max_chars=2000)
+
+
+def turns(*texts: str) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple(ChatMessage(role="assistant" if i % 2 else "user", content=text) for i, text in enumerate(texts))
+    )
+
+
+def test_a_conversation_becomes_the_tokens_of_transformers(codec: TextCodec, folder: Path) -> None:
+    theirs = AutoTokenizer.from_pretrained(folder)
+    messages = turns("Where am I?", "Über dort, 日本 🙂.", "  And\nnow?\t")
+    plain = [{"role": m.role, "content": m.content} for m in messages.messages]
+    expected = theirs.apply_chat_template(plain, add_generation_prompt=True, return_dict=False)
+    assert codec.encode_chat(messages) == expected
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(TYPED, min_size=1, max_size=3))
+def test_what_is_typed_is_never_a_control_token_and_is_read_as_typed(codec: TextCodec, texts: list[str]) -> None:
+    token_ids = codec.encode_chat(turns(*texts))
+    control = {0, 1, 2, 3, 4}
+    assert [i for i in token_ids if i in control] == [
+        0,
+        *(token for i in range(len(texts)) for token in (4 if i % 2 else 3, 1)),
+        4,
+    ]
+    spoken = [token_id for token_id in token_ids if token_id not in control]
+    assert codec.decode(spoken) == "".join(texts)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60))
+def test_raw_text_is_read_back_as_it_was(codec: TextCodec, text: str) -> None:
+    assert codec.decode(codec.encode_text(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [([], "at least one message"), (["x" * 2001], "at most 2000"), (["\ud800"], "lone surrogate")],
+)
+def test_a_conversation_that_cannot_be_read_is_refused_by_field(codec: TextCodec, texts: list[str], words: str) -> None:
+    with pytest.raises(RequestError, match=words) as refused:
+        codec.encode_chat(turns(*texts))
+    assert refused.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("", "at least one token"), ("x" * 2001, "at most 2000"), ("\udfff", "lone surrogate")]
+)
+def test_raw_text_that_cannot_be_read_is_refused_by_field(codec: TextCodec, text: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as refused:
+        codec.encode_text(text)
+    assert refused.value.field == "prompt"
+
+
+def with_template(folder: Path, target: Path, template: str | None) -> TextCodec:
+    target.mkdir()
+    (target / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template")
+    if template is not None:
+        config["chat_template"] = template
+    (target / "tokenizer_config.json").write_text(json.dumps(config))
+    return TextCodec(str(target))
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        (None, "no chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ ''.__class__.__mro__ }}", "refuses the messages"),
+        ("", "no chat template"),
+    ],
+)
+def test_a_template_that_is_missing_or_says_no_is_a_refusal(
+    folder: Path, tmp_path: Path, template: str | None, words: str
+) -> None:
+    codec = with_template(folder, tmp_path / "other", template)
+    with pytest.raises(RequestError, match=words) as refused:
+        codec.encode_chat(turns("hello"))
+    assert refused.value.field == "messages"
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_a_folder_without_a_whole_tokenizer_is_refused_by_name(folder: Path, tmp_path: Path, damage: str) -> None:
+    if damage == "truncated":
+        (tmp_path / "tokenizer.json").write_text((folder / "tokenizer.json").read_text()[:500])
+        (tmp_path / "tokenizer_config.json").write_text((folder / "tokenizer_config.json").read_text())
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        TextCodec(str(tmp_path))

@@ -1,0 +1,74 @@
+"""One tokenizer for each folder, whoever shares it; ids cross the handle packed and arrive as they were."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import pytest
+
+from deployments.config import ModelConfig
+from deployments.errors import UnavailableError
+from deployments.generation import ChatMessage, ChatPrompt, TextPrompt
+from deployments.tokenizer import tokenizer
+from deployments.tokenizer.tokenizer import LocalTokenizer, RemoteTokenizer, Tokenizer, build_codecs
+from engine.errors import RequestError
+
+PATIENCE_S = 20.0
+CHAT = ChatPrompt(messages=(ChatMessage(role="user", content="Where am I? 日本"),))
+
+
+def test_models_that_share_a_folder_share_a_codec(tiny_model: ModelConfig) -> None:
+    long = replace(tiny_model, name="long", max_model_len=1_000_000)
+    codecs = build_codecs([tiny_model, replace(tiny_model, name="twin"), long])
+    assert codecs["chat"] is codecs["twin"]
+    assert codecs["long"] is not codecs["chat"]
+
+
+class Handle:
+    """A Serve handle to an actor in this process."""
+
+    def __init__(self, actor: Tokenizer) -> None:
+        self._actor = actor
+        self.encode = self
+
+    async def remote(self, model: str, prompt: ChatPrompt | TextPrompt) -> bytes:
+        return await self._actor.encode(model, prompt)
+
+
+async def test_here_or_in_an_actor_a_prompt_becomes_the_same_tokens(tiny_model: ModelConfig) -> None:
+    local = LocalTokenizer(build_codecs([tiny_model]))
+    remote = RemoteTokenizer(Handle(Tokenizer((tiny_model,))))  # type: ignore[arg-type]
+    for prompt in (CHAT, TextPrompt(text="raw text")):
+        token_ids = await local.encode("chat", prompt)
+        assert token_ids
+        assert await remote.encode("chat", prompt) == token_ids
+
+
+async def test_while_a_prompt_is_encoded_the_event_loop_goes_on(
+    tiny_model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop_goes_on, local = threading.Event(), LocalTokenizer(build_codecs([tiny_model]))
+    monkeypatch.setattr(tokenizer, "_encode", lambda codec, prompt: (int(loop_goes_on.wait(PATIENCE_S)),))
+    encoding = asyncio.create_task(local.encode("chat", CHAT))
+    asyncio.get_running_loop().call_later(0.01, loop_goes_on.set)
+    assert await encoding == (1,)
+
+
+async def test_an_actor_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hung:
+        encode = property(lambda self: self)
+
+        async def remote(self, *args: object) -> bytes:
+            return await asyncio.Future()
+
+    monkeypatch.setattr(tokenizer, "ENCODE_TIMEOUT_S", 0.01)
+    with pytest.raises(UnavailableError, match="not answered"):
+        await RemoteTokenizer(Hung()).encode("chat", CHAT)  # type: ignore[arg-type]
+
+
+async def test_a_model_that_is_not_there_is_refused_by_name(tiny_model: ModelConfig) -> None:
+    with pytest.raises(RequestError, match="'other'") as refused:
+        await LocalTokenizer(build_codecs([tiny_model])).encode("other", CHAT)
+    assert (refused.value.field, refused.value.code) == ("model", "model_not_found")

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pytest
+
+from adapters.identity import AdapterDigest
+from engine.cache.blocks import BlockId, BlockPool
+from engine.cache.prefix_index import MAX_LANDMARKS, BlockName, Landmarks, PrefixIndex, child_name, landmark, root_name
+
+
+def chain(*blocks: tuple[int, ...], adapter: AdapterDigest | None = None, salt: str = "") -> list[BlockName]:
+    names, parent = [], root_name(adapter, salt)
+    for tokens in blocks:
+        parent = child_name(parent, tokens)
+        names.append(parent)
+    return names
+
+
+def test_the_longest_indexed_prefix_is_found() -> None:
+    index = PrefixIndex()
+    names = chain((1, 2), (3, 4), (5, 6))
+    index.insert(names[0], BlockId(7))
+    index.insert(names[1], BlockId(3))
+    assert index.match(names) == [7, 3]
+    assert index.match(chain((1, 2), (9, 9))) == [7]
+    assert index.match(chain((9, 9), (3, 4))) == []
+
+
+def test_a_prefix_with_a_hole_ends_at_the_hole() -> None:
+    index = PrefixIndex()
+    names = chain((1,), (2,), (3,))
+    index.insert(names[0], BlockId(0))
+    index.insert(names[2], BlockId(2))
+    assert index.match(names) == [0]
+
+
+def test_an_equal_block_after_another_beginning_has_another_name() -> None:
+    assert chain((1,), (5,))[1] != chain((2,), (5,))[1]
+
+
+def test_adapter_and_salt_each_make_a_chain_of_their_own() -> None:
+    a, b = AdapterDigest("aa"), AdapterDigest("bb")
+    roots = [root_name(None, ""), root_name(a, ""), root_name(b, ""), root_name(None, "x"), root_name(a, "x")]
+    assert len(set(roots)) == len(roots)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((AdapterDigest("t"), ""), (None, "t")),
+        ((AdapterDigest("ab"), "c"), (AdapterDigest("a"), "bc")),
+        ((AdapterDigest(""), ""), (None, "")),
+        ((None, "S"), (AdapterDigest("S"), "")),
+        ((None, "\ud800"), (None, "?")),
+    ],
+)
+def test_a_salt_is_never_taken_for_an_adapter(
+    one: tuple[AdapterDigest | None, str], other: tuple[AdapterDigest | None, str]
+) -> None:
+    assert root_name(*one) != root_name(*other)
+
+
+def test_tokens_cannot_move_between_neighbouring_blocks_unseen() -> None:
+    assert chain((1, 2), (3,))[-1] != chain((1,), (2, 3))[-1]
+
+
+def test_a_name_is_a_sha_256() -> None:
+    assert len(root_name(None, "")) == len(chain((1,))[0]) == 32
+
+
+def test_the_first_block_of_a_name_keeps_it() -> None:
+    index = PrefixIndex()
+    [name] = chain((1,))
+    index.insert(name, BlockId(4))
+    index.insert(name, BlockId(5))
+    assert index.match([name]) == [4]
+    assert len(index) == 1
+
+
+def test_an_evicted_block_is_found_no_more() -> None:
+    index = PrefixIndex()
+    [name] = chain((1,))
+    index.insert(name, BlockId(4))
+    index.evict(BlockId(4))
+    index.evict(BlockId(4))
+    assert index.match([name]) == []
+    index.check(BlockPool(5))
+
+
+def test_check_finds_a_block_outside_the_pool() -> None:
+    index = PrefixIndex()
+    index.insert(chain((1,))[0], BlockId(4))
+    with pytest.raises(AssertionError, match="outside the pool"):
+        index.check(BlockPool(4))
+
+
+def test_landmarks_are_every_so_manieth_name_that_is_indexed() -> None:
+    landmarks = Landmarks(2 * MAX_LANDMARKS)
+    assert landmarks.stride_blocks == 2
+    index = PrefixIndex(landmarks)
+    names = chain((1,), (2,), (3,), (4,))
+    for i, name in enumerate(names):
+        index.insert(name, BlockId(i), i)
+    assert landmarks.copy() == {landmark(names[1]), landmark(names[3])}
+    for block in (0, 1, 9):
+        index.evict(BlockId(block))
+    assert landmarks.copy() == {landmark(names[3])}
+
+
+@pytest.mark.parametrize("num_blocks", [1, MAX_LANDMARKS, MAX_LANDMARKS + 1, 48_000, 1_000_000])
+def test_there_are_never_more_landmarks_than_the_bound(num_blocks: int) -> None:
+    stride = Landmarks(num_blocks).stride_blocks
+    assert num_blocks / stride <= MAX_LANDMARKS
+    assert stride == 1 or num_blocks / (stride // 2) > MAX_LANDMARKS

@@ -1,0 +1,131 @@
+"""Serving launches nothing that a start has not: whatever comes together in a step, its kernels are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.backend import KvCache
+from engine.decoder.decoder import Decoder
+from engine.decoder.spec import read_spec
+from engine.gpu.adapters import TritonLora
+from engine.gpu.backend import TritonBackend
+from engine.gpu.choosing import TokenChooser
+from engine.gpu.rehearsal import Rehearsal, _steps
+from loadtest.geometries import CONFIG_BY_NAME
+from loadtest.gpu.engine import random_weights
+from tests.architecture.source_tree import ROOT
+from tests.engine.gpu.host_runtime import HostRuntime
+from tests.engine.gpu.test_inputs import CONFIG
+
+STEPS = """
+import json, random, sys
+from dataclasses import replace
+from pathlib import Path
+import torch
+from engine.backend import KvCache
+from engine.decoder.decoder import Decoder
+from engine.decoder.spec import read_spec
+from engine.gpu.adapters import TritonLora
+from engine.gpu.backend import TritonBackend
+from engine.gpu.choosing import TokenChooser
+from engine.gpu.model import recorded_sizes
+from engine.gpu.rehearsal import Rehearsal
+from kernels.architecture import pretending
+from kernels.recording import recording
+from loadtest.geometries import CONFIG_BY_NAME
+from loadtest.gpu.engine import random_weights
+from tests.engine.gpu.host_runtime import HostRuntime
+from tests.engine.gpu.test_inputs import CONFIG
+
+TINY = {"hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 320, "eos_token_id": 2, "hidden_act": "silu"}
+folder = Path(sys.argv[1])
+(folder / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | TINY))
+spec, device, runtime = read_spec(str(folder)), torch.device("cpu"), HostRuntime()
+config = replace(CONFIG, max_num_seqs=24, max_batched_tokens=2000, max_model_len=1100, max_adapter_rank=16)
+adapters = TritonLora(runtime, config.max_num_seqs, config.max_adapter_rank)
+backend = TritonBackend(adapters, config.max_num_seqs)
+with pretending("sm_90"):
+    decoder = Decoder(spec, random_weights("", spec, torch.bfloat16, device), backend, config.max_model_len)
+    rehearsal = Rehearsal(decoder, adapters, TokenChooser(runtime, 24), config, torch.bfloat16, device)
+    with recording() as known:
+        rehearsal.run()
+    cache = KvCache.of(spec, num_blocks=1, block_tokens=4, dtype=torch.bfloat16, device=device)
+    draw = random.Random(5)
+    steps = [(size, []) for size in recorded_sizes(24)]
+    steps += [
+        (draw.randint(0, 20), [draw.randint(2, 1100) >> draw.randint(0, 8) or 2 for _ in range(draw.randint(1, 3))])
+        for _ in range(40)
+    ]
+    with recording() as found, torch.inference_mode():
+        for num_decodes, chunks in steps:
+            rows, at = [], 0
+            for count in [1] * num_decodes + chunks:
+                rows.append((at, count))
+                at += count
+            if at > 2000:
+                continue
+            for num_segments in (0, draw.randint(1, len(rows))):
+                adapters.expect(num_segments)
+                decoder.forward(rehearsal._batch(rows, num_decodes, cache.null_block), cache)
+missing = [launch.title for launch in found if launch not in known]
+assert not missing, missing
+assert len(found) > 10
+"""
+
+
+def test_random_steps_launch_what_was_rehearsed(tmp_path: Path) -> None:
+    # A process of its own: in this one kernels are interpreted, and launches cannot be noted.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-c", STEPS, str(tmp_path)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="every start of an engine does it there")
+def test_a_rehearsal_computes_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tiny |= {"num_key_value_heads": 1, "vocab_size": 70, "eos_token_id": 2, "hidden_act": "silu"}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | tiny))
+    spec, runtime = read_spec(str(tmp_path)), HostRuntime()
+    config = replace(CONFIG, max_num_seqs=3, max_batched_tokens=6, max_model_len=8, max_blocks_per_request=2)
+    adapters = TritonLora(runtime, config.max_num_seqs, config.max_adapter_rank)
+    backend = TritonBackend(adapters, config.max_num_seqs)
+    weights = random_weights("", spec, torch.float32, runtime.device)
+    decoder = Decoder(spec, weights, backend, config.max_model_len)
+    caches: list[KvCache] = []
+    make = KvCache.of
+
+    def kept(*args: object, **named: object) -> KvCache:
+        caches.append(make(*args, **named))
+        return caches[-1]
+
+    monkeypatch.setattr(KvCache, "of", kept)
+    Rehearsal(decoder, adapters, TokenChooser(runtime, 3), config, torch.float32, runtime.device).run()
+    assert not caches[0].data.any()
+    assert backend.lora(()) is None
+
+
+def test_every_size_is_there_and_the_last_step_is_the_fullest() -> None:
+    steps = list(_steps(CONFIG))
+    sizes = [sum(count for _, count in rows) for rows, _ in steps]
+    assert sizes == [1, 2, 4, 8, 16, 32, CONFIG.max_batched_tokens]
+    assert [num_decodes for _, num_decodes in steps] == [1, 2, 4, 6, 6, 6, 0]
+    for rows, num_decodes in steps:
+        assert [first for first, _ in rows] == [sum(count for _, count in rows[:i]) for i in range(len(rows))]
+        assert all(count == 1 for _, count in rows[:num_decodes])
+        assert all(count <= CONFIG.max_model_len for _, count in rows)

@@ -1,0 +1,67 @@
+"""Checkpoints of 4-bit weights, packed number by number as their formats are described, and what they stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+GROUP = 128
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""The first lies in the lowest bits."""
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": False},
+    "gptq_v2": {
+        "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "checkpoint_format": "gptq_v2",
+    },
+}  # fmt: skip
+
+
+def packed_rows(numbers: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:
+    """Pack [rows, 8 * n] into [rows, n] numbers of 32 bits."""
+    out = np.zeros((numbers.shape[0], numbers.shape[1] // 8), dtype=np.uint32)
+    for row in range(out.shape[0]):
+        for column in range(out.shape[1]):
+            word = 0
+            for place, index in enumerate(order):
+                word |= int(numbers[row, 8 * column + index]) << (4 * place)
+            out[row, column] = word
+    return out.view(np.int32)
+
+
+def quantize(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Return the tensors of a weight [out, in] by their names' ends, and the numbers [out, in] that they stand for."""
+    out, depth = weight.shape
+    grouped = weight.numpy().reshape(out, depth // GROUP, GROUP)
+    low, high = np.minimum(grouped.min(-1), 0), np.maximum(grouped.max(-1), 0)
+    scales = ((high - low) / 15).astype(np.float16)
+    zeros = np.clip(np.rint(-low / scales), 1, 15).astype(np.int64)
+    levels = np.clip(np.rint(grouped / scales[..., None]) + zeros[..., None], 0, 15).astype(np.int64)
+    numbers = (levels - zeros[..., None]).astype(np.float32) * scales.astype(np.float32)[..., None]
+    flat = levels.reshape(out, depth)
+    if kind == "awq":
+        qweight, qzeros = packed_rows(flat.T, AWQ_ORDER), packed_rows(zeros.T, AWQ_ORDER)
+    else:
+        qweight, qzeros = packed_rows(flat).T, packed_rows(zeros.T - (kind == "gptq"))
+    tensors = {"qweight": qweight, "qzeros": qzeros, "scales": scales.T}
+    return (
+        {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()},
+        torch.from_numpy(numbers.reshape(out, depth)),
+    )
+
+
+def quantize_layers(
+    tensors: dict[str, torch.Tensor], kind: str
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Quantize the linear modules of a checkpoint's layers; return its tensors, and those of what it stands for."""
+    stored, meant = {}, {}
+    for name, tensor in tensors.items():
+        if not name.endswith("_proj.weight"):
+            stored[name] = meant[name] = tensor
+            continue
+        parts, meant[name] = quantize(tensor.float(), kind)
+        stored |= {f"{name.removesuffix('.weight')}.{part}": packed for part, packed in parts.items()}
+    return stored, meant

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
+from engine.scheduling.row_shares import who_yields
+from tests.engine.scripted import a_request
+
+
+def live(name: str, flow: str, place: int, *, has_yielded: bool = False) -> LiveRequest:
+    return LiveRequest(
+        request=a_request(name, tenant=flow),
+        rank=rank_of(0, tag=0.0, arrival=place),
+        tag=0.0,
+        queued_at_s=0.0,
+        output_ids=[],
+        has_yielded=has_yielded,
+    )
+
+
+def test_the_last_of_the_largest_yield_to_the_first_of_another() -> None:
+    running = [live(f"a{place}", "a", place) for place in range(4)]
+    waiting = [live(f"b{place}", "b", 10 + place) for place in range(3)]
+    pairs = list(who_yields(running, waiting, 4, lambda _: True))
+    assert [(victim.request.request_id, behind.request.request_id) for victim, behind in pairs] == [
+        ("a3", "b1"),
+        ("a2", "b1"),
+    ]
+
+
+def test_nobody_yields_to_his_own_flow_or_to_one_that_is_not_ready_or_a_second_time() -> None:
+    running = [live(f"a{place}", "a", place) for place in range(4)]
+    assert list(who_yields(running, [live("a9", "a", 9)], 4, lambda _: True)) == []
+    assert list(who_yields(running, [live("b", "b", 9)], 4, lambda _: False)) == []
+    worn = [live(f"a{place}", "a", place, has_yielded=True) for place in range(4)]
+    assert list(who_yields(worn, [live("b", "b", 9)], 4, lambda _: True)) == []
+
+
+FLOWS = st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans()), max_size=8)
+
+
+@given(holding=FLOWS.filter(bool), asking=FLOWS.filter(bool))
+def test_nobody_falls_below_his_share_and_nobody_gets_more(
+    holding: list[tuple[str, bool]], asking: list[tuple[str, bool]]
+) -> None:
+    running = [live(f"r{i}", flow, i, has_yielded=worn) for i, (flow, worn) in enumerate(holding)]
+    waiting = [live(f"w{i}", flow, 100 + i) for i, (flow, _) in enumerate(asking)]
+    num_rows = len(running)
+    before = Counter(flow_of(one.request) for one in running)
+    after = Counter(before)
+    share = max(1, num_rows // len({flow for flow, _ in holding + asking}))
+    seen = set()
+    for victim, behind in who_yields(running, waiting, num_rows, lambda _: True):
+        assert not victim.has_yielded
+        assert victim.request.request_id not in seen
+        seen.add(victim.request.request_id)
+        after[flow_of(victim.request)] -= 1
+        after[flow_of(behind.request)] += 1
+    for flow, count in after.items():
+        assert count >= min(share, before[flow])
+        assert count <= max(share, before[flow])

@@ -1,0 +1,103 @@
+"""Unpacking of 4-bit weights, against packing number by number as the formats are described."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from safetensors.torch import save_file
+
+from engine.decoder.spec import read_spec
+from engine.decoder.stored_int4 import StoredInt4, parse_stored
+from engine.errors import CheckpointError
+from engine.loading.checkpoint import load_parameters, read_tensor
+from engine.loading.int4 import AWQ_PLACES, IN_ORDER, Int4Weight, dense, read_int4, unpack
+from kernels.streamed_linear.reference import from_int4
+from tests.engine.checkpoint_folder import random_tensors, write_config
+from tests.engine.int4_checkpoints import AWQ_ORDER, CONFIGS, packed_rows, quantize, quantize_layers
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+CPU = torch.device("cpu")
+Q = "model.layers.1.self_attn.q_proj"
+
+
+@settings(deadline=None, max_examples=40)
+@given(rows=st.integers(1, 3), columns=st.integers(1, 4), seed=st.integers(0, 1000))
+def test_what_is_unpacked_is_what_was_packed(rows: int, columns: int, seed: int) -> None:
+    numbers = np.random.default_rng(seed).integers(0, 16, (rows, 8 * columns))
+    for order, places in ((tuple(range(8)), IN_ORDER), (AWQ_ORDER, AWQ_PLACES)):
+        packed = torch.from_numpy(packed_rows(numbers, order))
+        assert torch.equal(unpack(packed, places), torch.from_numpy(numbers).to(torch.uint8))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_weight_stands_for_what_its_format_says_dense_and_packed(kind: str) -> None:
+    torch.manual_seed(0)
+    tensors, meant = quantize(torch.randn(24, 384), kind)
+    stored = parse_stored(CONFIGS[kind], "here")
+    found = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float32)
+    assert torch.equal(found.dense(), meant)
+    half = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float16)
+    assert torch.equal(from_int4(half.packed()), meant.half())
+
+
+def test_a_zero_point_of_sixteen_is_kept() -> None:
+    """GPTQ's first format keeps zero points less one, so that 15 stands for 16."""
+    tensors, _ = quantize(torch.randn(8, 128), "gptq")
+    tensors["qzeros"] = torch.full_like(tensors["qzeros"], -1)
+    stored = StoredInt4(method="gptq", zero_offset=1)
+    found = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float16)
+    assert (found.zeros == 16).all()
+    assert torch.equal(from_int4(found.packed()), found.dense())
+
+
+def write(folder: Path, kind: str, **more: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Write a checkpoint of 4-bit weights; return the tensors that it stands for."""
+    write_config(folder, **SIZES)
+    stored, meant = quantize_layers(random_tensors(folder), kind)
+    write_config(folder, **SIZES, quantization_config=CONFIGS[kind])
+    save_file(stored | more, folder / "model.safetensors")
+    return meant
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_parameters_are_the_modules_stacked(tmp_path: Path, kind: str) -> None:
+    meant = write(tmp_path, kind)
+    spec = read_spec(str(tmp_path))
+    found = dict(load_parameters(str(tmp_path), spec, torch.float32, CPU))
+    stacked = torch.cat([meant[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv"])
+    assert isinstance(found["layers.1.qkv.weight"], Int4Weight)
+    assert torch.equal(dense(found["layers.1.qkv.weight"]), stacked)
+    assert torch.equal(dense(found["head"]), meant["lm_head.weight"])
+    assert torch.equal(read_tensor(str(tmp_path), spec, f"{Q}.weight", torch.float32), meant[f"{Q}.weight"])
+
+
+def test_what_comes_along_and_says_nothing_is_passed_over(tmp_path: Path) -> None:
+    groups = torch.arange(128, dtype=torch.int32) // 128
+    write(tmp_path, "gptq", **{f"{Q}.g_idx": groups, f"{Q}.bias": torch.zeros(128, dtype=torch.float16)})
+    assert dict(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {f"{Q}.g_idx": torch.ones(128, dtype=torch.int32)},
+        {f"{Q}.bias": torch.ones(128)},
+        {f"{Q}.weight": torch.ones(128, 128)},
+        {"model.layers.7.self_attn.q_proj.bias": torch.zeros(128)},
+    ],
+)
+def test_what_comes_along_and_would_change_something_is_refused(tmp_path: Path, more: dict[str, torch.Tensor]) -> None:
+    write(tmp_path, "gptq", **more)
+    with pytest.raises(CheckpointError, match=f"{next(iter(more))} belongs to nothing"):
+        list(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))
+
+
+def test_a_packed_tensor_of_another_type_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "awq", **{f"{Q}.qweight": torch.zeros(128, 16)})
+    with pytest.raises(CheckpointError, match=rf"{Q}.qweight has type F32; known are I32"):
+        list(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))

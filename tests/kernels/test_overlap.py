@@ -1,0 +1,60 @@
+"""A kernel that begins early waits before it looks at anything, and only where a GPU can."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kernels import overlap
+from kernels.architecture import pretending
+from tests.architecture.source_tree import ROOT
+
+SHOW = """
+import torch
+from triton.backends.compiler import GPUTarget
+from kernels import launches, overlap
+from kernels.architecture import pretending
+from kernels.recording import recording
+from kernels.triton_cache import compile_one
+
+overlap.IS_WANTED = True
+geometry = launches.GEOMETRIES[1]
+with pretending("sm_90"), recording() as found:
+    launches.attend(geometry, torch.bfloat16, torch.bfloat16)
+    x = torch.empty(1, 1024, dtype=torch.bfloat16, device="meta")
+    launches.add_rms_norm(x, x, x[0], 1e-5)
+    launches.streamed_linear(x, torch.empty(64, 1024, dtype=x.dtype, device="meta"), None, x)
+for launch in found:
+    if "overlaps=True" in launch.title:
+        print("KERNEL", launch.kernel, compile_one(launch, GPUTarget("cuda", 90, 32)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_nothing_is_touched_before_the_kernel_before_has_ended() -> None:
+    # A process of its own: in this one kernels are interpreted.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-c", SHOW], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    kernels = run.stdout.split("KERNEL ")[1:]
+    assert len({text.split()[0] for text in kernels}) == 5
+    for text in kernels:
+        first_touch = re.search(r"\b(ld\.global|st\.global|cp\.async|atom\.global|red\.global)", text)
+        assert first_touch is not None
+        assert 0 < text.index("griddepcontrol.wait") < first_touch.start(), text.split()[0]
+
+
+def test_only_where_it_is_wanted_and_a_gpu_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pretending("sm_90"):
+        assert overlap.overlap() == {"OVERLAPS": False}
+    monkeypatch.setattr(overlap, "IS_WANTED", True)
+    for name, can in (("sm_80", False), ("sm_90", True), ("sm_100", True), ("gfx942", False)):
+        with pretending(name):
+            assert overlap.overlap()["OVERLAPS"] is can

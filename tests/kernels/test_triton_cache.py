@@ -1,0 +1,67 @@
+"""What is compiled side by side is what a launch then looks for in Triton's cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source_tree import ROOT
+
+LAUNCHES = """
+from dataclasses import replace
+import sys, torch, triton
+from triton.backends.compiler import GPUTarget
+from kernels import launches
+from kernels.architecture import pretending
+from kernels.launches import GEOMETRIES
+from kernels.recording import recording
+from kernels.triton_cache import _NoGpu, fill_cache
+from kernels.add_rms_norm.launch import add_rms_norm
+from kernels.lora_expand.launch import lora_expand
+from kernels.lora_shrink.launch import lora_shrink
+
+def launch():
+    with pretending("sm_90"):
+        x = torch.empty(3, 64, dtype=torch.bfloat16, device="meta")
+        add_rms_norm(x, x, x[0], 1e-5)
+        # Widths that nothing divides, a rank of 1, and numbers that begin in the middle of others.
+        segments = torch.empty(10, dtype=torch.int64, device="meta")[1:].view(-1, 3)
+        odd = torch.empty(3, 33, dtype=torch.float16, device="meta")
+        options = {"entry": 1, "max_segments": 3}
+        shrunk = lora_shrink(odd, segments, segments[0, :1], num_modules=1, max_rank=1, **options)
+        lora_expand(odd, shrunk, segments, segments[0, :1], splits=(33,), **options)
+
+if __name__ == "__main__":
+    target = GPUTarget("cuda", 90, 32)
+    with recording() as found:
+        launch()
+    assert len(found) == 3, found
+    assert fill_cache(found[:1], target, 2) == 1
+    assert fill_cache(found, target, 2) == 2
+    assert fill_cache(found, target, 2) == 0
+    broken = replace(found[0], module="kernels.nowhere")
+    assert fill_cache([broken], target, 2) == fill_cache([broken], target, 2) == 1
+    hits = {}
+    triton.knobs.compilation.listener = lambda *, src, cache_hit, **_: hits.update({src.name: cache_hit})
+    triton.runtime.driver.set_active(_NoGpu(target))
+    run = triton.JITFunction.run
+    triton.JITFunction.run = lambda kernel, *args, warmup, **named: run(kernel, *args, warmup=True, **named)
+    launch()
+    assert hits == dict.fromkeys(("add_rms_norm_kernel", "lora_expand_kernel", "lora_shrink_kernel"), True), hits
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_launch_finds_what_was_compiled_for_it(tmp_path: Path) -> None:
+    # A process of its own: in this one kernels are interpreted. A file: other processes import what is run.
+    script = tmp_path / "launch.py"
+    script.write_text(LAUNCHES)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    run = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]

@@ -1,0 +1,58 @@
+"""Parts of a benchmark: what hangs or crashes costs itself only, and what it had found is kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from loadtest.gpu.parts import Notes, Part, run_parts
+
+PART = """
+import os, sys, time
+from pathlib import Path
+from loadtest.gpu.parts import Notes
+notes = Notes(Path(sys.argv[2]))
+notes.add("seen", 1)
+if sys.argv[1] == "hangs":
+    os.fork() and time.sleep(600) or time.sleep(600)
+if sys.argv[1] == "crashes":
+    os.abort()
+notes.add("seen", 2)
+"""
+
+
+def part(name: str, limit_s: float = 60.0) -> Part:
+    return Part(name=name, limit_s=limit_s, run=lambda notes: None)
+
+
+def test_a_part_that_hangs_or_crashes_costs_only_itself(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "found.json"
+    command = [sys.executable, "-c", PART]
+    found = run_parts([part("hangs", 3), part("crashes"), part("works")], out, 1000.0, command)
+    written = json.loads(out.read_text())
+    assert written["parts"] == found["parts"]
+    assert found["parts"]["hangs"]["error"] == "stopped after 3 s"
+    assert found["parts"]["hangs"]["seen"] == [1]
+    assert found["parts"]["crashes"]["error"] == "ended with status -6"
+    assert found["parts"]["crashes"]["seen"] == [1]
+    assert found["parts"]["works"]["error"] is None
+    assert found["parts"]["works"]["seen"] == [1, 2]
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_no_part_is_begun_without_time_for_it(tmp_path: Path) -> None:
+    now_s = iter(range(0, 1000, 10))
+    command = [sys.executable, "-c", PART]
+    parts = [part("works"), part("late")]
+    found = run_parts(parts, tmp_path / "found.json", 45.0, command, clock=lambda: next(now_s))
+    assert found["parts"]["works"]["seen"] == [1, 2]
+    assert found["parts"]["late"]["error"] == "no time was left"
+
+
+def test_notes_are_whole_after_every_entry(tmp_path: Path) -> None:
+    notes = Notes(tmp_path / "notes.json")
+    notes.tell("device", "a")
+    notes.add("rows", {"ms": 1.5})
+    notes.add("rows", {"ms": 2.5})
+    assert json.loads((tmp_path / "notes.json").read_text()) == {"device": "a", "rows": [{"ms": 1.5}, {"ms": 2.5}]}
