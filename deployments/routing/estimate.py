@@ -1,7 +1,7 @@
 """How long a request would wait for its first token on a replica, from what the replica told and what was sent since.
 
     expected = max(time for the prompts before it, for a row and, beside them, for its adapter)
-               + time for the rest of its own prompt + one step + what the replica is overdue
+               + time for the rest of its own prompt + the step under way + what the replica is overdue
 
 Pure. Times are monotonic seconds of the gateway; the replica's clock plays no part.
 """
@@ -145,8 +145,10 @@ def estimate(asked: Asked, state: ReplicaState, now_s: float, defaults: LoadRepo
     crowding_s = max(0.0, too_many + SPARE_SHARE * report.max_running) * turnover_s
     has_adapter, load_s = _adapter(asked, state, unseen, report, defaults)
     num_new = max(1, asked.num_tokens - _num_cached(asked, state, report))
-    first_token_s = max(wait_s, load_s) + num_new / rate + report.step_s
+    first_token_s = max(wait_s, load_s) + num_new / rate
     if state.report:
+        # How long its last step took says nothing of a replica at rest: it may have been a long prompt's.
+        first_token_s += report.step_s if report.num_running else 0.0
         first_token_s += report.stalled_s + (age_s if age_s > OVERDUE_S else 0.0)
     return Estimate(first_token_s, num_new, num_new / rate, crowding_s, taken / report.max_running, has_adapter)
 

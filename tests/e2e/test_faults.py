@@ -5,6 +5,7 @@ Float32, so that a stream that goes on in another batch says what it would have 
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ import psutil
 import pytest
 import yaml
 
+from deployments.routing.estimate import REPORT_PERIOD_S
 from tests.e2e.server import ROOT, Server, config_on_a_free_port, running, until
 from tests.e2e.streams import BASE, NUM_STREAMS, Streamed, follow, has_replicas, is_idle, options_of, prompts_seen
 
@@ -74,19 +76,26 @@ def expected(server: Server) -> list[str]:
 def test_requests_with_one_prefix_meet_and_others_spread(server: Server) -> None:
     """Whichever gateway each comes to: without knowing, half of them would go where the prefix is not."""
     until(lambda: has_replicas(server, 2), "two replicas")
-    prefix = "os.path.join joins parts of a path. " * 40
+    names = itertools.count()
 
-    def cached(number: int) -> int:
+    def num_cached(prompt: str) -> int:
         # A client of its own each: connections are spread over the gateways.
         with server.client() as client:
-            usage = client.completions.create(model=BASE, prompt=f"{prefix} {number}", max_tokens=2).usage
+            usage = client.completions.create(model=BASE, prompt=prompt, max_tokens=2).usage
         assert usage is not None
         assert usage.prompt_tokens_details is not None
         return usage.prompt_tokens_details.cached_tokens or 0
 
+    def meet() -> bool:
+        # New each time: what had been asked for before might lie on both replicas.
+        prefix = f"{next(names)}: " + "os.path.join joins parts of a path. " * 40
+        assert num_cached(prefix) < 100
+        # The other gateway is told with the next report.
+        time.sleep(3 * REPORT_PERIOD_S)
+        return num_cached(prefix + "And then?") > 300
+
     # The first ones may come before the replicas were asked to report.
-    until(lambda: cached(0) > 0, "the replicas to be known")
-    assert all(cached(number) > 300 for number in range(1, 11))
+    until(lambda: all(meet() for _ in range(8)), "those with one prefix to meet")
 
     before = prompts_seen(server)
     while_streaming(server, lambda: None)
@@ -131,7 +140,7 @@ def test_a_replica_that_the_kernel_has_no_memory_for_takes_nobody_along(
     def is_gone() -> bool:
         # What has memory left over from earlier requests needs more for longer ones.
         with server.client() as client:
-            prompt = f"{random.random()} " * 100
+            prompt = f"{random.random():.9f} " * 100
             assert client.completions.create(model=BASE, prompt=prompt, max_tokens=1).choices
         return starved not in server.processes(f"Model-{BASE}")
 

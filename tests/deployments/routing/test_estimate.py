@@ -54,6 +54,12 @@ def test_silence_and_a_step_that_does_not_end_are_held_against_a_replica() -> No
     assert expected(replace(REST, stalled_s=5.0)).first_token_s > 5
 
 
+def test_the_step_under_way_is_waited_for_where_there_is_one() -> None:
+    slow = replace(REST, step_s=0.3)
+    assert expected(slow).first_token_s == pytest.approx(0.2)
+    assert expected(replace(slow, num_running=1)).first_token_s == pytest.approx(0.5)
+
+
 def test_rows_are_waited_for() -> None:
     assert expected(replace(REST, num_running=7)).first_token_s == pytest.approx(0.2)
     assert expected(replace(REST, num_running=8, num_waiting=1)).first_token_s == pytest.approx(2 * 0.5 + 0.2)
