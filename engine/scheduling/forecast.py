@@ -100,7 +100,7 @@ def forecast(load: Load, backlog: Backlog, capacity: Capacity, costs: StepCosts,
     before = (*backlog.running, *backlog.waiting)
     *places, place = _places(load, backlog, capacity)
     tokens = backlog.num_prompt_tokens + sum(other.prompt_tokens for other in before if other.prompt_tokens > 1)
-    prompt_s, own_prompt_s = costs.prompt_s(tokens), costs.prompt_s(load.prompt_tokens)
+    prompt_s, own_prompt_s = costs.prompt_s(tokens), _prompt_s(load, costs)
     without_s = costs.step_s(min(len(before), capacity.num_rows))
     step_s = costs.step_s(min(len(before) + 1, capacity.num_rows))
     breaks_s = 0.0
@@ -125,7 +125,7 @@ def forecast(load: Load, backlog: Backlog, capacity: Capacity, costs: StepCosts,
 def least_s(load: Load, capacity: Capacity, costs: StepCosts) -> float:
     """Return what a request takes that has the engine for itself."""
     place = _place(load, 0, 0.0, capacity)
-    return place.end * costs.step_s(1) + costs.prompt_s(load.prompt_tokens)
+    return place.end * costs.step_s(1) + _prompt_s(load, costs)
 
 
 def _places(load: Load, backlog: Backlog, capacity: Capacity) -> Iterator[_Place]:
@@ -159,6 +159,11 @@ def _place(load: Load, row_free: int, prompts_done: float, capacity: Capacity) -
     start = max(row_free, prompts_done)
     first = ceil(start + _prompt_steps(load, capacity))
     return _Place(start, first, first + load.output_tokens - 1)
+
+
+def _prompt_s(load: Load, costs: StepCosts) -> float:
+    # One token is a row among those that decode.
+    return costs.prompt_s(load.prompt_tokens) if load.prompt_tokens > 1 else 0.0
 
 
 def _prompt_steps(load: Load, capacity: Capacity) -> float:

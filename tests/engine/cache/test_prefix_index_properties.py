@@ -66,14 +66,14 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+TestIndex.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 any_keys = st.tuples(st.none() | st.text(max_size=5).map(AdapterDigest), st.text(max_size=5))
 any_blocks = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple), max_size=3)
 
 
 @given(any_keys, any_blocks, any_keys, any_blocks)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None)
 def test_names_are_equal_exactly_where_everything_before_is(
     key: Key, blocks: list[tuple[int, ...]], other_key: Key, other_blocks: list[tuple[int, ...]]
 ) -> None:

@@ -138,7 +138,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=100, stateful_step_count=25, deadline=None, derandomize=True)
+TestScheduler.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
 
 
 @st.composite
@@ -150,7 +150,7 @@ def batches(draw: st.DrawFn) -> tuple[ResolvedConfig, list[Request]]:
 
 
 @given(batches(), gates())
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 def test_who_came_with_whom_changes_no_answer_and_how_much_was_cached_is_told_truly(
     batch: tuple[ResolvedConfig, list[Request]], gate: ScriptedGate
 ) -> None:
@@ -172,7 +172,7 @@ def test_who_came_with_whom_changes_no_answer_and_how_much_was_cached_is_told_tr
 
 
 @given(batches(), gates(), st.integers(0, 1), st.lists(st.sampled_from("hnprs"), min_size=7, max_size=7))
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None)
 def test_what_a_grammar_forces_is_taken_at_once_and_changes_no_answer(
     batch: tuple[ResolvedConfig, list[Request]], gate: ScriptedGate, steps_ahead: int, grammars: list[str]
 ) -> None:
@@ -207,7 +207,7 @@ def test_what_a_grammar_forces_is_taken_at_once_and_changes_no_answer(
 
 
 @given(batches(), gates())
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None)
 def test_with_room_for_all_every_request_runs_in_every_step_after_its_first_token(
     batch: tuple[ResolvedConfig, list[Request]], gate: ScriptedGate
 ) -> None:
