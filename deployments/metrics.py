@@ -86,6 +86,8 @@ class GatewayMetrics:
         self._between = self._histogram(
             "inter_token_latency_seconds", "Between batches of tokens, for each token.", BETWEEN_TOKENS_S
         )
+        # Asked for with every token: to find a child by its labels costs as much as to count.
+        self._between_by_model: dict[str, Histogram] = {}
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_S)
         self._prompt = self._histogram("request_prompt_tokens", "Tokens of prompts.", NUM_TOKENS)
         self._generated = self._histogram("request_generation_tokens", "Tokens of answers.", NUM_TOKENS)
@@ -149,7 +151,9 @@ class GatewayMetrics:
 
     def count_tokens(self, model: str, num_tokens: int, since_last_s: float) -> None:
         """Note tokens after the first that came together, and how long after those before them."""
-        histogram = self._between.labels(model)
+        histogram = self._between_by_model.get(model)
+        if histogram is None:
+            histogram = self._between_by_model[model] = self._between.labels(model)
         for _ in range(num_tokens):
             histogram.observe(since_last_s / num_tokens)
 

@@ -72,9 +72,8 @@ class Subscription:
                 raise self._error
             self._wake.clear()
             await self._wake.wait()
-        (emission,) = coalesce(self._unread)
-        self._unread, self._unread_bytes = [], 0
-        return emission
+        unread, self._unread, self._unread_bytes = self._unread, [], 0
+        return unread[0] if len(unread) == 1 else coalesce(unread)[0]
 
     def put(self, emission: Emission) -> None:
         """Append one emission; dropped once the stream has failed or finished."""

@@ -117,10 +117,10 @@ class Answer:
     async def _next(
         self, events: AsyncGenerator[GenerationEvent, None], deadline_s: float | None
     ) -> GenerationEvent | None:
+        if deadline_s is None:
+            return await anext(events, None)
         async with asyncio.timeout(self._left_s(deadline_s)):
-            async for event in events:
-                return event
-        return None
+            return await anext(events, None)
 
     def _left_s(self, deadline_s: float | None) -> float | None:
         return None if deadline_s is None else max(0.0, deadline_s - self._clock())

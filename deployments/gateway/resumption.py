@@ -120,4 +120,7 @@ class Resumption:
         # A second replica computes the prompt's anew; who has begun to read has had them.
         prompt_logprobs = () if self._token_ids else batch.prompt_logprobs
         self._token_ids.extend(batch.token_ids)
+        if batch.num_cached_tokens == self._num_cached_tokens and not batch.prompt_logprobs:
+            # As almost all are: a copy costs more than everything else here.
+            return batch
         return replace(batch, num_cached_tokens=self._num_cached_tokens, prompt_logprobs=prompt_logprobs)

@@ -103,11 +103,15 @@ def test_requests_with_one_prefix_meet_and_others_spread(server: Server) -> None
 
 
 def test_a_killed_replica_loses_no_token_of_any_stream(server: Server, expected: list[str]) -> None:
-    streams = while_streaming(server, lambda: kill_one(server, f"Model-{BASE}"))
-    assert [seen.error for seen in streams] == [None] * NUM_STREAMS
-    assert [seen.text for seen in streams] == expected
-    assert server.metric("antiphon:resumed_total") > 0
-    until(lambda: has_replicas(server, 2), "the replica to come back", patience_s=WAIT_S)
+    # On a busy machine the streams of the one that is killed may all have ended when the last ones begin.
+    for _ in range(4):
+        streams = while_streaming(server, lambda: kill_one(server, f"Model-{BASE}"))
+        assert [seen.error for seen in streams] == [None] * NUM_STREAMS
+        assert [seen.text for seen in streams] == expected
+        until(lambda: has_replicas(server, 2), "the replica to come back", patience_s=WAIT_S)
+        if server.metric("antiphon:resumed_total"):
+            return
+    pytest.fail("no stream was on a replica that was killed")
 
 
 @pytest.fixture
