@@ -11,8 +11,8 @@ from hypothesis import settings
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says more of the machine than of the code; and a change is judged by the same examples as the
-# one before it. `pytest --hypothesis-profile=search` looks for new ones.
+# How long an example takes says more of the machine than of the code; and a change is judged by the same examples as
+# the one before it. `pytest --hypothesis-profile=search` looks for new ones.
 settings.register_profile("search", deadline=None)
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.load_profile("same")
