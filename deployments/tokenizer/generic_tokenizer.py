@@ -27,12 +27,19 @@ from tokenizers.processors import TemplateProcessing
 from deployments.tokenizer.loaded_tokenizer import LoadedTokenizer
 from engine.errors import CheckpointError
 
-CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-MODEL_TYPES = frozenset({None, "bert", "llama", "mistral", "modernbert", "qwen3", "smollm3"})
+CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+MODEL_TYPES = (None, "bert", "llama", "mistral", "modernbert", "qwen3", "smollm3")
 """Of config.json, if there is one: those for which the generic class stays what it is."""
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA = ("extra_special_tokens", "additional_special_tokens")
-_READ = {"added_tokens_decoder", "chat_template", "model_input_names", "model_max_length", "padding_side"}
+_READ = {
+    "added_tokens_decoder",
+    "chat_template",
+    "model_input_names",
+    "model_max_length",
+    "padding_side",
+    "truncation_side",
+}
 _WITHOUT_EFFECT = {
     "backend",
     "clean_up_tokenization_spaces",  # of transformers' own decoding only
@@ -47,7 +54,8 @@ _WITHOUT_EFFECT = {
     "tokenizer_class",
     "truncation_strategy",
 }
-_KNOWN = {*NAMES, *_EXTRA, *_READ, *_WITHOUT_EFFECT, "truncation_side"}
+_KNOWN = {*NAMES, *_EXTRA, *_READ, *_WITHOUT_EFFECT}
+"""What tokenizer_config.json may say; anything else may mean anything."""
 _NO_BOUND = 1e30
 
 
@@ -123,8 +131,8 @@ def _templates(root: Path, told: object) -> dict[str, str] | None:
         return {"default": told} if told else {}
     if not isinstance(told, list) or not all(isinstance(entry, dict) for entry in told):
         return None
-    found = {entry.get("name"): entry.get("template") for entry in told}
-    return found if all(isinstance(text, str) for pair in found.items() for text in pair) else None
+    pairs = [(entry.get("name"), entry.get("template")) for entry in told]
+    return dict(pairs) if all(isinstance(text, str) for pair in pairs for text in pair) else None
 
 
 def _backend(root: Path) -> Tokenizer:
