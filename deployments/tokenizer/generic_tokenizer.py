@@ -70,6 +70,9 @@ def read_generic(folder: str) -> LoadedTokenizer | None:
         settings = _object(root / "tokenizer_config.json")
         if settings is None or not _is_generic(root, settings):
             return None
+        if settings.get("extra_special_tokens") == {}:
+            # As good as none, and usual; a full one has names that only some models know.
+            del settings["extra_special_tokens"]
         templates = _templates(root, settings.get("chat_template"))
         backend = _backend(root)
         padding, truncation = backend.padding, backend.truncation
@@ -165,9 +168,9 @@ def _named(told: Mapping[str, Any]) -> list[object]:
     """Return the special tokens that a file names, each a text or an object; of others, what no token can be."""
     found = [told[name] for name in NAMES if told.get(name) is not None]
     for name in _EXTRA:
-        # An empty object names as little as an empty list; a full one has names that only some models know.
-        tokens = told.get(name) or []
-        found += tokens if isinstance(tokens, list) else [None]
+        tokens = told.get(name)
+        if tokens is not None:
+            found += tokens if isinstance(tokens, list) else [None]
     return found
 
 

@@ -140,6 +140,52 @@ def test_any_text_has_the_tokens_of_transformers(
     assert_as_by_transformers(read_generic(str(folder)), folder, texts)
 
 
+TOKENS = st.sampled_from(["<s>", "<|user|>", "<tool>", "<new>", TYPED_USER, {**TYPED_USER, "rstrip": True}, USER, None])
+LISTS = st.lists(TOKENS, max_size=2) | st.sampled_from([None, {}, {"image_token": "<s>"}])
+DECODERS = st.dictionaries(
+    st.sampled_from(["1", "3", "9999"]),
+    st.sampled_from([{**USER, "special": True}, USER, {"content": "<s>"}]),
+    max_size=2,
+)
+MAPS = st.fixed_dictionaries(
+    {}, optional={"bos_token": TOKENS, "mask_token": TOKENS, "additional_special_tokens": LISTS}
+)
+SETTINGS = st.fixed_dictionaries(
+    {"tokenizer_class": st.sampled_from(CLASSES)},
+    optional={
+        "bos_token": TOKENS,
+        "pad_token": TOKENS,
+        "extra_special_tokens": LISTS,
+        "additional_special_tokens": LISTS,
+        "added_tokens_decoder": DECODERS,
+        "padding_side": st.sampled_from(["left", "right", None]),
+        "chat_template": st.sampled_from(["", "a", None, [{"name": "tool_use", "template": "b"}]]),
+        "add_bos_token": st.booleans(),
+        "model_max_length": st.sampled_from([None, 7, 1e30]),
+    },
+)
+FILES = st.fixed_dictionaries(
+    {},
+    optional={
+        "special_tokens_map": MAPS,
+        "added_tokens": st.dictionaries(st.sampled_from(["<s>", "<new>"]), st.sampled_from([1, 9999])),
+        "config": st.sampled_from([{}, {"model_type": "llama"}, {"model_type": "mistral"}, {"model_type": "qwen2"}]),
+        "chat_template": st.sampled_from(["", "c"]),
+    },
+)
+
+
+@settings(max_examples=100)
+@given(told=SETTINGS, files=FILES)
+def test_whatever_a_folder_says_it_is_read_as_by_transformers_or_left_to_it(
+    tmp_path_factory: pytest.TempPathFactory, told: dict[str, Any], files: dict[str, Any]
+) -> None:
+    folder = write(tmp_path_factory.mktemp("folder"), told, **files)
+    found = read_generic(str(folder))
+    if found is not None:
+        assert_as_by_transformers(found, folder, SAMPLES)
+
+
 @pytest.mark.parametrize("model_type", sorted(filter(None, MODEL_TYPES)))
 def test_model_types_keep_the_generic_class(model_type: str, tmp_path: Path) -> None:
     for tokenizer_class in CLASSES:
