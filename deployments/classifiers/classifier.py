@@ -8,17 +8,14 @@ Blocks: to be called in a thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
-from deployments.classifiers.sequence_checkpoint import Rows, SequenceCheckpoint
+from deployments.classifiers.sequence_checkpoint import SequenceCheckpoint
+from deployments.classifiers.sequence_tokenizer import Rows
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
 from engine.errors import ConfigError, RequestError
-
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
 
 MAX_OVERLAP_TOKENS = 64
 
@@ -35,7 +32,7 @@ class Classifier:
         self._config = config
         self._checkpoint = SequenceCheckpoint(config.model_path, num_threads=config.num_threads)
         self._labels = self._checkpoint.labels
-        self._is_multi_label = _is_multi_label(self._checkpoint.config)
+        self._is_multi_label = _is_multi_label(self._checkpoint)
         _check_labels("benign_labels", config.benign_labels, self._labels)
         _check_labels("threshold_by_hazard", tuple(config.threshold_by_hazard), self._labels)
 
@@ -71,14 +68,8 @@ class Classifier:
         for text in texts:
             self.check(text)
         window_tokens = self._checkpoint.window_tokens
-        windows = self._checkpoint.tokenizer(
-            list(texts),
-            truncation=True,
-            max_length=window_tokens,
-            stride=min(MAX_OVERLAP_TOKENS, window_tokens // 4),
-            return_overflowing_tokens=True,
-        )
-        owners: list[int] = windows.pop("overflow_to_sample_mapping")
+        overlap = min(MAX_OVERLAP_TOKENS, window_tokens // 4)
+        windows, owners = self._checkpoint.tokenizer.windows(texts, window_tokens, overlap)
         worst = torch.zeros(len(texts), len(self._labels))  # [texts, labels]
         # Windows of like length share a batch, which saves padding. A text of no token has nothing to judge.
         num_tokens = [len(ids) for ids in windows["input_ids"]]
@@ -106,11 +97,11 @@ class Classifier:
         return Verdict(score_by_hazard=score_by_hazard, flagged=flagged)
 
 
-def _is_multi_label(config: PretrainedConfig) -> bool:
-    if config.problem_type is None:
+def _is_multi_label(checkpoint: SequenceCheckpoint) -> bool:
+    if checkpoint.problem_type is None:
         # One logit can only be a sigmoid's.
-        return bool(config.num_labels == 1)
-    return bool(config.problem_type == "multi_label_classification")
+        return len(checkpoint.labels) == 1
+    return checkpoint.problem_type == "multi_label_classification"
 
 
 def _check_labels(field: str, names: Sequence[str], labels: Sequence[str]) -> None:

@@ -79,16 +79,14 @@ class CrossEncoder:
                 field=pair.field,
             )
         asked, window = pair.max_tokens, self._window_tokens
-        least = self._checkpoint.tokenizer.num_special_tokens_to_add(pair=True) + 1
+        least = self._checkpoint.tokenizer.num_special_in_pair() + 1
         if asked is not None and not least <= asked <= window:
             return RequestError(
                 f"'truncate_prompt_tokens' is {asked}; from {least} to {window} are allowed with this model.",
                 field="truncate_prompt_tokens",
             )
         try:
-            row = self._checkpoint.tokenizer(
-                pair.query, pair.document, truncation="longest_first" if asked else False, max_length=asked or None
-            )
+            row = self._checkpoint.tokenizer.pair(pair.query, pair.document, asked or None)
         except (TypeError, UnicodeEncodeError):
             return RequestError(f"'{pair.field}' or its query holds a lone surrogate.", field=pair.field)
         num_tokens = len(row["input_ids"])
@@ -101,4 +99,4 @@ class CrossEncoder:
             )
         if not num_tokens:
             return RequestError(f"'{pair.field}' and its query have no tokens; at least 1 is needed.", field=pair.field)
-        return dict(row)
+        return row

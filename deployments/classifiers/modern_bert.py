@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -16,37 +15,23 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
+from deployments.classifiers.modern_bert_spec import WEIGHTS, ModernBertSpec
 from engine.errors import CheckpointError
 
-if TYPE_CHECKING:
-    from transformers import ModernBertConfig, PretrainedConfig
 
-_WEIGHTS = "model.safetensors"
-
-
-def is_known(path: str, config: PretrainedConfig) -> bool:
-    """Tell whether a checkpoint is one that `load` reads: ModernBERT as it was published, in one file."""
-    return (
-        config.model_type == "modernbert"
-        and config.hidden_activation == config.classifier_activation == "gelu"
-        and all(config.rope_parameters[kind]["rope_type"] == "default" for kind in config.layer_types)
-        and os.path.isfile(os.path.join(path, _WEIGHTS))
-    )
-
-
-def load(path: str, config: ModernBertConfig) -> ModernBertClassifier:
+def load(path: str, spec: ModernBertSpec) -> ModernBertClassifier:
     """Return the classifier of a folder; tensors that belong to nothing in it are left out.
 
     Raises:
         CheckpointError: the file is broken, or a tensor is missing or of a wrong shape.
     """
     try:
-        tensors = load_file(os.path.join(path, _WEIGHTS))
+        tensors = load_file(os.path.join(path, WEIGHTS))
     except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path}: not a classifier's checkpoint: {error}") from error
-    shapes = _shapes(config)
+    shapes = _shapes(spec)
     check_whole(path, [name for name, shape in shapes.items() if name not in tensors or tensors[name].shape != shape])
-    return ModernBertClassifier(config, {name: tensors[name].float() for name in shapes})
+    return ModernBertClassifier(spec, {name: tensors[name].float() for name in shapes})
 
 
 def check_whole(path: str, lacking: Collection[str]) -> None:
@@ -68,8 +53,8 @@ class ModernBertClassifier:
         tensors: float32, by their names in the checkpoint; whole.
     """
 
-    def __init__(self, config: ModernBertConfig, tensors: Mapping[str, Tensor]) -> None:
-        self._config = config
+    def __init__(self, spec: ModernBertSpec, tensors: Mapping[str, Tensor]) -> None:
+        self._spec = spec
         self._tensors = tensors
 
     def logits(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -80,7 +65,7 @@ class ModernBertClassifier:
             attention_mask: [rows, tokens], 1 where a token is and 0 where padding is.
         """
         hidden = self._encoded(input_ids, attention_mask.bool())  # [rows, tokens, hidden]
-        if self._config.classifier_pooling == "cls":
+        if self._spec.classifier_pooling == "cls":
             pooled = hidden[:, 0]
         else:
             pooled = (hidden * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True)
@@ -88,13 +73,13 @@ class ModernBertClassifier:
         return self._linear("classifier", self._norm("head.norm", dense))
 
     def _encoded(self, input_ids: Tensor, is_token: Tensor) -> Tensor:
-        config, position = self._config, torch.arange(input_ids.shape[1])
-        kinds = set(config.layer_types)
-        mask_by_kind = {kind: _mask(config, kind, is_token, position) for kind in kinds}
-        turns_by_kind = {kind: _turns(config, kind, position) for kind in kinds}
+        spec, position = self._spec, torch.arange(input_ids.shape[1])
+        kinds = set(spec.layer_types)
+        mask_by_kind = {kind: _mask(spec, kind, is_token, position) for kind in kinds}
+        turns_by_kind = {kind: _turns(spec, kind, position) for kind in kinds}
         embedded = functional.embedding(input_ids, self._tensors["model.embeddings.tok_embeddings.weight"])
         hidden = self._norm("model.embeddings.norm", embedded)
-        for i, kind in enumerate(config.layer_types):
+        for i, kind in enumerate(spec.layer_types):
             layer = f"model.layers.{i}"
             # What the first layer reads has just been normalised.
             normed = self._norm(f"{layer}.attn_norm", hidden) if i else hidden
@@ -105,7 +90,7 @@ class ModernBertClassifier:
 
     def _attended(self, name: str, hidden: Tensor, mask: Tensor, turns: Tensor) -> Tensor:
         # [rows, tokens, 3 * hidden] -> three of [rows, heads, tokens, head_dim]
-        qkv = self._linear(f"{name}.Wqkv", hidden).unflatten(-1, (3, self._config.num_attention_heads, -1))
+        qkv = self._linear(f"{name}.Wqkv", hidden).unflatten(-1, (3, self._spec.num_attention_heads, -1))
         query, key, value = qkv.transpose(1, 3).unbind(2)
         mixed = functional.scaled_dot_product_attention(
             _turned(query, turns), _turned(key, turns), value, attn_mask=mask
@@ -117,49 +102,49 @@ class ModernBertClassifier:
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         weight, bias = self._tensors[f"{name}.weight"], self._tensors.get(f"{name}.bias")
-        return functional.layer_norm(x, weight.shape, weight, bias, self._config.norm_eps)
+        return functional.layer_norm(x, weight.shape, weight, bias, self._spec.norm_eps)
 
 
-def _shapes(config: ModernBertConfig) -> dict[str, tuple[int, ...]]:
-    hidden, inner = config.hidden_size, config.intermediate_size
+def _shapes(spec: ModernBertSpec) -> dict[str, tuple[int, ...]]:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
     norms = ["model.embeddings.norm", "model.final_norm", "head.norm"]
     # rows, columns, whether there is a bias
     linears = {
-        "head.dense": (hidden, hidden, config.classifier_bias),
-        "classifier": (config.num_labels, hidden, True),
+        "head.dense": (hidden, hidden, spec.classifier_bias),
+        "classifier": (len(spec.labels), hidden, True),
     }
-    for i in range(config.num_hidden_layers):
+    for i in range(spec.num_hidden_layers):
         layer = f"model.layers.{i}"
         norms += [f"{layer}.attn_norm", f"{layer}.mlp_norm"] if i else [f"{layer}.mlp_norm"]
         linears |= {
-            f"{layer}.attn.Wqkv": (3 * hidden, hidden, config.attention_bias),
-            f"{layer}.attn.Wo": (hidden, hidden, config.attention_bias),
-            f"{layer}.mlp.Wi": (2 * inner, hidden, config.mlp_bias),
-            f"{layer}.mlp.Wo": (hidden, inner, config.mlp_bias),
+            f"{layer}.attn.Wqkv": (3 * hidden, hidden, spec.attention_bias),
+            f"{layer}.attn.Wo": (hidden, hidden, spec.attention_bias),
+            f"{layer}.mlp.Wi": (2 * inner, hidden, spec.mlp_bias),
+            f"{layer}.mlp.Wo": (hidden, inner, spec.mlp_bias),
         }
-    shapes: dict[str, tuple[int, ...]] = {"model.embeddings.tok_embeddings.weight": (config.vocab_size, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embeddings.tok_embeddings.weight": (spec.vocab_size, hidden)}
     for name in norms:
-        shapes |= {f"{name}.weight": (hidden,)} | ({f"{name}.bias": (hidden,)} if config.norm_bias else {})
+        shapes |= {f"{name}.weight": (hidden,)} | ({f"{name}.bias": (hidden,)} if spec.norm_bias else {})
     for name, (rows, columns, has_bias) in linears.items():
         shapes |= {f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if has_bias else {})
     return shapes
 
 
-def _mask(config: ModernBertConfig, kind: str, is_token: Tensor, position: Tensor) -> Tensor:
+def _mask(spec: ModernBertSpec, kind: str, is_token: Tensor, position: Tensor) -> Tensor:
     """Return who sees whom, bool [rows, 1, queries or 1, keys]."""
     mask = is_token[:, None, None, :]  # [rows, 1, 1, keys]
     if kind == "full_attention":
         return mask
-    reach: int = config.local_attention // 2
+    reach: int = spec.local_attention // 2
     distance = (position[:, None] - position).abs()
     # Padding sees itself where it sees nothing else, and yields no NaN.
     return mask & (distance <= reach) | (distance == 0)
 
 
-def _turns(config: ModernBertConfig, kind: str, position: Tensor) -> Tensor:
+def _turns(spec: ModernBertSpec, kind: str, position: Tensor) -> Tensor:
     """Return the cosine and the sine [2, tokens, head_dim] by which a position turns each pair of numbers."""
-    head_dim = config.hidden_size // config.num_attention_heads
-    theta = config.rope_parameters[kind]["rope_theta"]
+    head_dim = spec.hidden_size // spec.num_attention_heads
+    theta = spec.theta_by_kind[kind]
     angle = position[:, None] / theta ** (torch.arange(0, head_dim, 2) / head_dim)  # [tokens, head_dim / 2]
     angle = torch.cat((angle, angle), dim=-1)
     return torch.stack((angle.cos(), angle.sin()))

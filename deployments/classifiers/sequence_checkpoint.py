@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig, AutoTokenizer
 
 from deployments.classifiers import modern_bert
+from deployments.classifiers.modern_bert_spec import MODEL_TYPE, ModernBertSpec, read_spec
+from deployments.classifiers.sequence_tokenizer import Rows, SequenceTokenizer
 from deployments.classifiers.sequence_window import window_of
 from engine.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
-
-Rows = Mapping[str, list[list[int]]]
-"""What a tokenizer returns for several texts, unpadded: `input_ids` and what else the model reads."""
+    from transformers import PretrainedConfig
 
 _Network = Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
 """Padded inputs to logits [rows, labels]."""
@@ -30,8 +29,8 @@ class SequenceCheckpoint:
     """One checkpoint, float32, on the CPU.
 
     Attributes:
-        config: what config.json says.
         labels: names of the logits, in order.
+        problem_type: what its config.json says that the logits are, None where it says nothing.
         window_tokens: tokens that it reads at once.
 
     Raises:
@@ -40,23 +39,21 @@ class SequenceCheckpoint:
 
     def __init__(self, path: str, *, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
-        self.config = _load_config(path)
-        self._network = _load_network(path, self.config)
-        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            path, trust_remote_code=False, local_files_only=True, use_fast=True
-        )
-        if not self.tokenizer.is_fast:
-            raise CheckpointError(f"{path}: transformers has no fast tokenizer for this checkpoint")
-        if self.tokenizer.pad_token is None:
-            raise CheckpointError(f"{path}: the tokenizer names no padding token")
-        config = self.config
-        self.window_tokens = window_of(
-            config.model_type,
-            getattr(config, "max_position_embeddings", None),
-            config.pad_token_id,
-            self.tokenizer.model_max_length,
-        )
-        self.labels = [config.id2label[i] for i in range(config.num_labels)]
+        _check_folder(path)
+        spec = read_spec(path)
+        if spec is not None:
+            self._network = _published(path, spec)
+            self.labels, self.problem_type = list(spec.labels), spec.problem_type
+            window = partial(window_of, MODEL_TYPE, spec.max_position_embeddings, None)
+        else:
+            config = _load_config(path)
+            self._network = _load_any(path)
+            self.labels = [config.id2label[i] for i in range(config.num_labels)]
+            self.problem_type = config.problem_type
+            positions: int | None = getattr(config, "max_position_embeddings", None)
+            window = partial(window_of, config.model_type, positions, config.pad_token_id)
+        self.tokenizer = SequenceTokenizer(path)
+        self.window_tokens = window(self.tokenizer.max_tokens)
 
     @torch.inference_mode()
     def logits(self, rows: Rows) -> torch.Tensor:
@@ -65,34 +62,36 @@ class SequenceCheckpoint:
         Raises:
             RuntimeError: they are not finite.
         """
-        inputs = self.tokenizer.pad(dict(rows), return_tensors="pt")
-        logits = self._network(inputs)
+        logits = self._network(self.tokenizer.padded(rows))
         if not bool(torch.isfinite(logits).all()):
             # A NaN compares as harmless: better no answer than a wrong one.
             raise RuntimeError("the classifier's logits are not finite")
         return logits
 
 
-def _load_config(path: str) -> PretrainedConfig:
+def _check_folder(path: str) -> None:
     if not os.path.isdir(path):
         raise CheckpointError(f"{path}: there is no such folder")
     if not any(name.endswith(".safetensors") for name in os.listdir(path)):
         raise CheckpointError(f"{path}: there is no safetensors file, the only format that is read")
+
+
+def _published(path: str, spec: ModernBertSpec) -> _Network:
+    classifier = modern_bert.load(path, spec)
+    return lambda inputs: classifier.logits(inputs["input_ids"], inputs["attention_mask"])
+
+
+def _load_config(path: str) -> PretrainedConfig:
+    # A second, and memory, that a checkpoint is spared which is described and computed here.
+    from transformers import AutoConfig
+
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path}: not a classifier's checkpoint: {error}") from error
 
 
-def _load_network(path: str, config: PretrainedConfig) -> _Network:
-    if modern_bert.is_known(path, config):
-        classifier = modern_bert.load(path, config)
-        return lambda inputs: classifier.logits(inputs["input_ids"], inputs["attention_mask"])
-    model = _load_any(path)
-    return lambda inputs: model(**inputs).logits
-
-
-def _load_any(path: str) -> Callable[..., Any]:
+def _load_any(path: str) -> _Network:
     # A tenth of a gigabyte of modules: generation, compilers, distribution.
     from transformers import AutoModelForSequenceClassification
 
@@ -109,5 +108,5 @@ def _load_any(path: str) -> Callable[..., Any]:
         raise CheckpointError(f"{path}: not a classifier's checkpoint: {error}") from error
     # Without this, a head that is missing would be drawn at random, and judge at random.
     modern_bert.check_whole(path, [str(name) for kind in ("missing_keys", "mismatched_keys") for name in report[kind]])
-    found: Callable[..., Any] = model.eval()
-    return found
+    network = model.eval()
+    return lambda inputs: network(**inputs).logits

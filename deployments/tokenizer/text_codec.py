@@ -10,21 +10,16 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-from tokenizers import Tokenizer
+from typing import Any
 
 from deployments.generation import ChatPrompt
 from deployments.stream.detokenizer import Detokenizer
 from deployments.tokenizer.chat_template import ChatTemplate, tool_fields, turn_fields
 from deployments.tokenizer.control_tokens import ControlTokens
-from deployments.tokenizer.light_transformers import auto_tokenizer
 from deployments.tokenizer.spelling_index import SpellingIndex
 from deployments.tokenizer.token_pieces import TokenPieces
+from deployments.tokenizer.tokenizer_folder import load_tokenizer
 from engine.errors import CheckpointError, RequestError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 DEFAULT_MAX_CHARS = 1_000_000
 
@@ -43,28 +38,26 @@ class TextCodec:
     def __init__(self, tokenizer_path: str, *, max_chars: int = DEFAULT_MAX_CHARS) -> None:
         self._name = os.path.basename(os.path.normpath(tokenizer_path))
         self._max_chars = max_chars
-        self._tokenizer = _load(tokenizer_path)
-        backend: Tokenizer = self._tokenizer.backend_tokenizer
+        if not os.path.isfile(os.path.join(tokenizer_path, "tokenizer.json")):
+            raise CheckpointError(f"{tokenizer_path}: there is no tokenizer.json")
+        loaded = load_tokenizer(tokenizer_path)
+        backend = loaded.backend
         # A file may bring the padding and truncation of its training along.
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
+        self._vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._control_tokens = ControlTokens(backend)
         self._pieces = TokenPieces(backend, self._name)
         self._spellings: SpellingIndex | None = None
         self._spellings_lock = threading.Lock()
-        sources = self._tokenizer.chat_template or {}
-        self._sources: dict[str, str] = sources if isinstance(sources, dict) else {"default": sources}
-        self._template = ChatTemplate(
-            self._sources,
-            {name: str(token) for name, token in self._tokenizer.special_tokens_map.items() if isinstance(token, str)},
-            max_chars=max_chars,
-        )
+        self._sources = loaded.templates
+        self._template = ChatTemplate(self._sources, loaded.special_tokens, max_chars=max_chars)
 
     @property
     def vocab_size(self) -> int:
         """Token ids that have a token are below this."""
-        return len(self._tokenizer)
+        return self._vocab_size
 
     @property
     def has_chat_template(self) -> bool:
@@ -196,17 +189,3 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
         return {change(key): _mapped(inner, change) for key, inner in value.items()}
     return [_mapped(inner, change) for inner in value] if isinstance(value, list | tuple) else value
-
-
-def _load(path: str) -> PreTrainedTokenizerBase:
-    if not os.path.isfile(os.path.join(path, "tokenizer.json")):
-        raise CheckpointError(f"{path}: there is no tokenizer.json")
-    try:
-        tokenizer: PreTrainedTokenizerBase = auto_tokenizer().from_pretrained(
-            path, trust_remote_code=False, local_files_only=True, use_fast=True
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {error}") from error
-    if not tokenizer.is_fast:
-        raise CheckpointError(f"{path}: transformers has no fast tokenizer for this checkpoint")
-    return tokenizer

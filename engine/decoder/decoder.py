@@ -11,6 +11,7 @@ import torch
 from adapters.peft_format import WHOLE_MODEL
 from engine.attention import AttentionBatch
 from engine.backend import Backend, KvCache, Product
+from engine.decoder.rope_table import rope_table
 from engine.decoder.spec import DecoderSpec
 from engine.loading.int4 import Weight
 from engine.lora import AdapterSegment, LoraProducts, change_norms
@@ -94,7 +95,7 @@ class Decoder:
         self._norm = by_name.pop("norm")
         embedding, head = by_name.pop("embedding"), by_name.pop("head", None)
         # [positions, 2, head_dim]
-        self._cos_sin = spec.rope.table(spec.head_dim, max_len, embedding.dtype).to(embedding.device)
+        self._cos_sin = rope_table(spec.rope, spec.head_dim, max_len, embedding.dtype).to(embedding.device)
         self._embed, self._head = backend.vocabulary(embedding, head)
 
     @torch.inference_mode()

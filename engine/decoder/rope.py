@@ -1,12 +1,13 @@
-"""Rotary position embedding (Su et al., 2021, arXiv 2104.09864): which angles a family's configuration asks for."""
+"""Rotary position embedding (Su et al., 2021, arXiv 2104.09864): which angles a family's configuration asks for.
+
+The tensors are made in `engine.decoder.rope_table`: who only reads a configuration needs no torch.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch
 
 from engine.errors import CheckpointError
 
@@ -38,46 +39,6 @@ class RopeSpec:
     beta_slow: float = 1.0
     truncates: bool = True
     magnitude: float = 1.0
-
-    def frequencies(self, head_dim: int) -> torch.Tensor:
-        """Return the frequencies, float32 [head_dim / 2]."""
-        exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-        plain = 1.0 / (self.theta**exponents)
-        if self.kind == "linear":
-            return plain / self.factor
-        if self.kind == "llama3":
-            return self._llama3(plain)
-        if self.kind == "yarn":
-            return self._yarn(plain, head_dim)
-        return plain
-
-    def table(self, head_dim: int, max_len: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return cosines and sines, [max_len, 2, head_dim]; each half of `head_dim` repeats the same angles."""
-        angles = torch.outer(torch.arange(max_len, dtype=torch.float32), self.frequencies(head_dim))
-        doubled = torch.cat((angles, angles), dim=-1)
-        return (torch.stack((doubled.cos(), doubled.sin()), dim=1) * self.magnitude).to(dtype)
-
-    def _llama3(self, plain: torch.Tensor) -> torch.Tensor:
-        wavelength = 2 * math.pi / plain
-        longest, shortest = self.original_max_len / self.low_freq_factor, self.original_max_len / self.high_freq_factor
-        smooth = (self.original_max_len / wavelength - self.low_freq_factor) / (
-            self.high_freq_factor - self.low_freq_factor
-        )
-        between = (1 - smooth) * plain / self.factor + smooth * plain
-        scaled = torch.where(wavelength > longest, plain / self.factor, plain)
-        return torch.where((wavelength <= longest) & (wavelength >= shortest), between, scaled)
-
-    def _yarn(self, plain: torch.Tensor, head_dim: int) -> torch.Tensor:
-        def dimension_of(rotations: float) -> float:
-            return head_dim * math.log(self.original_max_len / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
-
-        low, high = dimension_of(self.beta_fast), dimension_of(self.beta_slow)
-        if self.truncates:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, head_dim - 1)
-        ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low or 0.001)
-        divided = ramp.clamp(0, 1)
-        return plain / self.factor * divided + plain * (1 - divided)
 
 
 def parse_rope(config: Mapping[str, object], where: str) -> RopeSpec:

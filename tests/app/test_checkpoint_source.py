@@ -3,10 +3,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from app import checkpoint_source
 from app.checkpoint_source import is_hub_id, local_folder
 from engine.errors import CheckpointError
 
@@ -33,7 +33,7 @@ def test_a_hub_id_is_fetched_without_pickle_or_code(tmp_path: Path, monkeypatch:
         asked.append((repository, allow_patterns))
         return str(tmp_path)
 
-    monkeypatch.setattr(checkpoint_source, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert local_folder("some-org/some-model") == tmp_path
     ((repository, patterns),) = asked
     assert repository == "some-org/some-model"
@@ -44,6 +44,6 @@ def test_a_hub_that_cannot_be_reached_is_one_error(monkeypatch: pytest.MonkeyPat
     def snapshot(repository: str, *, allow_patterns: list[str]) -> str:
         raise LocalEntryNotFoundError("no way")
 
-    monkeypatch.setattr(checkpoint_source, "snapshot_download", snapshot)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     with pytest.raises(CheckpointError, match="could not be fetched"):
         local_folder("some-org/some-model")

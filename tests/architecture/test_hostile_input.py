@@ -33,6 +33,7 @@ READERS = (
     "deployments/*_handshake.py",
     "deployments/*_frames.py",
     "deployments/tokenizer/bounded_template.py",
+    "deployments/tokenizer/generic_tokenizer.py",
     "deployments/batches/lines.py",
     "engine/decoder/spec.py",
     "engine/loading/*.py",

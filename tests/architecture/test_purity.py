@@ -23,6 +23,10 @@ PURE_FILES = (
     "engine/scheduling/scheduler.py",
     "engine/cache/blocks.py",
     "engine/cache/prefix_index.py",
+    "engine/decoder/families.py",
+    "engine/decoder/rope.py",
+    "engine/decoder/spec.py",
+    "engine/decoder/stored_int4.py",
     "deployments/batches/values.py",
     "deployments/batches/lines.py",
     "deployments/batches/result_file.py",
@@ -63,13 +67,29 @@ def pure_modules() -> list[str]:
     return [module_of(path) for path in files if path.exists()]
 
 
-@pytest.mark.parametrize("module", pure_modules())
-def test_a_pure_module_brings_only_the_standard_library(module: str) -> None:
+def brought(module: str, *looked_for: str) -> list[str]:
+    """Which of some modules come along when one is imported in a fresh interpreter."""
     run = subprocess.run(
-        [sys.executable, "-c", PROBE, module, *HEAVY], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROBE, module, *looked_for],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout) == []
+    found: list[str] = json.loads(run.stdout)
+    return found
+
+
+@pytest.mark.parametrize("module", pure_modules())
+def test_a_pure_module_brings_only_the_standard_library(module: str) -> None:
+    assert brought(module, *HEAVY) == []
+
+
+def test_the_builder_brings_nothing_that_only_replicas_need() -> None:
+    """Nothing is served before it has been imported, and torch alone takes two seconds."""
+    assert brought("app.builder", "torch", "triton", "transformers", "huggingface_hub", "sqlalchemy") == []
 
 
 def test_every_init_file_is_empty() -> None:

@@ -1,34 +1,53 @@
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.source_tree import ROOT
 
 CODE = """
 import sys
 from deployments.generation import ChatMessage, ChatPrompt
 from deployments.tokenizer.text_codec import TextCodec
-codec = TextCodec("models/stdlib-chat")
+codec = TextCodec(sys.argv[1])
 print(codec.encode_chat(ChatPrompt(messages=(ChatMessage(role="user", content="What is json.loads?"),))))
-print("torch" in sys.modules)
+print("transformers" in sys.modules, "torch" in sys.modules)
 {more}
 """
 
 
-def run(more: str = "", first: str = "") -> tuple[list[str], str]:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with an option that only transformers knows."""
+    shutil.copytree(ROOT / "models" / "stdlib-chat", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"legacy": False}))
+    return tmp_path
+
+
+def run(folder: Path, more: str = "", first: str = "") -> tuple[list[str], str]:
     """Run in a fresh interpreter; returns what it printed, and what it complained of."""
     code = first + CODE.format(more=more)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, check=True, timeout=120
+    )
     return done.stdout.splitlines(), done.stderr
 
 
-def test_text_is_encoded_without_torch_and_without_advice_to_install_it() -> None:
-    (token_ids, has_torch), complaints = run()
-    assert has_torch == "False"
+def test_text_is_encoded_without_torch_and_without_advice_to_install_it(folder: Path) -> None:
+    (token_ids, modules), complaints = run(folder)
+    assert modules == "True False"
     assert "PyTorch" not in complaints
-    (with_torch, is_there), _ = run(first="import torch\n")
-    assert (with_torch, is_there) == (token_ids, "True")
+    (with_torch, modules), _ = run(folder, first="import torch\n")
+    assert (with_torch, modules) == (token_ids, "True True")
 
 
-def test_torch_can_be_imported_afterwards() -> None:
-    (*_, last), _ = run(more="import torch, importlib.util\nprint(importlib.util.find_spec('torch') is not None)")
+def test_torch_can_be_imported_afterwards(folder: Path) -> None:
+    more = "import torch, importlib.util\nprint(importlib.util.find_spec('torch') is not None)"
+    (*_, last), _ = run(folder, more)
     assert last == "True"

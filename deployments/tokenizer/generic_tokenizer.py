@@ -1,0 +1,217 @@
+"""Reads a tokenizer of transformers' generic class: tokenizer.json as it stands, and names for some of its tokens.
+
+Importing transformers costs each process a second and 45 MiB, and of the generic class (`TokenizersBackend`, once
+`PreTrainedTokenizerFast`) it makes little more than the `tokenizers` library does by itself. On load (5.23) it
+
+- chooses the class by tokenizer_config.json, but for a few model types of config.json, or a `model_name` in it, that
+  have a class of their own whatever is said, and for Mistral's own format (tekken.json);
+- reads tokenizer.json, and adds to it what tokenizer_config.json, or beside an older one special_tokens_map.json and
+  added_tokens.json, name as added or special tokens and it does not hold already, or holds with other flags;
+- takes the padding token and the sides from tokenizer.json's padding and truncation where nothing else names them;
+- puts a template that adds nothing where there is no post-processor;
+- prefers chat_template.jinja and additional_chat_templates/*.jinja to templates in tokenizer_config.json.
+
+Whatever would change more than that, or is not known here, makes `read_generic` return None, and is left to it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from deployments.tokenizer.loaded_tokenizer import LoadedTokenizer
+from engine.errors import CheckpointError
+
+CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
+MODEL_TYPES = (None, "bert", "llama", "mistral", "modernbert", "qwen3", "smollm3")
+"""Of config.json, if there is one: those for which the generic class stays what it is."""
+NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
+_READ = {
+    "added_tokens_decoder",
+    "chat_template",
+    "model_input_names",
+    "model_max_length",
+    "padding_side",
+    "truncation_side",
+}
+_WITHOUT_EFFECT = {
+    "backend",
+    "clean_up_tokenization_spaces",  # of transformers' own decoding only
+    "is_local",
+    "local_files_only",
+    "max_length",
+    "name_or_path",
+    "pad_to_multiple_of",
+    "pad_token_type_id",
+    "processor_class",
+    "stride",
+    "tokenizer_class",
+    "truncation_strategy",
+}
+_KNOWN = {*NAMES, *_EXTRA, *_READ, *_WITHOUT_EFFECT}
+"""What tokenizer_config.json may say; anything else may mean anything."""
+_NO_BOUND = 1e30
+
+
+def read_generic(folder: str) -> LoadedTokenizer | None:
+    """Return what transformers' `AutoTokenizer` would make of a folder, None where that is not known.
+
+    Raises:
+        CheckpointError: the folder's tokenizer.json cannot be read by any means.
+    """
+    root = Path(folder)
+    try:
+        settings = _object(root / "tokenizer_config.json")
+        if settings is None or not _is_generic(root, settings):
+            return None
+        if settings.get("extra_special_tokens") == {}:
+            # As good as none, and usual; a full one has names that only some models know.
+            del settings["extra_special_tokens"]
+        templates = _templates(root, settings.get("chat_template"))
+        backend = _backend(root)
+        padding, truncation = backend.padding, backend.truncation
+        if padding is not None:
+            settings = {"pad_token": padding["pad_token"], "padding_side": padding["direction"]} | settings
+        if truncation is not None:
+            settings = {"truncation_side": truncation["direction"]} | settings
+        if templates is None or not _names_what_is_there(root, settings, backend):
+            return None
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, RecursionError):
+        # A file that cannot be read: transformers says which, and why.
+        return None
+    if backend.post_processor is None:
+        backend.post_processor = TemplateProcessing(single="$A:0", pair="$A:0 $B:1", special_tokens=[])
+    return _loaded(settings, backend, templates)
+
+
+def _loaded(settings: Mapping[str, Any], backend: Tokenizer, templates: Mapping[str, str]) -> LoadedTokenizer | None:
+    sides = [settings.get(f"{what}_side", "right") for what in ("padding", "truncation")]
+    max_tokens = settings.get("model_max_length")
+    input_names = settings.get("model_input_names", ["input_ids", "attention_mask"])
+    are_known = all(side in ("left", "right") for side in sides) and type(max_tokens) in (int, float, type(None))
+    if not are_known or not isinstance(input_names, list) or not all(isinstance(name, str) for name in input_names):
+        return None
+    return LoadedTokenizer(
+        backend=backend,
+        templates=templates,
+        special_tokens={name: str(_text(settings[name])) for name in NAMES if settings.get(name) is not None},
+        max_tokens=_NO_BOUND if max_tokens is None else max_tokens,
+        padding_side=sides[0],
+        truncation_side=sides[1],
+        pad_type_id=0,
+        input_names=tuple(input_names),
+    )
+
+
+def _is_generic(root: Path, settings: Mapping[str, Any]) -> bool:
+    if not (root / "tokenizer.json").is_file() or (root / "tekken.json").exists():
+        return False
+    if settings.get("tokenizer_class") not in CLASSES or not settings.keys() <= _KNOWN:
+        return False
+    if not (root / "config.json").exists():
+        return True
+    model = _object(root / "config.json")
+    return model is not None and model.get("model_type") in MODEL_TYPES and "model_name" not in model
+
+
+def _templates(root: Path, told: object) -> dict[str, str] | None:
+    """Return the chat templates by name, None where they are told in a way that is not known."""
+    main = root / "chat_template.jinja"
+    found = {"default": main.read_text(encoding="utf-8")} if main.is_file() else {}
+    for path in (root / "additional_chat_templates").glob("*.jinja"):
+        found[path.name.removesuffix(".jinja")] = path.read_text(encoding="utf-8")
+    if found:
+        return {} if found == {"default": ""} else found
+    if told is None or isinstance(told, str):
+        return {"default": told} if told else {}
+    if not isinstance(told, list) or not all(isinstance(entry, dict) for entry in told):
+        return None
+    pairs = [(entry.get("name"), entry.get("template")) for entry in told]
+    return dict(pairs) if all(isinstance(text, str) for pair in pairs for text in pair) else None
+
+
+def _backend(root: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(root / "tokenizer.json"))
+    except Exception as error:
+        # The library has no class of its own for what it cannot read.
+        raise CheckpointError(f"{root}: the tokenizer cannot be loaded: {error}") from error
+
+
+def _names_what_is_there(root: Path, settings: Mapping[str, Any], backend: Tokenizer) -> bool:
+    """Whether every token that is named somewhere is an added token of tokenizer.json, with the same id and flags."""
+    held_by_id = {str(token_id): token.__getstate__() for token_id, token in backend.get_added_tokens_decoder().items()}
+    held = {flags["content"]: flags for flags in held_by_id.values()}
+    older = _object(root / "special_tokens_map.json") or {}
+    added = settings.get("added_tokens_decoder", {})
+    id_by_text = _object(root / "added_tokens.json") or {}
+    return (
+        all(_is_held(held, _untyped(token)) for token in _named(settings))
+        and older.keys() <= {*NAMES, *_EXTRA}
+        and all(_text(older[name]) == _text(settings.get(name)) for name in NAMES if name in older)
+        and all(_is_held(held, token) for token in _named(older))
+        and isinstance(added, dict)
+        and all(_flags(token, is_special=False) == held_by_id.get(token_id) for token_id, token in added.items())
+        and all(held_by_id.get(str(token_id), {}).get("content") == text for text, token_id in id_by_text.items())
+    )
+
+
+def _named(told: Mapping[str, Any]) -> list[object]:
+    """Return the special tokens that a file names, each a text or an object; of others, what no token can be."""
+    found = [told[name] for name in NAMES if told.get(name) is not None]
+    for name in _EXTRA:
+        tokens = told.get(name)
+        if tokens is not None:
+            found += tokens if isinstance(tokens, list) else [None]
+    return found
+
+
+def _untyped(token: object) -> object:
+    """Return a token of tokenizer_config.json, where an object must say what it is, as the other files tell it."""
+    if not isinstance(token, dict):
+        return token
+    is_typed = token.get("__type") == "AddedToken"
+    return {name: value for name, value in token.items() if name != "__type"} if is_typed else None
+
+
+def _is_held(held: Mapping[str, dict[str, Any]], token: object) -> bool:
+    flags = held.get(_text(token) or "")
+    if flags is None or flags["special"] is not True:
+        return False
+    return isinstance(token, str) or _flags(token, is_special=True) == flags
+
+
+def _flags(token: object, *, is_special: bool) -> dict[str, Any] | None:
+    """Return what a token is that is told as an object, with the defaults of the library."""
+    if not isinstance(token, dict):
+        return None
+    is_special = token.get("special", is_special)
+    matching = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    return {**matching, "normalized": not is_special, "special": is_special, **token}
+
+
+def _text(token: object) -> str | None:
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """Return the object that a file holds, None where there is no file.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no object")
+    return found
