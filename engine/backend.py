@@ -16,14 +16,14 @@ from engine.gathering import Chunk, DecodeGroup
 from engine.loading.int4 import Weight, dense
 from engine.lora import AdapterSegment, LoraBatch, LoraProducts
 from kernels.add_rms_norm.reference import add_rms_norm
-from kernels.arena import lazy_zeros
+from kernels.arena import lazy_zeros, touch
 from kernels.embedding.reference import take_rows
 from kernels.gated_activation.reference import silu_and_multiply
 from kernels.rope_kv_write.reference import rope_kv_write
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
-TOUCHED_AT_ONCE = 16
-"""Blocks: some milliseconds, for which a request may have to wait."""
+TOUCHED_AT_ONCE_BYTES = 4 << 20
+"""Some milliseconds, for which a request may have to wait."""
 
 
 class LayerCache(NamedTuple):
@@ -46,6 +46,12 @@ class KvCache:
     inside it is the backend's affair. In a `dtype` of one byte a number (see `kernels.row_quantization.reference`) the
     cache also keeps what each key and value of a token spans: a token is rounded once, as it is written, whatever comes
     into its block after it.
+
+    On a CPU the layers of a block lie together, and memory is taken only for blocks that are used:
+
+        [num_blocks + 1, layers, 2, block_tokens, kv_heads, head_dim]
+
+    If a layer's blocks lay together, the first tokens would take two huge pages of every layer.
     """
 
     def __init__(
@@ -60,9 +66,12 @@ class KvCache:
         device: torch.device,
     ) -> None:
         shape = (num_layers, 2, num_blocks + 1, block_tokens, kv_heads, head_dim)
+        self._bytes_by_block: torch.Tensor | None = None
         if device.type == "cpu":
-            # What no request has come to yet costs no memory.
-            self.data = lazy_zeros(prod(shape), dtype).view(shape)
+            by_block = (num_blocks + 1, num_layers, 2, *shape[3:])
+            numbers = lazy_zeros(prod(shape), dtype)
+            self.data = numbers.view(by_block).movedim(0, 2)
+            self._bytes_by_block = numbers.view(num_blocks + 1, -1).view(torch.uint8)
         else:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
         self._spans = torch.zeros(shape[:-1], device=device) if dtype in LIMIT_BY_DTYPE else None
@@ -95,10 +104,13 @@ class KvCache:
 
         What a block holds stays. To take a page may last longer than to compute the tokens that come to lie in it.
         """
-        begin, stop = self._num_touched, min(end, self.null_block, self._num_touched + TOUCHED_AT_ONCE)
-        if self.data.device.type != "cpu" or begin >= stop:
+        if self._bytes_by_block is None:
             return False
-        self.data[:, :, begin:stop, 0, 0, 0].add_(0)
+        at_once = max(1, TOUCHED_AT_ONCE_BYTES // self._bytes_by_block.shape[1])
+        begin, stop = self._num_touched, min(end, self.null_block, self._num_touched + at_once)
+        if begin >= stop:
+            return False
+        touch(self._bytes_by_block[begin:stop])
         self._num_touched = stop
         return True
 

@@ -21,7 +21,7 @@ from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import NOT_FINITE, Drawing, Sampler
 from engine.step import StepPlan, StepResult, StepRow
 
-AHEAD_TOKENS = 4096
+AHEAD_TOKENS = 2048
 """For so many tokens beyond those that the cache has held the runner takes memory while it is idle."""
 
 

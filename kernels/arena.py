@@ -38,6 +38,11 @@ def lazy_zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(_map(numel * dtype.itemsize), dtype=dtype, count=numel)
 
 
+def touch(memory: torch.Tensor) -> None:
+    """Take memory from the system for contiguous bytes (uint8) ahead of their use; what they hold stays."""
+    memory.view(-1)[:: mmap.PAGESIZE].add_(0)
+
+
 def give_back_memory() -> None:
     """Give the system what the C library keeps of freed memory: as much as the weights, after they were laid out."""
     with contextlib.suppress(OSError, AttributeError):

@@ -49,7 +49,7 @@ class Pool:
         Args:
             name: of a kernel, as its C++ exports it.
             count: int64, its first element read at every run: how many rows there are.
-            tensors, sizes, number: as the kernel's comment says; all tensors contiguous.
+            tensors, sizes, number: as the kernel's comment says; all tensors contiguous, of a cache each block.
         """
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
         op = Op(kernel=self._kernels.address(name, dtype), count=count.data_ptr(), number=number)

@@ -7,6 +7,7 @@ buffers, and each operation appends itself to a `Program`; a step then is one ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 
@@ -18,7 +19,7 @@ from engine.decoder.spec import DecoderSpec
 from engine.loading.int4 import Weight, dense
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.arena import Arena
-from kernels.packed_linear.reference import LANES, to_panels
+from kernels.packed_linear.reference import LANES, as_panels
 from kernels.packed_linear_int8.reference import padded_depth, quantize_rows, to_int8_panels
 from kernels.program import Pool, Program
 
@@ -135,14 +136,14 @@ class NativeBackend:
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         q = self._like(qkv, "queries", (heads, head_dim))
         tensors = (qkv, cos_sin, *(norms or (None, None)), cache.k, cache.v, slots, q)
-        self._add("rope_kv_write", qkv, tensors, (heads, kv_heads, head_dim, block_tokens), eps)
+        self._add("rope_kv_write", qkv, tensors, (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0)), eps)
         return q
 
     def attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
         """Record attention that reads the cache where it lies."""
         block_tokens, kv_heads, head_dim = cache.k.shape[1:]
         out = self._like(q, "attended", q.shape[1:])
-        sizes = (q.shape[1], kv_heads, head_dim, block_tokens, batch.tables.shape[1])
+        sizes = (q.shape[1], kv_heads, head_dim, block_tokens, batch.tables.shape[1], cache.k.stride(0))
         tensors = (q, cache.k, cache.v, batch.rows, batch.tables, out)
         self.program.add("paged_attention", self._dtype, self._rows, tensors, sizes)
         return out
@@ -170,7 +171,7 @@ class NativeBackend:
         return y
 
     def _panels(self, weight: torch.Tensor) -> torch.Tensor:
-        return self._keep(to_panels(weight))
+        return self._keep(as_panels(weight))
 
     def _keep(self, laid_out: torch.Tensor) -> torch.Tensor:
         return self._arena.empty(laid_out.numel(), laid_out.dtype).view(laid_out.shape).copy_(laid_out)
@@ -182,9 +183,14 @@ class NativeBackend:
         count = self._count_by_address[x.data_ptr()]
         full = (key, count.data_ptr(), *shape)
         if full not in self._place_by_key:
-            # Touched now: getting memory from the system would take longer than the first prompt's arithmetic.
-            self._place_by_key[full] = torch.empty(x.shape[0], *shape, dtype=dtype or self._dtype).zero_()
-            self._count_by_address[self._place_by_key[full].data_ptr()] = count
+            size = (x.shape[0], *shape)
+            place = self._arena.empty(prod(size), dtype or self._dtype).view(size)
+            if count is self._tokens:
+                # Touched now: getting memory from the system would take longer than the first prompt's arithmetic.
+                # Of samples a step mostly has few, and their logits are wider than all else.
+                place.zero_()
+            self._place_by_key[full] = place
+            self._count_by_address[place.data_ptr()] = count
         return self._place_by_key[full]
 
     def _add(

@@ -19,6 +19,7 @@ from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import CheckpointError
 from engine.loading.int4 import Int4Weight, Weight, dense, is_in_order, read_int4, stack
 from engine.loading.names import IGNORED_SUFFIXES, Parameter, parameters
+from kernels.arena import lazy_zeros
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F32", "F16", "BF16")
@@ -92,7 +93,11 @@ def _read(
     names = [name for name, _ in parameter.parts]
     if spec.stored is not None and _module_of(spec, names[0]) is not None:
         return stack([_read_int4(name, spec.stored, dtype, device, file_by_tensor) for name in names])
-    whole = torch.empty(parameter.shape, dtype=dtype, device=device)
+    if device.type == "cpu":
+        # Freed, it is the system's at once. The C library would keep it, and seldom find it fit for the next.
+        whole = lazy_zeros(parameter.numel, dtype).view(parameter.shape)
+    else:
+        whole = torch.empty(parameter.shape, dtype=dtype, device=device)
     row = 0
     for name, shape in parameter.parts:
         whole[row : row + shape[0]].copy_(file_by_tensor[name].get_tensor(name))

@@ -16,10 +16,21 @@ LANES = 16
 
 def to_panels(weight: torch.Tensor) -> torch.Tensor:
     """Lay out `weight` [out, in]; returns [panels, steps, 16, 1 or 2] of the same dtype."""
+    return as_panels(weight).contiguous()
+
+
+def as_panels(weight: torch.Tensor) -> torch.Tensor:
+    """See `weight` in panels: `to_panels`, but copied only where there is something to pad."""
     step = _step(weight.dtype)
+    return in_steps(weight, -(-weight.shape[1] // step) * step, step)
+
+
+def in_steps(weight: torch.Tensor, padded_depth: int, step: int) -> torch.Tensor:
+    """See `weight` [out, in] as [panels, padded_depth / step, 16, step], zeros where there is no weight."""
     out, depth = weight.shape
-    padded: torch.Tensor = torch.nn.functional.pad(weight, (0, -depth % step, 0, -out % LANES))
-    return padded.view(-1, LANES, padded.shape[1] // step, step).transpose(1, 2).contiguous()
+    padding = (0, padded_depth - depth, 0, -out % LANES)
+    padded: torch.Tensor = torch.nn.functional.pad(weight, padding) if any(padding) else weight
+    return padded.reshape(-1, LANES, padded_depth // step, step).transpose(1, 2)
 
 
 def from_panels(panels: torch.Tensor, out: int, depth: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.packed_linear.reference import LANES
+from kernels.packed_linear.reference import in_steps
 
 STEP, TILE_DEPTH = 4, 64
 HIGHEST = 127
@@ -22,8 +22,8 @@ def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # A division of tensors: of a number by a tensor torch makes a product with the reciprocal, rounded once more.
     inverse = torch.where((top > 0) & scales.isfinite(), torch.full_like(top, HIGHEST) / top, 0.0)
     # Rounded once, as processors do that multiply and add in one: a product near a half goes the same way everywhere.
-    exact = wide.double() * inverse.double()[:, None]
-    return exact.nan_to_num().round().to(torch.int8), scales
+    exact = wide.double().mul_(inverse.double()[:, None])
+    return exact.nan_to_num_().round_().to(torch.int8), scales
 
 
 def packed_linear_int8(
@@ -43,6 +43,4 @@ def padded_depth(depth: int) -> int:
 
 def to_int8_panels(weight: torch.Tensor) -> torch.Tensor:
     """Lay out an int8 `weight` [out, in] as [panels, padded / 4, 16, 4], zeros where there is no weight."""
-    out, depth = weight.shape
-    padded: torch.Tensor = torch.nn.functional.pad(weight, (0, padded_depth(depth) - depth, 0, -out % LANES))
-    return padded.view(-1, LANES, padded.shape[1] // STEP, STEP).transpose(1, 2).contiguous()
+    return in_steps(weight, padded_depth(weight.shape[1]), STEP).contiguous()

@@ -50,7 +50,7 @@ static inline void soften(const float *scores, T *weights, int64_t seen, int64_t
 }
 
 // at: q [tokens, heads, dim], keys, values, rows [count], tables [any, table_width], out as q;
-// size: heads, kv_heads, dim, block_tokens, table_width.
+// size: heads, kv_heads, dim, block_tokens, table_width, numbers from a block to the next.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t heads = op.size[0], kv_heads = op.size[1], dim = op.size[2], block_tokens = op.size[3];
     const int64_t group = heads / kv_heads, unit_queries = std::max<int64_t>(1, UNIT_ROWS / group);
@@ -68,7 +68,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t first = tile * unit_queries, queries = std::min(unit_queries, row_of->count - first);
     const int64_t token = row_of->token + first, position = row_of->position + first, rows = queries * group;
     const int64_t *table = static_cast<const int64_t *>(op.at[4]) + row_of->table * op.size[4];
-    const int64_t group_size = COLUMNS * dim, block_size = block_tokens * kv_heads * dim;
+    const int64_t group_size = COLUMNS * dim, block_stride = op.size[5];
     const int64_t head_offset = head * block_tokens * dim;
     const T *keys = static_cast<const T *>(op.at[1]) + head_offset;
     const T *values = static_cast<const T *>(op.at[2]) + head_offset;
@@ -92,7 +92,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
         const T *keys_at[CHUNK / COLUMNS], *values_at[CHUNK / COLUMNS];
         for (int64_t i = 0; i < num_panels; i++) {
             const int64_t at = start + i * COLUMNS;
-            const int64_t offset = table[at / block_tokens] * block_size + at % block_tokens / COLUMNS * group_size;
+            const int64_t offset = table[at / block_tokens] * block_stride + at % block_tokens / COLUMNS * group_size;
             keys_at[i] = keys + offset, values_at[i] = values + offset;
         }
         for (int64_t i = 0; i < num_panels; i += 2) {

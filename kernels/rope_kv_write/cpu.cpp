@@ -42,7 +42,8 @@ static void rotate_head(const T *x, const T *norm, float eps, const T *cos, cons
 }
 
 // at: qkv [tokens, (heads + 2 kv_heads) dim], cos_sin [tokens, 2, dim], norm of q or null, norm of k or null, keys,
-// values, slots, q [tokens, heads, dim]; size: heads, kv_heads, dim, block_tokens; number: eps.
+// values, slots, q [tokens, heads, dim]; size: heads, kv_heads, dim, block_tokens, numbers from a block of the cache to
+// the next; number: eps.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t tokens = *op.count;
     if (unit < 0)
@@ -62,7 +63,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
             rotate_head(x, q_norm, eps, cos, sin, dim, wide.data(), q + head * dim);
         const int64_t slot = static_cast<const int64_t *>(op.at[6])[t];
         const int64_t block = slot / block_tokens, offset = slot % block_tokens, column = offset % COLUMNS;
-        const int64_t panels_at = (block * kv_heads * block_tokens + offset - column) * dim;
+        const int64_t panels_at = block * op.size[4] + (offset - column) * dim;
         T *keys = static_cast<T *>(op.at[4]) + panels_at, *values = static_cast<T *>(op.at[5]) + panels_at;
         for (int64_t head = 0; head < kv_heads; head++, x += dim) {
             rotate_head(x, k_norm, eps, cos, sin, dim, wide.data(), key.data());

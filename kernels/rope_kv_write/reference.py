@@ -51,14 +51,13 @@ def rope_kv_write(
     if norms is not None:
         q, k = add_rms_norm(q, None, norms[0], eps), add_rms_norm(k, None, norms[1], eps)
     rotated = _rotate(k, cos_sin)
+    # Not flattened: blocks may lie apart.
+    at = slots // k_cache.shape[1], slots % k_cache.shape[1]
     if spans is None:
-        k_cache.flatten(0, 1).index_copy_(0, slots, rotated)
-        v_cache.flatten(0, 1).index_copy_(0, slots, v)
+        k_cache[at], v_cache[at] = rotated, v
         return _rotate(q, cos_sin)
     for cache, part_spans, part in ((k_cache, spans[0], rotated), (v_cache, spans[1], v)):
-        held, span = quantize_rows(part, cache.dtype)
-        cache.flatten(0, 1)[slots] = held
-        part_spans.flatten(0, 1)[slots] = span
+        cache[at], part_spans[at] = quantize_rows(part, cache.dtype)
     return _rotate(q, cos_sin)
 
 

@@ -15,6 +15,7 @@ from engine.step import StepPlan, StepRow
 from kernels.paged_attention.reference import paged_attention
 from kernels.program import Pool
 from tests.kernels.conftest import pool as pool  # the fixture
+from tests.kernels.conftest import resident_bytes
 
 CPU = torch.device("cpu")
 LAYERS, HEADS, DIM, NUM_BLOCKS = 2, 4, 8, 200
@@ -251,3 +252,27 @@ def test_clearing_takes_nan_from_a_block_in_all_layers() -> None:
     assert cache.data[:, :, [3, 7]].eq(0).all()
     assert cache.data[:, :, 4].isnan().all()
     cache.clear([])
+
+
+def test_a_cache_takes_memory_for_the_tokens_that_came() -> None:
+    """Layer by layer on huge pages, one block took one of them for the keys and one for the values of each layer."""
+    cache = KvCache(
+        num_layers=32, num_blocks=4096, block_tokens=16, kv_heads=1, head_dim=64, dtype=torch.float32, device=CPU
+    )
+    before = resident_bytes()
+    cache.data[:, :, :16] = 1.0
+    assert resident_bytes() - before < 16 << 20
+    assert cache.data[:, :, 16:32].eq(0).all()
+
+
+@pytest.mark.parametrize("are_samples", [False, True])
+def test_results_of_samples_take_memory_as_they_come_and_those_of_tokens_at_once(pool: Pool, are_samples: bool) -> None:
+    config = config_of(block_tokens=16)
+    whole = InputBuffers(config, NUM_BLOCKS).whole()
+    backend = NativeBackend(pool, torch.float32, 2)
+    backend.begin(whole)
+    wide = torch.zeros(1, (64 << 20) // 4 // (config.max_num_seqs if are_samples else config.max_batched_tokens))
+    before = resident_bytes()
+    out = backend.take(wide, whole.sampled if are_samples else whole.token_ids)
+    assert out.nbytes == 64 << 20
+    assert (resident_bytes() - before > 32 << 20) is not are_samples

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.backend import KvCache
+from engine.backend import TOUCHED_AT_ONCE_BYTES, KvCache
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -95,7 +95,7 @@ def test_taking_memory_beforehand_ends() -> None:
         num_blocks=40,
         block_tokens=16,
         kv_heads=1,
-        head_dim=16,
+        head_dim=TOUCHED_AT_ONCE_BYTES // (2 * 16 * 4 * 16),  # 16 blocks at once
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
@@ -104,3 +104,16 @@ def test_taking_memory_beforehand_ends() -> None:
     assert [cache.touch(1000) for _ in range(3)] == [True, True, False]
     assert cache.data[0, 0, 3].eq(5.0).all()
     assert int((cache.data != 0).sum()) == cache.data[0, 0, 3].numel()
+
+
+def test_blocks_of_any_size_are_taken_one_by_one_at_least() -> None:
+    cache = KvCache(
+        num_layers=1,
+        num_blocks=2,
+        block_tokens=16,
+        kv_heads=1,
+        head_dim=TOUCHED_AT_ONCE_BYTES // 16,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    assert [cache.touch(10) for _ in range(3)] == [True, True, False]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,6 +33,14 @@ def compiler() -> str:
     if found is None:
         pytest.skip("there is no C++ compiler here")
     return found
+
+
+def resident_bytes() -> int:
+    """Return what memory this process holds."""
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        pytest.skip("the kernel tells no resident size here")
+    return int(statm.read_text(encoding="ascii").split()[1]) * mmap.PAGESIZE
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import mmap
-from pathlib import Path
-
-import pytest
 import torch
 
-from kernels.arena import ALIGNMENT, PIECE_BYTES, Arena, lazy_zeros
+from kernels.arena import ALIGNMENT, PIECE_BYTES, Arena, lazy_zeros, touch
+from tests.kernels.conftest import resident_bytes
 
 
 def test_tensors_do_not_overlap_and_are_aligned() -> None:
@@ -27,13 +24,17 @@ def test_a_tensor_outlives_its_arena() -> None:
 
 
 def test_zeros_take_memory_only_where_they_are_touched() -> None:
-    def resident_bytes() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-    if not Path("/proc/self/statm").exists():
-        pytest.skip("the kernel tells no resident size here")
     before = resident_bytes()
     zeros = lazy_zeros(1 << 30, torch.float32)
     zeros[:: 1 << 28] += 1
     assert resident_bytes() - before < 1 << 28
     assert zeros[: 1 << 20].sum() == 1
+
+
+def test_touching_takes_memory_and_changes_nothing() -> None:
+    zeros = lazy_zeros(32 << 20, torch.uint8)
+    zeros[5000] = 7
+    before = resident_bytes()
+    touch(zeros[: 16 << 20].view(16, -1))
+    assert resident_bytes() - before >= 12 << 20
+    assert zeros[: 16 << 20].sum() == 7

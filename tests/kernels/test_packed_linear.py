@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from kernels.packed_linear.reference import from_panels, panel_numel, to_panels
+from kernels.packed_linear.reference import as_panels, from_panels, panel_numel, to_panels
 from kernels.program import Pool
 from tests.kernels.conftest import DTYPES, assert_near
 
@@ -18,6 +18,13 @@ def test_panels_hold_the_matrix_and_zeros(out: int, depth: int, dtype: torch.dty
     assert panels.numel() == panel_numel(weight.shape, dtype)
     assert torch.equal(from_panels(panels, out, depth), weight)
     assert int((panels != 0).sum()) == int((weight != 0).sum())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_matrix_of_whole_panels_is_seen_in_them_without_a_copy(dtype: torch.dtype) -> None:
+    weight = torch.randn(48, 10).to(dtype)
+    assert torch.equal(as_panels(weight), to_panels(weight))
+    assert as_panels(weight).data_ptr() == weight.data_ptr()
 
 
 @settings(deadline=None, max_examples=60)

@@ -28,7 +28,7 @@ def test_a_rotation_turns_pairs_of_halves() -> None:
 
 def cache_of_panels(data: torch.Tensor, dim: int, block_tokens: int, *, is_values: bool) -> torch.Tensor:
     """Read a cache in panels as [block, token, kv head, dim]."""
-    groups = data.view(BLOCKS, KV_HEADS, block_tokens // 16, 16 * dim)
+    groups = data.reshape(BLOCKS, KV_HEADS, block_tokens // 16, 16 * dim)
     step = 2 if data.dtype == torch.bfloat16 else 1
     out = torch.empty(BLOCKS, block_tokens, KV_HEADS, dim, dtype=data.dtype)
     for block in range(BLOCKS):
@@ -56,7 +56,9 @@ def test_the_kernel_is_the_reference(
     norms = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype)) if has_norms else None
     slots = torch.randperm(BLOCKS * block_tokens)[:tokens]
     expected_cache = [torch.full((BLOCKS, block_tokens, KV_HEADS, dim), 7.0, dtype=dtype) for _ in range(2)]
-    found_cache = [part.clone() for part in expected_cache]
+    # Blocks lie apart, as they do in a cache of several layers.
+    apart = torch.full((BLOCKS, 3, block_tokens, KV_HEADS, dim), 7.0, dtype=dtype)
+    found_cache = [apart[:, 0], apart[:, 2]]
     expected = rope_kv_write(
         qkv=qkv,
         cos_sin=cos_sin,
@@ -68,7 +70,8 @@ def test_the_kernel_is_the_reference(
     )
     found = torch.empty(tokens, HEADS, dim, dtype=dtype)
     tensors = (qkv, cos_sin, *(norms or (None, None)), *found_cache, slots, found)
-    pool.call("rope_kv_write", dtype, tokens, tensors, (HEADS, KV_HEADS, dim, block_tokens), 1e-6)
+    pool.call("rope_kv_write", dtype, tokens, tensors, (HEADS, KV_HEADS, dim, block_tokens, apart.stride(0)), 1e-6)
     assert_near(found, expected)
     assert_near(cache_of_panels(found_cache[0], dim, block_tokens, is_values=False), expected_cache[0])
     assert torch.equal(cache_of_panels(found_cache[1], dim, block_tokens, is_values=True), expected_cache[1])
+    assert apart[:, 1].eq(7.0).all()
