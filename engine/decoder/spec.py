@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.decoder.families import FAMILIES, Switch
 from engine.decoder.rope import RopeSpec, parse_rope
-from engine.decoder.stored_int4 import StoredInt4, check_sizes, parse_stored
+from engine.decoder.stored_int4 import StoredInt4, parse_stored
 from engine.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -151,7 +151,7 @@ def read_spec(model_path: str) -> DecoderSpec:
         stored=None if quantization is None else parse_stored(quantization, where),
     )
     if spec.stored is not None:
-        check_sizes(spec.linear_shapes(), where)
+        spec.stored.check_sizes(spec.linear_shapes(), where)
     return spec
 
 

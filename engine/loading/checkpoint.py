@@ -169,10 +169,13 @@ def _check_complete(
     for name, file in file_by_tensor.items():
         if name in shape_by_name or name in tied or name.endswith(IGNORED_SUFFIXES):
             continue
-        if spec.stored is None or _module_of(spec, name) is None or not _says_nothing(name, file.get_tensor(name)):
+        says_nothing = spec.stored is not None and _says_nothing(name, spec.stored, file)
+        if not says_nothing or _module_of(spec, name) is None:
             raise CheckpointError(f"{where}: the tensor {name} belongs to nothing in a {spec.architecture}.")
 
 
-def _says_nothing(name: str, tensor: torch.Tensor) -> bool:
+def _says_nothing(name: str, stored: StoredInt4, file: safe_open) -> bool:
     """Tell whether what comes along with weights of 4 bits changes nothing: inputs in their order, a bias of zeros."""
-    return is_in_order(tensor) if name.endswith(".g_idx") else name.endswith(".bias") and not tensor.any()
+    if name.endswith(".g_idx"):
+        return is_in_order(file.get_tensor(name), stored)
+    return name.endswith(".bias") and not file.get_tensor(name).any()

@@ -1,6 +1,6 @@
 """Weights that a checkpoint has in 4 bits already: unpacked to levels, of which a device makes what it multiplies by.
 
-    W[o, i] = scale[g, o] * (level[o, i] - zero[g, o]),        g = i // 128
+    W[o, i] = scale[g, o] * (level[o, i] - zero[g, o]),        g = i // group
 
     AWQ     qweight [in, out / 8]    eight outputs in a number, in the order 0 2 4 6 1 3 5 7 from the lowest bits on
             qzeros  [groups, out / 8]    the same
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.decoder.stored_int4 import GROUP, StoredInt4
+from engine.decoder.stored_int4 import StoredInt4
 from kernels.streamed_linear.reference import Int4Matrix, pack_int4
 
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
@@ -32,8 +32,8 @@ class Int4Weight:
 
     Attributes:
         levels: uint8 [out, in], 0 to 15.
-        scales: [in / 128, out], of the type that they are stored in.
-        zeros: int32 [in / 128, out], 0 to 16.
+        scales: [in / group, out], of the type that they are stored in.
+        zeros: int32 [in / group, out], 0 to 16.
         dtype: of the numbers that it is to stand for.
     """
 
@@ -55,7 +55,7 @@ class Int4Weight:
     def dense(self) -> torch.Tensor:
         """Return the numbers, multiplied in float32 and rounded once."""
         out, depth = self.shape
-        steps = self.levels.view(out, -1, GROUP).float() - self.zeros.t().unsqueeze(-1)
+        steps = self.levels.view(out, len(self.scales), -1).float() - self.zeros.t().unsqueeze(-1)
         return (steps * self.scales.float().t().unsqueeze(-1)).view(out, depth).to(self.dtype)
 
     def packed(self) -> Int4Matrix:
@@ -100,7 +100,7 @@ def unpack(packed: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
     return out.flatten(-2)
 
 
-def is_in_order(group_indices: torch.Tensor) -> bool:
+def is_in_order(group_indices: torch.Tensor, stored: StoredInt4) -> bool:
     """Tell whether int32 [in] names for each input the group that it lies in: else columns were sorted (desc_act)."""
     inputs = torch.arange(len(group_indices), device=group_indices.device)
-    return torch.equal(group_indices.to(torch.int64), inputs // GROUP)
+    return torch.equal(group_indices.to(torch.int64), inputs // stored.group(len(inputs)))

@@ -123,7 +123,7 @@ def test_weights_that_have_four_bits_stay_so_on_a_gpu(spec: DecoderSpec) -> None
     """And are plain numbers on a CPU, which may be rounded as others are."""
     gpu = replace(FAST, device="cuda", has_fp8=True, has_fp8_products=True)
     stored = replace(spec, hidden_size=128, intermediate_size=256, num_heads=8, head_dim=64)
-    stored = replace(stored, stored=StoredInt4(method="awq"))
+    stored = replace(stored, stored=StoredInt4(method="awq", group_size=128))
     assert resolve(config(), stored, gpu).quantization == "int4"
     assert resolve(config(quantization="int4", dtype="float16"), stored, gpu).quantization == "int4"
     assert resolve(config(), stored, FAST).quantization is None

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.decoder.stored_int4 import check_sizes, parse_stored
+from engine.decoder.stored_int4 import parse_stored
 from engine.errors import CheckpointError
 from tests.engine.int4_checkpoints import CONFIGS
 
@@ -21,8 +21,11 @@ def test_only_the_first_format_of_gptq_keeps_zero_points_less_one() -> None:
         ("awq", {"quant_method": "bitsandbytes"}),
         ("awq", {"quant_method": None}),
         ("awq", {"bits": 8}),
-        ("awq", {"group_size": 64}),
-        ("awq", {"group_size": -1}),
+        ("awq", {"group_size": 16}),
+        ("awq", {"group_size": 192}),
+        ("awq", {"group_size": 0}),
+        ("gptq", {"group_size": None}),
+        ("gptq", {"group_size": True}),
         ("awq", {"version": "gemv"}),
         ("awq", {"zero_point": False}),
         ("gptq", {"desc_act": True}),
@@ -45,8 +48,18 @@ def test_a_configuration_that_is_none_is_refused() -> None:
         parse_stored("awq", "here")
 
 
-def test_modules_must_be_whole_groups() -> None:
-    check_sizes({"model.layers.0.mlp.up_proj": (256, 24)}, "here")
-    for shape in ((192, 24), (256, 20)):
-        with pytest.raises(CheckpointError, match=rf"up_proj has {shape[0]} inputs and {shape[1]} outputs"):
-            check_sizes({"model.layers.0.mlp.up_proj": shape}, "here")
+@pytest.mark.parametrize(
+    ("group_size", "good", "bad"),
+    [
+        (128, (256, 24), (192, 24)),
+        (64, (128, 8), (192, 24)),
+        (512, (1024, 24), (256, 24)),
+        (-1, (384, 24), (192, 24)),
+        (32, (128, 24), (128, 20)),
+    ],
+)
+def test_modules_must_be_whole_groups_and_blocks(group_size: int, good: tuple[int, int], bad: tuple[int, int]) -> None:
+    stored = parse_stored({**CONFIGS["awq"], "group_size": group_size}, "here")
+    stored.check_sizes({"model.layers.0.mlp.up_proj": good}, "here")
+    with pytest.raises(CheckpointError, match=rf"up_proj has {bad[0]} inputs and {bad[1]} outputs"):
+        stored.check_sizes({"model.layers.0.mlp.up_proj": bad}, "here")

@@ -191,20 +191,20 @@ def test_weights_of_four_bits_give_the_probabilities_of_the_numbers_they_stand_f
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
 
 
-@pytest.mark.parametrize("kind", ["awq", "gptq"])
+@pytest.mark.parametrize(("kind", "group"), [("awq", 128), ("gptq", 32)])
 def test_a_checkpoint_of_four_bits_gives_the_probabilities_of_the_numbers_it_stands_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, group: int
 ) -> None:
     """On a CPU exactly, for it loads them as numbers; on a GPU as the weights that are rounded here are."""
     model = make_model("llama2", hidden_size=128, intermediate_size=128)
     model.save_pretrained(tmp_path / "meant")
     (tmp_path / "stored").mkdir()
     tensors = {name: tensor / 4 if "proj" in name else tensor for name, tensor in model.state_dict().items()}
-    stored, meant = quantize_layers(tensors, kind)
+    stored, meant = quantize_layers(tensors, kind, group)
     for folder, saved in (("stored", stored), ("meant", meant)):
         save_file(saved, tmp_path / folder / "model.safetensors")
     fields = json.loads((tmp_path / "meant" / "config.json").read_text())
-    fields["quantization_config"] = CONFIGS[kind]
+    fields["quantization_config"] = {**CONFIGS[kind], "group_size": group}
     (tmp_path / "stored" / "config.json").write_text(json.dumps(fields))
     expected = _logprobs(config_of(str(tmp_path / "meant"), "cpu"))
     assert torch.equal(_logprobs(config_of(str(tmp_path / "stored"), "cpu")), expected)
