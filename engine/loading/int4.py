@@ -63,14 +63,6 @@ class Int4Weight:
         return pack_int4(self.levels, self.scales.to(self.dtype), self.zeros)
 
 
-Weight = torch.Tensor | Int4Weight
-
-
-def dense(weight: Weight) -> torch.Tensor:
-    """Return a weight as numbers."""
-    return weight.dense() if isinstance(weight, Int4Weight) else weight
-
-
 def read_int4(read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype) -> Int4Weight:
     """Unpack the weight of one linear module whose tensors `read` returns by name."""
     packed, zeros, scales = (read(f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))
@@ -82,7 +74,7 @@ def read_int4(read: Callable[[str], torch.Tensor], module: str, stored: StoredIn
     return Int4Weight(levels=levels.contiguous(), scales=scales, zeros=offset, dtype=dtype)
 
 
-def stack(parts: Sequence[Int4Weight]) -> Int4Weight:
+def stack_int4(parts: Sequence[Int4Weight]) -> Int4Weight:
     """Put weights that read the same input one above the other."""
     return Int4Weight(
         levels=torch.cat([part.levels for part in parts]),
@@ -100,7 +92,12 @@ def unpack(packed: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
     return out.flatten(-2)
 
 
-def is_in_order(group_indices: torch.Tensor, stored: StoredInt4) -> bool:
-    """Tell whether int32 [in] names for each input the group that it lies in: else columns were sorted (desc_act)."""
-    inputs = torch.arange(len(group_indices), device=group_indices.device)
-    return torch.equal(group_indices.to(torch.int64), inputs // stored.group(len(inputs)))
+def is_passed_over(name: str, read: Callable[[str], torch.Tensor], stored: StoredInt4) -> bool:
+    """Tell whether a tensor that comes along with weights of 4 bits changes nothing.
+
+    A bias of zeros does not, nor does `g_idx`, the group of each input, while inputs are in their order (no desc_act).
+    """
+    if name.endswith(".g_idx"):
+        groups = read(name)
+        return torch.equal(groups.to(torch.int64), torch.arange(len(groups)) // stored.group(len(groups)))
+    return name.endswith(".bias") and not read(name).any()

@@ -49,8 +49,7 @@ def lora_expand_kernel(
     is_token = token < end
     b = tl.multiple_of(matrix_of(segments, segment, entry + module, 1).to(tl.pointer_type(TYPE)), 16)
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_column = n < out
-    length = row_length(rank)
+    is_column, length = n < out, row_length(rank)
     product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for low in range(0, rank, BLOCK_R):
         r = low + tl.arange(0, BLOCK_R)
