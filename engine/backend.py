@@ -13,7 +13,7 @@ from engine.attention import AttentionBatch
 from engine.cpu.linear import Linear
 from engine.decoder.spec import DecoderSpec
 from engine.gathering import Chunk, DecodeGroup
-from engine.loading.int4 import Weight, dense
+from engine.loading.weight import Weight, dense
 from engine.lora import AdapterSegment, LoraBatch, LoraProducts
 from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.arena import lazy_zeros, touch

@@ -16,6 +16,20 @@ def num_step_weights(spec: DecoderSpec) -> int:
     return num_weights(spec) - (0 if spec.is_tied else spec.vocab_size * spec.hidden_size)
 
 
+def weight_bytes(spec: DecoderSpec, element_bytes: int) -> float:
+    """Return what the weights take on a GPU: `element_bytes` each, save those that a checkpoint has in fewer bits."""
+    saved = 0.0
+    if spec.stored is not None:
+        for depth, out in spec.linear_shapes().values():
+            saved += depth * out * element_bytes - spec.stored.num_bytes(out, depth, element_bytes)
+    return num_weights(spec) * element_bytes - saved
+
+
+def step_weight_bytes(spec: DecoderSpec, element_bytes: int) -> float:
+    """Return what of `weight_bytes` a decode step reads."""
+    return weight_bytes(spec, element_bytes) - (num_weights(spec) - num_step_weights(spec)) * element_bytes
+
+
 def num_layer_weights(spec: DecoderSpec) -> int:
     """Return how many weights the layers have, without embedding and output matrix."""
     return sum(parameter.numel for parameter in parameters(spec) if parameter.name.startswith("layers."))

@@ -12,6 +12,7 @@ import torch
 from engine.config import EngineConfig, ResolvedConfig
 from engine.cpu.linear import has_fast_bfloat16
 from engine.decoder.spec import DecoderSpec
+from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
 from kernels import architecture
 
@@ -94,11 +95,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPE_BY_NAME)}.")
     if dtype == "float16" and hardware.device == "cpu":
         raise ConfigError("dtype: 'float16' on device 'cpu' overflows where it should not; take bfloat16 or float32.")
-    quantization = config.quantization
-    if spec.stored is not None and hardware.device == "cuda":
-        if quantization not in (None, "int4"):
-            raise ConfigError(f"quantization: {quantization!r}, but the checkpoint's weights have 4 bits already.")
-        quantization = "int4"
+    quantization = _quantization(config.quantization, spec, hardware, dtype)
     _check_quantization(quantization, spec, hardware, dtype)
     max_model_len = config.max_model_len or spec.max_position
     if max_model_len > spec.max_position:
@@ -166,6 +163,19 @@ def _check_ranges(config: EngineConfig) -> None:
             raise ConfigError(f"{name}: {value} is not above 0.")
 
 
+def _quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardware, dtype: str) -> str | None:
+    """Return what is wanted, or on a GPU what keeps the weights of a checkpoint as they are."""
+    stored = spec.stored
+    if hardware.device != "cuda" or stored is None:
+        return wanted
+    if isinstance(stored, StoredInt4):
+        if wanted not in (None, "int4"):
+            raise ConfigError(f"quantization: {wanted!r}, but the checkpoint's weights have 4 bits already.")
+        return "int4"
+    can_stay = stored.stays and _why_not_fp8(spec, hardware, dtype) is None
+    return wanted or ("fp8" if can_stay else None)
+
+
 def _check_quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardware, dtype: str) -> None:
     if wanted is None:
         return
@@ -177,22 +187,24 @@ def _check_quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardwar
     if wanted == "int4":
         if dtype == "float32":
             raise ConfigError("quantization: 'int4' multiplies inputs of 16 bits; dtype is 'float32'.")
-        _check_sizes(wanted, INT4_MULTIPLE, {depth for depth, _ in spec.linear_shapes().values()})
-    if wanted != "fp8":
-        return
+        complaint = _odd_size(INT4_MULTIPLE, {depth for depth, _ in spec.linear_shapes().values()})
+    else:
+        complaint = _why_not_fp8(spec, hardware, dtype) if wanted == "fp8" else None
+    if complaint is not None:
+        raise ConfigError(f"quantization: {wanted!r} {complaint}")
+
+
+def _why_not_fp8(spec: DecoderSpec, hardware: Hardware, dtype: str) -> str | None:
     if not hardware.has_fp8_products:
-        raise ConfigError("quantization: 'fp8' needs a GPU of CUDA's compute capability 9.0 or above; this is none.")
+        return "needs a GPU of CUDA's compute capability 9.0 or above; this is none."
     if dtype != "bfloat16":
-        raise ConfigError(f"quantization: 'fp8' makes bfloat16 of its products; dtype is {dtype!r}.")
-    _check_sizes(wanted, FP8_MULTIPLE, {size for shape in spec.linear_shapes().values() for size in shape})
+        return f"makes bfloat16 of its products; dtype is {dtype!r}."
+    return _odd_size(FP8_MULTIPLE, {size for shape in spec.linear_shapes().values() for size in shape})
 
 
-def _check_sizes(quantization: str, multiple: int, sizes: set[int]) -> None:
-    odd = sorted(size for size in sizes if size % multiple)
-    if odd:
-        raise ConfigError(
-            f"quantization: {quantization!r} multiplies sizes that {multiple} divides; this model has {odd[0]}."
-        )
+def _odd_size(multiple: int, sizes: set[int]) -> str | None:
+    odd = min((size for size in sizes if size % multiple), default=None)
+    return None if odd is None else f"multiplies sizes that {multiple} divides; this model has {odd}."
 
 
 def _check_cache_dtype(config: EngineConfig, hardware: Hardware) -> None:

@@ -18,16 +18,15 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from kernels.launches import all_launches
-from kernels.recording import ALIGNMENT, Launch
+from kernels.recording import Launch
+from kernels.triton_cache import compile_launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +70,7 @@ def compile_for(name: str, launch: Launch) -> Usage:
         Exception: whatever Triton says of a kernel that does not compile.
     """
     target = TARGETS[name]
-    kernel = getattr(import_module(launch.module), launch.kernel)
-    places = {parameter: index for index, parameter in enumerate(kernel.arg_names)}
-    source = ASTSource(
-        fn=kernel,
-        signature=dict(launch.signature),
-        constexprs=dict(launch.constants),
-        attrs={(places[parameter],): [["tt.divisibility", ALIGNMENT]] for parameter in launch.aligned},
-    )
-    compiled = triton.compile(
-        source, target=GPUTarget(target.backend, target.arch, target.warp_size), options=dict(launch.options)
-    )
+    compiled = compile_launch(launch, GPUTarget(target.backend, target.arch, target.warp_size))
     if target.backend == "cuda":
         num_registers, spill_bytes = _resources(compiled.asm["cubin"])
     else:

@@ -19,7 +19,7 @@ from kernels.recording import Launch, recording
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
 from kernels.streamed_linear.launch import from_int4, streamed_linear
-from kernels.streamed_linear.reference import GROUP, Int4Matrix
+from kernels.streamed_linear.reference import GROUP, SHORT_GROUPS, Int4Matrix
 from kernels.token_choice.launch import choose_tokens
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
@@ -68,18 +68,20 @@ def all_launches(target: str) -> list[Launch]:
         for geometry in GEOMETRIES[:2]:
             multiply(geometry, torch.bfloat16)
         multiply(GEOMETRIES[0], torch.float16)
+        for group in SHORT_GROUPS:
+            multiply(GEOMETRIES[0], torch.bfloat16, group)
         choose_tokens(_empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64), _whole(64, 2))
     return launches
 
 
-def multiply(geometry: Geometry, dtype: torch.dtype) -> None:
-    """Launch a layer's products of few rows, with weights as they are and of 4 bits."""
+def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None:
+    """Launch a layer's products of few rows, with weights as they are and of 4 bits in groups."""
     hidden, inner, arrived = geometry.hidden, geometry.inner, _empty(1 << 16, dtype=torch.int32)
     qkv = (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim
     for width, depth in ((qkv, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)):
         held = Int4Matrix(
             _empty(width, depth // 2, dtype=torch.uint8),
-            _empty(depth // GROUP, width, dtype=torch.int32),
+            _empty(depth // group, width, dtype=torch.int32),
             dtype,
         )
         bias = _empty(width, dtype=dtype) if geometry.has_norms and width == qkv else None

@@ -1,15 +1,17 @@
-"""Compiles launches that were recorded into Triton's cache on disk, many side by side: launching them finds them there.
+"""Compiles launches that were recorded, without the GPU, and fills Triton's cache on disk with many side by side.
 
 One process compiles one kernel after the other, a second or more each, and a server launches a hundred different ones.
-Each process here goes Triton's own way up to the launch, so that what it keeps is found by the same key.
+A launch is compiled by Triton's own way up to the launch, so that what is kept is found by the same key.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,14 +19,32 @@ from pathlib import Path
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import CompiledKernel
 
-from kernels.recording import ALIGNMENT, TYPE_BY_DTYPE, Launch
+from kernels.recording import ALIGNMENT, TYPE_BY_DTYPE, Launch, recording
 
 _logger = logging.getLogger(__name__)
 
 MAX_PROCESSES = 16
 """Each imports torch."""
 DTYPE_BY_TYPE = {kind: dtype for dtype, kind in TYPE_BY_DTYPE.items()}
+
+
+def compile_ahead(runs: Iterable[Callable[[], object]], num_processes: int) -> None:
+    """Compile for the GPU that is here what `runs` launch, many kernels side by side; nothing is computed meanwhile.
+
+    Where processes cannot be had the log says so: each kernel is compiled as it is launched.
+    """
+    with recording() as launches:
+        for run in runs:
+            run()
+    started_s = time.monotonic()
+    try:
+        count = fill_cache(launches, triton.runtime.driver.active.get_current_target(), num_processes)
+    except (BrokenProcessPool, OSError):
+        _logger.exception("kernels could not be compiled ahead; each will be as it is launched")
+        return
+    _logger.info("compiled %d of %d kernels in %.1f s", count, len(launches), time.monotonic() - started_s)
 
 
 def fill_cache(launches: Sequence[Launch], target: GPUTarget, num_processes: int) -> int:
@@ -40,7 +60,7 @@ def fill_cache(launches: Sequence[Launch], target: GPUTarget, num_processes: int
     # Not forked: torch's threads do not come along. No more of them than have two each: to begin takes as long as one.
     count = min(num_processes, MAX_PROCESSES, -(-len(missing) // 2))
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        for (launch, stamp), done in [(pair, pool.submit(compile_one, pair[0], target)) for pair in missing]:
+        for (launch, stamp), done in [(pair, pool.submit(_fill, pair[0], target)) for pair in missing]:
             if (error := done.exception()) is None:
                 stamp.touch()
             else:
@@ -48,12 +68,19 @@ def fill_cache(launches: Sequence[Launch], target: GPUTarget, num_processes: int
     return len(missing)
 
 
-def compile_one(launch: Launch, target: GPUTarget) -> str:
-    """Do all that a launch on a GPU of this kind does before it needs the GPU; return the kernel as its assembly."""
+def compile_launch(launch: Launch, target: GPUTarget) -> CompiledKernel:
+    """Do all that a launch on a GPU of this kind does before it needs the GPU; for processes that have none.
+
+    Raises:
+        Exception: whatever Triton says of a kernel that does not compile.
+    """
     triton.runtime.driver.set_active(_NoGpu(target))
     kernel = getattr(import_module(launch.module), launch.kernel)
-    compiled = kernel.warmup(*_arguments(launch), grid=(1,), **dict(launch.options))
-    return str(compiled.asm["ptx" if target.backend == "cuda" else "amdgcn"])
+    return kernel.warmup(*_arguments(launch), grid=(1,), **dict(launch.options))
+
+
+def _fill(launch: Launch, target: GPUTarget) -> None:
+    compile_launch(launch, target)
 
 
 def _common(target: GPUTarget) -> bytes:
@@ -77,7 +104,8 @@ class _NoGpu:
         return self._target
 
     def get_current_device(self) -> int:
-        return 0
+        # Kernels remember by this number what was compiled.
+        return hash(self._target)
 
     def get_current_stream(self, device: int) -> int:
         return 0

@@ -6,22 +6,28 @@ rate, nor than its operations over the matrix units' rate. Engines reach a part 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from engine.costs import num_step_weights, num_weights, prompt_flop
+from engine.costs import num_layer_weights, num_step_weights, prompt_flop, step_weight_bytes, weight_bytes
 from engine.decoder.spec import DecoderSpec
+from engine.decoder.stored_fp8 import StoredFp8
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A device by its data sheet: memory in bytes, bytes a second, dense bfloat16 operations a second."""
+    """A device by its data sheet: memory in bytes, bytes a second, dense bfloat16 operations a second.
+
+    Attributes:
+        has_fp8_products: it multiplies matrices of 8-bit floats with a scale for each row, at twice the rate.
+    """
 
     name: str
     memory_bytes: float
     bytes_per_s: float
     flop_per_s: float
+    has_fp8_products: bool = False
 
 
 DEVICES = {
@@ -30,9 +36,9 @@ DEVICES = {
         Device(name="l4", memory_bytes=24e9, bytes_per_s=0.3e12, flop_per_s=121e12),
         Device(name="l40s", memory_bytes=48e9, bytes_per_s=0.864e12, flop_per_s=362e12),
         Device(name="a100-80", memory_bytes=80e9, bytes_per_s=2.04e12, flop_per_s=312e12),
-        Device(name="h100", memory_bytes=80e9, bytes_per_s=3.35e12, flop_per_s=989e12),
-        Device(name="h200", memory_bytes=141e9, bytes_per_s=4.8e12, flop_per_s=989e12),
-        Device(name="b200", memory_bytes=180e9, bytes_per_s=8.0e12, flop_per_s=2250e12),
+        Device(name="h100", memory_bytes=80e9, bytes_per_s=3.35e12, flop_per_s=989e12, has_fp8_products=True),
+        Device(name="h200", memory_bytes=141e9, bytes_per_s=4.8e12, flop_per_s=989e12, has_fp8_products=True),
+        Device(name="b200", memory_bytes=180e9, bytes_per_s=8.0e12, flop_per_s=2250e12, has_fp8_products=True),
         Device(name="mi300x", memory_bytes=192e9, bytes_per_s=5.3e12, flop_per_s=1307e12),
     )
 }
@@ -79,31 +85,34 @@ class Capacity:
 
 
 def plan(spec: DecoderSpec, dtype: str, device: Device, memory_fraction: float, traffic: Traffic) -> Capacity:
-    """Work out what one device can do for one model."""
+    """Work out what one device can do for one model, which is `as_kept`."""
     itemsize = BYTES_BY_DTYPE[dtype]
     # A cache of one byte a number is an option of its own (`kv_cache_dtype`), which nobody has asked for here.
     cache_itemsize = max(2, itemsize)
     per_adapter = sum((inputs + outputs) * traffic.rank for inputs, outputs in spec.linear_shapes().values())
-    weight_bytes = float(num_weights(spec) * itemsize)
+    total_bytes = weight_bytes(spec, itemsize)
     adapter_bytes = float(traffic.num_adapters * per_adapter * cache_itemsize)
     per_token = spec.kv_bytes_per_token(cache_itemsize)
-    left = device.memory_bytes * memory_fraction - weight_bytes - adapter_bytes
+    left = device.memory_bytes * memory_fraction - total_bytes - adapter_bytes
     cache_tokens = max(0, int(left // per_token))
     length = traffic.prompt_tokens + traffic.answer_tokens
     batch = min(traffic.concurrency, cache_tokens // length)
+    # Of each token; products of 8 bits take half the time.
+    spared_flop = float(num_layer_weights(spec)) if isinstance(spec.stored, StoredFp8) else 0.0
     # The output matrix is wanted of the last token only.
     first_flop = prompt_flop(spec, traffic.prompt_tokens) + 2.0 * spec.vocab_size * spec.hidden_size
-    ttft_s = max(first_flop / device.flop_per_s, weight_bytes / device.bytes_per_s)
+    first_flop -= traffic.prompt_tokens * spared_flop
+    ttft_s = max(first_flop / device.flop_per_s, total_bytes / device.bytes_per_s)
     # On the way an answer has, in the middle, half of its tokens.
-    step_bytes = num_step_weights(spec) * itemsize + adapter_bytes
+    step_bytes = step_weight_bytes(spec, itemsize) + adapter_bytes
     step_bytes += batch * (traffic.prompt_tokens + traffic.answer_tokens / 2) * per_token
-    step_flop = 2.0 * batch * num_step_weights(spec)
+    step_flop = batch * (2.0 * num_step_weights(spec) - spared_flop)
     tpot_s = max(step_bytes / device.bytes_per_s, step_flop / device.flop_per_s)
     answer_s = traffic.answer_tokens * tpot_s / batch + ttft_s if batch else float("inf")
     tokens_per_s = traffic.answer_tokens / answer_s
     cost = traffic.price_per_hour / (tokens_per_s * 3600) * 1e6 if tokens_per_s else float("inf")
     return Capacity(
-        weight_bytes=weight_bytes,
+        weight_bytes=total_bytes,
         adapter_bytes=adapter_bytes,
         kv_bytes_per_token=per_token,
         cache_tokens=cache_tokens,
@@ -113,3 +122,9 @@ def plan(spec: DecoderSpec, dtype: str, device: Device, memory_fraction: float, 
         tokens_per_s=tokens_per_s,
         cost_per_million=cost,
     )
+
+
+def as_kept(spec: DecoderSpec, dtype: str, device: Device) -> DecoderSpec:
+    """Return a model as the engine holds it: where it cannot multiply weights of 8 bits, they are numbers."""
+    stored, has_products = spec.stored, device.has_fp8_products and dtype == "bfloat16"
+    return replace(spec, stored=None) if isinstance(stored, StoredFp8) and not (stored.stays and has_products) else spec

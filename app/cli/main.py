@@ -111,7 +111,7 @@ def plan_command(
     if device not in capacity.DEVICES or dtype not in capacity.BYTES_BY_DTYPE:
         raise typer.Exit(_refuse(f"there is no device {device!r} or no dtype {dtype!r}; there are {known}"))
     try:
-        spec = read_spec(model)
+        spec = capacity.as_kept(read_spec(model), dtype, capacity.DEVICES[device])
     except CheckpointError as error:
         raise typer.Exit(_refuse(str(error))) from None
     traffic = capacity.Traffic(
@@ -123,7 +123,8 @@ def plan_command(
         price_per_hour=price_per_hour,
     )
     found = capacity.plan(spec, dtype, capacity.DEVICES[device], memory_fraction, traffic)
-    table = Table(title=f"{spec.architecture} in {dtype} on one {device}", show_header=False)
+    stored = "" if spec.stored is None else f" with {spec.stored.title} weights"
+    table = Table(title=f"{spec.architecture} in {dtype}{stored} on one {device}", show_header=False)
     rows = {
         "weights": f"{found.weight_bytes / 1e9:.2f} GB",
         "adapters": f"{found.adapter_bytes / 1e9:.2f} GB",

@@ -16,7 +16,7 @@ from engine.backend import LayerCache, Product
 from engine.cpu.native_lora import NativeLora
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.spec import DecoderSpec
-from engine.loading.int4 import Weight, dense
+from engine.loading.weight import Weight, dense
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.arena import Arena
 from kernels.packed_linear.reference import LANES, as_panels

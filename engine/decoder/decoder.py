@@ -13,7 +13,7 @@ from engine.attention import AttentionBatch
 from engine.backend import Backend, KvCache, Product
 from engine.decoder.rope_table import rope_table
 from engine.decoder.spec import DecoderSpec
-from engine.loading.int4 import Weight
+from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, LoraProducts, change_norms
 
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.decoder.families import FAMILIES, Switch
 from engine.decoder.rope import RopeSpec, parse_rope
-from engine.decoder.stored_int4 import StoredInt4, check_sizes, parse_stored
+from engine.decoder.stored import Stored, parse_stored
 from engine.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -27,7 +27,7 @@ class DecoderSpec:
         is_tied: the output matrix is the embedding.
         max_position: context length in tokens that the checkpoint was made for, its attention window if that is less.
         eos_ids: token ids that end a generation.
-        stored: how the layers' linear weights lie in the checkpoint where they have 4 bits, else None.
+        stored: how the layers' linear weights lie in the checkpoint where they have 4 or 8 bits, else None.
     """
 
     architecture: str
@@ -47,7 +47,7 @@ class DecoderSpec:
     is_tied: bool
     max_position: int
     eos_ids: tuple[int, ...]
-    stored: StoredInt4 | None = None
+    stored: Stored | None = None
 
     @property
     def q_size(self) -> int:
@@ -151,7 +151,7 @@ def read_spec(model_path: str) -> DecoderSpec:
         stored=None if quantization is None else parse_stored(quantization, where),
     )
     if spec.stored is not None:
-        check_sizes(spec.linear_shapes(), where)
+        spec.stored.check_sizes(spec.linear_shapes(), where)
     return spec
 
 

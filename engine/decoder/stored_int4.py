@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine.decoder.stored_fields import check_fields
+from engine.decoder.tensor_kinds import Shape, TensorKind
 from engine.errors import CheckpointError
+from kernels.streamed_linear.reference import BLOCK, SHORT_GROUPS, UNIT_BYTES
 
-GROUP = 128
+AWQ, GPTQ = "awq", "gptq"
+INT4_METHODS = (AWQ, GPTQ)
+WHOLE_COLUMN = -1
 PACKED = 8
 """Numbers of 4 bits in one of the 32 that a tensor is made of."""
+PACKED_DTYPES = ("I32",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,36 +23,65 @@ class StoredInt4:
     """The layout of all linear modules of a checkpoint's layers; `engine.loading.int4` reads it.
 
     Attributes:
-        method: "awq" or "gptq".
+        method: one of `INT4_METHODS`.
+        group_size: inputs that share a scale and a zero point, `WHOLE_COLUMN` for all of a module.
         zero_offset: what is added to a zero point as it is stored.
     """
 
     method: str
+    group_size: int
     zero_offset: int = 0
 
-    def shapes(self, module: str, out: int, depth: int) -> dict[str, tuple[int, ...]]:
-        """Return the tensors that a module of `out` outputs and `depth` inputs must have."""
-        packed = (depth, out // PACKED) if self.method == "awq" else (depth // PACKED, out)
+    @property
+    def title(self) -> str:
+        """What the weights are."""
+        return f"4-bit ({self.method})"
+
+    def group(self, depth: int) -> int:
+        """Return how many inputs of a module of `depth` of them share a scale."""
+        return depth if self.group_size == WHOLE_COLUMN else self.group_size
+
+    def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
+        """Return the tensors that a module of (out, in) features must have, whatever else it has."""
+        out, depth = shape
+        packed = (depth, out // PACKED) if self.method == AWQ else (depth // PACKED, out)
+        groups = depth // self.group(depth)
         return {
-            f"{module}.qweight": packed,
-            f"{module}.qzeros": (depth // GROUP, out // PACKED),
-            f"{module}.scales": (depth // GROUP, out),
+            f"{module}.qweight": TensorKind((packed,), PACKED_DTYPES),
+            f"{module}.qzeros": TensorKind(((groups, out // PACKED),), PACKED_DTYPES),
+            f"{module}.scales": TensorKind(((groups, out),)),
         }
 
+    def num_bytes(self, out: int, depth: int, element_bytes: int) -> float:
+        """Return what a module takes on a GPU, whatever a number takes there."""
+        return out * depth / 2 + UNIT_BYTES * out * (depth // self.group(depth))
 
-def parse_stored(fields: object, where: str) -> StoredInt4:
-    """Read `quantization_config`.
+    def check_sizes(self, sizes: Mapping[str, tuple[int, int]], where: str) -> None:
+        """Refuse linear modules, given by (in, out) features, that are no whole number of blocks and groups.
+
+        Raises:
+            CheckpointError: naming one.
+        """
+        for module, (depth, out) in sizes.items():
+            parts = sorted({BLOCK, self.group(depth)})
+            if out % PACKED or any(depth % part for part in parts):
+                raise CheckpointError(
+                    f"{where}: {module} has {depth} inputs and {out} outputs; {' and '.join(map(str, parts))} must "
+                    f"divide the inputs, {PACKED} the outputs."
+                )
+
+
+def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
+    """Read the `quantization_config` of one of `INT4_METHODS`.
 
     Raises:
         CheckpointError: it asks for what is not supported; the message names the field.
     """
-    if not isinstance(fields, Mapping):
-        raise CheckpointError(f"{where}: quantization_config is no JSON object.")
-    method = fields.get("quant_method")
     wanted: dict[str, tuple[object, ...]]
-    if method == "awq":
+    if fields["quant_method"] == AWQ:
         wanted = {"version": ("gemm", "GEMM", None), "zero_point": (True,)}
-    elif method == "gptq":
+        is_less_one = False
+    else:
         fields = {"checkpoint_format": fields.get("format"), **fields}
         formats = ("gptq", "gptq_v2", None)
         wanted = {
@@ -55,30 +90,17 @@ def parse_stored(fields: object, where: str) -> StoredInt4:
             "pack_dtype": ("int32", None),
             "dynamic": (None, {}),
         }
-    else:
+        # The first format keeps a zero point less one.
+        is_less_one = fields["checkpoint_format"] != "gptq_v2"
+    check_fields(fields, {**wanted, "bits": (4,), "lm_head": (False, None)}, f"{where}: quantization_config")
+    group_size = fields.get("group_size")
+    if type(group_size) is not int or not _is_group(group_size):
         raise CheckpointError(
-            f"{where}: quantization_config.quant_method is {method!r}; of quantized weights 'awq' and 'gptq' are read."
+            f"{where}: quantization_config.group_size is {group_size!r}; groups of "
+            f"{', '.join(map(str, SHORT_GROUPS))}, of multiples of {BLOCK} and {WHOLE_COLUMN} (all inputs) are read."
         )
-    wanted |= {"bits": (4,), "group_size": (GROUP,), "lm_head": (False, None)}
-    for name, known in wanted.items():
-        if fields.get(name) not in known:
-            raise CheckpointError(
-                f"{where}: quantization_config.{name} is {fields.get(name)!r}; with {method!r} only "
-                f"{' or '.join(repr(value) for value in known if value is not None)} is read."
-            )
-    # GPTQ's first format keeps a zero point less one.
-    is_less_one = method == "gptq" and fields.get("checkpoint_format") != "gptq_v2"
-    return StoredInt4(method=method, zero_offset=int(is_less_one))
+    return StoredInt4(method=str(fields["quant_method"]), group_size=group_size, zero_offset=int(is_less_one))
 
 
-def check_sizes(sizes: Mapping[str, tuple[int, int]], where: str) -> None:
-    """Refuse linear modules, given by (in, out) features, that are no whole number of groups.
-
-    Raises:
-        CheckpointError: naming one.
-    """
-    for module, (depth, out) in sizes.items():
-        if depth % GROUP or out % PACKED:
-            raise CheckpointError(
-                f"{where}: {module} has {depth} inputs and {out} outputs; {GROUP} and {PACKED} must divide them."
-            )
+def _is_group(size: int) -> bool:
+    return size == WHOLE_COLUMN or size in SHORT_GROUPS or (size > 0 and size % BLOCK == 0)

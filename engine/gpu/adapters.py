@@ -4,8 +4,9 @@
                            address of A, address of B, rank, address of gains and shifts of columns, 0 for none
     segments of a step     (first token, end, address of a table) each
 
-A step writes three numbers for each segment; nothing is gathered, and nothing padded to a common rank. What only some
-adapters change, the embedding, norms and the output matrix, costs nothing where none of them is in the batch.
+A step writes three numbers for each segment; nothing is gathered, and nothing padded to a common rank: rows as short as
+a rank are padded to whole loads, and no further. What only some adapters change, the embedding, norms and the output
+matrix, costs nothing where none of them is in the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from engine.lora import ENTRIES, WHOLE_ENTRIES, AdapterSegment, entry_of, refuse
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
-from kernels.lora_shrink.launch import lora_shrink
+from kernels.lora_shrink.launch import lora_shrink, whole_rows
 
 ALIGNED_BYTES = 16
 """Where a matrix begins: what the widest load takes."""
@@ -154,8 +155,8 @@ def _parts(source: AdapterWeights, num_layers: int) -> Iterator[tuple[int, int, 
             if projection is not None:
                 rank = projection.a.shape[0]
                 # Rows of the embedding's are picked by token.
-                yield entry, A, projection.a.T if module == "embed_tokens" else projection.a, rank
-                yield entry, B, projection.b, rank
+                yield entry, A, whole_rows(projection.a.T) if module == "embed_tokens" else projection.a, rank
+                yield entry, B, whole_rows(projection.b), rank
             if columns is not None:
                 yield entry, COLUMNS, torch.cat((columns.gain, columns.shift)), 0
     for name, number in (("embed_tokens", A), ("lm_head", B)):

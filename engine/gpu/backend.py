@@ -11,7 +11,8 @@ from engine.backend import LayerCache, Product
 from engine.gpu.adapters import TritonLora
 from engine.gpu.fp8_linear import Fp8Linear
 from engine.gpu.streamed_linear import StreamedLinear
-from engine.loading.int4 import Weight, dense
+from engine.loading.fp8 import Fp8Weight
+from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.embedding.reference import take_rows
@@ -28,21 +29,25 @@ class TritonBackend:
         max_samples: so many rows of logits at most a step has, save where those of prompts are asked for.
         quantization: "fp8": layers' weights and their inputs are rounded to 8-bit floats; "int4": the weights alone, to
             4 bits where they have more; None: neither. Adapters read inputs as they are.
+        is_mixed: weights that come as numbers, among others in 8-bit floats, are not rounded to those.
 
     Attributes:
         linears: products whose way `engine.gpu.streamed_linear.measure` may choose.
     """
 
-    def __init__(self, adapters: TritonLora, max_samples: int, quantization: str | None = None) -> None:
+    def __init__(
+        self, adapters: TritonLora, max_samples: int, quantization: str | None = None, *, is_mixed: bool = False
+    ) -> None:
         self.adapters = adapters
         self._max_samples = max_samples
         self.linears: list[StreamedLinear] = []
         self._quantization = quantization
+        self._is_mixed = is_mixed
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Keep the weight, as it is or rounded."""
-        if self._quantization == "fp8":
-            return Fp8Linear(dense(weight), bias)
+        if self._quantization == "fp8" and (isinstance(weight, Fp8Weight) or not self._is_mixed):
+            return Fp8Linear(weight, bias)
         self.linears.append(StreamedLinear(weight, bias, is_int4=self._quantization == "int4"))
         return self.linears[-1]
 

@@ -11,6 +11,7 @@ from engine.backend import KvCache
 from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.decoder import Decoder
 from engine.decoder.spec import DecoderSpec
+from engine.decoder.stored_fp8 import StoredFp8
 from engine.errors import ConfigError
 from engine.gpu.adapters import TabledAdapter, TritonLora
 from engine.gpu.backend import TritonBackend
@@ -61,7 +62,8 @@ def _build(
 ) -> Parts:
     dtype = DTYPE_BY_NAME[checked.dtype]
     adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank)
-    backend = TritonBackend(adapters, checked.max_num_seqs, checked.quantization)
+    is_mixed = isinstance(spec.stored, StoredFp8) and spec.stored.stays
+    backend = TritonBackend(adapters, checked.max_num_seqs, checked.quantization, is_mixed=is_mixed)
     parameters = weights(config.model_path, spec, dtype, runtime.device)
     decoder = Decoder(spec, parameters, backend, checked.max_model_len)
     choose = TokenChooser(runtime, checked.max_num_seqs)

@@ -1,4 +1,4 @@
-"""Linear products of 8-bit floats (e4m3): weights rounded at load, inputs as they come.
+"""Linear products of 8-bit floats (e4m3): weights as a checkpoint has them or rounded at load, inputs as they come.
 
     y[t, o] = (x8[t] . w8[o]) * span(x[t]) * span(w[o]) / limit^2 + b[o]
 
@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import torch
 
+from engine.loading.fp8 import FP8, Fp8Weight
+from engine.loading.weight import Weight, dense
 from kernels.row_quantization.launch import quantize_rows
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
-FP8 = torch.float8_e4m3fn
+LIMIT = LIMIT_BY_DTYPE[FP8]
 
 
 class Fp8Linear:
@@ -24,11 +26,15 @@ class Fp8Linear:
         bias: [out] or None.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        held, spans = quantize_rows(weight, FP8)
+    def __init__(self, weight: Weight, bias: torch.Tensor | None) -> None:
+        if isinstance(weight, Fp8Weight):
+            held, scales = weight.held, weight.scales
+        else:
+            held, spans = quantize_rows(dense(weight), FP8)
+            scales = spans / LIMIT
         self._weight = held.t()
-        # The limits of both sides, so that the inputs' spans are used as they come.
-        self._scale = (spans / LIMIT_BY_DTYPE[FP8] ** 2).unsqueeze(0)
+        # With the limit of the other side, so that the inputs' spans are used as they come.
+        self._scale = (scales / LIMIT).unsqueeze(0)
         self._bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -5,15 +5,10 @@ One object, so that everything else here runs, and is tested, on tensors of any 
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
 from typing import Protocol
 
 import torch
-
-_logger = logging.getLogger(__name__)
 
 NUM_WARM_UPS = 2
 """Runs before a recording: libraries set themselves up, kernels are compiled."""
@@ -129,17 +124,6 @@ class CudaRuntime:
     def compile_ahead(self, run: Callable[[], object], num_processes: int) -> None:
         """Note what is launched instead of launching it, and have other processes fill Triton's cache."""
         # Whatever uses this file without kernels needs no Triton.
-        import triton
+        from kernels.triton_cache import compile_ahead
 
-        from kernels.recording import recording
-        from kernels.triton_cache import fill_cache
-
-        with recording() as launches:
-            run()
-        started_s = time.monotonic()
-        try:
-            count = fill_cache(launches, triton.runtime.driver.active.get_current_target(), num_processes)
-        except (BrokenProcessPool, OSError):
-            _logger.exception("kernels could not be compiled ahead; each will be as it is launched")
-            return
-        _logger.info("compiled %d of %d kernels in %.1f s", count, len(launches), time.monotonic() - started_s)
+        compile_ahead([run], num_processes)

@@ -15,7 +15,8 @@ import torch
 from torch.nn import functional
 
 from engine.gpu.runtime import GpuRuntime
-from engine.loading.int4 import Int4Weight, Weight
+from engine.loading.int4 import Int4Weight
+from engine.loading.weight import Weight, dense
 from kernels.streamed_linear.launch import counters, from_int4, streamed_linear
 from kernels.streamed_linear.reference import Int4Matrix, to_int4
 
@@ -51,7 +52,7 @@ class StreamedLinear:
         if isinstance(weight, Int4Weight):
             self._weight: torch.Tensor | Int4Matrix = weight.packed()
         else:
-            self._weight = to_int4(weight) if is_int4 else weight
+            self._weight = to_int4(dense(weight)) if is_int4 else dense(weight)
         self._bias = bias
         self._arrived = counters(weight.shape[0], self.rows[-1], weight.device)
 

@@ -15,16 +15,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from engine.decoder.spec import DecoderSpec
-from engine.decoder.stored_int4 import StoredInt4
+from engine.decoder.stored import Stored
+from engine.decoder.tensor_kinds import TensorKind
 from engine.errors import CheckpointError
-from engine.loading.int4 import Int4Weight, Weight, dense, is_in_order, read_int4, stack
 from engine.loading.names import IGNORED_SUFFIXES, Parameter, parameters
+from engine.loading.weight import Weight, dense, is_passed_over, read_stored, stack
 from kernels.arena import lazy_zeros
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-DTYPES = ("F32", "F16", "BF16")
-PACKED_SUFFIXES = (".qweight", ".qzeros")
-PACKED_DTYPES = ("I32",)
 
 WeightSource = Callable[[str, DecoderSpec, torch.dtype, torch.device], Iterable[tuple[str, Weight]]]
 """What `load_parameters` is: where the parameters of a decoder come from."""
@@ -33,7 +31,7 @@ WeightSource = Callable[[str, DecoderSpec, torch.dtype, torch.device], Iterable[
 def load_parameters(
     model_path: str, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Weight]]:
-    """Yield (parameter name, tensor) for every parameter of the decoder, cast once, or as it is where it has 4 bits.
+    """Yield (parameter name, tensor) for every parameter of the decoder, cast once, or as it is where it has few bits.
 
     The tensors are owned by the caller and share no memory with the files.
 
@@ -42,7 +40,7 @@ def load_parameters(
     """
     with _opened(Path(model_path)) as file_by_tensor:
         wanted = list(parameters(spec))
-        _check_complete(model_path, spec, _expected(spec, wanted), file_by_tensor)
+        _check_complete(model_path, spec, _expected(spec, wanted, file_by_tensor), file_by_tensor)
         for parameter in wanted:
             yield parameter.name, _read(parameter, spec, dtype, device, file_by_tensor)
 
@@ -57,8 +55,8 @@ def read_tensor(model_path: str, spec: DecoderSpec, name: str, dtype: torch.dtyp
         name = "model.embed_tokens.weight"
     with _opened(Path(model_path)) as file_by_tensor:
         try:
-            if spec.stored is not None and _module_of(spec, name) is not None:
-                return dense(_read_int4(name, spec.stored, dtype, torch.device("cpu"), file_by_tensor))
+            if spec.stored is not None and _is_weight(spec, name):
+                return dense(_read_stored(name, spec.stored, dtype, torch.device("cpu"), file_by_tensor))
             tensor: torch.Tensor = file_by_tensor[name].get_tensor(name)
         except KeyError as error:
             raise CheckpointError(f"{model_path}: the tensor {error.args[0]} is missing.") from None
@@ -91,8 +89,8 @@ def _read(
 ) -> Weight:
     """Stack a parameter's parts on the device."""
     names = [name for name, _ in parameter.parts]
-    if spec.stored is not None and _module_of(spec, names[0]) is not None:
-        return stack([_read_int4(name, spec.stored, dtype, device, file_by_tensor) for name in names])
+    if spec.stored is not None and _is_weight(spec, names[0]):
+        return stack([_read_stored(name, spec.stored, dtype, device, file_by_tensor) for name in names])
     if device.type == "cpu":
         # Freed, it is the system's at once. The C library would keep it, and seldom find it fit for the next.
         whole = lazy_zeros(parameter.numel, dtype).view(parameter.shape)
@@ -105,18 +103,22 @@ def _read(
     return whole
 
 
-def _read_int4(
-    name: str, stored: StoredInt4, dtype: torch.dtype, device: torch.device, file_by_tensor: Mapping[str, safe_open]
-) -> Int4Weight:
-    return read_int4(
+def _read_stored(
+    name: str, stored: Stored, dtype: torch.dtype, device: torch.device, file_by_tensor: Mapping[str, safe_open]
+) -> Weight:
+    return read_stored(
         lambda part: file_by_tensor[part].get_tensor(part).to(device), name.removesuffix(".weight"), stored, dtype
     )
 
 
-def _module_of(spec: DecoderSpec, name: str) -> str | None:
-    """Return the linear module of the layers that a tensor belongs to, None for all others."""
+def _is_weight(spec: DecoderSpec, name: str) -> bool:
+    return name.endswith(".weight") and _is_linear(spec, name)
+
+
+def _is_linear(spec: DecoderSpec, name: str) -> bool:
+    """Tell whether a tensor is of a linear module of the layers."""
     module = name.rpartition(".")[0]
-    return module if module.endswith("_proj") and module in spec.linear_shapes() else None
+    return module.endswith("_proj") and module in spec.linear_shapes()
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -140,44 +142,44 @@ def _weight_files(folder: Path) -> list[Path]:
     raise CheckpointError(f"{folder}: there is neither {SINGLE} nor {INDEX}.{hint}")
 
 
-def _expected(spec: DecoderSpec, wanted: Sequence[Parameter]) -> dict[str, tuple[int, ...]]:
-    """Return the tensors that a checkpoint must have, and their shapes."""
-    expected: dict[str, tuple[int, ...]] = {}
+def _expected(
+    spec: DecoderSpec, wanted: Sequence[Parameter], file_by_tensor: Mapping[str, safe_open]
+) -> dict[str, TensorKind]:
+    """Return the tensors that a checkpoint must have."""
+    expected: dict[str, TensorKind] = {}
     for name, shape in (part for parameter in wanted for part in parameter.parts):
-        if spec.stored is not None and name.endswith("_proj.weight"):
-            expected |= spec.stored.shapes(name.removesuffix(".weight"), *shape)
+        if spec.stored is not None and _is_weight(spec, name):
+            file = file_by_tensor.get(name)
+            dtype = None if file is None else str(file.get_slice(name).get_dtype())
+            expected |= spec.stored.tensors(name.removesuffix(".weight"), shape, dtype)
         else:
-            expected[name] = shape
+            expected[name] = TensorKind((shape,))
     return expected
 
 
 def _check_complete(
     where: str,
     spec: DecoderSpec,
-    shape_by_name: Mapping[str, tuple[int, ...]],
+    kind_by_name: Mapping[str, TensorKind],
     file_by_tensor: Mapping[str, safe_open],
 ) -> None:
-    for name, shape in shape_by_name.items():
+    for name, kind in kind_by_name.items():
         if name not in file_by_tensor:
             raise CheckpointError(f"{where}: the tensor {name} is missing.")
         found = file_by_tensor[name].get_slice(name)
-        if tuple(found.get_shape()) != shape:
+        if tuple(found.get_shape()) not in kind.shapes:
+            known = " or ".join(str(list(shape)) for shape in kind.shapes)
             raise CheckpointError(
-                f"{where}: the tensor {name} has shape {found.get_shape()}, config.json says {list(shape)}."
+                f"{where}: the tensor {name} has shape {found.get_shape()}, config.json says {known}."
             )
-        known = PACKED_DTYPES if name.endswith(PACKED_SUFFIXES) else DTYPES
-        if found.get_dtype() not in known:
+        if found.get_dtype() not in kind.dtypes:
             raise CheckpointError(
-                f"{where}: the tensor {name} has type {found.get_dtype()}; known are {', '.join(known)}."
+                f"{where}: the tensor {name} has type {found.get_dtype()}; known are {', '.join(kind.dtypes)}."
             )
     tied = {"lm_head.weight"} if spec.is_tied else set()
     for name, file in file_by_tensor.items():
-        if name in shape_by_name or name in tied or name.endswith(IGNORED_SUFFIXES):
+        if name in kind_by_name or name in tied or name.endswith(IGNORED_SUFFIXES):
             continue
-        if spec.stored is None or _module_of(spec, name) is None or not _says_nothing(name, file.get_tensor(name)):
+        stored = spec.stored if _is_linear(spec, name) else None
+        if stored is None or not is_passed_over(name, file.get_tensor, stored):
             raise CheckpointError(f"{where}: the tensor {name} belongs to nothing in a {spec.architecture}.")
-
-
-def _says_nothing(name: str, tensor: torch.Tensor) -> bool:
-    """Tell whether what comes along with weights of 4 bits changes nothing: inputs in their order, a bias of zeros."""
-    return is_in_order(tensor) if name.endswith(".g_idx") else name.endswith(".bias") and not tensor.any()

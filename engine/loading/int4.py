@@ -1,6 +1,6 @@
 """Weights that a checkpoint has in 4 bits already: unpacked to levels, of which a device makes what it multiplies by.
 
-    W[o, i] = scale[g, o] * (level[o, i] - zero[g, o]),        g = i // 128
+    W[o, i] = scale[g, o] * (level[o, i] - zero[g, o]),        g = i // group
 
     AWQ     qweight [in, out / 8]    eight outputs in a number, in the order 0 2 4 6 1 3 5 7 from the lowest bits on
             qzeros  [groups, out / 8]    the same
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.decoder.stored_int4 import GROUP, StoredInt4
+from engine.decoder.stored_int4 import StoredInt4
 from kernels.streamed_linear.reference import Int4Matrix, pack_int4
 
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
@@ -32,8 +32,8 @@ class Int4Weight:
 
     Attributes:
         levels: uint8 [out, in], 0 to 15.
-        scales: [in / 128, out], of the type that they are stored in.
-        zeros: int32 [in / 128, out], 0 to 16.
+        scales: [in / group, out], of the type that they are stored in.
+        zeros: int32 [in / group, out], 0 to 16.
         dtype: of the numbers that it is to stand for.
     """
 
@@ -55,20 +55,12 @@ class Int4Weight:
     def dense(self) -> torch.Tensor:
         """Return the numbers, multiplied in float32 and rounded once."""
         out, depth = self.shape
-        steps = self.levels.view(out, -1, GROUP).float() - self.zeros.t().unsqueeze(-1)
+        steps = self.levels.view(out, len(self.scales), -1).float() - self.zeros.t().unsqueeze(-1)
         return (steps * self.scales.float().t().unsqueeze(-1)).view(out, depth).to(self.dtype)
 
     def packed(self) -> Int4Matrix:
         """Return the layout of the GPU's kernel, whose scales are of `dtype`, one of 16 bits."""
         return pack_int4(self.levels, self.scales.to(self.dtype), self.zeros)
-
-
-Weight = torch.Tensor | Int4Weight
-
-
-def dense(weight: Weight) -> torch.Tensor:
-    """Return a weight as numbers."""
-    return weight.dense() if isinstance(weight, Int4Weight) else weight
 
 
 def read_int4(read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype) -> Int4Weight:
@@ -82,7 +74,7 @@ def read_int4(read: Callable[[str], torch.Tensor], module: str, stored: StoredIn
     return Int4Weight(levels=levels.contiguous(), scales=scales, zeros=offset, dtype=dtype)
 
 
-def stack(parts: Sequence[Int4Weight]) -> Int4Weight:
+def stack_int4(parts: Sequence[Int4Weight]) -> Int4Weight:
     """Put weights that read the same input one above the other."""
     return Int4Weight(
         levels=torch.cat([part.levels for part in parts]),
@@ -100,7 +92,12 @@ def unpack(packed: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
     return out.flatten(-2)
 
 
-def is_in_order(group_indices: torch.Tensor) -> bool:
-    """Tell whether int32 [in] names for each input the group that it lies in: else columns were sorted (desc_act)."""
-    inputs = torch.arange(len(group_indices), device=group_indices.device)
-    return torch.equal(group_indices.to(torch.int64), inputs // GROUP)
+def is_passed_over(name: str, read: Callable[[str], torch.Tensor], stored: StoredInt4) -> bool:
+    """Tell whether a tensor that comes along with weights of 4 bits changes nothing.
+
+    A bias of zeros does not, nor does `g_idx`, the group of each input, while inputs are in their order (no desc_act).
+    """
+    if name.endswith(".g_idx"):
+        groups = read(name)
+        return torch.equal(groups.to(torch.int64), torch.arange(len(groups)) // stored.group(len(groups)))
+    return name.endswith(".bias") and not read(name).any()

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.lora_shrink.kernel import matrix_of
+from kernels.lora_shrink.kernel import matrix_of, row_length
 from kernels.search import place_of
 
 
@@ -17,7 +17,7 @@ def lora_expand_kernel(
     y_width,
     entry,
     num_modules,
-    max_rank,
+    room,
     out_0,
     out_1,
     out_2,
@@ -29,8 +29,9 @@ def lora_expand_kernel(
 ):
     """Program (tile, columns, module) adds to [tokens, y_width], where the modules' outputs lie side by side.
 
-    Segments and `shrunk` are those of `kernels.lora_shrink.kernel`, B's of TYPE; out_i is module i's width, 0 for none.
-    Of an adapter with gains and shifts, float32 [2, out_i], the output is y * gain + shift before the sum.
+    Segments and `shrunk` are those of `kernels.lora_shrink.kernel`, B's of TYPE with rows as long as `row_length` says;
+    out_i is module i's width, 0 for none. Of an adapter with gains and shifts, float32 [2, out_i], the output is
+    y * gain + shift before the sum.
     """
     tile, part, module = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_segments = tl.load(count)
@@ -48,17 +49,16 @@ def lora_expand_kernel(
     is_token = token < end
     b = tl.multiple_of(matrix_of(segments, segment, entry + module, 1).to(tl.pointer_type(TYPE)), 16)
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
-    is_column = n < out
+    is_column, length = n < out, row_length(rank)
     product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for low in range(0, rank, BLOCK_R):
         r = low + tl.arange(0, BLOCK_R)
-        is_rank = r < rank
-        is_number = is_token[:, None] & is_rank[None, :]
         h = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
         for split in tl.static_range(NUM_SPLITS):
-            source = ((split * num_tokens + token) * num_modules + module) * max_rank
-            h += tl.load(shrunk + source[:, None] + r[None, :], mask=is_number, other=0.0)
-        b_tile = tl.load(b + n[None, :] * rank + r[:, None], mask=is_column[None, :] & is_rank[:, None], other=0.0)
+            source = ((split * num_tokens + token) * num_modules + module) * room
+            h += tl.load(shrunk + source[:, None] + r[None, :], mask=is_token[:, None], other=0.0)
+        is_number = is_column[None, :] & (r < length)[:, None]
+        b_tile = tl.load(b + n[None, :] * length + r[:, None], mask=is_number, other=0.0)
         product += tl.dot(h.to(b_tile.dtype), b_tile, input_precision="ieee")
     target = y + token[:, None] * y_width + (column + n)[None, :]
     is_target = is_token[:, None] & is_column[None, :]

@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from kernels.lora_expand.kernel import lora_expand_kernel
+from kernels.lora_shrink.launch import BLOCK_R
 from kernels.search import num_tiles
 
-BLOCK_M, BLOCK_R, BLOCK_N = 16, 16, 128
+BLOCK_M, BLOCK_N = 16, 128
 TYPE_BY_DTYPE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -35,7 +36,7 @@ def lora_expand(
         splits: output widths of the modules, which lie side by side in `y`; at most three.
         dtype: of the B's; None for that of `y`.
     """
-    num_parts, tokens, num_modules, max_rank = shrunk.shape
+    num_parts, tokens, num_modules, room = shrunk.shape
     widths = [*splits, 0, 0][:3]
     dtype = dtype or y.dtype
     block_n = BLOCK_N if dtype.itemsize == 2 else BLOCK_N // 4
@@ -49,7 +50,7 @@ def lora_expand(
         y.shape[1],
         entry,
         num_modules,
-        max_rank,
+        room,
         widths[0],
         widths[1],
         widths[2],

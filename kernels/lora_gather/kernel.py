@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.lora_shrink.kernel import matrix_of
+from kernels.lora_shrink.kernel import matrix_of, row_length
 from kernels.search import place_of
 
 
@@ -24,7 +24,7 @@ def lora_gather_kernel(
 
     Segments are those of `kernels.lora_shrink.kernel`. Part 0 of the entry `own` is the address of a matrix
     [vocab, width] whose rows take the place of the base's, 0 for none; parts 0 and 1 of `entry` are those of
-    A [vocab, rank], whose rows are picked, and of B [width, rank].
+    A [vocab, rank], whose rows are picked, and of B [width, rank], rows of both as long as `row_length` says.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
     num_segments = tl.load(count)
@@ -47,11 +47,12 @@ def lora_gather_kernel(
     known = tl.where(matrix == 0, base, tl.load(rows, mask=is_target & (matrix != 0), other=0.0))
     a = tl.multiple_of(matrix_of(segments, segment, entry, 0).to(tl.pointer_type(x.dtype.element_ty)), 16)
     b = tl.multiple_of(matrix_of(segments, segment, entry, 1).to(tl.pointer_type(x.dtype.element_ty)), 16)
+    length = row_length(rank)
     product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for low in range(0, rank, BLOCK_R):
         r = low + tl.arange(0, BLOCK_R)
-        is_rank = r < rank
-        h = tl.load(a + ids[:, None] * rank + r[None, :], mask=is_token[:, None] & is_rank[None, :], other=0.0)
-        b_tile = tl.load(b + n[None, :] * rank + r[:, None], mask=is_column[None, :] & is_rank[:, None], other=0.0)
+        is_rank = r < length
+        h = tl.load(a + ids[:, None] * length + r[None, :], mask=is_token[:, None] & is_rank[None, :], other=0.0)
+        b_tile = tl.load(b + n[None, :] * length + r[:, None], mask=is_column[None, :] & is_rank[:, None], other=0.0)
         product += tl.dot(h, b_tile, input_precision="ieee")
     tl.store(target, (known.to(tl.float32) + product).to(x.dtype.element_ty), mask=is_target)

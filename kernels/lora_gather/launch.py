@@ -29,7 +29,7 @@ def lora_gather(
     Args:
         segments, count, max_segments: as in `kernels.lora_shrink.launch`.
         own: the place in the tables of an embedding in place of the base's, [vocab, hidden] where an A is.
-        entry: that of the product, whose A is [vocab, rank].
+        entry: that of the product, whose A is [vocab, rank], laid out as B is.
     """
     tokens, width = x.shape
     block_n = BLOCK_N if x.element_size() == 2 else BLOCK_N // 4

@@ -5,6 +5,15 @@ import triton.language as tl
 
 from kernels.search import place_of
 
+ROW_STEP = tl.constexpr(8)
+"""What divides the length of a row of B, zeros behind the rank's numbers: the widest load takes as many short ones."""
+
+
+@triton.jit
+def row_length(rank):
+    """Return how many numbers lie between the beginnings of two rows of `rank` numbers each."""
+    return tl.cdiv(rank, ROW_STEP) * ROW_STEP
+
 
 @triton.jit
 def matrix_of(segments, segment, entry, part: tl.constexpr):
@@ -26,15 +35,16 @@ def lora_shrink_kernel(
     width,
     entry,
     num_modules,
-    max_rank,
+    room,
     NUM_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Program (tile, module, split of the depth) writes float32 [splits, tokens, modules, max_rank].
+    """Program (tile, module, split of the depth) writes float32 [splits, tokens, modules, room].
 
-    Splits are summed by whoever reads them, always in one order: a sum by atomics would depend on who comes first.
+    Up to the end of a tile there are zeros behind an adapter's rank, so that whoever reads them needs no mask for it.
+    Splits are summed by that one, always in one order: a sum by atomics would depend on who comes first.
     Segments are [start, end, address of a table], int64, `count` of them, a number on the device.
     """
     tile, module, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -64,5 +74,5 @@ def lora_shrink_kernel(
             )
             a_tile = tl.load(a + r[None, :] * width + k[:, None], mask=is_rank[None, :] & is_depth[:, None], other=0.0)
             product += tl.dot(x_tile, a_tile, input_precision="ieee")
-        target = ((split * num_tokens + token) * num_modules + module) * max_rank
-        tl.store(shrunk + target[:, None] + r[None, :], product, mask=is_token[:, None] & is_rank[None, :])
+        target = ((split * num_tokens + token) * num_modules + module) * room
+        tl.store(shrunk + target[:, None] + r[None, :], product, mask=is_token[:, None])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 import triton
+from torch.nn import functional
 
 from kernels.architecture import PROGRAMS_WANTED
-from kernels.lora_shrink.kernel import lora_shrink_kernel
+from kernels.lora_shrink.kernel import ROW_STEP, lora_shrink_kernel
 from kernels.search import num_tiles
 
 BLOCK_M, BLOCK_R, BLOCK_K = 16, 16, 128
@@ -28,8 +29,9 @@ def lora_shrink(
     Args:
         x: [tokens, in], contiguous.
         segments: [any, 3] int64: first token, end, address of the adapter's table [entries, 4] int64 on the device:
-            address of A [rank, in], address of B [out, rank], both multiples of 16, the rank, 0 for no such module, and
-            the address of float32 [2, out], 0 for none (`kernels.lora_expand.launch`). Ascending and disjoint.
+            address of A [rank, in], address of B [out, rank] with rows as `whole_rows` lays them, both multiples of 16,
+            the rank, 0 for no such module, and the address of float32 [2, out], 0 for none
+            (`kernels.lora_expand.launch`). Ascending and disjoint.
         count: [1] int64 on the device, how many segments there are.
         entry: the first module's place in the tables.
         num_modules: so many neighbours share the input.
@@ -37,12 +39,13 @@ def lora_shrink(
         max_segments: at least `count`; how many programs are started follows from it.
 
     Returns:
-        [splits, tokens, num_modules, max_rank] float32, the product being the sum over splits; what belongs to no
-        segment, or lies past an adapter's rank, means nothing.
+        [splits, tokens, num_modules, room] float32, the product being the sum over splits, `room` at least `max_rank`;
+        what belongs to no segment, or lies past the last tile of an adapter's rank, means nothing.
     """
     tokens, width = x.shape
     splits = num_splits(tokens, width, num_modules)
-    shrunk = torch.empty(splits, tokens, num_modules, max_rank, dtype=torch.float32, device=x.device)
+    room = triton.cdiv(max_rank, BLOCK_R) * BLOCK_R
+    shrunk = torch.empty(splits, tokens, num_modules, room, dtype=torch.float32, device=x.device)
     grid = (num_tiles(tokens, max_segments, BLOCK_M), num_modules, splits)
     lora_shrink_kernel[grid](
         x,
@@ -53,7 +56,7 @@ def lora_shrink(
         width,
         entry,
         num_modules,
-        max_rank,
+        room,
         NUM_SPLITS=splits,
         BLOCK_M=BLOCK_M,
         BLOCK_R=BLOCK_R,
@@ -62,6 +65,12 @@ def lora_shrink(
         num_stages=3 if x.element_size() == 2 else 2,
     )
     return shrunk
+
+
+def whole_rows(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix [any, rank] as the kernels read it: each row begins where the widest load may, zeros between."""
+    spare = -matrix.shape[1] % ROW_STEP.value
+    return functional.pad(matrix, (0, spare)) if spare else matrix
 
 
 def num_splits(tokens: int, width: int, num_modules: int) -> int:

@@ -16,17 +16,37 @@ def _number(level, BITS: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _group_of(held, units, n, is_output, width, depth, group, BITS: tl.constexpr, dtype: tl.constexpr):
-    """Return the weights [outputs, 64] of a group of 128 inputs: of the first half, and of the other."""
-    place = n.to(tl.int64)[:, None] * (depth // 2) + group * 64 + tl.arange(0, 64)[None, :]
-    packed = tl.load(held + place, mask=is_output[:, None], other=0)
-    unit = tl.load(units + group * width + n, mask=is_output, other=0)
-    scale = unit.to(tl.int16).to(dtype, bitcast=True)[:, None]
-    zero = _number(unit >> 16, BITS, dtype)[:, None]
+def _units_of(units, n, is_output, width, at, GROUP: tl.constexpr):
+    """Return the units of 64 inputs from `at` on: [outputs, 1] where they lie in one group, else [outputs, 64]."""
+    if GROUP >= 64:
+        found = tl.load(units + at // GROUP * width + n, mask=is_output, other=0)[:, None]
+    else:
+        group = at // GROUP + tl.arange(0, 64 // GROUP)
+        few = tl.load(units + group[None, :] * width + n[:, None], mask=is_output[:, None], other=0)
+        found = tl.broadcast_to(few[:, :, None], [n.shape[0], 64 // GROUP, GROUP]).reshape([n.shape[0], 64])
+    return found
+
+
+@triton.jit
+def _weights_of(levels, units, BITS: tl.constexpr, dtype: tl.constexpr):
+    """Return what levels [outputs, 64] stand for."""
+    scale = units.to(tl.int16).to(dtype, bitcast=True)
     # A difference of two such numbers is a small whole one: exact. Its product is rounded, as the definition has it.
-    low = (_number(packed & 15, BITS, dtype) - zero) * scale
-    high = (_number(packed >> 4, BITS, dtype) - zero) * scale
-    return low, high
+    return (_number(levels, BITS, dtype) - _number(units >> 16, BITS, dtype)) * scale
+
+
+@triton.jit
+def _block_of(
+    held, units, n, is_output, width, depth, at, GROUP: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr
+):
+    """Return the weights [outputs, 64] of a block of 128 inputs from `at` on: of the first half, and of the other."""
+    place = n.to(tl.int64)[:, None] * (depth // 2) + at // 2 + tl.arange(0, 64)[None, :]
+    packed = tl.load(held + place, mask=is_output[:, None], other=0)
+    first = _units_of(units, n, is_output, width, at, GROUP)
+    second = first
+    if GROUP < 128:
+        second = _units_of(units, n, is_output, width, at + 64, GROUP)
+    return _weights_of(packed & 15, first, BITS, dtype), _weights_of(packed >> 4, second, BITS, dtype)
 
 
 @triton.jit
@@ -49,7 +69,7 @@ def streamed_linear_kernel(
     rows,
     width,
     depth,
-    IS_INT4: tl.constexpr,
+    GROUP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BITS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
@@ -62,7 +82,8 @@ def streamed_linear_kernel(
 
     Which one is last is chance, the order in which parts are added is not. `parts` is float32 [splits, rows, width];
     `arrived` int32, a zero for each tile of outputs and rows, and zeros again in the end. Products are transposed:
-    weights that were converted come from registers, and matrix units take only their left side from there.
+    weights that were converted come from registers, and matrix units take only their left side from there. Weights have
+    4 bits in groups of GROUP inputs, or where that is 0 the type of `x`.
     """
     take_turn(OVERLAPS)
     part_n, part_m, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -72,8 +93,8 @@ def streamed_linear_kernel(
     first, last = split * share, tl.minimum(depth, (split + 1) * share)
     product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for at in range(first, last, BLOCK_K):
-        if IS_INT4:
-            low, high = _group_of(weight, units, n, is_output, width, depth, at // 128, BITS, x.dtype.element_ty)
+        if GROUP:
+            low, high = _block_of(weight, units, n, is_output, width, depth, at, GROUP, BITS, x.dtype.element_ty)
             product = tl.dot(low, tl.trans(_tile_of(x, m, is_row, depth, at, last, 64)), product)
             product = tl.dot(high, tl.trans(_tile_of(x, m, is_row, depth, at + 64, last, 64)), product)
         else:
@@ -99,12 +120,12 @@ def streamed_linear_kernel(
 
 
 @triton.jit
-def from_int4_kernel(held, units, out, width, depth, BITS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Program (outputs, group) writes weights [width, depth] as they are multiplied by."""
-    group = tl.program_id(1)
+def from_int4_kernel(held, units, out, width, depth, GROUP: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Program (outputs, block of inputs) writes weights [width, depth] as they are multiplied by."""
+    at = tl.program_id(1) * 128
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = n < width
-    low, high = _group_of(held, units, n, is_output, width, depth, group, BITS, out.dtype.element_ty)
-    target = out + n.to(tl.int64)[:, None] * depth + group * 128 + tl.arange(0, 64)[None, :]
+    low, high = _block_of(held, units, n, is_output, width, depth, at, GROUP, BITS, out.dtype.element_ty)
+    target = out + n.to(tl.int64)[:, None] * depth + at + tl.arange(0, 64)[None, :]
     tl.store(target, low, mask=is_output[:, None])
     tl.store(target + 64, high, mask=is_output[:, None])

@@ -10,7 +10,7 @@ import triton
 from kernels.architecture import PROGRAMS_WANTED, current
 from kernels.overlap import overlap
 from kernels.streamed_linear.kernel import from_int4_kernel, streamed_linear_kernel
-from kernels.streamed_linear.reference import GROUP, Int4Matrix
+from kernels.streamed_linear.reference import BLOCK, Int4Matrix
 
 BLOCK_N, BLOCK_K, MAX_BLOCK_M = 64, 64, 64
 MAX_SPLITS = 8
@@ -69,7 +69,7 @@ def streamed_linear(
         rows,
         width,
         depth,
-        IS_INT4=isinstance(weight, Int4Matrix),
+        GROUP=weight.group if isinstance(weight, Int4Matrix) else 0,
         HAS_BIAS=bias is not None,
         BITS=BITS_BY_DTYPE.get(x.dtype, 0),
         NUM_SPLITS=splits,
@@ -85,7 +85,7 @@ def streamed_linear(
 
 def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool) -> Cut:
     """Return how `x` [rows, in] is multiplied to `width` outputs, by tiles of `block_m` rows."""
-    (rows, depth), block_k = x.shape, GROUP if is_int4 else BLOCK_K
+    (rows, depth), block_k = x.shape, BLOCK if is_int4 else BLOCK_K
     num_tiles = triton.cdiv(width, BLOCK_N) * triton.cdiv(rows, block_m)
     return Cut(
         block_n=BLOCK_N,
@@ -100,12 +100,13 @@ def from_int4(matrix: Int4Matrix) -> torch.Tensor:
     """Return the weights [out, in] that a matrix stands for, in the type of its scales."""
     width, depth = matrix.shape
     out = torch.empty(width, depth, dtype=matrix.dtype, device=matrix.held.device)
-    from_int4_kernel[(triton.cdiv(width, BLOCK_N), depth // GROUP)](
+    from_int4_kernel[(triton.cdiv(width, BLOCK_N), depth // BLOCK)](
         matrix.held,
         matrix.units,
         out,
         width,
         depth,
+        GROUP=matrix.group,
         BITS=BITS_BY_DTYPE[out.dtype],
         BLOCK_N=BLOCK_N,
         num_warps=4,

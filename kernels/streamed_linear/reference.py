@@ -1,12 +1,13 @@
 """Linear products of few rows, whose time is that of reading the weights: as they are, or in 4 bits each.
 
-    y = x W^T + b,        W[o, i] = round(scale[g, o] * (level[o, i] - zero[g, o])),    g = i // 128
+    y = x W^T + b,        W[o, i] = round(scale[g, o] * (level[o, i] - zero[g, o])),    g = i // group
 
-`level` and `zero` are whole numbers from 0 to 15. Each group of 128 inputs of an output has a scale and a zero point of
-its own, by its smallest and largest weight and so that 0 stays 0; levels are rounded to the nearest. What W is rounded
-to is the type of the inputs, so that weights are one set of numbers however they are multiplied by.
+`level` and `zero` are whole numbers from 0 to 15. Each group of inputs of an output has a scale and a zero point of its
+own. Weights that are rounded here have groups of 128, scales by a group's smallest and largest weight and so that 0
+stays 0, and the nearest levels. What W is rounded to is the type of the inputs, so that weights are one set of numbers
+however they are multiplied by.
 
-    held   byte j of a group's 64    level of input j in the low half, of input j + 64 in the high half
+    held   byte j of a block's 64    level of input j of 128 in the low half, of input j + 64 in the high half
     unit   four bytes of a group     the scale's bits in the low half, the zero point above
 
 Sources: weights alone in 4 bits, by groups: Frantar et al., 2022 (GPTQ, arXiv 2210.17323, section 5), Lin et al., 2023
@@ -20,11 +21,16 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+BLOCK = 128
+"""Inputs whose levels lie among each other."""
 GROUP = 128
-"""Inputs that share a scale and a zero point."""
+"""Inputs that share a scale and a zero point where weights are rounded here."""
+SHORT_GROUPS = (32, 64)
+"""Other groups than whole blocks."""
 LEVELS = 15
-BYTES_PER_WEIGHT = 0.5 + 4 / GROUP
-"""A unit has four bytes, the fewest that a GPU copies ahead of their use."""
+UNIT_BYTES = 4
+"""The fewest that a GPU copies ahead of their use."""
+BYTES_PER_WEIGHT = 0.5 + UNIT_BYTES / GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +39,7 @@ class Int4Matrix:
 
     Attributes:
         held: uint8 [out, in / 2].
-        units: int32 [in / 128, out].
+        units: int32 [in / group, out].
         dtype: bfloat16 or float16, of the scales and of the weights that it stands for.
     """
 
@@ -47,13 +53,18 @@ class Int4Matrix:
         return self.held.shape[0], 2 * self.held.shape[1]
 
     @property
+    def group(self) -> int:
+        """Inputs that share a scale: one of `SHORT_GROUPS`, or whole blocks."""
+        return self.shape[1] // self.units.shape[0]
+
+    @property
     def scales(self) -> torch.Tensor:
-        """[in / 128, out] in `dtype`."""
+        """[in / group, out] in `dtype`."""
         return self.units.to(torch.int16).view(self.dtype)
 
     @property
     def zeros(self) -> torch.Tensor:
-        """[in / 128, out], whole numbers in `dtype`."""
+        """[in / group, out], whole numbers in `dtype`."""
         return (self.units >> 16).to(self.dtype)
 
 
@@ -71,9 +82,12 @@ def to_int4(weight: torch.Tensor) -> Int4Matrix:
 
 
 def pack_int4(levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Int4Matrix:
-    """Lay out uint8 levels [out, in], and scales of bfloat16 or float16 and int32 zero points, both [in / 128, out]."""
+    """Lay out uint8 levels [out, in], and scales of bfloat16 or float16 and int32 zero points, both [in / group, out].
+
+    `BLOCK` divides the inputs.
+    """
     out, depth = levels.shape
-    first, second = levels.view(out, depth // GROUP, GROUP).split(GROUP // 2, dim=-1)
+    first, second = levels.view(out, depth // BLOCK, BLOCK).split(BLOCK // 2, dim=-1)
     bits = scales.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
     return Int4Matrix((first | second << 4).view(out, depth // 2), bits | zeros.contiguous() << 16, scales.dtype)
 
@@ -81,8 +95,8 @@ def pack_int4(levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -
 def from_int4(matrix: Int4Matrix) -> torch.Tensor:
     """Return the weights [out, in] that a matrix stands for, in the type of its scales."""
     out, depth = matrix.shape
-    halves = matrix.held.view(out, depth // GROUP, GROUP // 2)
-    levels = torch.cat((halves & LEVELS, halves >> 4), dim=-1)
+    halves = matrix.held.view(out, depth // BLOCK, BLOCK // 2)
+    levels = torch.cat((halves & LEVELS, halves >> 4), dim=-1).view(out, -1, matrix.group)
     steps = levels.to(matrix.dtype) - matrix.zeros.t().unsqueeze(-1)
     return (steps * matrix.scales.t().unsqueeze(-1)).view(out, depth)
 

@@ -24,6 +24,7 @@ import torch
 
 from kernels import overlap
 from kernels.launches import GEOMETRIES
+from kernels.triton_cache import compile_ahead
 from loadtest.gpu import engine, kernels, peers, summary, sweep
 from loadtest.gpu.parts import Notes, Part, run_parts, this_command
 from loadtest.gpu.timing import GpuTimer, measure_ceilings
@@ -93,7 +94,7 @@ def run_tests(notes: Notes, paths: Sequence[str], num_processes: int) -> None:
 def measure_kernels(notes: Notes) -> None:
     """Time every kernel in the shapes of one layer of Llama-3.1-8B."""
     benches = list(kernels.benches(GEOMETRIES[0], DEVICE))
-    kernels.compile_all([bench.run for bench in benches], os.cpu_count() or 1)
+    compile_ahead([bench.run for bench in benches], os.cpu_count() or 1)
     for figure in kernels.measure(benches, measure_ceilings(), GpuTimer()):
         notes.add("figures", asdict(figure))
         print(summary.kernel_line(asdict(figure)), flush=True)
@@ -117,7 +118,7 @@ def measure_overlapped(notes: Notes, works: Sequence[engine.Work]) -> None:
 def measure_sweeps(notes: Notes) -> None:
     """Try other cuts of the kernels that decoding waits for."""
     found = list(sweep.sweeps(GEOMETRIES[0], DEVICE))
-    kernels.compile_all([run for one in found for run in one.runs], os.cpu_count() or 1)
+    compile_ahead([run for one in found for run in one.runs], os.cpu_count() or 1)
     ceilings, timer = measure_ceilings(), GpuTimer()
     for one in found:
         best = sweep.measure(one, ceilings, timer)

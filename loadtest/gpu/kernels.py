@@ -14,15 +14,13 @@ from kernels.architecture import fp8_dtype, has_fp8_products
 from kernels.gated_activation.launch import silu_and_multiply
 from kernels.launches import BLOCK_TOKENS, Geometry
 from kernels.lora_expand.launch import lora_expand
-from kernels.lora_shrink.launch import lora_shrink
+from kernels.lora_shrink.launch import lora_shrink, whole_rows
 from kernels.paged_attention.launch import Tile, paged_attention
-from kernels.recording import recording
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
 from kernels.streamed_linear.launch import counters, from_int4, streamed_linear
 from kernels.streamed_linear.reference import BYTES_PER_WEIGHT, to_int4
 from kernels.token_choice.launch import choose_tokens
-from kernels.triton_cache import fill_cache
 from loadtest.gpu.timing import Ceilings, Timer
 
 RANK = 16
@@ -86,16 +84,6 @@ def benches(geometry: Geometry, device: torch.device, *, scale: int = 1) -> Iter
             run=lambda knobs=knobs: choose_tokens(logits, knobs, seeds),  # type: ignore[misc]
             num_bytes=logits.nbytes,
         )
-
-
-def compile_all(runs: Iterable[Callable[[], object]], num_processes: int) -> None:
-    """Compile what is launched side by side, so that the device is not held for it."""
-    import triton
-
-    with recording() as launches:
-        for run in runs:
-            run()
-    fill_cache(launches, triton.runtime.driver.active.get_current_target(), num_processes)
 
 
 def measure(found: Iterable[Bench], ceilings: Ceilings, timer: Timer) -> Iterator[Figure]:
@@ -296,7 +284,7 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
     splits = (q_size, kv_size, kv_size)
     x, y = random_numbers(tokens, geometry.hidden, device=device), random_numbers(tokens, sum(splits), device=device)
     matrices = [
-        (random_numbers(RANK, geometry.hidden, device=device), random_numbers(width, RANK, device=device))
+        (random_numbers(RANK, geometry.hidden, device=device), whole_rows(random_numbers(width, RANK, device=device)))
         for _ in range(adapters)
         for width in splits
     ]

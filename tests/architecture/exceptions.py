@@ -90,6 +90,7 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/buffers.py": "tests/parity compares what is computed from them with transformers",
     "engine/build.py": "tests/parity builds every engine by it",
     "engine/decoder/decoder.py": "tests/parity/test_families.py compares its logits with transformers",
+    "engine/decoder/stored_fields.py": "test_stored_int4.py and test_stored_fp8.py send fields of every value",
     "engine/errors.py": "tests of those who raise them read their fields",
     "engine/gpu/build.py": "tests/parity/test_triton_kernels.py builds every engine by it",
     "engine/gpu/choosing.py": "tests/kernels/gpu/test_token_choice.py compares it with the reference",

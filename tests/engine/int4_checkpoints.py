@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 
-GROUP = 128
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The first lies in the lowest bits."""
 
@@ -32,10 +31,11 @@ def packed_rows(numbers: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -
     return out.view(np.int32)
 
 
-def quantize(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def quantize(weight: torch.Tensor, kind: str, group: int = 128) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Return the tensors of a weight [out, in] by their names' ends, and the numbers [out, in] that they stand for."""
     out, depth = weight.shape
-    grouped = weight.numpy().reshape(out, depth // GROUP, GROUP)
+    group = depth if group == -1 else group
+    grouped = weight.numpy().reshape(out, depth // group, group)
     low, high = np.minimum(grouped.min(-1), 0), np.maximum(grouped.max(-1), 0)
     scales = ((high - low) / 15).astype(np.float16)
     zeros = np.clip(np.rint(-low / scales), 1, 15).astype(np.int64)
@@ -54,7 +54,7 @@ def quantize(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], 
 
 
 def quantize_layers(
-    tensors: dict[str, torch.Tensor], kind: str
+    tensors: dict[str, torch.Tensor], kind: str, group: int = 128
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Quantize the linear modules of a checkpoint's layers; return its tensors, and those of what it stands for."""
     stored, meant = {}, {}
@@ -62,6 +62,6 @@ def quantize_layers(
         if not name.endswith("_proj.weight"):
             stored[name] = meant[name] = tensor
             continue
-        parts, meant[name] = quantize(tensor.float(), kind)
+        parts, meant[name] = quantize(tensor.float(), kind, group)
         stored |= {f"{name.removesuffix('.weight')}.{part}": packed for part, packed in parts.items()}
     return stored, meant

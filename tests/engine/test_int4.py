@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -12,10 +13,11 @@ from hypothesis import given, settings
 from safetensors.torch import save_file
 
 from engine.decoder.spec import read_spec
-from engine.decoder.stored_int4 import StoredInt4, parse_stored
+from engine.decoder.stored_int4 import StoredInt4, parse_int4
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters, read_tensor
-from engine.loading.int4 import AWQ_PLACES, IN_ORDER, Int4Weight, dense, read_int4, unpack
+from engine.loading.int4 import AWQ_PLACES, IN_ORDER, Int4Weight, read_int4, unpack
+from engine.loading.weight import dense
 from kernels.streamed_linear.reference import from_int4
 from tests.engine.checkpoint_folder import random_tensors, write_config
 from tests.engine.int4_checkpoints import AWQ_ORDER, CONFIGS, packed_rows, quantize, quantize_layers
@@ -35,38 +37,43 @@ def test_what_is_unpacked_is_what_was_packed(rows: int, columns: int, seed: int)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_a_weight_stands_for_what_its_format_says_dense_and_packed(kind: str) -> None:
+@pytest.mark.parametrize("group", [32, 64, 128, 384, -1])
+def test_a_weight_stands_for_what_its_format_says_dense_and_packed(kind: str, group: int) -> None:
     torch.manual_seed(0)
-    tensors, meant = quantize(torch.randn(24, 384), kind)
-    stored = parse_stored(CONFIGS[kind], "here")
+    tensors, meant = quantize(torch.randn(24, 384), kind, group)
+    stored = parse_int4({**CONFIGS[kind], "group_size": group}, "here")
     found = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float32)
     assert torch.equal(found.dense(), meant)
     half = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float16)
     assert torch.equal(from_int4(half.packed()), meant.half())
+    assert half.packed().group == (384 if group == -1 else group)
 
 
 def test_a_zero_point_of_sixteen_is_kept() -> None:
     """GPTQ's first format keeps zero points less one, so that 15 stands for 16."""
     tensors, _ = quantize(torch.randn(8, 128), "gptq")
     tensors["qzeros"] = torch.full_like(tensors["qzeros"], -1)
-    stored = StoredInt4(method="gptq", zero_offset=1)
+    stored = StoredInt4(method="gptq", group_size=128, zero_offset=1)
     found = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float16)
     assert (found.zeros == 16).all()
     assert torch.equal(from_int4(found.packed()), found.dense())
 
 
-def write(folder: Path, kind: str, **more: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Write a checkpoint of 4-bit weights; return the tensors that it stands for."""
-    write_config(folder, **SIZES)
-    stored, meant = quantize_layers(random_tensors(folder), kind)
-    write_config(folder, **SIZES, quantization_config=CONFIGS[kind])
-    save_file(stored | more, folder / "model.safetensors")
+def write(
+    folder: Path, kind: str, group: int = 128, more: dict[str, torch.Tensor] | None = None, **fields: Any
+) -> dict[str, torch.Tensor]:
+    """Write a checkpoint of 4-bit weights, with `more` tensors; return the tensors that it stands for."""
+    fields |= SIZES
+    write_config(folder, **fields)
+    stored, meant = quantize_layers(random_tensors(folder), kind, group)
+    write_config(folder, **fields, quantization_config={**CONFIGS[kind], "group_size": group})
+    save_file(stored | (more or {}), folder / "model.safetensors")
     return meant
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_parameters_are_the_modules_stacked(tmp_path: Path, kind: str) -> None:
-    meant = write(tmp_path, kind)
+@pytest.mark.parametrize(("kind", "group"), [*((kind, 128) for kind in CONFIGS), ("gptq", 64), ("awq", -1)])
+def test_parameters_are_the_modules_stacked(tmp_path: Path, kind: str, group: int) -> None:
+    meant = write(tmp_path, kind, group)
     spec = read_spec(str(tmp_path))
     found = dict(load_parameters(str(tmp_path), spec, torch.float32, CPU))
     stacked = torch.cat([meant[f"model.layers.1.self_attn.{name}_proj.weight"] for name in "qkv"])
@@ -76,9 +83,19 @@ def test_parameters_are_the_modules_stacked(tmp_path: Path, kind: str) -> None:
     assert torch.equal(read_tensor(str(tmp_path), spec, f"{Q}.weight", torch.float32), meant[f"{Q}.weight"])
 
 
-def test_what_comes_along_and_says_nothing_is_passed_over(tmp_path: Path) -> None:
-    groups = torch.arange(128, dtype=torch.int32) // 128
-    write(tmp_path, "gptq", **{f"{Q}.g_idx": groups, f"{Q}.bias": torch.zeros(128, dtype=torch.float16)})
+def test_biases_stay_numbers(tmp_path: Path) -> None:
+    meant = write(tmp_path, "awq", architectures=["Qwen2ForCausalLM"])
+    found = dict(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))
+    stacked = torch.cat([meant[f"model.layers.1.self_attn.{name}_proj.bias"] for name in "qkv"])
+    assert torch.equal(found["layers.1.qkv.bias"], stacked)
+    name = f"{Q}.bias"
+    assert torch.equal(read_tensor(str(tmp_path), read_spec(str(tmp_path)), name, torch.float32), meant[name])
+
+
+@pytest.mark.parametrize("group", [32, 128, -1])
+def test_what_comes_along_and_says_nothing_is_passed_over(tmp_path: Path, group: int) -> None:
+    groups = torch.arange(128, dtype=torch.int32) // (128 if group == -1 else group)
+    write(tmp_path, "gptq", group, {f"{Q}.g_idx": groups, f"{Q}.bias": torch.zeros(128, dtype=torch.float16)})
     assert dict(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))
 
 
@@ -92,12 +109,12 @@ def test_what_comes_along_and_says_nothing_is_passed_over(tmp_path: Path) -> Non
     ],
 )
 def test_what_comes_along_and_would_change_something_is_refused(tmp_path: Path, more: dict[str, torch.Tensor]) -> None:
-    write(tmp_path, "gptq", **more)
+    write(tmp_path, "gptq", more=more)
     with pytest.raises(CheckpointError, match=f"{next(iter(more))} belongs to nothing"):
         list(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))
 
 
 def test_a_packed_tensor_of_another_type_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "awq", **{f"{Q}.qweight": torch.zeros(128, 16)})
+    write(tmp_path, "awq", more={f"{Q}.qweight": torch.zeros(128, 16)})
     with pytest.raises(CheckpointError, match=rf"{Q}.qweight has type F32; known are I32"):
         list(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))

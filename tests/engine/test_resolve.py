@@ -10,6 +10,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
 from engine.resolve import CPU_ADAPTER_BYTES, Hardware, probe, resolve
@@ -123,7 +124,7 @@ def test_weights_that_have_four_bits_stay_so_on_a_gpu(spec: DecoderSpec) -> None
     """And are plain numbers on a CPU, which may be rounded as others are."""
     gpu = replace(FAST, device="cuda", has_fp8=True, has_fp8_products=True)
     stored = replace(spec, hidden_size=128, intermediate_size=256, num_heads=8, head_dim=64)
-    stored = replace(stored, stored=StoredInt4(method="awq"))
+    stored = replace(stored, stored=StoredInt4(method="awq", group_size=128))
     assert resolve(config(), stored, gpu).quantization == "int4"
     assert resolve(config(quantization="int4", dtype="float16"), stored, gpu).quantization == "int4"
     assert resolve(config(), stored, FAST).quantization is None
@@ -132,6 +133,23 @@ def test_weights_that_have_four_bits_stay_so_on_a_gpu(spec: DecoderSpec) -> None
         resolve(config(quantization="fp8"), stored, gpu)
     with pytest.raises(ConfigError, match="dtype is 'float32'"):
         resolve(config(dtype="float32"), stored, gpu)
+
+
+def test_weights_that_have_eight_bits_stay_so_where_they_are_multiplied(spec: DecoderSpec) -> None:
+    """And are numbers elsewhere, which may be rounded as others are."""
+    wide = replace(spec, hidden_size=128, intermediate_size=256, num_heads=8, head_dim=64)
+    stored = replace(wide, stored=StoredFp8())
+    assert resolve(config(), stored, NEW_GPU).quantization == "fp8"
+    assert resolve(config(quantization="fp8"), stored, NEW_GPU).quantization == "fp8"
+    assert resolve(config(quantization="int4"), stored, NEW_GPU).quantization == "int4"
+    assert resolve(config(), stored, replace(NEW_GPU, has_fp8_products=False)).quantization is None
+    assert resolve(config(dtype="float16"), stored, NEW_GPU).quantization is None
+    assert resolve(config(), replace(stored, intermediate_size=72), NEW_GPU).quantization is None
+    assert resolve(config(), replace(wide, stored=StoredFp8(block=(128, 128))), NEW_GPU).quantization is None
+    assert resolve(config(), stored, FAST).quantization is None
+    assert resolve(config(quantization="int8"), stored, FAST).quantization == "int8"
+    with pytest.raises(ConfigError, match="'fp8' is for device 'cuda'"):
+        resolve(config(quantization="fp8"), stored, FAST)
 
 
 def test_weights_of_four_bits_want_whole_groups_of_inputs(spec: DecoderSpec) -> None:

@@ -70,7 +70,7 @@ def test_a_window_that_is_switched_off_bounds_nothing(tmp_path: Path) -> None:
         ({"architectures": []}, ["architecture"]),
         ({"architectures": "LlamaForCausalLM"}, ["architecture"]),
         ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, ["auto_map"]),
-        ({"quantization_config": {"quant_method": "fp8"}}, ["quantization_config.quant_method", "fp8", "awq"]),
+        ({"quantization_config": {"quant_method": "exl2"}}, ["quantization_config.quant_method", "exl2", "awq"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
         ({"vocab_size": None}, ["vocab_size", "None"]),
         ({"vocab_size": "50"}, ["vocab_size", "'50'"]),

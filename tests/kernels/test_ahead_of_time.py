@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -18,23 +19,43 @@ from tests.architecture.source_tree import ROOT
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_kernels_compile_and_fit() -> None:
-    # A process of its own: in this one kernels are interpreted.
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-m", "kernels.ahead_of_time"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
-    lines = run.stdout.splitlines()[1:]
+    lines = _run_uninterpreted("-m", "kernels.ahead_of_time").splitlines()[1:]
     assert {line.split()[0] for line in lines} == set(TARGETS)
     families = ("add_rms_norm", "silu_and_multiply", "rope_kv_write", "paged_attention", "combine", "token_choice")
     families += ("lora_shrink", "lora_expand", "lora_gather", "lora_logits")
     for family in (*families, "quantize_rows", "streamed_linear", "from_int4"):
         assert any(f" {family} " in line for line in lines), family
+
+
+SHOW = """
+import torch
+from triton.backends.compiler import GPUTarget
+from kernels import launches
+from kernels.architecture import pretending
+from kernels.recording import recording
+from kernels.triton_cache import compile_launch
+
+with pretending("sm_90"), recording() as found:
+    launches.layer(launches.GEOMETRIES[1], torch.bfloat16)
+for launch in found:
+    if launch.kernel.startswith("lora_"):
+        print("KERNEL", launch.kernel, compile_launch(launch, GPUTarget("cuda", 90, 32)).asm["ptx"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_adapters_matrices_are_read_by_the_widest_loads() -> None:
+    """Whatever their ranks, which the compiler does not know: none of their numbers, of two bytes, is read alone."""
+    shown = _run_uninterpreted("-c", SHOW)
+    kernels = {text.split()[0]: text for text in shown.split("KERNEL ")[1:]}
+    assert len(kernels) == 4
+    for name, text in kernels.items():
+        bits = [int(found) for found in re.findall(r"ld\.global[.\w]*\.b(\d+)", text)]
+        ahead = [int(found, 16) for found in re.findall(r"cp\.async\.c[ag][^;]*?, (0x\w+)", text)]
+        assert bits, name
+        assert min(bits) >= 32, name
+        assert 16 in ahead, name
 
 
 def test_launches_are_shaped_for_the_gpu_that_is_pretended() -> None:
@@ -50,3 +71,13 @@ def test_recording_ends_with_its_block() -> None:
     with recording():
         assert triton.JITFunction.run is not run
     assert triton.JITFunction.run is run
+
+
+def _run_uninterpreted(*arguments: str) -> str:
+    """Run Python in a process of its own, for in this one kernels are interpreted; return what it prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
+    return run.stdout

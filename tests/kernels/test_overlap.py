@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from kernels import launches, overlap
 from kernels.architecture import pretending
 from kernels.recording import recording
-from kernels.triton_cache import compile_one
+from kernels.triton_cache import compile_launch
 
 overlap.IS_WANTED = True
 geometry = launches.GEOMETRIES[1]
@@ -30,7 +30,7 @@ with pretending("sm_90"), recording() as found:
     launches.streamed_linear(x, torch.empty(64, 1024, dtype=x.dtype, device="meta"), None, x)
 for launch in found:
     if "overlaps=True" in launch.title:
-        print("KERNEL", launch.kernel, compile_one(launch, GPUTarget("cuda", 90, 32)))
+        print("KERNEL", launch.kernel, compile_launch(launch, GPUTarget("cuda", 90, 32)).asm["ptx"])
 """
 
 

@@ -46,7 +46,7 @@ def test_a_product_is_that_of_the_matrix(
     found = torch.full((rows + 1, out), 7.0, dtype=dtype)
     pool.call("packed_linear", dtype, rows, (x, to_panels(weight), bias if has_bias else None, found), (depth, out))
     expected = x.double() @ weight.double().T + (bias.double() if has_bias else 0)
-    assert_near(found[:rows], expected)
+    assert_near(found[:rows], expected, at_least=depth**0.5)
     assert found[rows].eq(7).all()
 
 

@@ -111,9 +111,9 @@ def test_parts_note_and_print_what_they_find(
         ("GEOMETRIES", (GEOMETRY,)),
         ("measure_ceilings", lambda: CEILINGS),
         ("GpuTimer", CountingTimer),
+        ("compile_ahead", lambda runs, num_processes: None),
     ):
         monkeypatch.setattr(command, name, value)
-    monkeypatch.setattr(kernels, "compile_all", lambda runs, num_processes: None)
     monkeypatch.setattr(kernels, "benches", lambda geometry, device: kernels._elementwise(geometry, device, tokens=3))
     monkeypatch.setattr(sweep, "sweeps", lambda geometry, device: [sweep._attention(geometry, device, 1, 40, (1, 2))])
     results = [_result(target=0.5), _result(target=None)]

@@ -9,6 +9,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,8 +36,8 @@ from kernels.paged_attention import launch as attention_launch
 from kernels.streamed_linear import launch as streamed_launch
 from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.deployments.tiny_models import write_chat_model
+from tests.engine import fp8_checkpoints, int4_checkpoints
 from tests.engine.gpu.host_runtime import HostRuntime
-from tests.engine.int4_checkpoints import CONFIGS, quantize_layers
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_model, random_prompts, run_engine
 from tests.parity.peft_adapters import save_adapters, save_beyond_products
@@ -191,27 +192,56 @@ def test_weights_of_four_bits_give_the_probabilities_of_the_numbers_they_stand_f
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
 
 
-@pytest.mark.parametrize("kind", ["awq", "gptq"])
+@pytest.mark.parametrize(("kind", "group"), [("awq", 128), ("gptq", 32)])
 def test_a_checkpoint_of_four_bits_gives_the_probabilities_of_the_numbers_it_stands_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, group: int
 ) -> None:
     """On a CPU exactly, for it loads them as numbers; on a GPU as the weights that are rounded here are."""
     model = make_model("llama2", hidden_size=128, intermediate_size=128)
     model.save_pretrained(tmp_path / "meant")
-    (tmp_path / "stored").mkdir()
     tensors = {name: tensor / 4 if "proj" in name else tensor for name, tensor in model.state_dict().items()}
-    stored, meant = quantize_layers(tensors, kind)
-    for folder, saved in (("stored", stored), ("meant", meant)):
-        save_file(saved, tmp_path / folder / "model.safetensors")
-    fields = json.loads((tmp_path / "meant" / "config.json").read_text())
-    fields["quantization_config"] = CONFIGS[kind]
-    (tmp_path / "stored" / "config.json").write_text(json.dumps(fields))
+    stored, meant = int4_checkpoints.quantize_layers(tensors, kind, group)
+    _save(tmp_path, stored, meant, {**int4_checkpoints.CONFIGS[kind], "group_size": group})
     expected = _logprobs(config_of(str(tmp_path / "meant"), "cpu"))
     assert torch.equal(_logprobs(config_of(str(tmp_path / "stored"), "cpu")), expected)
     monkeypatch.setattr(gpu_build, "measure", _stream_few_rows)
     with _a_gpu(monkeypatch):
         found = _logprobs(replace(config_of(str(tmp_path / "stored")), dtype="float16"))
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tolerance"),
+    [
+        ("channel", "float16", 0.01),
+        ("fp8-block", "float16", 0.01),
+        pytest.param("tensor", "bfloat16", 0.1, marks=pytest.mark.gpu),
+    ],
+)
+def test_a_checkpoint_of_eight_bits_gives_the_probabilities_of_the_numbers_it_stands_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: str, tolerance: float
+) -> None:
+    """On a CPU exactly. A GPU rounds inputs to 8 bits too, where it has such products: those make bfloat16."""
+    model = make_model("llama2", hidden_size=128, intermediate_size=128)
+    model.save_pretrained(tmp_path / "meant")
+    stored, meant = fp8_checkpoints.quantize_layers(model.state_dict(), kind, kept=("layers.0.mlp.down_proj",))
+    _save(tmp_path, stored, meant, fp8_checkpoints.CONFIGS[kind])
+    expected = _logprobs(config_of(str(tmp_path / "meant"), "cpu"))
+    assert torch.equal(_logprobs(config_of(str(tmp_path / "stored"), "cpu")), expected)
+    with _a_gpu(monkeypatch):
+        found = _logprobs(replace(config_of(str(tmp_path / "stored")), dtype=dtype))
+    assert float((found.exp() - expected.exp()).abs().sum()) / 2 < tolerance
+
+
+def _save(
+    folder: Path, stored: dict[str, torch.Tensor], meant: dict[str, torch.Tensor], quantization: dict[str, Any]
+) -> None:
+    """Write a quantized checkpoint beside the one, in the folder `meant`, whose configuration it has otherwise."""
+    (folder / "stored").mkdir()
+    for name, saved in (("stored", stored), ("meant", meant)):
+        save_file(saved, folder / name / "model.safetensors")
+    fields = json.loads((folder / "meant" / "config.json").read_text())
+    (folder / "stored" / "config.json").write_text(json.dumps(fields | {"quantization_config": quantization}))
 
 
 def _logprobs(config: EngineConfig, adapter: AdapterRef | None = None) -> torch.Tensor:

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from app.cli.capacity import DEVICES, Traffic, plan
+from app.cli.capacity import DEVICES, Traffic, as_kept, plan
 from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.stored_fp8 import StoredFp8
+from engine.decoder.stored_int4 import StoredInt4
 from loadtest.geometries import CONFIG_BY_NAME
 
 TRAFFIC = Traffic(prompt_tokens=1024, answer_tokens=0, concurrency=1)
@@ -31,6 +33,39 @@ def test_weights_cache_and_floors(llama: DecoderSpec) -> None:
     # 15.01 GB of weights and 1,152 tokens of cache at 4.8 TB/s.
     assert found.tpot_s == pytest.approx((15.01e9 + 1152 * 131_072) / 4.8e12, rel=1e-3)
     assert found.ttft_s == pytest.approx(0.0149, rel=0.05)
+
+
+def test_weights_of_few_bits_are_counted_as_they_are_held(llama: DecoderSpec) -> None:
+    """6.98 of 8.03 billion weights are the layers': half a byte each and four for each group, or a byte."""
+    layers, others = 6.980e9, 2 * (8.030e9 - 6.980e9)
+    for group_size, per_weight in ((128, 0.5 + 4 / 128), (32, 0.5 + 4 / 32), (-1, 0.5)):
+        awq = replace(llama, stored=StoredInt4(method="awq", group_size=group_size))
+        found = plan(awq, "bfloat16", DEVICES["h200"], 0.9, replace(TRAFFIC, answer_tokens=256))
+        assert found.weight_bytes == pytest.approx(others + per_weight * layers, rel=3e-3)
+        # One embedding is not read.
+        step_bytes = found.weight_bytes - 1.051e9 + 1152 * 131_072
+        assert found.tpot_s == pytest.approx(step_bytes / 4.8e12, rel=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype", "device", "per_weight"),
+    [
+        (StoredFp8(), "bfloat16", "h200", 1),
+        (StoredFp8(), "bfloat16", "a100-80", 2),
+        (StoredFp8(), "float16", "h200", 2),
+        (StoredFp8(block=(128, 128)), "bfloat16", "h200", 2),
+    ],
+)
+def test_weights_of_8_bits_stay_so_where_they_are_multiplied(
+    llama: DecoderSpec, stored: StoredFp8, dtype: str, device: str, per_weight: int
+) -> None:
+    kept = as_kept(replace(llama, stored=stored), dtype, DEVICES[device])
+    plain, found = (
+        plan(spec, dtype, DEVICES[device], 0.9, replace(TRAFFIC, answer_tokens=256)) for spec in (llama, kept)
+    )
+    assert plain.weight_bytes - found.weight_bytes == pytest.approx((2 - per_weight) * 6.980e9, rel=3e-3)
+    # Their products are twice as fast, attention's are not.
+    assert found.ttft_s == pytest.approx(plain.ttft_s * (per_weight / 2), rel=0.03)
 
 
 def test_more_at_once_is_slower_for_each_and_faster_for_all(llama: DecoderSpec) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from app.cli import main as cli
+from loadtest.geometries import CONFIG_BY_NAME
 from tests.app.cli.test_config_lint import GOOD
 
 
@@ -205,6 +207,17 @@ def test_a_plan_says_what_fits(
     assert cli.main(["plan", *arguments]) == status
     told = capsys.readouterr()
     assert all(word in told.out + told.err for word in words)
+
+
+def test_a_plan_counts_weights_of_few_bits_as_they_are_held(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of Llama 3.1 8B the layers' 6.98 billion weights have 4 bits and a share of a scale, the others two bytes."""
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+    fields = CONFIG_BY_NAME["llama-3.1-8b"] | {"eos_token_id": 2, "quantization_config": awq}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert cli.main(["plan", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "4-bit" in told
+    assert "5.81 GB" in told
 
 
 def test_a_benchmark_gets_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:

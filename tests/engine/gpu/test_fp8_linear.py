@@ -3,9 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.gpu.adapters import TritonLora
+from engine.gpu.backend import TritonBackend
 from engine.gpu.fp8_linear import Fp8Linear
+from engine.gpu.streamed_linear import StreamedLinear
+from engine.loading.fp8 import Fp8Weight
 from kernels.row_quantization.launch import quantize_rows
 from kernels.row_quantization.reference import quantize_rows as by_definition
+from tests.engine.gpu.host_runtime import runtime_here
 from tests.kernels.gpu.conftest import DEVICE
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
@@ -37,6 +42,35 @@ def test_a_product_is_near_that_of_the_numbers_meant(has_bias: bool) -> None:
         x.norm(dim=1, keepdim=True) * weight.norm(dim=1)
     )
     assert off.abs().max() < 0.02
+
+
+def stored(out: int = 48, depth: int = 96) -> Fp8Weight:
+    held, scales = torch.randn(out, depth, device=DEVICE).to(FP8), torch.rand(out, device=DEVICE) + 0.1
+    return Fp8Weight(held=held, scales=scales, dtype=torch.bfloat16)
+
+
+def test_weights_that_are_stored_in_8_bits_are_not_rounded_again() -> None:
+    """Inputs that 8 bits hold exactly: what is off is the result's own rounding, and the sum's."""
+    weight, x = stored(), torch.randint(-8, 9, (7, 96), device=DEVICE).float()
+    x[:, 0] = 448
+    found = Fp8Linear(weight, None)(x.bfloat16())
+    expected = x @ (weight.held.float() * weight.scales.unsqueeze(1)).t()
+    assert ((found.float() - expected).abs() <= expected.abs() * 2.0**-8 + 1e-3 * weight.scales).all()
+
+
+def test_among_weights_of_8_bits_others_stay_as_they_are() -> None:
+    adapters, plain = TritonLora(runtime_here(), 1, 8), torch.randn(48, 96, device=DEVICE).bfloat16()
+    for is_mixed, kind in ((True, StreamedLinear), (False, Fp8Linear)):
+        backend = TritonBackend(adapters, 1, "fp8", is_mixed=is_mixed)
+        assert isinstance(backend.linear("a", stored(), None), Fp8Linear)
+        assert isinstance(backend.linear("b", plain, None), kind)
+
+
+def test_where_8_bits_are_not_multiplied_they_become_numbers() -> None:
+    weight = stored()
+    product = TritonBackend(TritonLora(runtime_here(), 1, 8), 1, is_mixed=True).linear("a", weight, None)
+    x = torch.randn(3, 96, device=DEVICE).bfloat16()
+    assert torch.equal(product(x), torch.nn.functional.linear(x, weight.dense()))
 
 
 def test_a_row_that_is_not_finite_is_seen() -> None:

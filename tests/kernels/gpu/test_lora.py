@@ -11,7 +11,7 @@ from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink import launch as shrink_launch
-from kernels.lora_shrink.launch import lora_shrink
+from kernels.lora_shrink.launch import lora_shrink, whole_rows
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, randn
 
 MAX_RANK = 64
@@ -44,11 +44,12 @@ def check(
                 table[entry + module, 3] = columns.data_ptr()
                 part.copy_(part * columns[0].double() + columns[1].double())
                 kept.append(columns)
+            rows = whole_rows(b)
             if rank:
-                table[entry + module, :3] = torch.tensor([a.data_ptr(), b.data_ptr(), rank])
+                table[entry + module, :3] = torch.tensor([a.data_ptr(), rows.data_ptr(), rank])
                 shrunk = (x[at : at + length].double() @ a.double().T).to(dtype).double()
                 part += shrunk @ b.double().T
-            kept += [a, b]
+            kept += [a, rows]
             column += width
         table = table.to(DEVICE)
         kept.append(table)
@@ -118,7 +119,8 @@ def segments_of(made: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("width", [48, 200])
 def test_embedded_tokens_get_rows_of_own_matrices_and_of_products(dtype: torch.dtype, width: int) -> None:
     own, a, b = (randn(*shape, dtype=dtype) for shape in ((VOCAB, width), (VOCAB, 21), (width, 21)))
-    made = tables([{1: (own, None, width)}, {2: (a, b, 21)}, {}])
+    rows_of_a, rows_of_b = whole_rows(a), whole_rows(b)
+    made = tables([{1: (own, None, width)}, {2: (rows_of_a, rows_of_b, 21)}, {}])
     ids, x = torch.randint(0, VOCAB, (NUM_ROWS,), device=DEVICE), randn(NUM_ROWS, width, dtype=dtype)
     expected = x.double()
     expected[1:2] = own[ids[1:2]].double()
@@ -135,7 +137,8 @@ def test_embedded_tokens_get_rows_of_own_matrices_and_of_products(dtype: torch.d
 def test_logits_come_from_own_matrices_and_get_products(dtype: torch.dtype, depth: int) -> None:
     """Logits are float32, whatever the matrices are."""
     own, a, b = (randn(*shape, dtype=dtype) / 8 for shape in ((VOCAB, depth), (21, depth), (VOCAB, 21)))
-    made = tables([{1: (a, b, 21)}, {0: (None, own, depth)}, {0: (None, own, depth), 1: (a, b, 21)}])
+    rows = whole_rows(b)
+    made = tables([{1: (a, rows, 21)}, {0: (None, own, depth)}, {0: (None, own, depth), 1: (a, rows, 21)}])
     h, logits = randn(NUM_ROWS, depth, dtype=dtype), randn(NUM_ROWS, VOCAB, dtype=torch.float32)
     expected = logits.double()
     for start, end in SPANS[1:]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 
 from kernels.streamed_linear import launch
-from kernels.streamed_linear.reference import GROUP, Int4Matrix, from_int4, to_int4
+from kernels.streamed_linear.reference import GROUP, Int4Matrix, from_int4, pack_int4, to_int4
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
 
 SHORT = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
@@ -38,6 +38,23 @@ def test_weights_of_four_bits(dtype: torch.dtype, rows: int, width: int, groups:
     matrix = to_int4(randn(width, groups * GROUP, dtype=dtype) + 0.5)
     assert torch.equal(launch.from_int4(matrix), from_int4(matrix))
     check(matrix, rows, dtype, has_bias=rows % 2 == 1)
+
+
+@pytest.mark.parametrize("dtype", SHORT)
+@pytest.mark.parametrize("group", [32, 64, 256, 512])
+def test_groups_of_other_sizes_that_checkpoints_have(dtype: torch.dtype, group: int) -> None:
+    """The last is of all inputs. Every unit differs from its neighbours."""
+    width, depth = 70, 512
+    levels = torch.randint(0, 16, (width, depth), dtype=torch.uint8, device=DEVICE)
+    scales = torch.rand(depth // group, width, device=DEVICE).to(dtype) + 0.5
+    zeros = torch.randint(0, 17, scales.shape, dtype=torch.int32, device=DEVICE)
+    matrix = pack_int4(levels, scales, zeros)
+    assert matrix.group == group
+    spread = [part.repeat_interleave(group, dim=0).T for part in (scales, zeros)]
+    meant = (levels.double() - spread[1].double()) * spread[0].double()
+    assert_near(from_int4(matrix), meant)
+    assert torch.equal(launch.from_int4(matrix), from_int4(matrix))
+    check(matrix, 5, dtype, has_bias=False)
 
 
 @settings(deadline=None, max_examples=12)

@@ -1,0 +1,130 @@
+"""How weights of 8-bit floats (e4m3) lie in a checkpoint, as its `quantization_config` says.
+
+    compressed-tensors   weight [out, in], weight_scale of the tensor, of each output, or of each block
+    fp8                  weight [out, in], weight_scale of the tensor, or weight_scale_inv of each block
+
+Which linear modules of the layers are stored so their tensors say: what a checkpoint leaves as it was has no scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.decoder.stored_fields import check_fields
+from engine.decoder.tensor_kinds import Shape, TensorKind
+from engine.errors import CheckpointError
+
+COMPRESSED, FP8 = "compressed-tensors", "fp8"
+FP8_METHODS = (COMPRESSED, FP8)
+FP8_DTYPE = "F8_E4M3"
+SCALE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFp8:
+    """The layout of linear modules of a checkpoint's layers; `engine.loading.fp8` reads it.
+
+    Attributes:
+        has_row_scales: each output has a scale of its own, instead of a tensor or a block.
+        block: outputs and inputs that share a scale, None where there are no blocks.
+        rounds_inputs: whether the weights were made to be multiplied by inputs of 8 bits.
+        scale: the last name of the tensor with the scales.
+    """
+
+    has_row_scales: bool = False
+    block: tuple[int, int] | None = None
+    rounds_inputs: bool = True
+    scale: str = "weight_scale"
+
+    @property
+    def title(self) -> str:
+        """What the weights are."""
+        return "fp8"
+
+    @property
+    def stays(self) -> bool:
+        """Whether a GPU multiplies by the weights as they are: 8 bits on both sides, a scale for each row of both."""
+        return self.block is None and self.rounds_inputs
+
+    def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
+        """Return the tensors that a module of (out, in) features must have; `dtype`: of its weight, None for none."""
+        if dtype != FP8_DTYPE:
+            return {f"{module}.weight": TensorKind((shape,))}
+        return {
+            f"{module}.weight": TensorKind((shape,), (FP8_DTYPE,)),
+            f"{module}.{self.scale}": TensorKind(self._scale_shapes(shape)),
+        }
+
+    def num_bytes(self, out: int, depth: int, element_bytes: int) -> float:
+        """Return what a module takes on a GPU that multiplies 8-bit floats, where others take `element_bytes`."""
+        return out * depth + SCALE_BYTES * out if self.stays else out * depth * element_bytes
+
+    def check_sizes(self, sizes: Mapping[str, tuple[int, int]], where: str) -> None:
+        """Take all sizes: `engine.resolve` knows which can be multiplied."""
+
+    def _scale_shapes(self, shape: Shape) -> tuple[Shape, ...]:
+        out, depth = shape
+        if self.block is not None:
+            rows, columns = self.block
+            return ((-(-out // rows), -(-depth // columns)),)
+        return ((out, 1), (out,)) if self.has_row_scales else ((), (1,))
+
+
+def parse_fp8(fields: Mapping[str, object], where: str) -> StoredFp8:
+    """Read the `quantization_config` of one of `FP8_METHODS`.
+
+    Raises:
+        CheckpointError: it asks for what is not supported; the message names the field.
+    """
+    within = f"{where}: quantization_config"
+    check_fields(fields, {"kv_cache_scheme": (None,)}, within)
+    return _parse_compressed(fields, within) if fields["quant_method"] == COMPRESSED else _parse_plain(fields, within)
+
+
+def _parse_plain(fields: Mapping[str, object], within: str) -> StoredFp8:
+    check_fields(fields, {"activation_scheme": ("dynamic", "static"), "fmt": ("e4m3", None)}, within)
+    size = fields.get("weight_block_size")
+    if size is None:
+        return StoredFp8()
+    return StoredFp8(block=_block(size, f"{within}.weight_block_size"), scale="weight_scale_inv")
+
+
+def _parse_compressed(fields: Mapping[str, object], within: str) -> StoredFp8:
+    check_fields(fields, {"format": ("float-quantized",), "transform_config": (None, {})}, within)
+    sparsity = fields.get("sparsity_config")
+    check_fields(
+        sparsity if isinstance(sparsity, Mapping) else {}, {"format": ("dense", None)}, f"{within}.sparsity_config"
+    )
+    groups = fields.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise CheckpointError(f"{within}.config_groups is no JSON object with members.")
+    found = {_parse_group(group, f"{within}.config_groups.{name}") for name, group in groups.items()}
+    if len(found) > 1:
+        raise CheckpointError(f"{within}.config_groups has {len(found)} kinds of weights; only one is read.")
+    return found.pop()
+
+
+def _parse_group(group: object, within: str) -> StoredFp8:
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(group, Mapping) or not isinstance(weights, Mapping):
+        raise CheckpointError(f"{within} has no weights.")
+    check_fields(group, {"output_activations": (None,), "format": ("float-quantized", None)}, within)
+    number = {"num_bits": (8,), "type": ("float",), "symmetric": (True, None)}
+    wanted = {**number, "strategy": ("tensor", "channel", "block"), "dynamic": (False, None), "actorder": (None,)}
+    check_fields(weights, wanted, f"{within}.weights")
+    inputs = group.get("input_activations")
+    if isinstance(inputs, Mapping):
+        check_fields(inputs, number, f"{within}.input_activations")
+    elif inputs is not None:
+        raise CheckpointError(f"{within}.input_activations is no JSON object.")
+    block = None
+    if weights.get("strategy") == "block":
+        block = _block(weights.get("block_structure"), f"{within}.weights.block_structure")
+    return StoredFp8(has_row_scales=weights.get("strategy") == "channel", block=block, rounds_inputs=inputs is not None)
+
+
+def _block(size: object, field: str) -> tuple[int, int]:
+    if isinstance(size, list) and len(size) == 2 and all(type(part) is int and part > 0 for part in size):
+        return size[0], size[1]
+    raise CheckpointError(f"{field} is {size!r}; two numbers above 0 are wanted.")

@@ -1,0 +1,16 @@
+"""What a tensor of a checkpoint may be: looked at before the first of its bytes is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorKind:
+    """Any of some shapes, and any of some types, by the names that safetensors files have for them."""
+
+    shapes: tuple[Shape, ...]
+    dtypes: tuple[str, ...] = FLOATS

@@ -1,0 +1,44 @@
+"""A weight as a checkpoint has it: numbers, or with scales levels or 8-bit floats. A device takes what it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.decoder.stored import Stored
+from engine.decoder.stored_int4 import StoredInt4
+from engine.loading import fp8, int4
+from engine.loading.fp8 import Fp8Weight
+from engine.loading.int4 import Int4Weight
+
+Weight = torch.Tensor | Int4Weight | Fp8Weight
+Read = Callable[[str], torch.Tensor]
+
+
+def dense(weight: Weight) -> torch.Tensor:
+    """Return a weight as numbers."""
+    return weight if isinstance(weight, torch.Tensor) else weight.dense()
+
+
+def read_stored(read: Read, module: str, stored: Stored, dtype: torch.dtype) -> Weight:
+    """Return the weight of one linear module whose tensors `read` returns by name."""
+    if isinstance(stored, StoredInt4):
+        return int4.read_int4(read, module, stored, dtype)
+    return fp8.read_fp8(read, module, stored, dtype)
+
+
+def is_passed_over(name: str, read: Read, stored: Stored) -> bool:
+    """Tell whether a tensor of a linear module that nothing asks for changes nothing."""
+    return int4.is_passed_over(name, read, stored) if isinstance(stored, StoredInt4) else fp8.is_passed_over(name)
+
+
+def stack(parts: Sequence[Weight]) -> Weight:
+    """Put weights that read the same input one above the other; as numbers where they are not of one kind."""
+    levels = [part for part in parts if isinstance(part, Int4Weight)]
+    floats = [part for part in parts if isinstance(part, Fp8Weight)]
+    if len(levels) == len(parts):
+        return int4.stack_int4(levels)
+    if len(floats) == len(parts):
+        return fp8.stack_fp8(floats)
+    return torch.cat([dense(part) for part in parts])

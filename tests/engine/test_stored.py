@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+
+from engine.decoder.stored import parse_stored
+from engine.decoder.stored_fp8 import StoredFp8
+from engine.decoder.stored_int4 import StoredInt4
+from engine.errors import CheckpointError
+from tests.engine import fp8_checkpoints, int4_checkpoints
+
+
+def test_each_method_has_its_layout() -> None:
+    assert all(isinstance(parse_stored(fields, "here"), StoredInt4) for fields in int4_checkpoints.CONFIGS.values())
+    assert all(isinstance(parse_stored(fields, "here"), StoredFp8) for fields in fp8_checkpoints.CONFIGS.values())
+
+
+@pytest.mark.parametrize("method", ["bitsandbytes", None, ["awq"]])
+def test_a_method_that_is_not_read_is_named_beside_those_that_are(method: object) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"here: quantization_config.quant_method is .*compressed-tensors"
+    ) as found:
+        parse_stored({"quant_method": method}, "here")
+    assert repr(method) in str(found.value)
+
+
+def test_a_configuration_that_is_none_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="no JSON object"):
+        parse_stored("awq", "here")

@@ -1,0 +1,34 @@
+"""Weights of every kind, alone and stacked."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.loading.fp8 import FP8, Fp8Weight
+from engine.loading.int4 import Int4Weight
+from engine.loading.weight import Weight, dense, stack
+
+
+def int4() -> Int4Weight:
+    levels = torch.randint(0, 16, (8, 128), dtype=torch.uint8)
+    zeros = torch.full((1, 8), 7, dtype=torch.int32)
+    return Int4Weight(levels=levels, scales=torch.rand(1, 8), zeros=zeros, dtype=torch.float32)
+
+
+def fp8() -> Fp8Weight:
+    return Fp8Weight(held=torch.randn(8, 128).to(FP8), scales=torch.rand(8), dtype=torch.float32)
+
+
+def test_parts_of_one_kind_stay_of_it_and_others_become_numbers() -> None:
+    kinds: list[tuple[list[Weight], type]] = [
+        ([int4(), int4()], Int4Weight),
+        ([fp8(), fp8(), fp8()], Fp8Weight),
+        ([fp8(), torch.randn(8, 128)], torch.Tensor),
+        ([torch.randn(8, 128)] * 2, torch.Tensor),
+    ]
+    for parts, kind in kinds:
+        found = stack(parts)
+        assert isinstance(found, kind)
+        assert found.shape == (8 * len(parts), 128)
+        assert found.dtype == torch.float32
+        assert torch.equal(dense(found), torch.cat([dense(part) for part in parts]))
