@@ -19,7 +19,8 @@ from kernels.recording import Launch, recording
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
 from kernels.streamed_linear.launch import from_int4, streamed_linear
-from kernels.streamed_linear.reference import GROUP, SHORT_GROUPS, Int4Matrix
+from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
+from kernels.streamed_linear.reference import Int4Matrix
 from kernels.token_choice.launch import choose_tokens
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256

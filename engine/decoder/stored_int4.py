@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.decoder.stored_fields import check_fields
 from engine.decoder.tensor_kinds import Shape, TensorKind
 from engine.errors import CheckpointError
-from kernels.streamed_linear.reference import BLOCK, SHORT_GROUPS, UNIT_BYTES
+from kernels.streamed_linear.layout import BLOCK, SHORT_GROUPS, UNIT_BYTES
 
 AWQ, GPTQ = "awq", "gptq"
 INT4_METHODS = (AWQ, GPTQ)

@@ -10,7 +10,8 @@ import triton
 from kernels.architecture import PROGRAMS_WANTED, current
 from kernels.overlap import overlap
 from kernels.streamed_linear.kernel import from_int4_kernel, streamed_linear_kernel
-from kernels.streamed_linear.reference import BLOCK, Int4Matrix
+from kernels.streamed_linear.layout import BLOCK
+from kernels.streamed_linear.reference import Int4Matrix
 
 BLOCK_N, BLOCK_K, MAX_BLOCK_M = 64, 64, 64
 MAX_SPLITS = 8

@@ -21,16 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-BLOCK = 128
-"""Inputs whose levels lie among each other."""
-GROUP = 128
-"""Inputs that share a scale and a zero point where weights are rounded here."""
-SHORT_GROUPS = (32, 64)
-"""Other groups than whole blocks."""
-LEVELS = 15
-UNIT_BYTES = 4
-"""The fewest that a GPU copies ahead of their use."""
-BYTES_PER_WEIGHT = 0.5 + UNIT_BYTES / GROUP
+from kernels.streamed_linear.layout import BLOCK, GROUP, LEVELS
 
 
 @dataclass(frozen=True, slots=True)

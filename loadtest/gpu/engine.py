@@ -22,7 +22,7 @@ from engine.costs import num_layer_weights, num_step_weights, prompt_flop
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.loading.names import parameters
-from kernels.streamed_linear.reference import BYTES_PER_WEIGHT
+from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from loadtest.engine_alone import EngineAlone, Generated
 from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD
 from loadtest.gpu.timing import Ceilings

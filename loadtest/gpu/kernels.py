@@ -19,7 +19,8 @@ from kernels.paged_attention.launch import Tile, paged_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
 from kernels.streamed_linear.launch import counters, from_int4, streamed_linear
-from kernels.streamed_linear.reference import BYTES_PER_WEIGHT, to_int4
+from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
+from kernels.streamed_linear.reference import to_int4
 from kernels.token_choice.launch import choose_tokens
 from loadtest.gpu.timing import Ceilings, Timer
 

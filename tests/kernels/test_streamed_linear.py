@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from kernels.streamed_linear.reference import GROUP, LEVELS, from_int4, streamed_linear, to_int4
+from kernels.streamed_linear.layout import GROUP, LEVELS
+from kernels.streamed_linear.reference import from_int4, streamed_linear, to_int4
 
 DTYPES = [torch.bfloat16, torch.float16]
 

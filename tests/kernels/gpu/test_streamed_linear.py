@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 
 from kernels.streamed_linear import launch
-from kernels.streamed_linear.reference import GROUP, Int4Matrix, from_int4, pack_int4, to_int4
+from kernels.streamed_linear.layout import GROUP
+from kernels.streamed_linear.reference import Int4Matrix, from_int4, pack_int4, to_int4
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
 
 SHORT = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
