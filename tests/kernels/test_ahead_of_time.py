@@ -17,7 +17,7 @@ from tests.architecture.source_tree import ROOT
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_all_kernels_compile_and_fit() -> None:
     lines = _run_uninterpreted("-m", "kernels.ahead_of_time").splitlines()[1:]
     assert {line.split()[0] for line in lines} == set(TARGETS)
