@@ -42,15 +42,20 @@ class Accounts:
         self._limiting = ThreadPoolExecutor(1, thread_name_prefix="limits")
         self._recording = ThreadPoolExecutor(1, thread_name_prefix="ledger")
 
-    async def admit(self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int) -> Admission:
-        """Count a request that is about to begin, or say what it is over."""
-        return await _on(self._limiting, partial(self._limiter.admit, tenant, limits, gateway, input_tokens))
+    async def admit(
+        self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int, num_here: int, turn: int
+    ) -> Admission:
+        """Count a request that is about to begin, or say what it is over; see `Limiter.admit`."""
+        work = partial(self._limiter.admit, tenant, limits, gateway, input_tokens, num_here=num_here, turn=turn)
+        return await _on(self._limiting, work)
 
-    async def settle(self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge]) -> list[KeyInfo]:
+    async def settle(
+        self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge], turn: int
+    ) -> list[KeyInfo]:
         """Take a gateway's word for what it has under way, count what its answers have used, and tell it the keys."""
 
         def work() -> None:
-            self._limiter.hear(gateway, running)
+            self._limiter.hear(gateway, running, turn=turn)
             for charge in charges:
                 self._limiter.charge(charge)
 

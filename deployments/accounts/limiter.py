@@ -27,9 +27,10 @@ WINDOWED = ("requests_per_minute", "input_tokens_per_minute", "output_tokens_per
 
 @dataclass(slots=True)
 class _Running:
-    """What one gateway has under way, by tenant, and when it last said so."""
+    """What one gateway has under way, by tenant, as of the latest of its words, and when it was last heard."""
 
     heard_s: float
+    turn: int = -1
     count_by_tenant: dict[str, int] = field(default_factory=dict)
 
 
@@ -47,10 +48,26 @@ class Limiter:
         self._offset_s = time.time() - clock()
         self._running_by_gateway: dict[str, _Running] = {}
 
-    def admit(self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int) -> Admission:
-        """Count a request that is about to begin with about so many input tokens, or say what it is over."""
+    def admit(
+        self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int, *, num_here: int, turn: int
+    ) -> Admission:
+        """Count a request that is about to begin with about so many input tokens, or say what it is over.
+
+        Args:
+            num_here: answers of the tenant that the gateway has under way, this one among them.
+            turn: higher for each word of a gateway; an earlier one that comes later says nothing of what is under way.
+        """
         self._follow_clock()
-        if limits.concurrent_requests is not None and self.num_running(tenant) >= limits.concurrent_requests:
+        running = self._heard(gateway)
+        if turn > running.turn:
+            running.turn, running.count_by_tenant[tenant] = turn, num_here
+        admission = self._admission(tenant, limits, input_tokens)
+        if admission.refused_by is not None:
+            running.count_by_tenant[tenant] = max(0, running.count_by_tenant.get(tenant, 0) - 1)
+        return admission
+
+    def _admission(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
+        if limits.concurrent_requests is not None and self.num_running(tenant) > limits.concurrent_requests:
             return Admission(
                 refused_by="concurrent_requests", retry_after_s=BUSY_RETRY_S, quotas=self._quotas(tenant, limits)
             )
@@ -65,9 +82,6 @@ class Limiter:
         for name, item in _items(limits).items():
             if name != "output_tokens_per_minute":
                 self._strategy.hit(item, tenant, name, cost=wanted[name])
-        running = self._running_by_gateway.setdefault(gateway, _Running(self._clock()))
-        running.heard_s = self._clock()
-        running.count_by_tenant[tenant] = running.count_by_tenant.get(tenant, 0) + 1
         return Admission(quotas=self._quotas(tenant, limits))
 
     def charge(self, charge: Charge) -> None:
@@ -77,10 +91,12 @@ class Limiter:
             if used[name]:
                 self._strategy.hit(item, charge.tenant, name, cost=used[name])
 
-    def hear(self, gateway: str, count_by_tenant: Mapping[str, int]) -> None:
-        """Take a gateway's word for what it has under way."""
+    def hear(self, gateway: str, count_by_tenant: Mapping[str, int], *, turn: int) -> None:
+        """Take a gateway's word for what it has under way; `turn` as for `admit`."""
         self._follow_clock()
-        self._running_by_gateway[gateway] = _Running(self._clock(), dict(count_by_tenant))
+        running = self._heard(gateway)
+        if turn > running.turn:
+            running.turn, running.count_by_tenant = turn, dict(count_by_tenant)
 
     def num_running(self, tenant: str) -> int:
         """Return how many answers a tenant has under way at gateways that are alive."""
@@ -89,6 +105,11 @@ class Limiter:
         for name in gone:
             del self._running_by_gateway[name]
         return sum(running.count_by_tenant.get(tenant, 0) for running in self._running_by_gateway.values())
+
+    def _heard(self, gateway: str) -> _Running:
+        running = self._running_by_gateway.setdefault(gateway, _Running(self._clock()))
+        running.heard_s = self._clock()
+        return running
 
     def _follow_clock(self) -> None:
         """Begin all windows anew where the wall clock has been set: those in memory end by it, hours late perhaps."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -54,6 +55,8 @@ class Meter:
         self._gateway = gateway
         self._traces = traces
         self._running: Counter[str] = Counter()
+        self._turn = 0
+        self._has_freed = asyncio.Event()
         self._charges: list[Charge] = []
         self._attempts_by_record: dict[str, tuple[str, list[RequestId]]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -77,7 +80,9 @@ class Meter:
         self._running[tenant] += 1
         try:
             async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                admission: Admission = await self._accounts.admit.remote(tenant, limits, self._gateway, input_tokens)
+                admission: Admission = await self._accounts.admit.remote(
+                    tenant, limits, self._gateway, input_tokens, self._running[tenant], self._next_turn()
+                )
         except UNREACHED as error:
             _logger.warning("a request of %s begins unchecked: %s", tenant, error)
             self.num_unchecked += 1
@@ -94,6 +99,9 @@ class Meter:
         """Count an admitted answer as ended, and what it has used besides what was counted before."""
         self._running[charge.tenant] -= 1
         self._charges.append(charge)
+        if charge.limits.concurrent_requests is not None:
+            # The tenant may wait for the place, and come to another gateway.
+            self._has_freed.set()
 
     def record(self, timeline: Timeline) -> None:
         """Keep the record of an answer that has ended, unless it never was one."""
@@ -121,13 +129,7 @@ class Meter:
 
     async def settle(self) -> None:
         """Tell the accounts what is under way and what was used, and learn the keys; what fails is told again."""
-        charges, self._charges = self._charges, []
-        try:
-            async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                self._take_keys(await self._accounts.settle.remote(self._gateway, +self._running, charges))
-        except UNREACHED as error:
-            self._charges = charges + self._charges
-            _logger.warning("the accounts cannot be reached: %s", error)
+        if not await self._tell():
             return
         try:
             async with asyncio.timeout(RECORD_TIMEOUT_S):
@@ -185,6 +187,24 @@ class Meter:
         await self.settle()
         self._spool.close()
 
+    async def _tell(self) -> bool:
+        """Tell of all but records; returns whether the accounts were reached."""
+        self._has_freed.clear()
+        charges, self._charges = self._charges, []
+        try:
+            async with asyncio.timeout(ADMIT_TIMEOUT_S):
+                told = self._accounts.settle.remote(self._gateway, +self._running, charges, self._next_turn())
+                self._take_keys(await told)
+        except UNREACHED as error:
+            self._charges = charges + self._charges
+            _logger.warning("the accounts cannot be reached: %s", error)
+            return False
+        return True
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn
+
     async def _send_records(self) -> None:
         while self._spool.num_pending:
             records = self._spool.pending(MAX_BATCH)
@@ -223,8 +243,20 @@ class Meter:
                 if not is_done or count % ORPHANS_EVERY == 0:
                     is_done = await self.adopt_orphans()
                 await self.settle()
+                await self._tell_of_places()
             except Exception:
                 # The task's border: what is not told now is told the next time.
                 _logger.exception("what was used could not be told")
+                await asyncio.sleep(SETTLE_S)
             count += 1
-            await asyncio.sleep(SETTLE_S)
+
+    async def _tell_of_places(self) -> None:
+        """Until it is time to settle, tell at once of each place that becomes free."""
+        due_s = time.monotonic() + SETTLE_S
+        while (left_s := due_s - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(left_s):
+                    await self._has_freed.wait()
+            except TimeoutError:
+                return
+            await self._tell()

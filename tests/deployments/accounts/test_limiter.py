@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from functools import partial
 
@@ -13,9 +14,15 @@ from limits.storage import storage_from_string
 
 from deployments.accounts import limiter as limiter_module
 from deployments.accounts.limiter import SILENCE_S, Limiter
-from deployments.accounts.values import Charge, TenantLimits
+from deployments.accounts.values import Admission, Charge, TenantLimits
 
 LIMITS = TenantLimits(requests_per_minute=3, input_tokens_per_minute=100, output_tokens_per_minute=50)
+_turns = itertools.count()
+
+
+def admit(limiter: Limiter, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int) -> Admission:
+    """Ask for one that is the gateway's only one."""
+    return limiter.admit(tenant, limits, gateway, input_tokens, num_here=1, turn=next(_turns))
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -30,65 +37,82 @@ def limiter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_requests_are_counted_over_all_gateways(limiter: Limiter) -> None:
     for gateway in ("g1", "g2", "g1"):
-        assert limiter.admit("requests", LIMITS, gateway, 1).refused_by is None
-    refused = limiter.admit("requests", LIMITS, "g2", 1)
+        assert admit(limiter, "requests", LIMITS, gateway, 1).refused_by is None
+    refused = admit(limiter, "requests", LIMITS, "g2", 1)
     assert refused.refused_by == "requests_per_minute"
     assert 0 < refused.retry_after_s <= 60
     assert refused.quotas["requests_per_minute"].remaining == 0
-    assert limiter.admit("another", LIMITS, "g2", 1).refused_by is None
+    assert admit(limiter, "another", LIMITS, "g2", 1).refused_by is None
 
 
 def test_input_tokens_are_counted_as_a_request_begins_and_output_tokens_as_it_ends(limiter: Limiter) -> None:
-    admitted = limiter.admit("tokens", LIMITS, "g", 60)
+    admitted = admit(limiter, "tokens", LIMITS, "g", 60)
     assert admitted.quotas["input_tokens_per_minute"][:2] == (100, 40)
-    assert limiter.admit("tokens", LIMITS, "g", 60).refused_by == "input_tokens_per_minute"
+    assert admit(limiter, "tokens", LIMITS, "g", 60).refused_by == "input_tokens_per_minute"
     # Another minute's worth of output was made by one answer: what is over counts too.
     limiter.charge(Charge("tokens", LIMITS, 0, 70))
-    assert limiter.admit("tokens", LIMITS, "g", 1).refused_by == "output_tokens_per_minute"
+    assert admit(limiter, "tokens", LIMITS, "g", 1).refused_by == "output_tokens_per_minute"
 
 
 def test_a_prompt_longer_than_a_window_is_let_through_once(limiter: Limiter) -> None:
-    assert limiter.admit("long", LIMITS, "g", 5000).refused_by is None
-    assert limiter.admit("long", LIMITS, "g", 1).refused_by == "input_tokens_per_minute"
+    assert admit(limiter, "long", LIMITS, "g", 5000).refused_by is None
+    assert admit(limiter, "long", LIMITS, "g", 1).refused_by == "input_tokens_per_minute"
 
 
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
 def test_a_clock_that_is_set_lets_nobody_wait_longer(jump_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     limiter, wall = Limiter("memory://"), time.time
-    while limiter.admit("full", LIMITS, "g", 1).refused_by is None:
+    while admit(limiter, "full", LIMITS, "g", 1).refused_by is None:
         pass
     monkeypatch.setattr(time, "time", lambda: wall() + jump_s)
-    limiter.hear("g", {})
-    assert limiter.admit("full", LIMITS, "g", 1).refused_by is None
-    while (refused := limiter.admit("full", LIMITS, "g", 1)).refused_by is None:
+    limiter.hear("g", {}, turn=next(_turns))
+    assert admit(limiter, "full", LIMITS, "g", 1).refused_by is None
+    while (refused := admit(limiter, "full", LIMITS, "g", 1)).refused_by is None:
         pass
     assert 0 < refused.retry_after_s <= 60
 
 
 def test_what_is_refused_is_not_counted(limiter: Limiter) -> None:
     limits = TenantLimits(requests_per_minute=5, input_tokens_per_minute=10)
-    limiter.admit("refused", limits, "g", 10)
+    admit(limiter, "refused", limits, "g", 10)
     for _ in range(20):
-        assert limiter.admit("refused", limits, "g", 1).refused_by == "input_tokens_per_minute"
-    assert limiter.admit("refused", limits, "g", 1).quotas["requests_per_minute"].remaining == 4
+        assert admit(limiter, "refused", limits, "g", 1).refused_by == "input_tokens_per_minute"
+    assert admit(limiter, "refused", limits, "g", 1).quotas["requests_per_minute"].remaining == 4
 
 
 def test_answers_at_once_are_counted_over_gateways_that_live() -> None:
     now_s = [0.0]
     limiter = Limiter(clock=lambda: now_s[0])
     limits = TenantLimits(concurrent_requests=2)
-    assert limiter.admit("t", limits, "g1", 1).refused_by is None
-    assert limiter.admit("t", limits, "g2", 1).refused_by is None
-    assert limiter.admit("t", limits, "g1", 1).refused_by == "concurrent_requests"
-    limiter.hear("g2", {})
+    assert limiter.admit("t", limits, "g1", 1, num_here=1, turn=1).refused_by is None
+    assert limiter.admit("t", limits, "g2", 1, num_here=1, turn=1).refused_by is None
+    assert limiter.admit("t", limits, "g1", 1, num_here=2, turn=2).refused_by == "concurrent_requests"
+    limiter.hear("g2", {}, turn=2)
     assert limiter.num_running("t") == 1
     now_s[0] = SILENCE_S - 1
-    limiter.hear("g2", {"t": 1})
+    limiter.hear("g2", {"t": 1}, turn=3)
     now_s[0] = SILENCE_S + 1
     # The first has said nothing for too long; the second has.
     assert limiter.num_running("t") == 1
-    limiter.hear("g2", {})
+    limiter.hear("g2", {}, turn=4)
     assert limiter.num_running("t") == 0
+
+
+def test_a_gateway_knows_best_what_has_ended_there() -> None:
+    limiter, limits = Limiter(), TenantLimits(concurrent_requests=1)
+    for turn in range(20):
+        # One after the other, of whose ends nothing else is heard.
+        assert limiter.admit("t", limits, "g", 1, num_here=1, turn=turn).refused_by is None
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_words_that_overtake_each_other_let_in_as_many_as_there_are_places(order: tuple[int, ...]) -> None:
+    limiter, limits = Limiter(), TenantLimits(concurrent_requests=2)
+    found = [limiter.admit("t", limits, "g", 1, num_here=1 + turn, turn=turn).refused_by for turn in order]
+    assert found.count(None) <= 2
+    assert limiter.num_running("t") == found.count(None)
+    limiter.hear("g", {}, turn=-1)
+    assert limiter.num_running("t") == found.count(None)
 
 
 @given(
@@ -105,7 +129,7 @@ def test_no_window_admits_more_than_its_limit(uses: list[tuple[str, int]], reque
         if kind == "charge":
             limiter.charge(Charge("t", limits, 0, amount))
             num_output += amount
-        elif limiter.admit("t", limits, "g", amount).refused_by is None:
+        elif admit(limiter, "t", limits, "g", amount).refused_by is None:
             assert num_output < tokens
             num_admitted += 1
         else:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
+from deployments.accounts import meter as meter_module
 from deployments.accounts.actor import Accounts
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
@@ -107,6 +108,25 @@ async def test_answers_at_once_are_those_of_all_gateways(handle: LocalHandle, tm
     first.release(Charge("blue", LIMITS, 0, 1))
     await first.settle()
     assert (await second.admit("blue", LIMITS, 1)).refused_by is None
+
+
+async def test_one_after_the_other_they_are_not_at_once(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter_module, "SETTLE_S", 3600.0)
+    first, second = a_meter(handle, tmp_path, "g1"), a_meter(handle, tmp_path, "g2")
+    limits = TenantLimits(concurrent_requests=1)
+    for _ in range(3):
+        assert (await first.admit("blue", limits, 1)).refused_by is None
+        first.release(Charge("blue", limits, 0, 1))
+    # And another gateway is told without waiting for the next settling.
+    await first.start()
+    assert (await first.admit("blue", limits, 1)).refused_by is None
+    first.release(Charge("blue", limits, 0, 1))
+    async with asyncio.timeout(30):
+        while (await second.admit("blue", limits, 1)).refused_by is not None:
+            await asyncio.sleep(0.01)
+    await first.close()
 
 
 async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_path: Path) -> None:
