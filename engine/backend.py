@@ -47,11 +47,11 @@ class KvCache:
     cache also keeps what each key and value of a token spans: a token is rounded once, as it is written, whatever comes
     into its block after it.
 
-    On a CPU the layers of a block lie together, and memory is taken only for blocks that are used:
+    With `by_block` the layers of a block lie together, and memory of a CPU is taken only for blocks that are used:
 
         [num_blocks + 1, layers, 2, block_tokens, kv_heads, head_dim]
 
-    If a layer's blocks lay together, the first tokens would take two huge pages of every layer.
+    Where a layer's blocks lie together, the first tokens take two huge pages of every layer.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class KvCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        by_block: bool = False,
     ) -> None:
         shape = (num_layers, 2, num_blocks + 1, block_tokens, kv_heads, head_dim)
         self._bytes_by_block: torch.Tensor | None = None
-        if device.type == "cpu":
-            by_block = (num_blocks + 1, num_layers, 2, *shape[3:])
+        if by_block:
             numbers = lazy_zeros(prod(shape), dtype)
-            self.data = numbers.view(by_block).movedim(0, 2)
+            self.data = numbers.view(num_blocks + 1, num_layers, 2, *shape[3:]).movedim(0, 2)
             self._bytes_by_block = numbers.view(num_blocks + 1, -1).view(torch.uint8)
         else:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
@@ -81,7 +81,14 @@ class KvCache:
 
     @classmethod
     def of(
-        cls, spec: DecoderSpec, *, num_blocks: int, block_tokens: int, dtype: torch.dtype, device: torch.device
+        cls,
+        spec: DecoderSpec,
+        *,
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        by_block: bool = False,
     ) -> KvCache:
         """Make a cache for a model."""
         return cls(
@@ -92,6 +99,7 @@ class KvCache:
             head_dim=spec.head_dim,
             dtype=dtype,
             device=device,
+            by_block=by_block,
         )
 
     def layer(self, index: int) -> LayerCache:

@@ -130,7 +130,14 @@ def build_model(
             "multiples of 16."
         )
     dtype, device = DTYPE_BY_NAME[config.dtype], torch.device(config.device)
-    cache = KvCache.of(spec, num_blocks=config.num_blocks, block_tokens=config.block_tokens, dtype=dtype, device=device)
+    cache = KvCache.of(
+        spec,
+        num_blocks=config.num_blocks,
+        block_tokens=config.block_tokens,
+        dtype=dtype,
+        device=device,
+        by_block=True,
+    )
     buffers = InputBuffers(config, cache.null_block)
     parameters = weights(config.model_path, spec, dtype, device)
     if kernels is None:

@@ -52,6 +52,7 @@ def make_cache(block_tokens: int, kv_heads: int, dtype: torch.dtype = torch.floa
         head_dim=dim,
         dtype=dtype,
         device=CPU,
+        by_block=True,
     )
 
 
@@ -257,7 +258,14 @@ def test_clearing_takes_nan_from_a_block_in_all_layers() -> None:
 def test_a_cache_takes_memory_for_the_tokens_that_came() -> None:
     """Layer by layer on huge pages, one block took one of them for the keys and one for the values of each layer."""
     cache = KvCache(
-        num_layers=32, num_blocks=4096, block_tokens=16, kv_heads=1, head_dim=64, dtype=torch.float32, device=CPU
+        num_layers=32,
+        num_blocks=4096,
+        block_tokens=16,
+        kv_heads=1,
+        head_dim=64,
+        dtype=torch.float32,
+        device=CPU,
+        by_block=True,
     )
     before = resident_bytes()
     cache.data[:, :, :16] = 1.0

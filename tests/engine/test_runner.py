@@ -98,6 +98,7 @@ def test_taking_memory_beforehand_ends() -> None:
         head_dim=TOUCHED_AT_ONCE_BYTES // (2 * 16 * 4 * 16),  # 16 blocks at once
         dtype=torch.float32,
         device=torch.device("cpu"),
+        by_block=True,
     )
     cache.data[0, 0, 3] = 5.0
     assert [cache.touch(20) for _ in range(3)] == [True, True, False]
@@ -115,5 +116,6 @@ def test_blocks_of_any_size_are_taken_one_by_one_at_least() -> None:
         head_dim=TOUCHED_AT_ONCE_BYTES // 16,
         dtype=torch.float32,
         device=torch.device("cpu"),
+        by_block=True,
     )
     assert [cache.touch(10) for _ in range(3)] == [True, True, False]
