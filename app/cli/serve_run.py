@@ -75,7 +75,8 @@ async def _shut_down(drain_s: float) -> None:
 def _end(drain_s: float, number: int, frame: FrameType | None) -> None:
     # Once more, and nobody is waited for.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    # A gateway that is late with an answer, as one is that ends its streams, is nothing to be told of.
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     asyncio.new_event_loop().run_until_complete(_shut_down(drain_s))
     sys.exit()
 
