@@ -49,6 +49,10 @@ class Accounts:
         work = partial(self._limiter.admit, tenant, limits, gateway, input_tokens, num_here=num_here, turn=turn)
         return await _on(self._limiting, work)
 
+    async def hear(self, gateway: str, running: Mapping[str, int], turn: int) -> None:
+        """Take a gateway's word for what it has under way; see `Limiter.hear`."""
+        await _on(self._limiting, partial(self._limiter.hear, gateway, running, turn=turn))
+
     async def settle(
         self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge], turn: int
     ) -> list[KeyInfo]:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +130,14 @@ class Meter:
 
     async def settle(self) -> None:
         """Tell the accounts what is under way and what was used, and learn the keys; what fails is told again."""
-        if not await self._tell():
+        charges, self._charges = self._charges, []
+        try:
+            async with asyncio.timeout(ADMIT_TIMEOUT_S):
+                told = self._accounts.settle.remote(self._gateway, +self._running, charges, self._next_turn())
+                self._take_keys(await told)
+        except UNREACHED as error:
+            self._charges = charges + self._charges
+            _logger.warning("the accounts cannot be reached: %s", error)
             return
         try:
             async with asyncio.timeout(RECORD_TIMEOUT_S):
@@ -186,20 +194,6 @@ class Meter:
             self._task.cancel()
         await self.settle()
         self._spool.close()
-
-    async def _tell(self) -> bool:
-        """Tell of all but records; returns whether the accounts were reached."""
-        self._has_freed.clear()
-        charges, self._charges = self._charges, []
-        try:
-            async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                told = self._accounts.settle.remote(self._gateway, +self._running, charges, self._next_turn())
-                self._take_keys(await told)
-        except UNREACHED as error:
-            self._charges = charges + self._charges
-            _logger.warning("the accounts cannot be reached: %s", error)
-            return False
-        return True
 
     def _next_turn(self) -> int:
         self._turn += 1
@@ -259,4 +253,8 @@ class Meter:
                     await self._has_freed.wait()
             except TimeoutError:
                 return
-            await self._tell()
+            self._has_freed.clear()
+            # What does not arrive is told with the next settling.
+            with suppress(*UNREACHED):
+                async with asyncio.timeout(ADMIT_TIMEOUT_S):
+                    await self._accounts.hear.remote(self._gateway, +self._running, self._next_turn())
