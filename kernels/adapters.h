@@ -42,3 +42,16 @@ static inline TokenBlock token_block(const Segment *segment, int64_t number) {
     const int64_t begin = segment->start + number * BLOCK_TOKENS;
     return {segment, begin, std::min(segment->end, begin + BLOCK_TOKENS)};
 }
+
+// How the pieces of every block's work are cut into units: a piece each where there are few blocks, else so many that to
+// take a unit costs little beside it.
+struct Cut {
+    int64_t blocks, pieces;
+    int64_t size = blocks < 8 ? 1 : 16;
+
+    int64_t units_of_block() const { return ceil_div(pieces, size); }
+    int64_t num_units() const { return blocks * units_of_block(); }
+    int64_t block(int64_t unit) const { return unit / units_of_block(); }
+    int64_t begin(int64_t unit) const { return unit % units_of_block() * size; }
+    int64_t end(int64_t unit) const { return std::min(pieces, begin(unit) + size); }
+};

@@ -16,6 +16,7 @@ struct Op {
     void *at[10];
     int64_t size[8];
     double number;
+    int64_t begins_beside; // not 0: neither this nor the op before writes what the other reads or writes
 };
 
 // Called rather than inlined, what stands in a loop keeps the loop from being vectorised.

@@ -1,8 +1,8 @@
-// Runs a list of ops on a pool of threads, each op begun when the one before it is done.
+// Runs a list of ops on a pool of threads, each op begun when the one before it is done, or beside it where it says so.
 //
 // A step of a small model is some hundred short ops, so what lies between two of them counts. Threads take units by
-// counting up; an op is done when its units are, not when every thread has come by. A thread that the system has put
-// aside between two units therefore holds nobody up, and one that comes late finds less to do.
+// counting up; an op is done when its units are, not when every thread has come by. A thread that comes late because the
+// system had put it aside therefore finds less to do, and holds nobody up.
 #include "native.h"
 
 #include "panels.h"
@@ -95,20 +95,32 @@ class Pool {
     }
 
     void work() {
+        // Ops that begin beside each other are counted together, by the first of them.
+        int64_t first = 0, units_of_all = 0;
         for (int64_t i = 0; i < num_ops; i++) {
             const Op &op = ops[i];
+            if (!op.begins_beside) {
+                wait(first, units_of_all);
+                first = i, units_of_all = 0;
+            }
             // Many are for adapters that the step does not have; even to ask what they have to do is work.
             if (*op.count == 0)
                 continue;
             const int64_t units = op.kernel(op, -1);
-            for (int64_t unit; (unit = progress[i].taken.fetch_add(1, std::memory_order_relaxed)) < units;) {
+            int64_t num_mine = 0;
+            for (int64_t unit; (unit = progress[i].taken.fetch_add(1, std::memory_order_relaxed)) < units; num_mine++)
                 op.kernel(op, unit);
-                progress[i].done.fetch_add(1, std::memory_order_release);
-            }
+            if (num_mine)
+                progress[first].done.fetch_add(num_mine, std::memory_order_release);
+            units_of_all += units;
             release_tiles();
-            for (int64_t spins = 0; progress[i].done.load(std::memory_order_acquire) < units; spins++)
-                spins < SPINS ? relax() : std::this_thread::yield();
         }
+        wait(first, units_of_all);
+    }
+
+    void wait(int64_t op, int64_t units) const {
+        for (int64_t spins = 0; progress[op].done.load(std::memory_order_acquire) < units; spins++)
+            spins < SPINS ? relax() : std::this_thread::yield();
     }
 
     std::vector<std::thread> workers;

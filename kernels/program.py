@@ -24,6 +24,7 @@ class Op(ctypes.Structure):
         ("at", ctypes.c_void_p * 10),
         ("size", ctypes.c_int64 * 8),
         ("number", ctypes.c_double),
+        ("begins_beside", ctypes.c_int64),
     ]
 
 
@@ -58,7 +59,7 @@ class Pool:
         return op
 
     def run(self, ops: ctypes.Array[Op]) -> None:
-        """Run ops one after the other, each by all threads; returns when the last is done. Frees the interpreter."""
+        """Run ops in their order, each by all threads; returns when the last is done. Frees the interpreter."""
         self._kernels.run_pool(self._handle, ops, len(ops))
 
     def call(
@@ -92,9 +93,17 @@ class Program:
         tensors: Sequence[torch.Tensor | None],
         sizes: Sequence[int],
         number: float = 0.0,
+        *,
+        begins_beside: bool = False,
     ) -> None:
-        """Append a call, as `Pool.op` describes it, and keep its tensors."""
-        self._ops.append(self._pool.op(name, dtype, count, tensors, sizes, number))
+        """Append a call, as `Pool.op` describes it, and keep its tensors.
+
+        Args:
+            begins_beside: it may run beside the call before: neither writes what the other reads or writes.
+        """
+        op = self._pool.op(name, dtype, count, tensors, sizes, number)
+        op.begins_beside = begins_beside
+        self._ops.append(op)
         self._kept.extend(tensor for tensor in (count, *tensors) if tensor is not None)
 
     def run(self) -> None:

@@ -5,8 +5,10 @@
 Random adapters of `--rank` are written into a temporary folder. Streams ask one after the other, each time for an
 adapter drawn anew: always the same one; one of all that are registered, by Zipf's law; one of as many as there are
 slots on the device, and of twice as many, all alike. The third beside the first tells what it costs that requests of
-one batch have different adapters, the second beside the third that not all fit. Prompts are new every time. Figures
-are medians over the rounds, beside each the median of its ratio to the round of the other case.
+one batch have different adapters, the second beside the third that not all fit. Prompts are new every time, and answers
+of different lengths, the same ones in every case: of one length, streams that began together would end together for
+ever, and their prompts be computed together, but for those that had to wait for an adapter. Figures are medians over
+the rounds, beside each the median of its ratio to the round of the other case.
 """
 
 from __future__ import annotations
@@ -68,11 +70,11 @@ class Streams:
         Raises:
             RuntimeError: the engine failed on a request.
         """
-        rng = random.Random(self.num_asked)
+        rng, lengths = random.Random(self.num_asked), self._lengths(num_requests)
         asked_by_id: dict[RequestId, _Asked] = {}
         started_s, num_done = time.perf_counter(), 0
         for _ in range(min(self.num_streams, num_requests)):
-            self._ask(draw(rng), asked_by_id)
+            self._ask(draw(rng), lengths, asked_by_id)
         while num_done < num_requests:
             emissions = self.engine.step()
             now_s = time.perf_counter()
@@ -84,20 +86,25 @@ class Streams:
                 if emission.finish_reason is not None:
                     num_done += 1
                     if len(asked_by_id) < num_requests:
-                        self._ask(draw(rng), asked_by_id)
+                        self._ask(draw(rng), lengths, asked_by_id)
             if not emissions:
                 time.sleep(IDLE_S)  # adapters arrive on other threads
         seconds = time.perf_counter() - started_s
         return Round(
-            tokens_per_s=num_requests * self.answer_tokens / seconds,
+            tokens_per_s=sum(lengths) / seconds,
             ttft_ms=[(one.first_s - one.started_s) * 1000 for one in asked_by_id.values() if one.first_s is not None],
         )
 
-    def _ask(self, adapter: AdapterDigest, asked_by_id: dict[RequestId, _Asked]) -> None:
+    def _lengths(self, num_requests: int) -> list[int]:
+        """Return tokens of each answer, from half of the mean to half as much again."""
+        rng, half = random.Random(num_requests), self.answer_tokens // 2
+        return [rng.randint(self.answer_tokens - half, self.answer_tokens + half) for _ in range(num_requests)]
+
+    def _ask(self, adapter: AdapterDigest, lengths: Sequence[int], asked_by_id: dict[RequestId, _Asked]) -> None:
         self.num_asked += 1
         request_id = RequestId(f"residency-{self.num_asked}")
         prompt = tuple(token_prompt(PROMPT_TOKENS, seed=request_id, ids=IDS))
-        params = SamplingParams(max_tokens=self.answer_tokens, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=lengths[len(asked_by_id)], temperature=0.0, ignore_eos=True)
         asked_by_id[request_id] = _Asked(started_s=time.perf_counter())
         self.engine.add(Request(request_id=request_id, prompt_ids=prompt, params=params, adapter=adapter))
 
@@ -161,7 +168,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the popularity")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--answer-tokens", type=int, default=64)
+    parser.add_argument("--answer-tokens", type=int, default=64, help="of a mean answer")
     parser.add_argument("--requests", type=int, default=256, help="of each case in each round")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)
@@ -174,7 +181,7 @@ def main() -> None:
         dtype=options.dtype,
         num_threads=options.threads,
         max_num_seqs=options.streams,
-        max_model_len=PROMPT_TOKENS + options.answer_tokens,
+        max_model_len=PROMPT_TOKENS + 2 * options.answer_tokens,
         max_device_adapters=options.slots,
         max_host_adapters=options.host,
     )

@@ -131,9 +131,9 @@ class NativeLora:
         self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
     ) -> None:
         """Record the products of neighbouring modules: one shrink, one expand."""
-        sizes = (entry_of(layer, modules[0]), len(modules), self._max_rank)
-        self._add("lora_shrink", self._count, (x, self._segments, self._shrunk), (x.shape[1], *sizes))
-        self._add("lora_expand", self._count, (self._shrunk, self._segments, y), (y.shape[1], *sizes, *splits))
+        sizes = (entry_of(layer, modules[0]), len(modules), self._max_rank, *splits)
+        self._shrink(self._count, x, self._segments, sizes)
+        self._add("lora_expand", self._count, (self._shrunk, self._segments, y), (y.shape[1], *sizes))
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
         """Record what adapters change in the embedding."""
@@ -156,9 +156,14 @@ class NativeLora:
         (depth, width), segments = (h.shape[1], logits.shape[1]), self._sample_segments
         own, entry = entry_of(WHOLE_MODEL, "own lm_head"), entry_of(WHOLE_MODEL, "lm_head")
         self._add("lora_logits", self._sample_count, (h, segments, logits), (width, own, 1, depth, width))
-        sizes = (entry, 1, self._max_rank)
-        self._add("lora_shrink", self._sample_count, (h, segments, self._shrunk), (depth, *sizes))
-        self._add("lora_logits", self._sample_count, (self._shrunk, segments, logits), (width, *sizes, width))
+        sizes = (entry, 1, self._max_rank, width)
+        self._shrink(self._sample_count, h, segments, sizes)
+        self._add("lora_logits", self._sample_count, (self._shrunk, segments, logits), (width, *sizes))
+
+    def _shrink(self, count: torch.Tensor, x: torch.Tensor, segments: torch.Tensor, sizes: Sequence[int]) -> None:
+        # Beside the base's own product of x, which has nothing to do with it.
+        tensors = (x, segments, self._shrunk)
+        self._program.add("lora_shrink", self._dtype, count, tensors, (x.shape[1], *sizes), begins_beside=True)
 
     def _add(self, name: str, count: torch.Tensor, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> None:
         self._program.add(name, self._dtype, count, tensors, sizes)

@@ -30,7 +30,7 @@ def test_each_segment_is_multiplied_by_its_own_pair_and_the_rest_is_untouched(se
 
 @settings(deadline=None, max_examples=40)
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4) | st.lists(st.integers(1, 2), min_size=8, max_size=12),
     ranks=st.lists(st.integers(0, 36), min_size=6, max_size=6),
     changes=st.lists(st.booleans(), min_size=5, max_size=5),
     widths=st.lists(st.integers(1, 300), min_size=1, max_size=3),

@@ -23,7 +23,7 @@ def test_each_segment_is_multiplied_by_its_own_matrix_at_its_own_rank() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4) | st.lists(st.integers(1, 2), min_size=8, max_size=12),
     ranks=st.lists(st.integers(0, 20), min_size=6, max_size=6),
     width=st.integers(1, 150),
     modules=st.integers(1, 3),
@@ -46,7 +46,9 @@ def test_the_kernel_is_the_reference(
         adapters.append((pairs, at, at + length))
         at += length + gap
     segments = Segments(adapters)
-    pool.call("lora_shrink", dtype, len(adapters), (x, segments.tensor, found), (width, 1, modules, max_rank))
+    pool.call(
+        "lora_shrink", dtype, len(adapters), (x, segments.tensor, found), (width, 1, modules, max_rank, *[4] * modules)
+    )
     for pairs, start, end in adapters:
         for module, pair in enumerate(pairs[1:]):
             if pair is not None:

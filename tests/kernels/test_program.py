@@ -49,6 +49,26 @@ def test_a_program_reads_counts_and_numbers_as_they_are_now(pool: Pool) -> None:
     assert out.eq(0).all()
 
 
+def test_what_follows_waits_for_all_that_began_beside_each_other(pool: Pool) -> None:
+    count, none, width, orders = torch.tensor([101]), torch.tensor([0]), 3, [torch.randperm(101) for _ in range(3)]
+    x, left, right, out, other = torch.randn(101, width), *(torch.zeros(101, width) for _ in range(4))
+    program = Program(pool)
+    for _ in range(50):
+        program.add("take_rows", torch.float32, count, (x, orders[0], left), (width,))
+        program.add("take_rows", torch.float32, count, (x, orders[1], right), (width,), begins_beside=True)
+        program.add("take_rows", torch.float32, none, (x, orders[1], out), (width,))
+        program.add("take_rows", torch.float32, count, (left, orders[2], out), (width,))
+        program.add("take_rows", torch.float32, count, (right, orders[2], other), (width,), begins_beside=True)
+        program.add("take_rows", torch.float32, count, (out, orders[0], x), (width,))
+    expected, last = x.clone(), x
+    program.run()
+    for _ in range(50):
+        last = expected[orders[1]][orders[2]]
+        expected = expected[orders[0]][orders[2]][orders[0]]
+    assert torch.equal(x, expected)
+    assert torch.equal(other, last)
+
+
 def test_programs_of_any_length_share_a_pool(pool: Pool) -> None:
     for length in (1, 300, 2):
         program, expected, steps = chain(pool, length, rows=30, width=1)
