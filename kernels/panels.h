@@ -84,49 +84,52 @@ static inline const Factor<T> *factors_of(int64_t rows, const T *a, int64_t &a_s
     }
 }
 
-// c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][depth] * panels
-template <typename T, int64_t ROWS, int64_t PANELS>
-static inline void multiply_tile(const Factor<T> *a, int64_t a_stride, const T *panels, int64_t panel_stride,
-                                 int64_t depth, bool add, float *c, int64_t c_stride) {
-    constexpr int64_t step = Depth<T>::step, parts = PANELS * PANEL_LANES;
-    Lanes sums[ROWS][parts] = {};
-    if (add)
-        for (int64_t r = 0; r < ROWS; r++)
-            for (int64_t p = 0; p < parts; p++)
-                sums[r][p] = load_lanes(c + r * c_stride + p * LANES);
-    for (int64_t k = 0; k < depth; k += step)
-        for (int64_t turn = 0; turn < TURNS<T>; turn++) {
-            decltype(load_panel(panels, turn)) columns[parts];
-            for (int64_t p = 0; p < parts; p++) {
-                const int64_t at = p / PANEL_LANES * panel_stride + p % PANEL_LANES * LANES * step;
-                columns[p] = load_panel(panels + at + k * COLUMNS, turn);
-            }
-            for (int64_t r = 0; r < ROWS; r++)
-                for (int64_t p = 0; p < parts; p++)
-                    multiply_add(sums[r][p], a + r * a_stride + k + turn, columns[p]);
-        }
-    for (int64_t r = 0; r < ROWS; r++)
-        for (int64_t p = 0; p < parts; p++)
-            store_lanes(sums[r][p], c + r * c_stride + p * LANES);
-}
-
-template <typename T, int64_t PANELS, int64_t ROWS = MAX_TILE_ROWS<T>>
-static inline void multiply_rows(int64_t rows, const Factor<T> *a, int64_t a_stride, const T *panels,
-                                 int64_t panel_stride, int64_t depth, bool add, float *c, int64_t c_stride) {
-    if constexpr (ROWS > 0) {
-        if (rows >= ROWS)
-            multiply_tile<T, ROWS, PANELS>(a, a_stride, panels, panel_stride, depth, add, c, c_stride);
-        else
-            multiply_rows<T, PANELS, ROWS - 1>(rows, a, a_stride, panels, panel_stride, depth, add, c, c_stride);
-    }
-}
-
 // Panels side by side whose depth is cut into segments that lie anywhere: the blocks of a cache. Weights are one segment.
 template <typename T> struct Panels {
     const T *const *segments;
     int64_t num_segments, depth; // the depth of one segment, a multiple of the panels' step
     int64_t stride;              // from a panel of a segment to the next
 };
+
+// c[ROWS][PANELS * 16] = (c, or 0) + a[ROWS][all depth] * panels from the first on
+template <typename T, int64_t ROWS, int64_t PANELS>
+static inline void multiply_tile(const Factor<T> *a, int64_t a_stride, const Panels<T> &panels, int64_t first_panel,
+                                 bool add, float *c, int64_t c_stride) {
+    constexpr int64_t step = Depth<T>::step, parts = PANELS * PANEL_LANES;
+    Lanes sums[ROWS][parts] = {};
+    if (add)
+        for (int64_t r = 0; r < ROWS; r++)
+            for (int64_t p = 0; p < parts; p++)
+                sums[r][p] = load_lanes(c + r * c_stride + p * LANES);
+    for (int64_t segment = 0; segment < panels.num_segments; segment++, a += panels.depth) {
+        const T *panel = panels.segments[segment] + first_panel * panels.stride;
+        for (int64_t k = 0; k < panels.depth; k += step)
+            for (int64_t turn = 0; turn < TURNS<T>; turn++) {
+                decltype(load_panel(panel, turn)) columns[parts];
+                for (int64_t p = 0; p < parts; p++) {
+                    const int64_t at = p / PANEL_LANES * panels.stride + p % PANEL_LANES * LANES * step;
+                    columns[p] = load_panel(panel + at + k * COLUMNS, turn);
+                }
+                for (int64_t r = 0; r < ROWS; r++)
+                    for (int64_t p = 0; p < parts; p++)
+                        multiply_add(sums[r][p], a + r * a_stride + k + turn, columns[p]);
+            }
+    }
+    for (int64_t r = 0; r < ROWS; r++)
+        for (int64_t p = 0; p < parts; p++)
+            store_lanes(sums[r][p], c + r * c_stride + p * LANES);
+}
+
+template <typename T, int64_t PANELS, int64_t ROWS = MAX_TILE_ROWS<T>>
+static inline void multiply_rows(int64_t rows, const Factor<T> *a, int64_t a_stride, const Panels<T> &panels,
+                                 int64_t first_panel, bool add, float *c, int64_t c_stride) {
+    if constexpr (ROWS > 0) {
+        if (rows >= ROWS)
+            multiply_tile<T, ROWS, PANELS>(a, a_stride, panels, first_panel, add, c, c_stride);
+        else
+            multiply_rows<T, PANELS, ROWS - 1>(rows, a, a_stride, panels, first_panel, add, c, c_stride);
+    }
+}
 
 #if defined(__AMX_BF16__)
 struct alignas(64) TileShapes {
@@ -256,17 +259,7 @@ static inline void multiply(int64_t rows, const T *a, int64_t a_stride, const Pa
         return;
     const Factor<T> *factors = factors_of(rows, a, a_stride, panels.num_segments * panels.depth);
     for (; p < num_panels; p += TILE_PANELS)
-        for (int64_t segment = 0; segment < panels.num_segments; segment++)
-            for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS<T>) {
-                const bool add = ADD || segment > 0;
-                const Factor<T> *a_at = factors + r * a_stride + segment * panels.depth;
-                const T *panel = panels.segments[segment] + p * panels.stride;
-                float *c_at = c + r * c_stride + p * COLUMNS;
-                if (p + TILE_PANELS <= num_panels)
-                    multiply_rows<T, TILE_PANELS>(rows - r, a_at, a_stride, panel, panels.stride, panels.depth, add,
-                                                  c_at, c_stride);
-                else
-                    multiply_rows<T, 1>(rows - r, a_at, a_stride, panel, panels.stride, panels.depth, add, c_at,
-                                        c_stride);
-            }
+        for (int64_t r = 0; r < rows; r += MAX_TILE_ROWS<T>)
+            (p + TILE_PANELS <= num_panels ? multiply_rows<T, TILE_PANELS> : multiply_rows<T, 1>)(
+                rows - r, factors + r * a_stride, a_stride, panels, p, ADD, c + r * c_stride + p * COLUMNS, c_stride);
 }
