@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -25,11 +25,14 @@ from engine.loading.names import parameters
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from loadtest.engine_alone import EngineAlone, Generated
 from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD
+from loadtest.gpu.parts import Attempt
 from loadtest.gpu.timing import Ceilings
 from loadtest.workloads import TokenRange, token_prompt
 
 RANK = 16
 ANSWER_TOKENS = 65
+WARM_UP_CONTEXT = 1024
+"""Of decodes: what is compiled and allocated does not depend on it, and long prompts take as long as all the rest."""
 ADAPTER_BYTES = 8 << 30
 """What adapters may take of the device: 64 of rank 16 for 8 billion weights are 5.4 GB."""
 Build = Callable[[EngineConfig, Sequence[AdapterRef], Any], Engine]
@@ -151,7 +154,14 @@ def groups() -> dict[str, list[Work]]:
     return found
 
 
-def measure(works: Sequence[Work], ceilings: Ceilings, build: Build = build_engine, **changes: Any) -> Iterator[Result]:
+def measure(
+    works: Sequence[Work],
+    ceilings: Ceilings,
+    build: Build = build_engine,
+    *,
+    attempt: Attempt = nullcontext,
+    **changes: Any,
+) -> Iterator[Result]:
     """Run rows with the same options on one engine, and yield each as it is done; `changes` are of its settings."""
     model = works[0].model
     with TemporaryDirectory() as folder:
@@ -173,7 +183,8 @@ def measure(works: Sequence[Work], ceilings: Ceilings, build: Build = build_engi
         alone = EngineAlone(config, build(config, refs, random_weights))
         try:
             for work in works:
-                yield _run(alone, work, spec, refs, ceilings)
+                with attempt(work.title):
+                    yield _run(alone, work, spec, refs, ceilings)
         finally:
             alone.close()
 
@@ -205,13 +216,14 @@ def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[Adapt
     adapters = [refs[row % work.num_adapters].digest if work.num_adapters else None for row in range(work.batch)]
     ids = TokenRange(start=min(300, spec.vocab_size // 2), end=spec.vocab_size)
 
-    def once(seed: str) -> Generated:
-        prompts = [token_prompt(work.context, seed=f"{seed}/{row}", ids=ids) for row in range(work.batch)]
+    def once(seed: str, context: int) -> Generated:
+        # Other rows' prompts would begin alike, and be found in the cache.
+        prompts = [token_prompt(context, seed=f"{seed}/{work.title}/{row}", ids=ids) for row in range(work.batch)]
         return alone.generate(prompts, [work.answer_tokens] * work.batch, adapters)
 
-    once("warm-up")
+    once("warm-up", work.context if is_prefill else min(work.context, WARM_UP_CONTEXT))
     with compilations() as compiled:
-        found = once("measured")
+        found = once("measured", work.context)
     split = found.prefill_split if is_prefill else found.full_split
     step_s = found.prefill_s if is_prefill else split.wall_ms / 1000
     floor_s = (
