@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -43,7 +43,8 @@ class Work:
     """One row of the table.
 
     Attributes:
-        target: what `of_floor` (or, for adapters, 1 minus what they cost) should be at least; None where there is none.
+        target: what `of_floor` should be at least; None where there is none. With adapters the floor is what the same
+            row took without.
         num_adapters: the requests are spread over so many; 0 for none.
         quantization, kv_cache_dtype: of the engine that runs it.
     """
@@ -101,9 +102,9 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
         Work(model="llama-3.1-8b", batch=1, context=1024, target=0.90),
         Work(model="llama-3.1-8b", batch=64, context=1024, target=0.80),
         Work(model="llama-3.1-8b", batch=32, context=8192, target=0.80),
-        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=1),
-        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8),
-        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=64),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=1, target=1 / 1.06),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8, target=1 / 1.08),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=64, target=1 / 1.12),
         Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="int8"),
         Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="fp8"),
         Work(model="llama-3.1-8b", batch=32, context=8192, kv_cache_dtype="fp8"),
@@ -181,10 +182,15 @@ def measure(
             **dict[str, Any](device="cuda", dtype="bfloat16", max_batched_tokens=8192) | works[0].options | changes,
         )
         alone = EngineAlone(config, build(config, refs, random_weights))
+        plain: dict[tuple[int, int, int], Result] = {}
         try:
             for work in works:
                 with attempt(work.title):
-                    yield _run(alone, work, spec, refs, ceilings)
+                    found = _run(alone, work, spec, refs, ceilings)
+                    key = work.batch, work.context, work.answer_tokens
+                    if not work.num_adapters:
+                        plain[key] = found
+                    yield _against(plain.get(key), found) if work.num_adapters else found
         finally:
             alone.close()
 
@@ -241,6 +247,13 @@ def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[Adapt
         num_compiled=len(compiled),
         ms_by_part=split.ms_by_part,
     )
+
+
+def _against(plain: Result | None, found: Result) -> Result:
+    """Hold a row with adapters against the same without; there is no telling where that has failed."""
+    if plain is None:
+        return replace(found, target=None)
+    return replace(found, floor_ms=plain.step_ms, of_floor=plain.step_ms / found.step_ms)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -79,7 +79,7 @@ def benches(
         _token_choices(device, rows=some, vocab=VOCAB // scale),
     ]
     for family in families:
-        with attempt(f"inputs of {family.__name__}"):
+        with attempt("inputs"):
             yield from family
 
 
@@ -99,7 +99,7 @@ def measure(
             )
 
 
-def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> Generator[Bench]:
+def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> Iterator[Bench]:
     x, delta = (random_numbers(tokens, geometry.hidden, device=device) for _ in range(2))
     weight = random_numbers(geometry.hidden, device=device)
     yield Bench(
@@ -166,7 +166,7 @@ def _decode_attention(
     context: int,
     held: torch.dtype | None = None,
     longest: int = 0,
-) -> Generator[Bench]:
+) -> Iterator[Bench]:
     attend, num_bytes = attention_inputs(geometry, device, rows=rows, context=context, held=held, longest=longest)
     name = f"decode attention, {rows} rows of {context}" + (f", one of them of {longest}" if longest else "")
     yield Bench(
@@ -177,7 +177,7 @@ def _decode_attention(
     )
 
 
-def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held: torch.dtype) -> Generator[Bench]:
+def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held: torch.dtype) -> Iterator[Bench]:
     x = random_numbers(tokens, geometry.inner, device=device)
     yield Bench(
         name=f"row quantization, {tokens} tokens to {held}",
@@ -186,7 +186,7 @@ def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held
     )
 
 
-def _torch_decode_attention(geometry: Geometry, device: torch.device, *, rows: int, context: int) -> Generator[Bench]:
+def _torch_decode_attention(geometry: Geometry, device: torch.device, *, rows: int, context: int) -> Iterator[Bench]:
     """What torch has for it, over keys and values that lie one after the other."""
     q = random_numbers(rows, geometry.heads, 1, geometry.head_dim, device=device)
     k, v = random_numbers(2, rows, geometry.kv_heads, context, geometry.head_dim, device=device)
@@ -198,7 +198,7 @@ def _torch_decode_attention(geometry: Geometry, device: torch.device, *, rows: i
     )
 
 
-def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int) -> Generator[Bench]:
+def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int) -> Iterator[Bench]:
     cache = _cache(geometry, tokens, device)
     tables = torch.randperm(-(-tokens // BLOCK_TOKENS), device=device).unsqueeze(0)
     table = torch.tensor([[0, 0, tokens, 0]], device=device)
@@ -221,7 +221,7 @@ def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int)
     )
 
 
-def _products(geometry: Geometry, device: torch.device, *, rows: int) -> Generator[Bench]:
+def _products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterator[Bench]:
     """Each shape of a layer's products by our kernel and by the library, then with weights of 4 bits."""
     hidden, inner = geometry.hidden, geometry.inner
     for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):
@@ -249,7 +249,7 @@ def _products(geometry: Geometry, device: torch.device, *, rows: int) -> Generat
             )
 
 
-def _library_products(geometry: Geometry, device: torch.device, *, rows: int) -> Generator[Bench]:
+def _library_products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterator[Bench]:
     """What prompts wait for: the library's products of the widest shape, with weights of 16 bits and of 8.
 
     Those of 8 bits are added up in float32, as the engine has them, or in fewer bits, which is faster.
@@ -279,7 +279,7 @@ def _library_products(geometry: Geometry, device: torch.device, *, rows: int) ->
         )
 
 
-def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: int) -> Generator[Bench]:
+def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: int) -> Iterator[Bench]:
     q_size, kv_size = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
     splits = (q_size, kv_size, kv_size)
     x, y = random_numbers(tokens, geometry.hidden, device=device), random_numbers(tokens, sum(splits), device=device)
@@ -307,7 +307,7 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
     )
 
 
-def _token_choices(device: torch.device, *, rows: int, vocab: int) -> Generator[Bench]:
+def _token_choices(device: torch.device, *, rows: int, vocab: int) -> Iterator[Bench]:
     logits = torch.randn(rows, vocab, device=device)
     seeds = torch.arange(2 * rows, device=device).view(rows, 2)
     for name, top_k, top_p in (("", 0, 1.0), (", top-p 0.9", 0, 0.9), (", top-k 40 and top-p 0.9", 40, 0.9)):

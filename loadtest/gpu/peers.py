@@ -83,4 +83,4 @@ def _batched_ms(decoder: Any, prompts: list[list[int]]) -> float:
         raise RuntimeError(f"not all were answered: {next((a.error for a in answers if a.error), 'no reason given')}")
     last = max(times_s, key=lambda times: times[0])
     full_s = [at_s for at_s in last if at_s <= min(times[-1] for times in times_s)]
-    return (full_s[-1] - full_s[0]) / (len(full_s) - 1) * 1000
+    return float(full_s[-1] - full_s[0]) / (len(full_s) - 1) * 1000
