@@ -45,9 +45,10 @@ def gpu_parts(
     try:
         return _build(config, checked, spec, hardware, runtime, weights)
     except torch.OutOfMemoryError as error:
+        cache = "" if config.kv_cache_bytes is None else f"kv_cache_bytes ({config.kv_cache_bytes}), "
         raise ConfigError(
             f"the GPU's memory does not do for {config.model_path}: raise gpu_memory_fraction "
-            f"({config.gpu_memory_fraction:g}), or lower max_batched_tokens ({config.max_batched_tokens}), "
+            f"({config.gpu_memory_fraction:g}), or lower {cache}max_batched_tokens ({config.max_batched_tokens}), "
             f"max_num_seqs ({config.max_num_seqs}) or max_model_len ({checked.max_model_len})."
         ) from error
 
@@ -90,7 +91,13 @@ def _build(
     sizes = recorded_sizes(resolved.max_num_seqs)
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
     model = GpuModel(decoder, backend, inputs)
-    model.record(cache, sizes, runtime)
+    taken_bytes = model.record(cache, sizes, runtime)
+    if taken_bytes > RESERVED_BYTES:
+        _logger.warning(
+            "recorded steps take %.2f GiB where %.2f were left for them: gpu_memory_fraction is passed by the rest",
+            taken_bytes / 2**30,
+            RESERVED_BYTES / 2**30,
+        )
     return Parts(
         config=resolved,
         buffers=inputs,

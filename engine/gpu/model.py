@@ -42,9 +42,13 @@ class GpuModel:
         self._recorded: dict[tuple[int, Reach], tuple[Callable[[], None], torch.Tensor]] = {}
 
     @torch.inference_mode()
-    def record(self, cache: KvCache, sizes: Sequence[int], runtime: GpuRuntime) -> None:
-        """Record a decode step of each size, for each reach of adapters; the largest first, whose memory all share."""
-        started_s = time.monotonic()
+    def record(self, cache: KvCache, sizes: Sequence[int], runtime: GpuRuntime) -> int:
+        """Record a decode step of each size, for each reach of adapters; the largest first, whose memory all share.
+
+        Returns:
+            The bytes that this takes of the device's memory.
+        """
+        started_s, taken_before = time.monotonic(), runtime.taken_bytes()
         for number, size in enumerate(sorted(sizes, reverse=True), start=1):
             for reach in Reach:
                 batch = self._inputs.padding(size)
@@ -54,7 +58,9 @@ class GpuModel:
                 )
             _logger.info("recorded decode steps of %d rows (%d of %d)", size, number, len(sizes))
         self._backend.adapters.expect(0)
-        _logger.info("recorded %d steps in %.1f s", len(self._recorded), time.monotonic() - started_s)
+        taken, took_s = runtime.taken_bytes() - taken_before, time.monotonic() - started_s
+        _logger.info("recorded %d steps in %.1f s; they take %.2f GiB", len(self._recorded), took_s, taken / 2**30)
+        return taken
 
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
         """Replay or launch; a step that has hidden states to tell has a row that draws nothing, and is launched."""

@@ -47,6 +47,10 @@ class GpuRuntime(Protocol):
         """Return the most memory that this process held while `run` ran."""
         ...
 
+    def taken_bytes(self) -> int:
+        """Return how much of the device's memory is taken, by whomever and for whatever."""
+        ...
+
     def compile_ahead(self, run: Callable[[], object], num_processes: int) -> None:
         """Compile the kernels that `run` launches, many side by side; `run` computes nothing meanwhile."""
         ...
@@ -96,6 +100,8 @@ class CudaRuntime:
         # What other threads do with the device meanwhile, page-locking memory say, does not spoil the capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
+        # What a first replay takes of memory and time is taken here.
+        graph.replay()
         return graph.replay, out
 
     def seconds(self, run: Callable[[], torch.Tensor]) -> float:
@@ -120,6 +126,13 @@ class CudaRuntime:
         run()
         torch.cuda.synchronize(self.device)
         return torch.cuda.max_memory_reserved(self.device)
+
+    def taken_bytes(self) -> int:
+        """Ask the driver, when torch has given back what it only keeps."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
+        return total_bytes - free_bytes
 
     def compile_ahead(self, run: Callable[[], object], num_processes: int) -> None:
         """Note what is launched instead of launching it, and have other processes fill Triton's cache."""

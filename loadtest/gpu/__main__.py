@@ -14,7 +14,8 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.util import find_spec
@@ -33,8 +34,10 @@ DEVICE = torch.device("cuda")
 BUDGET_S = 480
 TOKEN_TESTS = ("tests/parity/test_triton_kernels.py",)
 KERNEL_TESTS = ("tests/kernels/gpu", "tests/engine/gpu")
-PYTEST_OPTIONS = ("-q", "-p", "no:cacheprovider", "--maxfail=20", "--durations=5")
-
+PYTEST_OPTIONS = ("-v", "-p", "no:cacheprovider", "--maxfail=20", "--durations=5")
+TAIL_CHARACTERS = 8000
+SWEEPS_AT_ONCE = 4
+"""Are compiled before they are timed: all together would take a minute until the first is."""
 
 USUAL_MODELS = ("llama-3.1-8b", "qwen3-0.6b")
 
@@ -45,12 +48,12 @@ def parts() -> list[Part]:
 
     def engine_part(name: str) -> Part:
         works = works_by_name[name]
-        limit_s = 120 if any(work.num_adapters for work in works) else 75
+        limit_s = 150 if any(work.num_adapters for work in works) else 90
         return Part(name=name, limit_s=limit_s, run=partial(measure_engine, works=works))
 
     def overlapped_part(name: str) -> Part:
         works = [work for work in works_by_name[name] if not work.num_adapters][:3]
-        return Part(name=f"{name}-overlapped", limit_s=60, run=partial(measure_overlapped, works=works))
+        return Part(name=f"{name}-overlapped", limit_s=90, run=partial(measure_overlapped, works=works))
 
     return [
         Part(name="facts", limit_s=60, run=tell_facts),
@@ -84,18 +87,33 @@ def run_tests(notes: Notes, paths: Sequence[str], num_processes: int) -> None:
     command = [sys.executable, "-m", "pytest", *PYTEST_OPTIONS, *paths]
     if find_spec("xdist") is not None:
         command += ["-n", str(num_processes), "--dist", "worksteal"]
-    run = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    notes.tell("tail", run.stdout[-4000:])
-    print(run.stdout[-4000:], flush=True)
+    tail = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        # Line by line: what is stopped at its limit has told how far it came.
+        for line in run.stdout:
+            print(line, end="", flush=True)
+            tail = (tail + line)[-TAIL_CHARACTERS:]
+            notes.tell("tail", tail)
     if run.returncode:
         raise SystemExit(1)
 
 
+def compile_all(runs: Iterable[Callable[[], object]]) -> None:
+    """Compile what all of them launch; one that fails will again where it is timed, and is noted there."""
+
+    def quietly(run: Callable[[], object]) -> None:
+        with suppress(Exception):
+            run()
+
+    compile_ahead([partial(quietly, run) for run in runs], os.cpu_count() or 1)
+
+
 def measure_kernels(notes: Notes) -> None:
     """Time every kernel in the shapes of one layer of Llama-3.1-8B."""
-    benches = list(kernels.benches(GEOMETRIES[0], DEVICE))
-    compile_ahead([bench.run for bench in benches], os.cpu_count() or 1)
-    for figure in kernels.measure(benches, measure_ceilings(), GpuTimer()):
+    benches = list(kernels.benches(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
+    compile_all(bench.run for bench in benches)
+    for figure in kernels.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt):
         notes.add("figures", asdict(figure))
         print(summary.kernel_line(asdict(figure)), flush=True)
 
@@ -103,7 +121,7 @@ def measure_kernels(notes: Notes) -> None:
 def measure_engine(notes: Notes, works: Sequence[engine.Work], suffix: str = "") -> None:
     """Run the engine's rows that have the same options; `suffix` tells them from others."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
-    for result in engine.measure(works, measure_ceilings()):
+    for result in engine.measure(works, measure_ceilings(), attempt=notes.attempt):
         found = asdict(result) | {"title": result.title + suffix, "verdict": result.verdict}
         notes.add("results", found)
         print(summary.engine_line(found), flush=True)
@@ -117,13 +135,16 @@ def measure_overlapped(notes: Notes, works: Sequence[engine.Work]) -> None:
 
 def measure_sweeps(notes: Notes) -> None:
     """Try other cuts of the kernels that decoding waits for."""
-    found = list(sweep.sweeps(GEOMETRIES[0], DEVICE))
-    compile_ahead([run for one in found for run in one.runs], os.cpu_count() or 1)
+    found = list(sweep.sweeps(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
     ceilings, timer = measure_ceilings(), GpuTimer()
-    for one in found:
-        best = sweep.measure(one, ceilings, timer)
-        notes.add("sweeps", asdict(best))
-        print(summary.sweep_line(asdict(best)), flush=True)
+    for at in range(0, len(found), SWEEPS_AT_ONCE):
+        some = found[at : at + SWEEPS_AT_ONCE]
+        compile_all(run for one in some for run in one.runs)
+        for one in some:
+            with notes.attempt(one.name):
+                best = sweep.measure(one, ceilings, timer)
+                notes.add("sweeps", asdict(best))
+                print(summary.sweep_line(asdict(best)), flush=True)
 
 
 def measure_peers(notes: Notes) -> None:
@@ -133,7 +154,7 @@ def measure_peers(notes: Notes) -> None:
         notes.add("figures", asdict(figure))
         print(f"{figure.name}: {figure.step_ms:.2f} ms", flush=True)
 
-    peers.decode_ms("llama-3.1-8b", 1, 1024, tell)
+    peers.decode_ms("llama-3.1-8b", 1024, tell, notes.attempt)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -150,8 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         raise SystemExit("loadtest.gpu: there is no GPU here")
     if options.part:
-        by_name[options.part[0]].run(Notes(Path(options.part[1])))
-        return 0
+        notes = Notes(Path(options.part[1]))
+        by_name[options.part[0]].run(notes)
+        return int(notes.has_failures)
     names = options.only.split(",") if options.only else list(by_name)
     chosen = [by_name[name] for name in names]
     found = run_parts(chosen, options.out, options.seconds, this_command("loadtest.gpu"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,11 +25,14 @@ from engine.loading.names import parameters
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from loadtest.engine_alone import EngineAlone, Generated
 from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD
+from loadtest.gpu.parts import Attempt
 from loadtest.gpu.timing import Ceilings
 from loadtest.workloads import TokenRange, token_prompt
 
 RANK = 16
 ANSWER_TOKENS = 65
+WARM_UP_CONTEXT = 1024
+"""Of decodes: what is compiled and allocated does not depend on it, and long prompts take as long as all the rest."""
 ADAPTER_BYTES = 8 << 30
 """What adapters may take of the device: 64 of rank 16 for 8 billion weights are 5.4 GB."""
 Build = Callable[[EngineConfig, Sequence[AdapterRef], Any], Engine]
@@ -40,7 +43,8 @@ class Work:
     """One row of the table.
 
     Attributes:
-        target: what `of_floor` (or, for adapters, 1 minus what they cost) should be at least; None where there is none.
+        target: what `of_floor` should be at least; None where there is none. With adapters the floor is what the same
+            row took without.
         num_adapters: the requests are spread over so many; 0 for none.
         quantization, kv_cache_dtype: of the engine that runs it.
     """
@@ -98,9 +102,9 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
         Work(model="llama-3.1-8b", batch=1, context=1024, target=0.90),
         Work(model="llama-3.1-8b", batch=64, context=1024, target=0.80),
         Work(model="llama-3.1-8b", batch=32, context=8192, target=0.80),
-        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=1),
-        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8),
-        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=64),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=1, target=1 / 1.06),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8, target=1 / 1.08),
+        Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=64, target=1 / 1.12),
         Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="int8"),
         Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="fp8"),
         Work(model="llama-3.1-8b", batch=32, context=8192, kv_cache_dtype="fp8"),
@@ -151,7 +155,14 @@ def groups() -> dict[str, list[Work]]:
     return found
 
 
-def measure(works: Sequence[Work], ceilings: Ceilings, build: Build = build_engine, **changes: Any) -> Iterator[Result]:
+def measure(
+    works: Sequence[Work],
+    ceilings: Ceilings,
+    build: Build = build_engine,
+    *,
+    attempt: Attempt = nullcontext,
+    **changes: Any,
+) -> Iterator[Result]:
     """Run rows with the same options on one engine, and yield each as it is done; `changes` are of its settings."""
     model = works[0].model
     with TemporaryDirectory() as folder:
@@ -171,9 +182,15 @@ def measure(works: Sequence[Work], ceilings: Ceilings, build: Build = build_engi
             **dict[str, Any](device="cuda", dtype="bfloat16", max_batched_tokens=8192) | works[0].options | changes,
         )
         alone = EngineAlone(config, build(config, refs, random_weights))
+        plain: dict[tuple[int, int, int], Result] = {}
         try:
             for work in works:
-                yield _run(alone, work, spec, refs, ceilings)
+                with attempt(work.title):
+                    found = _run(alone, work, spec, refs, ceilings)
+                    key = work.batch, work.context, work.answer_tokens
+                    if not work.num_adapters:
+                        plain[key] = found
+                    yield _against(plain.get(key), found) if work.num_adapters else found
         finally:
             alone.close()
 
@@ -205,13 +222,14 @@ def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[Adapt
     adapters = [refs[row % work.num_adapters].digest if work.num_adapters else None for row in range(work.batch)]
     ids = TokenRange(start=min(300, spec.vocab_size // 2), end=spec.vocab_size)
 
-    def once(seed: str) -> Generated:
-        prompts = [token_prompt(work.context, seed=f"{seed}/{row}", ids=ids) for row in range(work.batch)]
+    def once(seed: str, context: int) -> Generated:
+        # Other rows' prompts would begin alike, and be found in the cache.
+        prompts = [token_prompt(context, seed=f"{seed}/{work.title}/{row}", ids=ids) for row in range(work.batch)]
         return alone.generate(prompts, [work.answer_tokens] * work.batch, adapters)
 
-    once("warm-up")
+    once("warm-up", work.context if is_prefill else min(work.context, WARM_UP_CONTEXT))
     with compilations() as compiled:
-        found = once("measured")
+        found = once("measured", work.context)
     split = found.prefill_split if is_prefill else found.full_split
     step_s = found.prefill_s if is_prefill else split.wall_ms / 1000
     floor_s = (
@@ -229,6 +247,13 @@ def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[Adapt
         num_compiled=len(compiled),
         ms_by_part=split.ms_by_part,
     )
+
+
+def _against(plain: Result | None, found: Result) -> Result:
+    """Hold a row with adapters against the same without; there is no telling where that has failed."""
+    if plain is None:
+        return replace(found, target=None)
+    return replace(found, floor_ms=plain.step_ms, of_floor=plain.step_ms / found.step_ms)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +23,7 @@ from kernels.streamed_linear.launch import counters, from_int4, streamed_linear
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from kernels.streamed_linear.reference import to_int4
 from kernels.token_choice.launch import choose_tokens
+from loadtest.gpu.parts import Attempt
 from loadtest.gpu.timing import Ceilings, Timer
 
 RANK = 16
@@ -56,48 +58,45 @@ class Figure:
     of_ceiling: float
 
 
-def benches(geometry: Geometry, device: torch.device, *, scale: int = 1) -> Iterator[Bench]:
+def benches(
+    geometry: Geometry, device: torch.device, *, scale: int = 1, attempt: Attempt = nullcontext
+) -> Iterator[Bench]:
     """Yield the kernels of one layer on fresh inputs; `scale` divides batch and context for a trial without a GPU."""
-    yield from _elementwise(geometry, device, tokens=8192 // scale)
-    for rows, context in ((64, 4096), (1, 8192), (32, 8192)):
-        yield _decode_attention(geometry, device, rows=max(1, rows // scale), context=context // scale)
-    for held in (torch.int8, fp8_dtype()):
-        if held is not None:
-            rows, context = max(1, 32 // scale), 8192 // scale
-            yield _decode_attention(geometry, device, rows=rows, context=context, held=held)
-            yield _quantization(geometry, device, tokens=max(1, 64 // scale), held=held)
-    yield _decode_attention(geometry, device, rows=max(2, 64 // scale), context=512 // scale, longest=32_768 // scale)
-    yield from _prefill_attention(geometry, device, tokens=8192 // scale)
-    yield from _torch_decode_attention(geometry, device, rows=max(1, 32 // scale), context=8192 // scale)
-    for rows in sorted({max(1, rows // scale) for rows in (1, 16, 64)}):
-        yield from _products(geometry, device, rows=rows)
-    for rows in (64, 8192):
-        yield from _library_products(geometry, device, rows=max(1, rows // scale))
-    for adapters in (1, 8, 64):
-        yield _lora(geometry, device, tokens=max(2, 64 // scale), adapters=max(1, adapters // scale))
-    rows = max(1, 64 // scale)
-    logits = torch.randn(rows, VOCAB // scale, device=device)
-    seeds = torch.arange(2 * rows, device=device).view(rows, 2)
-    for name, top_k, top_p in (("", 0, 1.0), (", top-p 0.9", 0, 0.9), (", top-k 40 and top-p 0.9", 40, 0.9)):
-        knobs = torch.tensor([[1.0, -torch.inf, top_k, top_p]], dtype=torch.float64, device=device).repeat(rows, 1)
-        yield Bench(
-            name=f"token choice, {rows} rows of {logits.shape[1]}{name}",
-            run=lambda knobs=knobs: choose_tokens(logits, knobs, seeds),  # type: ignore[misc]
-            num_bytes=logits.nbytes,
-        )
+    decoding = partial(_decode_attention, geometry, device)
+    held_types = [held for held in (torch.int8, fp8_dtype()) if held is not None]
+    few, some, many = max(1, 32 // scale), max(1, 64 // scale), 8192 // scale
+    families = [
+        _elementwise(geometry, device, tokens=many),
+        *(decoding(rows=max(1, rows // scale), context=n // scale) for rows, n in ((64, 4096), (1, 8192), (32, 8192))),
+        *(decoding(rows=few, context=many, held=held) for held in held_types),
+        *(_quantization(geometry, device, tokens=some, held=held) for held in held_types),
+        decoding(rows=max(2, some), context=512 // scale, longest=32_768 // scale),
+        _prefill_attention(geometry, device, tokens=many),
+        _torch_decode_attention(geometry, device, rows=few, context=many),
+        *(_products(geometry, device, rows=rows) for rows in sorted({max(1, rows // scale) for rows in (1, 16, 64)})),
+        *(_library_products(geometry, device, rows=max(1, rows // scale)) for rows in (64, 8192)),
+        *(_lora(geometry, device, tokens=max(2, some), adapters=max(1, adapters // scale)) for adapters in (1, 8, 64)),
+        _token_choices(device, rows=some, vocab=VOCAB // scale),
+    ]
+    for family in families:
+        with attempt("inputs"):
+            yield from family
 
 
-def measure(found: Iterable[Bench], ceilings: Ceilings, timer: Timer) -> Iterator[Figure]:
+def measure(
+    found: Iterable[Bench], ceilings: Ceilings, timer: Timer, attempt: Attempt = nullcontext
+) -> Iterator[Figure]:
     """Time each and yield it as it is done."""
     for bench in found:
-        seconds = timer.seconds(bench.run)
-        yield Figure(
-            name=bench.name,
-            us=seconds * 1e6,
-            gb_per_s=bench.num_bytes / seconds / 1e9,
-            tflop_per_s=bench.num_flop / seconds / 1e12,
-            of_ceiling=ceilings.floor_s(bench.num_bytes, bench.num_flop) / seconds,
-        )
+        with attempt(bench.name):
+            seconds = timer.seconds(bench.run)
+            yield Figure(
+                name=bench.name,
+                us=seconds * 1e6,
+                gb_per_s=bench.num_bytes / seconds / 1e9,
+                tflop_per_s=bench.num_flop / seconds / 1e12,
+                of_ceiling=ceilings.floor_s(bench.num_bytes, bench.num_flop) / seconds,
+            )
 
 
 def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> Iterator[Bench]:
@@ -167,10 +166,10 @@ def _decode_attention(
     context: int,
     held: torch.dtype | None = None,
     longest: int = 0,
-) -> Bench:
+) -> Iterator[Bench]:
     attend, num_bytes = attention_inputs(geometry, device, rows=rows, context=context, held=held, longest=longest)
     name = f"decode attention, {rows} rows of {context}" + (f", one of them of {longest}" if longest else "")
-    return Bench(
+    yield Bench(
         name=name + ("" if held is None else f", {held} cache"),
         run=lambda: attend(None),
         num_bytes=num_bytes,
@@ -178,9 +177,9 @@ def _decode_attention(
     )
 
 
-def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held: torch.dtype) -> Bench:
+def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held: torch.dtype) -> Iterator[Bench]:
     x = random_numbers(tokens, geometry.inner, device=device)
-    return Bench(
+    yield Bench(
         name=f"row quantization, {tokens} tokens to {held}",
         run=lambda: quantize_rows(x, held),
         num_bytes=x.nbytes + x.numel(),
@@ -280,7 +279,7 @@ def _library_products(geometry: Geometry, device: torch.device, *, rows: int) ->
         )
 
 
-def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: int) -> Bench:
+def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: int) -> Iterator[Bench]:
     q_size, kv_size = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
     splits = (q_size, kv_size, kv_size)
     x, y = random_numbers(tokens, geometry.hidden, device=device), random_numbers(tokens, sum(splits), device=device)
@@ -301,11 +300,23 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
         lora_expand(y, shrunk, segments, count, entry=0, splits=splits, max_segments=adapters)
 
     num_weights = sum(a.numel() + b.numel() for a, b in matrices)
-    return Bench(
+    yield Bench(
         name=f"LoRA of q, k and v, {tokens} tokens of {adapters} adapters",
         run=run,
         num_bytes=num_weights * x.element_size() + x.nbytes + 2 * y.nbytes,
     )
+
+
+def _token_choices(device: torch.device, *, rows: int, vocab: int) -> Iterator[Bench]:
+    logits = torch.randn(rows, vocab, device=device)
+    seeds = torch.arange(2 * rows, device=device).view(rows, 2)
+    for name, top_k, top_p in (("", 0, 1.0), (", top-p 0.9", 0, 0.9), (", top-k 40 and top-p 0.9", 40, 0.9)):
+        knobs = torch.tensor([[1.0, -torch.inf, top_k, top_p]], dtype=torch.float64, device=device).repeat(rows, 1)
+        yield Bench(
+            name=f"token choice, {rows} rows of {vocab}{name}",
+            run=lambda knobs=knobs: choose_tokens(logits, knobs, seeds),  # type: ignore[misc]
+            num_bytes=logits.nbytes,
+        )
 
 
 def _cache(geometry: Geometry, tokens: int, device: torch.device) -> torch.Tensor:

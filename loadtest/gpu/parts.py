@@ -8,14 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 LEAST_S = 15
 """With less time left no part is begun."""
+FAILURES, MAX_REASON = "failures", 500
+Attempt = Callable[[str], AbstractContextManager[object]]
+"""What `Notes.attempt` is; `contextlib.nullcontext` where a failure is to be seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,20 @@ class Notes:
         """Append an entry to a list."""
         self._found.setdefault(key, []).append(entry)
         self._write()
+
+    @contextmanager
+    def attempt(self, what: str) -> Iterator[None]:
+        """Note what fails within, so that the rest of the part is still done."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - on a device that nobody has met anything may
+            traceback.print_exc()
+            self.add(FAILURES, {"what": what, "why": f"{type(error).__name__}: {error}"[:MAX_REASON]})
+
+    @property
+    def has_failures(self) -> bool:
+        """Whether anything attempted has failed."""
+        return FAILURES in self._found
 
     def _write(self) -> None:
         fresh = self._path.with_suffix(".new")

@@ -1,17 +1,23 @@
-"""What others do on the same device with the same shape: transformers' compiled decoding over a static cache."""
+"""What others do on the same device with the same shapes: transformers as it is, batched, and compiled."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from loadtest.geometries import CONFIG_BY_NAME
+from loadtest.gpu.parts import Attempt
 
 NUM_TOKENS, NUM_RUNS = 64, 3
+BATCH = 64
+"""Of continuous batching; the others decode one sequence."""
+COMPILED = {"cache_implementation": "static"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +28,12 @@ class PeerFigure:
     step_ms: float
 
 
-def decode_ms(model: str, batch: int, context: int, tell: Callable[[PeerFigure], None], **options: Any) -> None:
-    """Time greedy decoding by transformers, first as it is and then compiled; `options` are of its `generate`.
+def decode_ms(
+    model: str, context: int, tell: Callable[[PeerFigure], None], attempt: Attempt = nullcontext, **options: Any
+) -> None:
+    """Time greedy decoding by transformers, one way after the other; `options` are of its `generate`.
 
-    What is told first is there even if a compiler takes longer than there is time.
+    The compiled way comes last: its compiler may take longer than there is time.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -34,14 +42,22 @@ def decode_ms(model: str, batch: int, context: int, tell: Callable[[PeerFigure],
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with torch.device(device):
         decoder = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    prompt = torch.randint(300, config.vocab_size, (batch, context), device=device)
-    for name, chosen in (("as it is", {}), ("compiled, static cache", {"cache_implementation": "static"})):
-        all_s = min(_seconds(decoder, prompt, NUM_TOKENS, chosen | options) for _ in range(NUM_RUNS))
-        one_s = min(_seconds(decoder, prompt, 1, chosen | options) for _ in range(NUM_RUNS))
-        step_ms = (all_s - one_s) / (NUM_TOKENS - 1) * 1000
-        tell(
-            PeerFigure(name=f"transformers, {name}: {model} decode, batch {batch}, context {context}", step_ms=step_ms)
-        )
+    prompts = torch.randint(300, config.vocab_size, (BATCH, context), device=device)
+    for name, batch, step_ms in (
+        ("as it is", 1, partial(_alone_ms, decoder, prompts[:1], options)),
+        ("continuous batching", BATCH, partial(_batched_ms, decoder, prompts.tolist())),
+        ("compiled, static cache", 1, partial(_alone_ms, decoder, prompts[:1], options | COMPILED)),
+    ):
+        title = f"transformers, {name}: {model} decode, batch {batch}, context {context}"
+        with attempt(title):
+            tell(PeerFigure(name=title, step_ms=step_ms()))
+
+
+def _alone_ms(decoder: Any, prompt: torch.Tensor, options: dict[str, Any]) -> float:
+    all_s, one_s = (
+        min(_seconds(decoder, prompt, num_tokens, options) for _ in range(NUM_RUNS)) for num_tokens in (NUM_TOKENS, 1)
+    )
+    return (all_s - one_s) / (NUM_TOKENS - 1) * 1000
 
 
 @torch.inference_mode()
@@ -51,3 +67,20 @@ def _seconds(decoder: Any, prompt: torch.Tensor, num_tokens: int, options: dict[
     if prompt.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter() - started_s
+
+
+def _batched_ms(decoder: Any, prompts: list[list[int]]) -> float:
+    """Take the steps in which all of them decode: of whoever begins last, until the first is done."""
+    from transformers import GenerationConfig
+
+    # No token ends an answer.
+    wanted = GenerationConfig(max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    # The second time everything has been loaded.
+    for _ in range(2):
+        answers = decoder.generate_batch(inputs=prompts, generation_config=wanted, record_timestamps=True).values()
+    times_s = [answer.timestamps for answer in answers]
+    if len(times_s) < len(prompts) or any(len(times) < NUM_TOKENS for times in times_s):
+        raise RuntimeError(f"not all were answered: {next((a.error for a in answers if a.error), 'no reason given')}")
+    last = max(times_s, key=lambda times: times[0])
+    full_s = [at_s for at_s in last if at_s <= min(times[-1] for times in times_s)]
+    return float(full_s[-1] - full_s[0]) / (len(full_s) - 1) * 1000

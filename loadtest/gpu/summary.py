@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from loadtest.gpu.parts import FAILURES
 from loadtest.tables import markdown_table, number
 
 PART_COLUMNS = ("part", "seconds", "what came of it")
 KERNEL_COLUMNS = ("kernel", "µs", "GB/s", "TFLOP/s", "of ceiling")
 ENGINE_COLUMNS = ("work", "step ms", "floor ms", "of floor", "target", "verdict", "compiled", "tokens/s")
 SWEEP_COLUMNS = ("kernel", "as it is, µs", "best, µs", "of ceiling", "by")
+FAILURE_COLUMNS = ("part", "what failed", "why")
 PEER_COLUMNS = ("peer", "step ms")
 
 
@@ -30,6 +32,13 @@ def summary(found: Mapping[str, Any]) -> str:
         rows = [cells(entry) for name, part in parts.items() if name != "peers" for entry in part.get(key, [])]
         if rows:
             tables.append(markdown_table(columns, rows))
+    failures = [
+        [name, entry["what"], entry["why"].partition("\n")[0]]
+        for name, part in parts.items()
+        for entry in part.get(FAILURES, [])
+    ]
+    if failures:
+        tables.append(markdown_table(FAILURE_COLUMNS, failures))
     peers = parts.get("peers", {}).get("figures", [])
     if peers:
         tables.append(markdown_table(PEER_COLUMNS, [[peer["name"], number(peer["step_ms"])] for peer in peers]))

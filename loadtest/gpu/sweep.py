@@ -7,6 +7,7 @@ finds another cut a good deal faster on a device, that is where it goes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
 import torch
@@ -16,6 +17,7 @@ from kernels.paged_attention.launch import MIN_TILE, Tile
 from kernels.streamed_linear.launch import Cut, streamed_linear
 from kernels.streamed_linear.reference import to_int4
 from loadtest.gpu.kernels import SHORT, attention_inputs, random_numbers
+from loadtest.gpu.parts import Attempt
 from loadtest.gpu.timing import Ceilings, Timer
 
 TOLERANCE = 0.03
@@ -63,17 +65,18 @@ class Found:
     us_by_cut: dict[str, float | None]
 
 
-def sweeps(geometry: Geometry, device: torch.device, *, scale: int = 1) -> Iterator[Sweep]:
+def sweeps(
+    geometry: Geometry, device: torch.device, *, scale: int = 1, attempt: Attempt = nullcontext
+) -> Iterator[Sweep]:
     """Yield what is tried; `scale` divides batch and context for a trial without a GPU."""
-    for rows, context, splits in ((1, 8192, (16, 32, 64)), (32, 8192, (1, 2, 4)), (64, 1024, (1, 2, 4))):
-        yield _attention(geometry, device, max(1, rows // scale), context // scale, splits)
-    hidden, inner = geometry.hidden, geometry.inner
-    for rows in (1, 16):
-        for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):
-            weight = random_numbers(width, depth, device=device)
-            yield _product(weight, rows, is_int4=False)
-            if rows == 1:
-                yield _product(weight.to(SHORT), rows, is_int4=True)
+    families = [
+        _attention(geometry, device, max(1, rows // scale), context // scale, splits)
+        for rows, context, splits in ((1, 8192, (16, 32, 64)), (64, 4096, (1, 2, 4)), (64, 1024, (1, 2, 4)))
+    ]
+    families += [_products(geometry, device, rows) for rows in (1, 16)]
+    for family in families:
+        with attempt("inputs"):
+            yield from family
 
 
 def measure(sweep: Sweep, ceilings: Ceilings, timer: Timer) -> Found:
@@ -109,7 +112,9 @@ def _is_right(run: Callable[[], torch.Tensor], expected: torch.Tensor) -> bool:
     return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
-def _attention(geometry: Geometry, device: torch.device, rows: int, context: int, splits: Sequence[int]) -> Sweep:
+def _attention(
+    geometry: Geometry, device: torch.device, rows: int, context: int, splits: Sequence[int]
+) -> Iterator[Sweep]:
     attend, num_bytes = attention_inputs(geometry, device, rows=rows, context=context)
     block_m = max(MIN_TILE, 1 << (geometry.heads // geometry.kv_heads - 1).bit_length())
     others = []
@@ -118,12 +123,21 @@ def _attention(geometry: Geometry, device: torch.device, rows: int, context: int
         others += [
             (asdict(tile) | {"splits": count}, lambda tile=tile, count=count: attend((tile, count))) for count in splits
         ]
-    return Sweep(
+    yield Sweep(
         name=f"decode attention, {rows} rows of {context}",
         num_bytes=num_bytes,
         usual=lambda: attend(None),
         others=others,
     )
+
+
+def _products(geometry: Geometry, device: torch.device, rows: int) -> Iterator[Sweep]:
+    hidden, inner = geometry.hidden, geometry.inner
+    for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):
+        weight = random_numbers(width, depth, device=device)
+        yield _product(weight, rows, is_int4=False)
+        if rows == 1:
+            yield _product(weight.to(SHORT), rows, is_int4=True)
 
 
 def _product(weight: torch.Tensor, rows: int, *, is_int4: bool) -> Sweep:

@@ -92,7 +92,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "engine/decoder/decoder.py": "tests/parity/test_families.py compares its logits with transformers",
     "engine/decoder/stored_fields.py": "test_stored_int4.py and test_stored_fp8.py send fields of every value",
     "engine/errors.py": "tests of those who raise them read their fields",
-    "engine/gpu/build.py": "tests/parity/test_triton_kernels.py builds every engine by it",
     "engine/gpu/choosing.py": "tests/kernels/gpu/test_token_choice.py compares it with the reference",
     "engine/gpu/staging.py": "tests/engine/gpu/test_inputs.py sends every step of random requests by it",
     "engine/gpu/runtime.py": "it needs a GPU: tests marked gpu and loadtest.gpu run it",

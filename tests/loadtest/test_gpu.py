@@ -6,9 +6,12 @@ import json
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from engine import build
 from engine.costs import prompt_flop
@@ -24,6 +27,7 @@ from loadtest.gpu import __main__ as command
 from loadtest.gpu import engine, kernels, peers, summary, sweep
 from loadtest.gpu.parts import Notes
 from loadtest.gpu.timing import Ceilings
+from loadtest.workloads import token_prompt
 from tests.engine.gpu.host_runtime import HostRuntime
 
 CEILINGS = Ceilings(bytes_per_s=4e12, flop_per_s=8e14)
@@ -111,15 +115,24 @@ def test_parts_note_and_print_what_they_find(
         ("GEOMETRIES", (GEOMETRY,)),
         ("measure_ceilings", lambda: CEILINGS),
         ("GpuTimer", CountingTimer),
-        ("compile_ahead", lambda runs, num_processes: None),
+        ("compile_ahead", lambda runs, num_processes: [run() for run in runs]),
     ):
         monkeypatch.setattr(command, name, value)
-    monkeypatch.setattr(kernels, "benches", lambda geometry, device: kernels._elementwise(geometry, device, tokens=3))
-    monkeypatch.setattr(sweep, "sweeps", lambda geometry, device: [sweep._attention(geometry, device, 1, 40, (1, 2))])
-    results = [_result(target=0.5), _result(target=None)]
-    monkeypatch.setattr(engine, "measure", lambda works, ceilings: iter(results))
+    broken = kernels.Bench(name="broken", run=lambda: 1 / 0, num_bytes=1)
     monkeypatch.setattr(
-        peers, "decode_ms", lambda *_args: _args[-1](peers.PeerFigure(name="peer, compiled", step_ms=3.25))
+        kernels,
+        "benches",
+        lambda geometry, device, attempt: [broken, *kernels._elementwise(geometry, device, tokens=3)],
+    )
+    monkeypatch.setattr(
+        sweep, "sweeps", lambda geometry, device, attempt: sweep._attention(geometry, device, 1, 40, (1, 2))
+    )
+    results = [_result(target=0.5), _result(target=None)]
+    monkeypatch.setattr(engine, "measure", lambda works, ceilings, attempt: iter(results))
+    monkeypatch.setattr(
+        peers,
+        "decode_ms",
+        lambda model, context, tell, attempt: tell(peers.PeerFigure(name="peer, compiled", step_ms=3.25)),
     )
     parts: dict[str, dict[str, object]] = {}
     for part in command.parts():
@@ -132,6 +145,18 @@ def test_parts_note_and_print_what_they_find(
     for known in ("add and norm, 3 tokens", "decode attention, 1 rows of 40", "peer, compiled", "MISSED"):
         assert known in said
         assert known in text
+    assert "broken" in text
+    assert "ZeroDivisionError: division by zero" in text
+
+
+def test_tests_tell_line_by_line_how_far_they_came(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test_some.py").write_text("def test_good(): pass\ndef test_bad(): assert False\n")
+    notes = tmp_path / "notes"
+    with pytest.raises(SystemExit):
+        command.run_tests(Notes(notes), [str(tmp_path / "test_some.py"), f"--rootdir={tmp_path}"], num_processes=1)
+    for said in (capfd.readouterr().out, json.loads(notes.read_text())["tail"]):
+        assert "PASSED" in said
+        assert "FAILED" in said
 
 
 def _result(target: float | None) -> engine.Result:
@@ -148,12 +173,32 @@ def _result(target: float | None) -> engine.Result:
 
 
 @no_gpu
-def test_peers_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "NUM_TOKENS", 3)
+def test_peers_are_timed_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate_batch(decoder: object, inputs: list[list[int]], **_options: object) -> dict[str, SimpleNamespace]:
+        """The second begins 3 s after the first, and both take 2 s for a token."""
+        return {
+            str(row): SimpleNamespace(timestamps=[3.0 * row + 2.0 * step for step in range(4)], error=None)
+            for row in range(len(inputs))
+        }
+
+    monkeypatch.setattr(peers, "NUM_TOKENS", 4)
+    monkeypatch.setattr(peers, "BATCH", 2)
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "generate_batch", generate_batch)
     monkeypatch.setitem(CONFIG_BY_NAME, "tiny", CONFIG_BY_NAME["llama-3.1-8b"] | TINY)
-    told: list[peers.PeerFigure] = []
-    peers.decode_ms("tiny", 1, 8, told.append, disable_compile=True)
-    assert [figure.name.split(",")[1].split(":")[0] for figure in told] == [" as it is", " compiled"]
+    step_ms_by_name: dict[str, float] = {}
+    notes = Notes(tmp_path / "notes")
+
+    def tell(figure: peers.PeerFigure) -> None:
+        step_ms_by_name[figure.name.split(":")[0]] = figure.step_ms
+        if "as it is" in figure.name:
+            raise ValueError("what one way does is nothing to the others")
+
+    peers.decode_ms("tiny", 8, tell, notes.attempt, disable_compile=True)
+    batched = "transformers, continuous batching"
+    assert list(step_ms_by_name) == ["transformers, as it is", batched, "transformers, compiled, static cache"]
+    # At 3 and at 5 s; at 6 s the first is done.
+    assert step_ms_by_name[batched] == 2000.0
+    assert notes.has_failures
 
 
 def test_the_floors_of_a_known_model(tmp_path: Path) -> None:
@@ -186,11 +231,25 @@ def test_engine_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=HostRuntime()))
     monkeypatch.setitem(CONFIG_BY_NAME, "tiny", CONFIG_BY_NAME["llama-3.1-8b"] | TINY)
     work = engine.Work(model="tiny", batch=2, context=5, answer_tokens=3, target=0.9)
-    works = (work, replace(work, num_adapters=2), replace(work, batch=1, answer_tokens=1))
+    with_adapters = replace(work, num_adapters=2)
+    works = (work, with_adapters, replace(work, batch=1, answer_tokens=1), replace(with_adapters, batch=1))
     options = {"device": "cpu", "dtype": "float32", "max_batched_tokens": 16, "num_threads": 1}
+    prompts: list[list[int]] = []
+
+    def noted(*args: Any, **named: Any) -> list[int]:
+        prompts.append(token_prompt(*args, **named))
+        return prompts[-1]
+
+    monkeypatch.setattr(engine, "token_prompt", noted)
     results = list(engine.measure(works, CEILINGS, kv_cache_bytes=1 << 20, **options))
+    # No prompt begins as one before it: what is in the cache is not computed.
+    assert len({tuple(prompt[:4]) for prompt in prompts}) == len(prompts)
     assert [result.title for result in results] == [work.title for work in works]
-    assert all(result.step_ms > result.floor_ms > 0 for result in results)
+    assert all(result.step_ms > result.floor_ms > 0 for result in results if "adapters" not in result.title)
+    # Adapters are held against the same row without; where there is none, nothing is said of a target.
+    assert results[1].floor_ms == results[0].step_ms
+    assert results[1].target == 0.9
+    assert results[3].target is None
     assert results[0].target == 0.9
     assert results[0].verdict == "MISSED"
     told = {

@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 from loadtest.gpu.parts import Notes, Part, run_parts
 
 PART = """
@@ -56,3 +58,16 @@ def test_notes_are_whole_after_every_entry(tmp_path: Path) -> None:
     notes.add("rows", {"ms": 1.5})
     notes.add("rows", {"ms": 2.5})
     assert json.loads((tmp_path / "notes.json").read_text()) == {"device": "a", "rows": [{"ms": 1.5}, {"ms": 2.5}]}
+
+
+def test_what_fails_is_noted_and_the_rest_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notes = Notes(tmp_path / "notes.json")
+    for number in range(3):
+        with notes.attempt(f"row {number}"):
+            notes.add("quotients", 2 // (1 - number))
+    assert notes.has_failures
+    assert json.loads((tmp_path / "notes.json").read_text()) == {
+        "quotients": [2, -2],
+        "failures": [{"what": "row 1", "why": "ZeroDivisionError: integer division or modulo by zero"}],
+    }
+    assert "Traceback" in capsys.readouterr().err

@@ -24,6 +24,7 @@ class HostRuntime:
 
     def __init__(self) -> None:
         self.num_replays = 0
+        self.num_recordings = 0
 
     def staging(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int64)
@@ -37,6 +38,7 @@ class HostRuntime:
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         out = run()
+        self.num_recordings += 1
 
         def replay() -> None:
             self.num_replays += 1
@@ -51,6 +53,10 @@ class HostRuntime:
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """Nothing is measured, and `test_rehearsal` runs what would be: interpreted it takes its time."""
         return 0
+
+    def taken_bytes(self) -> int:
+        """Each recording takes a MiB."""
+        return self.num_recordings << 20
 
     def compile_ahead(self, run: Callable[[], object], num_processes: int) -> None:
         """The interpreter compiles nothing."""

@@ -1,0 +1,71 @@
+"""What a start says of the device's memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.decoder.spec import DecoderSpec, read_spec
+from engine.errors import ConfigError
+from engine.gpu import build
+from engine.gpu.build import gpu_parts
+from engine.resolve import Hardware
+from loadtest.geometries import CONFIG_BY_NAME
+from loadtest.gpu.engine import random_weights
+from tests.engine.gpu.host_runtime import HostRuntime
+
+TINY = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "vocab_size": 70,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+}
+HARDWARE = Hardware(device="cpu", num_cores=1, free_bytes=16 << 30, has_fast_bfloat16=False)
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is pretended here is true there")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | TINY))
+    return EngineConfig(
+        model_path=str(tmp_path), max_model_len=8, max_num_seqs=2, max_batched_tokens=4, max_adapter_rank=16
+    )
+
+
+def test_recordings_that_take_more_than_was_left_for_them_are_told(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    spec = read_spec(config.model_path)
+    gpu_parts(config, spec, HARDWARE, random_weights, HostRuntime())
+    # Steps of 1 and 2 rows, each for three reaches, a MiB each.
+    assert "they take 0.01 GiB" in caplog.text
+    assert "gpu_memory_fraction" not in caplog.text
+    monkeypatch.setattr(build, "RESERVED_BYTES", 1 << 20)
+    gpu_parts(config, spec, HARDWARE, random_weights, HostRuntime())
+    assert "gpu_memory_fraction" in caplog.text
+
+
+def test_memory_that_does_not_do_names_what_was_set(config: EngineConfig) -> None:
+    def weights(
+        path: str, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        raise torch.OutOfMemoryError("full")
+
+    spec = read_spec(config.model_path)
+    with pytest.raises(ConfigError, match=r"gpu_memory_fraction \(0.9\), or lower max_batched_tokens \(4\)"):
+        gpu_parts(config, spec, HARDWARE, weights, HostRuntime())
+    with pytest.raises(ConfigError, match=r"lower kv_cache_bytes \(1000000\), max_batched_tokens"):
+        gpu_parts(replace(config, kv_cache_bytes=1_000_000), spec, HARDWARE, weights, HostRuntime())
