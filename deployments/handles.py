@@ -16,13 +16,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponse
+from ray.serve.handle import DeploymentHandle
 
 from adapters.catalogue import Catalogue
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
-from deployments.handle_errors import UNREACHED
+from deployments.handle_calls import UNREACHED, until_answered
 from deployments.routing.board import Board
 from engine.errors import EngineError, OverloadError
 from engine.request import Emission, FinishReason
@@ -127,18 +127,10 @@ async def ask_vector(handle: DeploymentHandle, call: GenerationCall) -> Generati
         ReplicaLostError: the replica has gone.
         UnavailableError, OverloadError, EngineError: as `serve_error`.
     """
-    response = handle.pool.remote(call)
-    is_answered = False
-    try:
-        result = await _result(response)
-        is_answered = True
-    finally:
-        if not is_answered:
-            response.cancel()
-    return result
+    return await _result(until_answered(handle.pool.remote(call)))
 
 
-async def _result(response: DeploymentResponse) -> GenerationResult:
+async def _result(response: Awaitable[Any]) -> GenerationResult:
     try:
         result: GenerationResult = await response
     except (RayError, RayServeException) as error:

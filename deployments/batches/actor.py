@@ -37,6 +37,7 @@ from deployments.batches.values import (
 )
 from deployments.config import BatchesConfig
 from deployments.errors import UnavailableError
+from deployments.handle_calls import until_answered
 from deployments.logs import join_serve_log
 from engine.errors import RequestError
 
@@ -259,15 +260,11 @@ def _gateway(name: str) -> Ask:
     handle = serve.get_deployment_handle(name, serve.get_replica_context().app_name)
 
     async def ask(call: InsideCall) -> InsideAnswer:
-        response = handle.answer_inside.remote(call)
         try:
-            answer: InsideAnswer = await response
+            found: InsideAnswer = await until_answered(handle.answer_inside.remote(call))
         except (RayError, RayServeException) as error:
             _logger.info("a line of a batch is asked for again: %s", error)
             raise UnavailableError("No gateway answers.", retry_after_s=RETRY_AFTER_S) from error
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
-        return answer
+        return found
 
     return ask
