@@ -5,8 +5,7 @@ Pure. Failures travel as values, so that they arrive as they were raised whateve
 
 from __future__ import annotations
 
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -184,29 +183,19 @@ class GenerationResult:
     """How an attempt ended.
 
     Attributes:
-        num_tokens: tokens that were sent, so that the gateway knows when it has them all.
         pooled: the vector that was asked for: float32, little-endian.
     """
 
-    num_tokens: int
     num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
     pooled: bytes | None = None
     fault: Fault | None = None
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
     """Return token ids as little-endian 32-bit integers."""
-    packed = array("I", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def unpack_ids(packed: bytes) -> tuple[int, ...]:
     """Return what `pack_ids` packed."""
-    token_ids = array("I")
-    token_ids.frombytes(packed)
-    if sys.byteorder == "big":
-        token_ids.byteswap()
-    return tuple(token_ids)
+    return struct.unpack(f"<{len(packed) // 4}I", packed)

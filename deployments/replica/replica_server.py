@@ -10,46 +10,26 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
+from deployments.channel.token_channel import ChannelDialer
 from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
-from deployments.replica.engine_thread import EngineThread, RunningEngine
+from deployments.replica.engine_thread import EngineThread
 from deployments.routing.reporter import ReplicaName, Reporter
 from engine.errors import EngineError, OverloadError, RequestError
 from engine.metrics import EngineSnapshot
 from engine.request import Emission, FinishReason, RequestId
 from engine.trace import RequestTrace
 
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
 _logger = logging.getLogger(__name__)
 
 RELEASE_POLL_S = 0.01
 _GATEWAY_GONE = Fault(kind=FaultKind.LOST, message="The gateway has closed its channel.")
-
-
-class TokenOutlet(Protocol):
-    """Where tokens leave for gateways; all calls come from the event loop."""
-
-    async def connect(self, address: TokenAddress) -> None:
-        """Make sure of a connection to a gateway.
-
-        Raises:
-            OSError: nobody answers there, or not the gateway that was meant.
-        """
-        ...
-
-    def send(self, address: TokenAddress, emissions: Sequence[Emission]) -> None:
-        """Send one step's emissions; nothing happens where the gateway has gone."""
-        ...
-
-    def send_report(self, address: TokenAddress, report: bytes) -> None:
-        """Send an encoded report; nothing happens where the gateway has gone."""
-        ...
-
-    async def close(self) -> None:
-        """End all connections."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -78,8 +58,8 @@ class ReplicaServer:
     Lives on the event loop that it is made on.
 
     Args:
-        dial: makes the outlet of tokens, given whom to tell of gateways that have gone; None where tokens go back by
-            the handle.
+        dial: makes what tokens leave by, given whom to tell of gateways that have gone; None where they go back by the
+            handle.
         max_step_s: see `EngineThread`.
         orphans: told of what gateways may not live to record; None where nobody records.
         name: by which gateways know this replica; None where none asks how it is.
@@ -87,8 +67,8 @@ class ReplicaServer:
 
     def __init__(
         self,
-        engine: RunningEngine,
-        dial: Callable[[Callable[[TokenAddress], None]], TokenOutlet] | None,
+        engine: Engine,
+        dial: Callable[[Callable[[TokenAddress], None]], ChannelDialer] | None,
         *,
         max_step_s: float,
         orphans: OrphanRecorder | None = None,
@@ -96,10 +76,10 @@ class ReplicaServer:
     ) -> None:
         self._engine = engine
         self._orphans = orphans
-        self._outlet = None if dial is None else dial(self.forget_gateway)
+        self._dialer = None if dial is None else dial(self.forget_gateway)
         self._reporter: Reporter | None = None
-        if self._outlet is not None and name is not None:
-            self._reporter = Reporter(name, engine.load, engine.adapters, self._outlet)
+        if self._dialer is not None and name is not None:
+            self._reporter = Reporter(name, engine.load, engine.adapters, self._dialer.send_report)
         self._generations: dict[RequestId, _Generation] = {}
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, max_step_s=max_step_s)
         self._thread.start()
@@ -107,22 +87,17 @@ class ReplicaServer:
     async def generate(self, call: GenerationCall) -> GenerationResult:
         """Serve one call whose tokens go to `call.reply_to`; ending the coroutine frees the request in the engine."""
         assert call.reply_to is not None
-        assert self._outlet is not None
+        assert self._dialer is not None
         fault = await self._grammar_fault(call)
         if fault is not None:
-            return GenerationResult(num_tokens=0, fault=fault)
+            return GenerationResult(fault=fault)
         try:
-            await self._outlet.connect(call.reply_to)
+            await self._dialer.connect(call.reply_to)
         except OSError as error:
             _logger.warning("request %s: its gateway cannot be reached: %s", call.request_id, error)
             fault = Fault(kind=FaultKind.LOST, message="The replica could not open its channel to the gateway.")
-            return GenerationResult(num_tokens=0, fault=fault)
-        generation = self._open(call)
-        try:
-            # Unshielded, ending this coroutine would end the future, and the request would look as if it had ended.
-            return await asyncio.shield(generation.ended)
-        finally:
-            self._close(call.request_id, generation)
+            return GenerationResult(fault=fault)
+        return await self._until_ended(call)
 
     async def generate_stream(self, call: GenerationCall) -> AsyncIterator[TokenBatch]:
         """Yield the tokens of one call; what has come since the last read is one batch."""
@@ -145,18 +120,14 @@ class ReplicaServer:
 
     async def pool(self, call: GenerationCall) -> GenerationResult:
         """Serve one call for a vector; ending the coroutine frees the request in the engine."""
-        generation = self._open(call)
-        try:
-            return await asyncio.shield(generation.ended)
-        finally:
-            self._close(call.request_id, generation)
+        return await self._until_ended(call)
 
     async def watch(self, address: TokenAddress) -> None:
         """Tell a gateway from now on how this replica is."""
-        if self._outlet is None or self._reporter is None:
+        if self._dialer is None or self._reporter is None:
             return
         try:
-            await self._outlet.connect(address)
+            await self._dialer.connect(address)
         except OSError as error:
             _logger.warning("a gateway that wants reports cannot be reached: %s", error)
             return
@@ -170,7 +141,7 @@ class ReplicaServer:
         if self._orphans is not None:
             self._orphans.gateway_lost(address, [(generation.call, generation.num_tokens) for generation in left])
         for generation in left:
-            generation.ended.set_result(GenerationResult(num_tokens=generation.num_tokens, fault=_GATEWAY_GONE))
+            generation.ended.set_result(GenerationResult(fault=_GATEWAY_GONE))
 
     def trouble(self) -> str | None:
         """Say in one sentence why this replica cannot be relied on, or None."""
@@ -206,8 +177,16 @@ class ReplicaServer:
         await self._thread.stop()
         if self._reporter is not None:
             self._reporter.close()
-        if self._outlet is not None:
-            await self._outlet.close()
+        if self._dialer is not None:
+            await self._dialer.close()
+
+    async def _until_ended(self, call: GenerationCall) -> GenerationResult:
+        generation = self._open(call)
+        try:
+            # Unshielded, ending this coroutine would end the future, and the request would look as if it had ended.
+            return await asyncio.shield(generation.ended)
+        finally:
+            self._close(call.request_id, generation)
 
     async def _grammar_fault(self, call: GenerationCall) -> Fault | None:
         """Compile the grammar of a call, off the event loop and off the engine's thread; return why it cannot be."""
@@ -255,9 +234,9 @@ class ReplicaServer:
                 generation.batches.put_nowait(batch)
             if batch.is_last:
                 ended.append((generation, batch))
-        if self._outlet is not None:
+        if self._dialer is not None:
             for address, frame in by_gateway.items():
-                self._outlet.send(address, frame)
+                self._dialer.send(address, frame)
         for generation, batch in ended:
             self._end(generation, batch)
 
@@ -266,13 +245,7 @@ class ReplicaServer:
             self._orphans.finished(generation.call, generation.num_tokens)
         generation.batches.put_nowait(batch)
         generation.ended.set_result(
-            GenerationResult(
-                num_tokens=generation.num_tokens,
-                num_cached_tokens=batch.num_cached_tokens,
-                finish_reason=batch.finish_reason,
-                pooled=batch.pooled,
-                fault=batch.fault,
-            )
+            GenerationResult(num_cached_tokens=batch.num_cached_tokens, pooled=batch.pooled, fault=batch.fault)
         )
 
     def _batch(self, emission: Emission) -> TokenBatch:
