@@ -133,18 +133,18 @@ class GatewayMetrics:
 
 def _rejections(refused_by_reason: Mapping[str, int], labels: Mapping[str, str]) -> Metric:
     about = "Requests refused at once, for want of time or room."
-    return _by_reason("vllm:admission_rejections", about, refused_by_reason, labels)
+    return _counts_by("reason", "vllm:admission_rejections", about, refused_by_reason, labels)
 
 
 def _dropped_lines(labels: Mapping[str, str]) -> Metric:
     about = "Lines of logs that this process could not write."
-    return _by_reason("antiphon:log_lines_dropped", about, dropped_lines(), labels)
+    return _counts_by("reason", "antiphon:log_lines_dropped", about, dropped_lines(), labels)
 
 
-def _by_reason(name: str, about: str, counts: Mapping[str, int], labels: Mapping[str, str]) -> Metric:
-    family = CounterMetricFamily(name, about, labels=(*labels, "reason"))
-    for reason, count in counts.items():
-        family.add_metric((*labels.values(), reason), count)
+def _counts_by(label: str, name: str, about: str, counts: Mapping[str, float], labels: Mapping[str, str]) -> Metric:
+    family = CounterMetricFamily(name, about, labels=(*labels, label))
+    for value, count in counts.items():
+        family.add_metric((*labels.values(), value), count)
     return family
 
 
@@ -219,16 +219,13 @@ class EngineMetrics:
 
     def _ended(self, snapshot: EngineSnapshot) -> Metric:
         about = "Requests that left the engine."
-        return _by_reason("antiphon:engine_requests_ended", about, snapshot.ended_by_reason, self._labels)
+        return _counts_by("reason", "antiphon:engine_requests_ended", about, snapshot.ended_by_reason, self._labels)
 
     def _step_times(self, snapshot: EngineSnapshot) -> Metric:
-        labels = (*self._labels, "part")
-        family = CounterMetricFamily(
-            "antiphon:engine_step_seconds", "Time spent in each part of a step.", labels=labels
-        )
-        for part in ("schedule", "prepare", "forward", "sample", "wait", "emit"):
-            family.add_metric((*self._labels.values(), part), getattr(snapshot.step_times, f"{part}_s"))
-        return family
+        parts = ("schedule", "prepare", "forward", "sample", "wait", "emit")
+        seconds = {part: getattr(snapshot.step_times, f"{part}_s") for part in parts}
+        about = "Time spent in each part of a step."
+        return _counts_by("part", "antiphon:engine_step_seconds", about, seconds, self._labels)
 
     def _cache_info(self, snapshot: EngineSnapshot) -> Metric:
         labels = (*self._labels, "block_size", "num_gpu_blocks")

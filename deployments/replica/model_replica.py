@@ -51,7 +51,7 @@ class ModelReplica:
         """
         join_serve_log()
         locate = locator(adapter_cache, serve.get_replica_context().app_name)
-        engine = await asyncio.to_thread(_build, config, locate)
+        self._engine = engine = await asyncio.to_thread(_build, config, locate)
         dial = partial(ChannelDialer, channel) if channel.transport == "tcp" else None
         self._server = ReplicaServer(
             engine,
@@ -94,11 +94,11 @@ class ModelReplica:
 
     async def traces(self, request_ids: Sequence[RequestId]) -> dict[RequestId, RequestTrace]:
         """Return what became of requests that ended here not long ago."""
-        return self._server.traces(request_ids)
+        return self._engine.traces(request_ids)
 
     async def metric_families(self) -> list[Metric]:
         """Return the engine's numbers as Prometheus families."""
-        return self._metrics.families(self._server.snapshot(drain_ended=True))
+        return self._metrics.families(self._engine.snapshot(drain_ended=True))
 
     def check_health(self) -> None:
         """Tell Serve whether the engine makes progress.
@@ -112,7 +112,7 @@ class ModelReplica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what an autoscaling policy may look at besides ongoing requests."""
-        snapshot = self._server.snapshot()
+        snapshot = self._engine.snapshot()
         return {
             "num_running": float(snapshot.num_running),
             "num_waiting": float(snapshot.num_waiting),

@@ -19,9 +19,7 @@ from deployments.generation_calls import Fault, FaultKind, GenerationCall, Gener
 from deployments.replica.engine_thread import EngineThread
 from deployments.routing.reporter import ReplicaName, Reporter
 from engine.errors import EngineError, OverloadError, RequestError
-from engine.metrics import EngineSnapshot
 from engine.request import Emission, FinishReason, RequestId
-from engine.trace import RequestTrace
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -146,14 +144,6 @@ class ReplicaServer:
     def trouble(self) -> str | None:
         """Say in one sentence why this replica cannot be relied on, or None."""
         return self._thread.trouble()
-
-    def traces(self, request_ids: Sequence[RequestId]) -> dict[RequestId, RequestTrace]:
-        """Return what became of requests that ended here not long ago."""
-        return self._engine.traces(request_ids)
-
-    def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:
-        """Return the engine's numbers."""
-        return self._engine.snapshot(drain_ended=drain_ended)
 
     def adapter_places(self) -> dict[AdapterDigest, str]:
         """Return where adapters lie: "device", "host" or "loading"."""
