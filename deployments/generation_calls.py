@@ -1,6 +1,7 @@
 """What passes between a gateway and a model replica over a Serve handle: one call for each attempt, one result.
 
-Pure. Failures travel as values, so that they arrive as they were raised whatever the transport does to exceptions.
+Pure. Failures travel as values, errors that are raised on the other side: so they arrive as they are, whatever the
+transport does to what an actor raises.
 """
 
 from __future__ import annotations
@@ -8,65 +9,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import NamedTuple
 
 from adapters.identity import AdapterRef
-from deployments.errors import ReplicaLostError
-from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import Emission, FinishReason, Pooling, Request, RequestId, SamplingParams, TokenLogprobs
-
-
-class FaultKind(StrEnum):
-    """Whose fault it is that a call has no answer."""
-
-    REQUEST = "request"
-    OVERLOAD = "overload"
-    FAILED = "failed"
-    """This generation alone."""
-    LOST = "lost"
-    """The whole engine: it has failed, or is shutting down."""
-    EXPIRED = "expired"
-    """Its deadline has passed, or will have."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """An error as a value; fields as in `engine.errors`, with the reason of an `OverloadError` as `code`."""
-
-    kind: FaultKind
-    message: str
-    field: str | None = None
-    code: str | None = None
-    retry_after_s: float = 1.0
-
-    @classmethod
-    def of(cls, error: RequestError | OverloadError | EngineError) -> Fault:
-        """Return what `error` says; an `EngineError` out of a call means that its engine has ended."""
-        match error:
-            case RequestError():
-                return cls(kind=FaultKind.REQUEST, message=error.message, field=error.field, code=error.code)
-            case OverloadError():
-                return cls(
-                    kind=FaultKind.OVERLOAD,
-                    message=error.message,
-                    code=error.reason,
-                    retry_after_s=error.retry_after_s,
-                )
-        return cls(kind=FaultKind.LOST, message=str(error))
-
-    def to_error(self) -> RequestError | OverloadError | TimeoutError | EngineError:
-        """Return the exception to raise on the other side."""
-        match self.kind:
-            case FaultKind.REQUEST:
-                return RequestError(self.message, field=self.field, code=self.code)
-            case FaultKind.OVERLOAD:
-                return OverloadError(self.message, retry_after_s=self.retry_after_s, reason=self.code or "busy")
-            case FaultKind.EXPIRED:
-                return TimeoutError(self.message)
-            case FaultKind.LOST:
-                return ReplicaLostError(self.message)
-        return EngineError(self.message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,10 +93,10 @@ class TokenBatch:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     pooled: bytes | None = None
-    fault: Fault | None = None
+    fault: Exception | None = None
 
     @classmethod
-    def of(cls, emission: Emission, fault: Fault | None = None) -> TokenBatch:
+    def of(cls, emission: Emission, fault: Exception | None = None) -> TokenBatch:
         """Return what one emission of the engine brought; `fault` says what its failure means outside."""
         return cls(
             token_ids=emission.token_ids,
@@ -188,7 +134,7 @@ class GenerationResult:
 
     num_cached_tokens: int = 0
     pooled: bytes | None = None
-    fault: Fault | None = None
+    fault: Exception | None = None
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:

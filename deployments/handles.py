@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from adapters.catalogue import Catalogue
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError, UnavailableError
-from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress, TokenBatch
 from deployments.handle_calls import UNREACHED, until_answered
 from deployments.routing.board import Board
 from engine.errors import EngineError, OverloadError
@@ -71,7 +71,7 @@ class ChannelSource:
             while not is_whole:
                 emission = await subscription.get()
                 if emission.finish_reason in _WITHOUT_ANSWER:
-                    raise (await self._fault(control, emission)).to_error()
+                    raise await self._fault(control, emission)
                 is_whole = emission.finish_reason is not None
                 yield TokenBatch.of(emission)
         except ReplicaLostError:
@@ -85,7 +85,7 @@ class ChannelSource:
                 response.cancel()
                 control.cancel()
 
-    async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Fault:
+    async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Exception:
         """Return how an attempt failed: the frame has the sentence, the call's result also the kind."""
         try:
             async with asyncio.timeout(LAST_FRAME_TIMEOUT_S):
@@ -94,7 +94,7 @@ class ChannelSource:
             result = None
         if result is not None and result.fault is not None:
             return result.fault
-        return Fault(kind=FaultKind.FAILED, message=emission.error or "The engine gave the request up.")
+        return EngineError(emission.error or "The engine gave the request up.")
 
 
 class HandleSource:
@@ -110,7 +110,7 @@ class HandleSource:
         try:
             async for batch in response:
                 if batch.fault is not None:
-                    raise batch.fault.to_error()
+                    raise batch.fault
                 is_whole = batch.is_last
                 yield batch
         except (RayError, RayServeException) as error:
@@ -148,7 +148,7 @@ def _settle(subscription: Subscription, control: asyncio.Future[GenerationResult
         return
     fault = control.result().fault
     if fault is not None:
-        subscription.fail(fault.to_error())
+        subscription.fail(fault)
         return
     lost = ReplicaLostError("The last tokens of the answer have not arrived.")
     control.get_loop().call_later(LAST_FRAME_TIMEOUT_S, subscription.fail, lost)

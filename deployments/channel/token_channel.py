@@ -50,8 +50,7 @@ class SlowReaderError(RuntimeError):
 class Subscription:
     """The output of one request on the gateway's side. One reader."""
 
-    def __init__(self, request_id: RequestId, max_buffered_bytes: int) -> None:
-        self.request_id = request_id
+    def __init__(self, max_buffered_bytes: int) -> None:
         self._max_buffered_bytes = max_buffered_bytes
         self._unread: list[Emission] = []
         self._unread_bytes = 0
@@ -142,7 +141,7 @@ class ChannelListener:
     def subscribe(self, request_id: RequestId) -> Subscription:
         """Return the output of a request; to be called before the request is sent, once for each id."""
         assert request_id not in self._subscriptions, "request ids are unique"
-        subscription = Subscription(request_id, self._max_buffered_bytes)
+        subscription = Subscription(self._max_buffered_bytes)
         self._subscriptions[request_id] = subscription
         return subscription
 

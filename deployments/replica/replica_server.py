@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
 from deployments.channel.token_channel import ChannelDialer
-from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.errors import ReplicaLostError
+from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress, TokenBatch
 from deployments.replica.engine_thread import EngineThread
 from deployments.routing.reporter import ReplicaName, Reporter
 from engine.errors import EngineError, OverloadError, RequestError
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 RELEASE_POLL_S = 0.01
-_GATEWAY_GONE = Fault(kind=FaultKind.LOST, message="The gateway has closed its channel.")
+_GATEWAY_GONE = ReplicaLostError("The gateway has closed its channel.")
 
 
 @dataclass(eq=False, slots=True)
@@ -93,8 +94,8 @@ class ReplicaServer:
             await self._dialer.connect(call.reply_to)
         except OSError as error:
             _logger.warning("request %s: its gateway cannot be reached: %s", call.request_id, error)
-            fault = Fault(kind=FaultKind.LOST, message="The replica could not open its channel to the gateway.")
-            return GenerationResult(fault=fault)
+            lost = ReplicaLostError("The replica could not open its channel to the gateway.")
+            return GenerationResult(fault=lost)
         return await self._until_ended(call)
 
     async def generate_stream(self, call: GenerationCall) -> AsyncIterator[TokenBatch]:
@@ -178,14 +179,14 @@ class ReplicaServer:
         finally:
             self._close(call.request_id, generation)
 
-    async def _grammar_fault(self, call: GenerationCall) -> Fault | None:
+    async def _grammar_fault(self, call: GenerationCall) -> Exception | None:
         """Compile the grammar of a call, off the event loop and off the engine's thread; return why it cannot be."""
         if call.params.grammar is None:
             return None
         try:
             await asyncio.to_thread(self._engine.compile_grammar, call.params.grammar)
         except RequestError as error:
-            return Fault.of(error)
+            return _fault_of(error)
         return None
 
     def _open(self, call: GenerationCall) -> _Generation:
@@ -198,7 +199,7 @@ class ReplicaServer:
             if self._reporter is not None and call.reply_to is not None:
                 self._reporter.note(call.reply_to, call.request_id)
         except (RequestError, OverloadError, EngineError) as error:
-            self._end(generation, TokenBatch(fault=Fault.of(error)))
+            self._end(generation, TokenBatch(fault=_fault_of(error)))
         return generation
 
     def _close(self, request_id: RequestId, generation: _Generation) -> None:
@@ -239,10 +240,16 @@ class ReplicaServer:
         )
 
     def _batch(self, emission: Emission) -> TokenBatch:
-        fault = None
+        fault: Exception | None = None
         if emission.finish_reason is FinishReason.EXPIRED:
-            fault = Fault(kind=FaultKind.EXPIRED, message=emission.error or "The deadline has passed.")
+            fault = TimeoutError(emission.error or "The deadline has passed.")
         elif emission.finish_reason is FinishReason.FAILED:
-            kind = FaultKind.FAILED if self._engine.is_alive else FaultKind.LOST
-            fault = Fault(kind=kind, message=emission.error or "The generation has failed.")
+            kind = EngineError if self._engine.is_alive else ReplicaLostError
+            fault = kind(emission.error or "The generation has failed.")
         return TokenBatch.of(emission, fault)
+
+
+def _fault_of(error: RequestError | OverloadError | EngineError) -> Exception:
+    """Return what a gateway is told; an `EngineError` out of a call means that the engine has ended."""
+    # Where it was raised is nothing to a gateway, and would keep alive here what the frames hold.
+    return ReplicaLostError(str(error)) if isinstance(error, EngineError) else error.with_traceback(None)

@@ -91,9 +91,10 @@ async def test_two_gateways_get_only_what_is_theirs() -> None:
 
 async def test_tokens_of_an_unknown_or_dropped_request_are_ignored() -> None:
     async with both_ends() as ends:
-        dropped, kept = ends.listener.subscribe(RequestId("dropped")), ends.listener.subscribe(RequestId("kept"))
-        ends.listener.unsubscribe(dropped.request_id)
-        ends.listener.unsubscribe(dropped.request_id)
+        ends.listener.subscribe(RequestId("dropped"))
+        kept = ends.listener.subscribe(RequestId("kept"))
+        ends.listener.unsubscribe(RequestId("dropped"))
+        ends.listener.unsubscribe(RequestId("dropped"))
         await ends.dialer.connect(ends.address)
         ends.dialer.send(ends.address, [tokens("unknown", 1), tokens("dropped", 2), tokens("kept", 3)])
         assert (await kept.get()).token_ids == (3,)
