@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from adapters.identity import AdapterRef
-from engine.request import Emission, FinishReason, Pooling, Request, RequestId, SamplingParams, TokenLogprobs
+from engine.request import Pooling, Request, RequestId, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,57 +79,12 @@ class GenerationCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBatch:
-    """What arrived together of one attempt; `finish_reason` or `fault` is set on the last one only.
-
-    Attributes:
-        num_cached_tokens: prompt tokens that came from the prefix cache.
-        logprobs, prompt_logprobs, pooled: as in `engine.request.Emission`.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    finish_reason: FinishReason | None = None
-    num_cached_tokens: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    pooled: bytes | None = None
-    fault: Exception | None = None
-
-    @classmethod
-    def of(cls, emission: Emission, fault: Exception | None = None) -> TokenBatch:
-        """Return what one emission of the engine brought; `fault` says what its failure means outside."""
-        return cls(
-            token_ids=emission.token_ids,
-            finish_reason=emission.finish_reason,
-            num_cached_tokens=emission.num_cached_tokens,
-            logprobs=emission.logprobs,
-            prompt_logprobs=emission.prompt_logprobs,
-            pooled=emission.pooled,
-            fault=fault,
-        )
-
-    @classmethod
-    def joined(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
-        """Return one batch of what came one after the other."""
-        return replace(
-            batches[-1],
-            token_ids=tuple(token_id for batch in batches for token_id in batch.token_ids),
-            logprobs=tuple(entry for batch in batches for entry in batch.logprobs),
-            prompt_logprobs=tuple(entry for batch in batches for entry in batch.prompt_logprobs),
-        )
-
-    @property
-    def is_last(self) -> bool:
-        """Whether nothing follows."""
-        return self.finish_reason is not None or self.fault is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
     """How an attempt ended.
 
     Attributes:
         pooled: the vector that was asked for: float32, little-endian.
+        fault: to be raised by whoever has asked.
     """
 
     num_cached_tokens: int = 0

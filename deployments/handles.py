@@ -21,7 +21,7 @@ from ray.serve.handle import DeploymentHandle
 from adapters.catalogue import Catalogue
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError, UnavailableError
-from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
 from deployments.handle_calls import UNREACHED, until_answered
 from deployments.routing.board import Board
 from engine.errors import EngineError, OverloadError
@@ -57,7 +57,7 @@ class ChannelSource:
         self._address = address
         self._controls: set[asyncio.Future[GenerationResult]] = set()
 
-    async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
+    async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield what one attempt brings; see `deployments.gateway.resumption.TokenSource`."""
         subscription = self._listener.subscribe(call.request_id)
         response = self._handle.generate.remote(replace(call, reply_to=self._address))
@@ -73,7 +73,7 @@ class ChannelSource:
                 if emission.finish_reason in _WITHOUT_ANSWER:
                     raise await self._fault(control, emission)
                 is_whole = emission.finish_reason is not None
-                yield TokenBatch.of(emission)
+                yield emission
         except ReplicaLostError:
             self._board.lose_request(call.request_id, time.monotonic())
             raise
@@ -103,16 +103,16 @@ class HandleSource:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle.options(stream=True)
 
-    async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
+    async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield what one attempt brings; see `deployments.gateway.resumption.TokenSource`."""
         response = self._handle.generate_stream.remote(call)
         is_whole = False
         try:
-            async for batch in response:
-                if batch.fault is not None:
-                    raise batch.fault
-                is_whole = batch.is_last
-                yield batch
+            async for item in response:
+                if isinstance(item, GenerationResult):
+                    raise item.fault or EngineError("The engine gave the request up.")
+                is_whole = item.finish_reason is not None
+                yield item
         except (RayError, RayServeException) as error:
             raise serve_error(error) from error
         finally:

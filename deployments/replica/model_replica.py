@@ -14,7 +14,7 @@ from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
 from deployments.channel.token_channel import ChannelDialer
 from deployments.config import AdapterCacheConfig, ChannelConfig, ModelConfig
-from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
 from deployments.logs import join_serve_log
 from deployments.metrics import EngineMetrics
 from deployments.replica.adapter_files import Locator, locator
@@ -22,7 +22,7 @@ from deployments.replica.engine_thread import MAX_STEP_S_BY_DEVICE
 from deployments.replica.replica_server import ReplicaServer
 from deployments.routing.reporter import ReplicaName
 from engine.errors import EngineError
-from engine.request import RequestId
+from engine.request import Emission, RequestId
 from engine.trace import RequestTrace
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ class ModelReplica:
         """Serve one call whose tokens go to `call.reply_to`."""
         return await self._server.generate(call)
 
-    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[TokenBatch]:
+    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[Emission | GenerationResult]:
         """Serve one call whose tokens come back by the handle."""
-        async for batch in self._server.generate_stream(call):
-            yield batch
+        async for item in self._server.generate_stream(call):
+            yield item
 
     async def pool(self, call: GenerationCall) -> GenerationResult:
         """Serve one call for a vector, which comes with the result."""

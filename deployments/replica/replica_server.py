@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
 from deployments.channel.token_channel import ChannelDialer
+from deployments.channel.token_frames import coalesce
 from deployments.errors import ReplicaLostError
-from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
 from deployments.replica.engine_thread import EngineThread
 from deployments.routing.reporter import ReplicaName, Reporter
 from engine.errors import EngineError, OverloadError, RequestError
@@ -37,7 +38,7 @@ class _Generation:
 
     call: GenerationCall
     ended: asyncio.Future[GenerationResult]
-    batches: asyncio.Queue[TokenBatch] = field(default_factory=asyncio.Queue)
+    unread: asyncio.Queue[Emission | GenerationResult] = field(default_factory=asyncio.Queue)
     num_tokens: int = 0
 
     @property
@@ -98,22 +99,25 @@ class ReplicaServer:
             return GenerationResult(fault=lost)
         return await self._until_ended(call)
 
-    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[TokenBatch]:
-        """Yield the tokens of one call; what has come since the last read is one batch."""
+    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[Emission | GenerationResult]:
+        """Yield the tokens of one call, what has come since the last read together; a failure's result comes last."""
         fault = await self._grammar_fault(call)
         if fault is not None:
-            yield TokenBatch(fault=fault)
+            yield GenerationResult(fault=fault)
             return
         generation = self._open(call)
         try:
             is_last = False
             while not is_last:
-                waiting = [await generation.batches.get()]
-                while not generation.batches.empty():
-                    waiting.append(generation.batches.get_nowait())
-                batch = TokenBatch.joined(waiting)
-                is_last = batch.is_last
-                yield batch
+                waiting = [await generation.unread.get()]
+                while not generation.unread.empty():
+                    waiting.append(generation.unread.get_nowait())
+                for emission in coalesce([item for item in waiting if isinstance(item, Emission)]):
+                    is_last = emission.finish_reason is not None
+                    yield emission
+                if isinstance(waiting[-1], GenerationResult):
+                    yield waiting[-1]
+                    return
         finally:
             self._close(call.request_id, generation)
 
@@ -199,7 +203,7 @@ class ReplicaServer:
             if self._reporter is not None and call.reply_to is not None:
                 self._reporter.note(call.reply_to, call.request_id)
         except (RequestError, OverloadError, EngineError) as error:
-            self._end(generation, TokenBatch(fault=_fault_of(error)))
+            self._end(generation, GenerationResult(fault=_fault_of(error)))
         return generation
 
     def _close(self, request_id: RequestId, generation: _Generation) -> None:
@@ -212,41 +216,42 @@ class ReplicaServer:
 
     def _on_step(self, emissions: Sequence[Emission]) -> None:
         by_gateway: dict[TokenAddress, list[Emission]] = {}
-        ended: list[tuple[_Generation, TokenBatch]] = []
+        ended: list[tuple[_Generation, GenerationResult]] = []
         for emission in emissions:
             generation = self._generations.get(emission.request_id)
             if generation is None or generation.ended.done():
                 continue
             generation.num_tokens += len(emission.token_ids)
-            batch = self._batch(emission)
+            fault = self._fault(emission)
             if generation.reply_to is not None:
                 by_gateway.setdefault(generation.reply_to, []).append(emission)
-            elif not batch.is_last:
-                generation.batches.put_nowait(batch)
-            if batch.is_last:
-                ended.append((generation, batch))
+            elif fault is None:
+                generation.unread.put_nowait(emission)
+            if emission.finish_reason is not None:
+                result = GenerationResult(
+                    num_cached_tokens=emission.num_cached_tokens, pooled=emission.pooled, fault=fault
+                )
+                ended.append((generation, result))
         if self._dialer is not None:
             for address, frame in by_gateway.items():
                 self._dialer.send(address, frame)
-        for generation, batch in ended:
-            self._end(generation, batch)
+        for generation, result in ended:
+            self._end(generation, result)
 
-    def _end(self, generation: _Generation, batch: TokenBatch) -> None:
-        if self._orphans is not None and batch.fault is None:
+    def _end(self, generation: _Generation, result: GenerationResult) -> None:
+        if result.fault is not None:
+            generation.unread.put_nowait(result)
+        elif self._orphans is not None:
             self._orphans.finished(generation.call, generation.num_tokens)
-        generation.batches.put_nowait(batch)
-        generation.ended.set_result(
-            GenerationResult(num_cached_tokens=batch.num_cached_tokens, pooled=batch.pooled, fault=batch.fault)
-        )
+        generation.ended.set_result(result)
 
-    def _batch(self, emission: Emission) -> TokenBatch:
-        fault: Exception | None = None
+    def _fault(self, emission: Emission) -> Exception | None:
         if emission.finish_reason is FinishReason.EXPIRED:
-            fault = TimeoutError(emission.error or "The deadline has passed.")
-        elif emission.finish_reason is FinishReason.FAILED:
+            return TimeoutError(emission.error or "The deadline has passed.")
+        if emission.finish_reason is FinishReason.FAILED:
             kind = EngineError if self._engine.is_alive else ReplicaLostError
-            fault = kind(emission.error or "The generation has failed.")
-        return TokenBatch.of(emission, fault)
+            return kind(emission.error or "The generation has failed.")
+        return None
 
 
 def _fault_of(error: RequestError | OverloadError | EngineError) -> Exception:
