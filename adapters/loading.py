@@ -7,6 +7,7 @@ once for all of them, and each costs its bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 
 import torch
 
@@ -14,7 +15,6 @@ from adapters.errors import AdapterError, LayoutError
 from adapters.folder import read_config_bytes
 from adapters.identity import AdapterRef, DigestStream
 from adapters.peft_format import parse_config
-from adapters.recent import Recent
 from adapters.tensor_file import TensorEntry, TensorFile, parse_header, read_with
 from adapters.validate import ModuleLayout, ModuleShapes, validate
 from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection
@@ -39,11 +39,11 @@ class _Recipe:
     """What adapters of one configuration and one header have in common; fits the base."""
 
     def __init__(
-        self, name: str, config_bytes: bytes, header: bytes, data_bytes: int, shapes: ModuleShapes, max_rank: int
+        self, config_bytes: bytes, header: bytes, data_bytes: int, *, shapes: ModuleShapes, max_rank: int
     ) -> None:
-        config = parse_config(name, config_bytes)
-        self.entry_by_name = parse_header(name, header, data_bytes)
-        self.layouts = validate(name, config, self.entry_by_name, shapes, max_rank)
+        config = parse_config("", config_bytes)
+        self.entry_by_name = parse_header("", header, data_bytes)
+        self.layouts = validate("", config, self.entry_by_name, shapes, max_rank)
         self.digest = DigestStream(config, self.entry_by_name)
 
 
@@ -66,11 +66,11 @@ class AdapterLoader:
         lay_out: LayOut = RawAdapter.packed,
     ) -> None:
         self._shapes = dict(shapes)
-        self._max_rank = max_rank
         self._dtype = dtype
         self._base = base
         self._lay_out = lay_out
-        self._recipes: Recent[tuple[bytes, bytes, int], _Recipe] = Recent(MAX_RECIPES)
+        self._make_recipe = partial(_Recipe, shapes=self._shapes, max_rank=max_rank)
+        self._known_recipe = lru_cache(MAX_RECIPES)(self._make_recipe)
 
     def load(self, ref: AdapterRef) -> AdapterWeights:
         """Load the adapter that a reference names.
@@ -81,7 +81,7 @@ class AdapterLoader:
         """
         config_bytes = read_config_bytes(ref.name, ref.path)
         recipe, data = read_with(
-            ref.name, ref.path, lambda header, size: self._recipe(ref.name, config_bytes, header, size)
+            ref.name, ref.path, lambda header, data_bytes: self._recipe(ref.name, config_bytes, header, data_bytes)
         )
         if recipe.digest.over(data) != ref.digest:
             # Serving other content under this digest would make every cache that is keyed by it lie.
@@ -98,12 +98,12 @@ class AdapterLoader:
         return weights
 
     def _recipe(self, name: str, config_bytes: bytes, header: bytes, data_bytes: int) -> _Recipe:
-        def make() -> _Recipe:
-            return _Recipe(name, config_bytes, header, data_bytes, self._shapes, self._max_rank)
-
-        if len(config_bytes) + len(header) > MAX_RECIPE_BYTES:
-            return make()
-        return self._recipes.get((config_bytes, header, data_bytes), make)
+        is_small = len(config_bytes) + len(header) <= MAX_RECIPE_BYTES
+        try:
+            return (self._known_recipe if is_small else self._make_recipe)(config_bytes, header, data_bytes)
+        except AdapterError as error:
+            # A recipe is nobody's in particular.
+            raise AdapterError(name, error.reason) from None
 
 
 class _Reading:

@@ -1,4 +1,4 @@
-"""Names of adapters: which alias stands for which content. Standard library only; one namespace with the base models.
+"""Names of adapters: what they may be, and what lies under them. Standard library only; one namespace with base models.
 
 Names come from operators; what a client sends is looked up here and never joined to a path.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from adapters.errors import AdapterError
 from adapters.folder import CONFIG_FILE
@@ -16,8 +16,8 @@ from adapters.identity import AdapterRef, adapter_digest
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-class AdapterRegistry:
-    """The declared adapters of one application. Additive; iterates in the order of declaration."""
+class DeclaredNames:
+    """The names that one configuration declares: each stands for one adapter."""
 
     def __init__(self, base_names: Iterable[str] = ()) -> None:
         self._base_names = frozenset(base_names)
@@ -34,16 +34,6 @@ class AdapterRegistry:
             raise AdapterError(ref.name, "a base model has this name")
         if self._ref_by_name.setdefault(ref.name, ref) != ref:
             raise AdapterError(ref.name, "another adapter is declared under this name")
-
-    def resolve(self, name: str) -> AdapterRef | None:
-        """Return what a name stands for, None where it is not that of an adapter."""
-        return self._ref_by_name.get(name)
-
-    def __iter__(self) -> Iterator[AdapterRef]:
-        return iter(tuple(self._ref_by_name.values()))
-
-    def __len__(self) -> int:
-        return len(self._ref_by_name)
 
 
 def check_name(name: str) -> None:

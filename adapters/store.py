@@ -9,8 +9,8 @@ from __future__ import annotations
 import fcntl
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from adapters.catalogue import MAX_VERSIONS, AdapterEntry, AdapterVersion, Catalogue
@@ -167,28 +167,18 @@ class AdapterStore:
         if self._lock_file is not None:
             self._lock_file.close()
 
-    def _change(self) -> _Change:
-        return _Change(self._database)
+    @contextmanager
+    def _change(self) -> Iterator[sqlite3.Connection]:
+        """Make one transaction of a block, which grows the revision by one."""
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._database
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("UPDATE revision SET value = value + 1")
+        self._database.execute("COMMIT")
 
     def _split(self, database: sqlite3.Connection, name: str, split: Mapping[int, int]) -> None:
         database.execute("DELETE FROM split WHERE name = ?", (name,))
         database.executemany("INSERT INTO split VALUES (?, ?, ?)", [(name, *share) for share in split.items()])
-
-
-class _Change:
-    """One transaction, which grows the revision by one."""
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    def __enter__(self) -> sqlite3.Connection:
-        self._database.execute("BEGIN IMMEDIATE")
-        return self._database
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        with closing(self._database.cursor()) as cursor:
-            if error is not None:
-                cursor.execute("ROLLBACK")
-                return
-            cursor.execute("UPDATE revision SET value = value + 1")
-            cursor.execute("COMMIT")

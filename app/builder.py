@@ -43,6 +43,7 @@ model there may be no room for two; what is asked for waits for the new one."""
 _SHUTDOWN_POLL_S = 0.1
 _HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 10.0}
 """Three checks that fail, or are not answered, in a row, and a replica is replaced: one that hangs after 35 s or so."""
+_LIFE_CYCLE = _HEALTH | {"graceful_shutdown_timeout_s": DRAIN_S, "graceful_shutdown_wait_loop_s": _SHUTDOWN_POLL_S}
 _GATEWAY_REQUESTS = 4096
 _TOKENIZER_REQUESTS = 256
 _SAFETY_REQUESTS = 256
@@ -81,7 +82,7 @@ def build(settings: Settings) -> serve.Application:
         max_queued_requests=_GATEWAY_REQUESTS,
         ray_actor_options={"num_cpus": 0.2},
         max_surge_percent=_SURGE,
-        **_life_cycle(),
+        **_LIFE_CYCLE,
     )
     registry = None if settings.registry is None else _registry(settings, settings.registry, config.models)
     accounts = None if config.accounts is None else _accounts(config.accounts)
@@ -109,7 +110,7 @@ def _model(model: ModelConfig, channel: ChannelConfig, told: dict[str, Any]) -> 
             # Ray hides every GPU from an actor that asks for none.
             ray_actor_options={"num_cpus": 0.5} | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
             request_router_config=_request_router(model, channel),
-            **_life_cycle(),
+            **_LIFE_CYCLE,
         )
         .bind(model, channel, **told)
     )
@@ -192,11 +193,3 @@ def _the_only(name: str, actor: type, config: object, **options: Any) -> serve.A
         .bind(config)
     )
     return bound
-
-
-def _life_cycle() -> dict[str, Any]:
-    return {
-        **_HEALTH,
-        "graceful_shutdown_timeout_s": DRAIN_S,
-        "graceful_shutdown_wait_loop_s": _SHUTDOWN_POLL_S,
-    }

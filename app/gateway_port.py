@@ -30,7 +30,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
-from deployments.registry.adapter_changes import AdapterStatus, Registration, Unloaded
+from deployments.registry.adapter_changes import AdapterStatus, Registration
 from deployments.timeline import Timeline
 
 
@@ -45,8 +45,8 @@ class AdapterPort(Protocol):
         """Load without traffic, try by the name that the trial is given, and only then let the name stand for it."""
         ...
 
-    async def unload(self, name: str, number: int | None = None) -> Unloaded:
-        """Forget a name or a version, wait for the requests that use it, and free it everywhere."""
+    async def unload(self, name: str, number: int | None = None) -> list[int]:
+        """Forget a name or a version, wait for the requests that use it; return the bytes freed on each replica."""
         ...
 
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:

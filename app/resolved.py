@@ -12,7 +12,7 @@ from functools import partial
 
 from adapters.errors import AdapterError
 from adapters.identity import AdapterRef, read_adapter
-from adapters.registry import AdapterRegistry, reference, scan
+from adapters.registry import DeclaredNames, reference, scan
 from adapters.validate import validate
 from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import local_folder
@@ -151,13 +151,12 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     Raises:
         ConfigError: as `build`.
     """
-    registry = AdapterRegistry(model.name for model in settings.models)
+    names = DeclaredNames(model.name for model in settings.models)
     # Old gateways and new replicas, or the other way round, work together while a changed configuration is rolled out.
     secret = remembered("channel_secret", partial(secrets.token_bytes, 32))
     return GatewayConfig(
         models=tuple(
-            _model_config(model, f"models[{index}]", registry, settings.slo)
-            for index, model in enumerate(settings.models)
+            _model_config(model, f"models[{index}]", names, settings.slo) for index, model in enumerate(settings.models)
         ),
         channel=ChannelConfig(secret=secret, **settings.channel.model_dump()),
         safety=None if settings.safety is None else _safety_config(settings.safety),
@@ -186,7 +185,7 @@ def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
     return DEFAULT_QUEUE_S if slo is None or slo.ttft_s is None else slo.ttft_s * QUEUE_SHARE
 
 
-def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry, slo: SloSettings | None) -> ModelConfig:
+def _model_config(model: ModelSettings, place: str, names: DeclaredNames, slo: SloSettings | None) -> ModelConfig:
     with _at(f"{place}.path"):
         path = str(local_folder(model.path))
         spec = read_spec(path)
@@ -216,25 +215,25 @@ def _model_config(model: ModelSettings, place: str, registry: AdapterRegistry, s
         eos_ids=spec.eos_ids,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
-        adapters=tuple(_adapters(model, place, spec, registry)),
+        adapters=tuple(_adapters(model, place, spec, names)),
     )
 
 
-def _adapters(model: ModelSettings, place: str, spec: DecoderSpec, registry: AdapterRegistry) -> Iterator[AdapterRef]:
+def _adapters(model: ModelSettings, place: str, spec: DecoderSpec, names: DeclaredNames) -> Iterator[AdapterRef]:
     if model.adapter_folder is not None:
         with _at(f"{place}.adapter_folder"):
             for ref in scan(model.adapter_folder):
-                yield _checked(ref, spec, model.engine.max_adapter_rank, registry)
+                yield _checked(ref, spec, model.engine.max_adapter_rank, names)
     for index, adapter in enumerate(model.adapters):
         with _at(f"{place}.adapters[{index}]"):
             ref = reference(adapter.name, str(local_folder(adapter.path)))
-            yield _checked(ref, spec, model.engine.max_adapter_rank, registry)
+            yield _checked(ref, spec, model.engine.max_adapter_rank, names)
 
 
-def _checked(ref: AdapterRef, spec: DecoderSpec, max_rank: int, registry: AdapterRegistry) -> AdapterRef:
+def _checked(ref: AdapterRef, spec: DecoderSpec, max_rank: int, names: DeclaredNames) -> AdapterRef:
     config, tensors = read_adapter(ref.name, ref.path)
     validate(ref.name, config, tensors.entry_by_name, spec.module_shapes(), max_rank)
-    registry.declare(ref)
+    names.declare(ref)
     return ref
 
 

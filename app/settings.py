@@ -378,7 +378,7 @@ class Settings(SettingsNode):
     )
 
     @model_validator(mode="after")
-    def _models_are_named_once(self) -> Self:
+    def _parts_fit_together(self) -> Self:
         if not self.models:
             raise ValueError("models must declare at least one base model")
         names = [name for model in self.models for name in (model.name, *(a.name for a in model.adapters))]

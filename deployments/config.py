@@ -1,6 +1,7 @@
 """What each deployment is told at its construction: frozen values that `app.resolved` makes from the settings once.
 
-Pure. Nobody below `app` sees pydantic, YAML or the environment.
+Pure. Nobody below `app` sees pydantic, YAML or the environment. What a field means that has the name of a setting is
+said there (`app.settings`).
 """
 
 from __future__ import annotations
@@ -50,10 +51,7 @@ class ChannelConfig:
     """How tokens travel from a model replica to a gateway.
 
     Attributes:
-        transport: "tcp" (one connection for each replica and gateway, one frame a step) or "handle" (Serve streaming).
         secret: shared by both ends of a connection; drawn once in the life of a cluster.
-        host: address on which gateways listen; None for the node's own address.
-        max_buffered_bytes: unread output at which one stream is ended as a slow reader.
     """
 
     transport: str = "tcp"
@@ -64,22 +62,7 @@ class ChannelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetyConfig:
-    """The classifier and what is done with its verdicts.
-
-    Attributes:
-        model_path: folder of an AutoModelForSequenceClassification checkpoint, safetensors.
-        mode: "before" (the input is judged before any engine work) or "alongside" (with prefill; first byte held back).
-        threshold: probability at which a hazard counts as found.
-        threshold_by_hazard: exceptions to `threshold`.
-        screen_output: judge the output too, in windows.
-        screen_embeddings: judge what vectors are asked of; a request that is flagged is refused.
-        window_chars: characters in an output window; text is held back until its window is judged.
-        overlap_chars: characters that neighbouring windows share.
-        fails_closed: refuse with 503 where the classifier cannot be reached in `timeout_s`.
-        max_batch: texts in one forward pass.
-        batch_wait_s: how long a text waits for company.
-        benign_labels: labels that mean nothing was found (a single-label classifier's "safe").
-    """
+    """The classifier in the folder `model_path`, and what is done with its verdicts."""
 
     model_path: str
     mode: str = "before"
@@ -101,16 +84,7 @@ class SafetyConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankerConfig:
-    """One cross-encoder.
-
-    Attributes:
-        model_path: folder of an AutoModelForSequenceClassification checkpoint with one label, safetensors.
-        max_tokens: of a query and a document together; at most what the checkpoint reads.
-        max_batch: pairs in one forward pass.
-        batch_wait_s: how long a pair waits for company.
-        max_chars: of a query, and of a document.
-        timeout_s: seconds that a request for scores may take.
-    """
+    """One cross-encoder in the folder `model_path`; `max_tokens` is at most what it reads."""
 
     name: str
     model_path: str
@@ -145,13 +119,9 @@ class RegistryConfig:
     Attributes:
         store_path: SQLite file.
         folder: files of registered adapters are copied into it, by digest.
-        sources: prefixes of URLs that adapters may be fetched from.
-        max_source_bytes: of one adapter that is fetched.
-        source_timeout_s: of one fetch.
         bases: the models that adapters are for.
         declared_by_base: adapters that the configuration names.
         cross_encoders: their names, which no adapter may have.
-        watch_period_s: how often the drop-in folders are looked at.
     """
 
     store_path: str
@@ -175,13 +145,7 @@ class AdapterCacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountsConfig:
-    """Where it is kept what tenants use.
-
-    Attributes:
-        database_url: of SQLAlchemy.
-        limits_url: of the `limits` library; "memory://" for windows that end with the actor.
-        spool_folder: where gateways write records that are on their way.
-    """
+    """Where it is kept what tenants use."""
 
     database_url: str
     spool_folder: str
@@ -193,12 +157,8 @@ class BatchesConfig:
     """Files of clients, and batches of requests that are run for them.
 
     Attributes:
-        folder: of both, for one server at a time.
         gateway: name of the deployment that answers the requests.
-        max_tenant_bytes: of all files of a tenant together.
-        max_unfinished: batches of a tenant at once.
-        max_lines, max_line_bytes: of an input file.
-        max_concurrent_requests: of all batches together.
+        max_line_bytes: of an input file.
     """
 
     folder: str
@@ -212,7 +172,7 @@ class BatchesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig:
-    """Where traces go, by OTLP over HTTP; `sample_ratio` is the share of answers that are traced."""
+    """Where traces go, by OTLP over HTTP."""
 
     endpoint: str
     sample_ratio: float = 1.0
@@ -224,13 +184,8 @@ class GatewayConfig:
     """What the gateway knows of the rest.
 
     Attributes:
-        tokenizer_placement, safety_placement: "deployment" (own actors) or "inline" (in the gateway's process; saves a
-            hop of about a millisecond).
-        accounts: None where nothing is counted.
-        tracing: None where nothing is traced.
-        slo: None where answers are held against nothing.
+        tokenizer_placement, safety_placement: "deployment", or "inline" in the gateway's process.
         created_s: Unix time at which the names were declared.
-        max_resumes: how often one generation is taken to another replica after its own has died.
     """
 
     models: tuple[ModelConfig, ...]

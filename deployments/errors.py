@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from engine.errors import EngineError, OverloadError
 
 
@@ -9,11 +11,7 @@ class UnavailableError(OverloadError):
     """A part that the answer needs cannot be reached now; `retry_after_s` (seconds) says when to come back."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_unavailable_error, (self.message, self.retry_after_s)
-
-
-def _rebuild_unavailable_error(message: str, retry_after_s: float) -> UnavailableError:
-    return UnavailableError(message, retry_after_s=retry_after_s)
+        return partial(UnavailableError, self.message, retry_after_s=self.retry_after_s), ()
 
 
 class ReplicaLostError(EngineError):

@@ -1,73 +1,18 @@
 """What passes between a gateway and a model replica over a Serve handle: one call for each attempt, one result.
 
-Pure. Failures travel as values, so that they arrive as they were raised whatever the transport does to exceptions.
+Pure. Failures travel as values, errors that are raised on the other side: so they arrive as they are, whatever the
+transport does to what an actor raises.
 """
 
 from __future__ import annotations
 
-import sys
-from array import array
+import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from adapters.identity import AdapterRef
-from deployments.errors import ReplicaLostError
-from engine.errors import EngineError, OverloadError, RequestError
-from engine.request import Emission, FinishReason, Pooling, Request, RequestId, SamplingParams, TokenLogprobs
-
-
-class FaultKind(StrEnum):
-    """Whose fault it is that a call has no answer."""
-
-    REQUEST = "request"
-    OVERLOAD = "overload"
-    FAILED = "failed"
-    """This generation alone."""
-    LOST = "lost"
-    """The whole engine: it has failed, or is shutting down."""
-    EXPIRED = "expired"
-    """Its deadline has passed, or will have."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """An error as a value; fields as in `engine.errors`, with the reason of an `OverloadError` as `code`."""
-
-    kind: FaultKind
-    message: str
-    field: str | None = None
-    code: str | None = None
-    retry_after_s: float = 1.0
-
-    @classmethod
-    def of(cls, error: RequestError | OverloadError | EngineError) -> Fault:
-        """Return what `error` says; an `EngineError` out of a call means that its engine has ended."""
-        match error:
-            case RequestError():
-                return cls(kind=FaultKind.REQUEST, message=error.message, field=error.field, code=error.code)
-            case OverloadError():
-                return cls(
-                    kind=FaultKind.OVERLOAD,
-                    message=error.message,
-                    code=error.reason,
-                    retry_after_s=error.retry_after_s,
-                )
-        return cls(kind=FaultKind.LOST, message=str(error))
-
-    def to_error(self) -> RequestError | OverloadError | TimeoutError | EngineError:
-        """Return the exception to raise on the other side."""
-        match self.kind:
-            case FaultKind.REQUEST:
-                return RequestError(self.message, field=self.field, code=self.code)
-            case FaultKind.OVERLOAD:
-                return OverloadError(self.message, retry_after_s=self.retry_after_s, reason=self.code or "busy")
-            case FaultKind.EXPIRED:
-                return TimeoutError(self.message)
-            case FaultKind.LOST:
-                return ReplicaLostError(self.message)
-        return EngineError(self.message)
+from engine.request import Pooling, Request, RequestId, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,79 +79,24 @@ class GenerationCall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenBatch:
-    """What arrived together of one attempt; `finish_reason` or `fault` is set on the last one only.
-
-    Attributes:
-        num_cached_tokens: prompt tokens that came from the prefix cache.
-        logprobs, prompt_logprobs, pooled: as in `engine.request.Emission`.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    finish_reason: FinishReason | None = None
-    num_cached_tokens: int = 0
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    pooled: bytes | None = None
-    fault: Fault | None = None
-
-    @classmethod
-    def of(cls, emission: Emission, fault: Fault | None = None) -> TokenBatch:
-        """Return what one emission of the engine brought; `fault` says what its failure means outside."""
-        return cls(
-            token_ids=emission.token_ids,
-            finish_reason=emission.finish_reason,
-            num_cached_tokens=emission.num_cached_tokens,
-            logprobs=emission.logprobs,
-            prompt_logprobs=emission.prompt_logprobs,
-            pooled=emission.pooled,
-            fault=fault,
-        )
-
-    @classmethod
-    def joined(cls, batches: Sequence[TokenBatch]) -> TokenBatch:
-        """Return one batch of what came one after the other."""
-        return replace(
-            batches[-1],
-            token_ids=tuple(token_id for batch in batches for token_id in batch.token_ids),
-            logprobs=tuple(entry for batch in batches for entry in batch.logprobs),
-            prompt_logprobs=tuple(entry for batch in batches for entry in batch.prompt_logprobs),
-        )
-
-    @property
-    def is_last(self) -> bool:
-        """Whether nothing follows."""
-        return self.finish_reason is not None or self.fault is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
     """How an attempt ended.
 
     Attributes:
-        num_tokens: tokens that were sent, so that the gateway knows when it has them all.
         pooled: the vector that was asked for: float32, little-endian.
+        fault: to be raised by whoever has asked.
     """
 
-    num_tokens: int
     num_cached_tokens: int = 0
-    finish_reason: FinishReason | None = None
     pooled: bytes | None = None
-    fault: Fault | None = None
+    fault: Exception | None = None
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
     """Return token ids as little-endian 32-bit integers."""
-    packed = array("I", token_ids)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def unpack_ids(packed: bytes) -> tuple[int, ...]:
     """Return what `pack_ids` packed."""
-    token_ids = array("I")
-    token_ids.frombytes(packed)
-    if sys.byteorder == "big":
-        token_ids.byteswap()
-    return tuple(token_ids)
+    return struct.unpack(f"<{len(packed) // 4}I", packed)

@@ -16,13 +16,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
-from ray.serve.handle import DeploymentHandle, DeploymentResponse
+from ray.serve.handle import DeploymentHandle
 
 from adapters.catalogue import Catalogue
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError, UnavailableError
-from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
-from deployments.handle_errors import UNREACHED
+from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
+from deployments.handle_calls import UNREACHED, until_answered
 from deployments.routing.board import Board
 from engine.errors import EngineError, OverloadError
 from engine.request import Emission, FinishReason
@@ -57,7 +57,7 @@ class ChannelSource:
         self._address = address
         self._controls: set[asyncio.Future[GenerationResult]] = set()
 
-    async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
+    async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield what one attempt brings; see `deployments.gateway.resumption.TokenSource`."""
         subscription = self._listener.subscribe(call.request_id)
         response = self._handle.generate.remote(replace(call, reply_to=self._address))
@@ -71,9 +71,9 @@ class ChannelSource:
             while not is_whole:
                 emission = await subscription.get()
                 if emission.finish_reason in _WITHOUT_ANSWER:
-                    raise (await self._fault(control, emission)).to_error()
+                    raise await self._fault(control, emission)
                 is_whole = emission.finish_reason is not None
-                yield TokenBatch.of(emission)
+                yield emission
         except ReplicaLostError:
             self._board.lose_request(call.request_id, time.monotonic())
             raise
@@ -85,7 +85,7 @@ class ChannelSource:
                 response.cancel()
                 control.cancel()
 
-    async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Fault:
+    async def _fault(self, control: asyncio.Future[GenerationResult], emission: Emission) -> Exception:
         """Return how an attempt failed: the frame has the sentence, the call's result also the kind."""
         try:
             async with asyncio.timeout(LAST_FRAME_TIMEOUT_S):
@@ -94,7 +94,7 @@ class ChannelSource:
             result = None
         if result is not None and result.fault is not None:
             return result.fault
-        return Fault(kind=FaultKind.FAILED, message=emission.error or "The engine gave the request up.")
+        return EngineError(emission.error or "The engine gave the request up.")
 
 
 class HandleSource:
@@ -103,16 +103,16 @@ class HandleSource:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._handle = handle.options(stream=True)
 
-    async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
+    async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield what one attempt brings; see `deployments.gateway.resumption.TokenSource`."""
         response = self._handle.generate_stream.remote(call)
         is_whole = False
         try:
-            async for batch in response:
-                if batch.fault is not None:
-                    raise batch.fault.to_error()
-                is_whole = batch.is_last
-                yield batch
+            async for item in response:
+                if isinstance(item, GenerationResult):
+                    raise item.fault or EngineError("The engine gave the request up.")
+                is_whole = item.finish_reason is not None
+                yield item
         except (RayError, RayServeException) as error:
             raise serve_error(error) from error
         finally:
@@ -127,18 +127,10 @@ async def ask_vector(handle: DeploymentHandle, call: GenerationCall) -> Generati
         ReplicaLostError: the replica has gone.
         UnavailableError, OverloadError, EngineError: as `serve_error`.
     """
-    response = handle.pool.remote(call)
-    is_answered = False
-    try:
-        result = await _result(response)
-        is_answered = True
-    finally:
-        if not is_answered:
-            response.cancel()
-    return result
+    return await _result(until_answered(handle.pool.remote(call)))
 
 
-async def _result(response: DeploymentResponse) -> GenerationResult:
+async def _result(response: Awaitable[Any]) -> GenerationResult:
     try:
         result: GenerationResult = await response
     except (RayError, RayServeException) as error:
@@ -156,7 +148,7 @@ def _settle(subscription: Subscription, control: asyncio.Future[GenerationResult
         return
     fault = control.result().fault
     if fault is not None:
-        subscription.fail(fault.to_error())
+        subscription.fail(fault)
         return
     lost = ReplicaLostError("The last tokens of the answer have not arrived.")
     control.get_loop().call_later(LAST_FRAME_TIMEOUT_S, subscription.fail, lost)

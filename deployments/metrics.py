@@ -19,53 +19,13 @@ from deployments.timeline import Timeline
 from engine.metrics import EngineSnapshot
 
 FIRST_TOKEN_S = (
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.04,
-    0.06,
-    0.08,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-    160,
-    640,
-    2560,
-)
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
 BETWEEN_TOKENS_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    7.5,
-    10,
-    20,
-    40,
-    80,
-)
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
+    0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
+)  # fmt: skip
 REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 NUM_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000)
 
@@ -91,43 +51,26 @@ class GatewayMetrics:
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_S)
         self._prompt = self._histogram("request_prompt_tokens", "Tokens of prompts.", NUM_TOKENS)
         self._generated = self._histogram("request_generation_tokens", "Tokens of answers.", NUM_TOKENS)
-        self._ended = Counter(
-            "vllm:request_success",
-            "Requests that ended well.",
-            ("model_name", "finished_reason"),
-            registry=self._registry,
+        self._ended = self._counter(
+            "vllm:request_success", "Requests that ended well.", ("model_name", "finished_reason")
         )
-        self._failed = Counter(
-            "antiphon:request_failure",
-            "Requests that ended in an error.",
-            ("model_name", "error"),
-            registry=self._registry,
+        self._failed = self._counter(
+            "antiphon:request_failure", "Requests that ended in an error.", ("model_name", "error")
         )
-        self._resumed = Counter(
-            "antiphon:resumed", "Generations taken to another replica.", ("model_name",), registry=self._registry
-        )
-
-        self._tokens = Counter(
+        self._resumed = self._counter("antiphon:resumed", "Generations taken to another replica.", ("model_name",))
+        self._tokens = self._counter(
             "antiphon:tokens",
             "Tokens of answers that have ended: of prompts, of those from the prefix cache, of answers.",
             ("tenant", "model_name", "kind"),
-            registry=self._registry,
         )
-        self._requests = Counter(
-            "antiphon:requests",
-            "Answers that have ended.",
-            ("tenant", "model_name", "outcome"),
-            registry=self._registry,
+        self._requests = self._counter(
+            "antiphon:requests", "Answers that have ended.", ("tenant", "model_name", "outcome")
         )
-
-        self._slo_met = Counter(
-            "antiphon:slo_met", "Answers inside every objective.", ("model_name",), registry=self._registry
-        )
-        self._slo_violated = Counter(
+        self._slo_met = self._counter("antiphon:slo_met", "Answers inside every objective.", ("model_name",))
+        self._slo_violated = self._counter(
             "antiphon:slo_violated",
             "Answers that missed an objective, each counted for the first that it missed.",
             ("model_name", "objective"),
-            registry=self._registry,
         )
 
     def count_answer(self, timeline: Timeline) -> None:
@@ -181,24 +124,27 @@ class GatewayMetrics:
             family.samples = [sample._replace(labels=sample.labels | {"gateway": gateway}) for sample in family.samples]
         return families
 
+    def _counter(self, name: str, about: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(name, about, labels, registry=self._registry)
+
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
 
 
 def _rejections(refused_by_reason: Mapping[str, int], labels: Mapping[str, str]) -> Metric:
     about = "Requests refused at once, for want of time or room."
-    return _by_reason("vllm:admission_rejections", about, refused_by_reason, labels)
+    return _counts_by("reason", "vllm:admission_rejections", about, refused_by_reason, labels)
 
 
 def _dropped_lines(labels: Mapping[str, str]) -> Metric:
     about = "Lines of logs that this process could not write."
-    return _by_reason("antiphon:log_lines_dropped", about, dropped_lines(), labels)
+    return _counts_by("reason", "antiphon:log_lines_dropped", about, dropped_lines(), labels)
 
 
-def _by_reason(name: str, about: str, counts: Mapping[str, int], labels: Mapping[str, str]) -> Metric:
-    family = CounterMetricFamily(name, about, labels=(*labels, "reason"))
-    for reason, count in counts.items():
-        family.add_metric((*labels.values(), reason), count)
+def _counts_by(label: str, name: str, about: str, counts: Mapping[str, float], labels: Mapping[str, str]) -> Metric:
+    family = CounterMetricFamily(name, about, labels=(*labels, label))
+    for value, count in counts.items():
+        family.add_metric((*labels.values(), value), count)
     return family
 
 
@@ -273,16 +219,13 @@ class EngineMetrics:
 
     def _ended(self, snapshot: EngineSnapshot) -> Metric:
         about = "Requests that left the engine."
-        return _by_reason("antiphon:engine_requests_ended", about, snapshot.ended_by_reason, self._labels)
+        return _counts_by("reason", "antiphon:engine_requests_ended", about, snapshot.ended_by_reason, self._labels)
 
     def _step_times(self, snapshot: EngineSnapshot) -> Metric:
-        labels = (*self._labels, "part")
-        family = CounterMetricFamily(
-            "antiphon:engine_step_seconds", "Time spent in each part of a step.", labels=labels
-        )
-        for part in ("schedule", "prepare", "forward", "sample", "wait", "emit"):
-            family.add_metric((*self._labels.values(), part), getattr(snapshot.step_times, f"{part}_s"))
-        return family
+        parts = ("schedule", "prepare", "forward", "sample", "wait", "emit")
+        seconds = {part: getattr(snapshot.step_times, f"{part}_s") for part in parts}
+        about = "Time spent in each part of a step."
+        return _counts_by("part", "antiphon:engine_step_seconds", about, seconds, self._labels)
 
     def _cache_info(self, snapshot: EngineSnapshot) -> Metric:
         labels = (*self._labels, "block_size", "num_gpu_blocks")

@@ -44,7 +44,6 @@ class Turn:
         return Asked(
             request_id=request_id,
             num_tokens=self.num_tokens,
-            block_tokens=CHUNK_TOKENS,
             block_marks=self.marks,
             adapter=self.adapter,
         )

@@ -36,8 +36,6 @@ from app.routes import (
 )
 from app.settings import BatchSettings, LimitSettings
 
-__all__ = ["GatewayPort", "create_app"]
-
 _RESOURCES = (
     chat, completions, responses, messages, embeddings, rerank, models, moderations, tokens, adapters, accounts,
     files, batches, requests, health, page,

@@ -296,5 +296,10 @@ def _dumped(scores: PromptLogprobs) -> list[Any]:
     return [place and {token: entry.model_dump(mode="json") for token, entry in place.items()} for place in scores]
 
 
+def typed_frame(kind: str, /, **fields: Any) -> bytes:
+    """Return an event that bears its type in a line of its own as well, as other APIs than chats have them."""
+    return b"event: " + kind.encode() + b"\n" + _frame({"type": kind} | fields)
+
+
 def _frame(value: object) -> bytes:
     return b"data: " + orjson.dumps(value) + b"\n\n"

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from app.http.errors import ApiError
+from app.http.sse import typed_frame
 from app.messages_api.schemas import (
     MessageObject,
     MessagesError,
@@ -21,12 +22,10 @@ from app.translation.streaming import Answer, ChoiceEvent
 from deployments.generation import EndReason, Finished, Started, TextDelta
 
 _ERROR_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
@@ -81,37 +80,38 @@ class MessageFrames:
                 opened = MessageObject(
                     id=self._head.response_id, model=self._head.model, content=[], usage=_usage(started, 0, 0)
                 )
-                return _frame("message_start", message=opened.model_dump(mode="json"))
+                return typed_frame("message_start", message=opened.model_dump(mode="json"))
             case TextDelta() as delta:
                 return b"".join(map(_step, self._reader.feed(delta)))
             case Finished() as finished:
                 closed = b"".join(map(_step, self._reader.close()))
                 ending = {"stop_reason": stop_reason(finished, self._max_tokens), "stop_sequence": finished.stop}
-                return closed + _frame(
+                return closed + typed_frame(
                     "message_delta", delta=ending, usage=_whole_usage(finished).model_dump(mode="json")
                 )
 
     def closing(self) -> bytes:
         """Return the end mark."""
-        return _frame("message_stop")
+        return typed_frame("message_stop")
 
     def failure(self, error: ApiError) -> bytes:
         """Return the event of a failure."""
-        return _frame(**error_body(error))
+        body = error_body(error)
+        return typed_frame(body.pop("type"), **body)
 
 
 def _step(step: Step) -> bytes:
     block = step.block
     if step.opens:
-        return _frame("content_block_start", index=block.index, content_block=_content(block, is_open=True))
+        return typed_frame("content_block_start", index=block.index, content_block=_content(block, is_open=True))
     if step.closes:
-        return _frame("content_block_stop", index=block.index)
+        return typed_frame("content_block_stop", index=block.index)
     kind, field = {
         BlockKind.THOUGHTS: ("thinking_delta", "thinking"),
         BlockKind.TEXT: ("text_delta", "text"),
         BlockKind.CALL: ("input_json_delta", "partial_json"),
     }[block.kind]
-    return _frame("content_block_delta", index=block.index, delta={"type": kind, field: step.piece})
+    return typed_frame("content_block_delta", index=block.index, delta={"type": kind, field: step.piece})
 
 
 def _content(block: Block, *, is_open: bool = False) -> dict[str, Any]:
@@ -143,7 +143,3 @@ def _usage(counted: Started | Finished, num_output: int, num_thinking: int) -> M
         output_tokens_details=MessagesTokensDetails(thinking_tokens=num_thinking),
         cache_read_input_tokens=counted.num_cached_tokens,
     )
-
-
-def _frame(type: str, **fields: Any) -> bytes:
-    return b"event: " + type.encode() + b"\ndata: " + orjson.dumps({"type": type} | fields) + b"\n\n"

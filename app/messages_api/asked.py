@@ -9,7 +9,7 @@ from typing import Any
 from app.messages_api.schemas import ContentBlock, CountRequest, MessagesRequest, MessagesToolChoice
 from app.schemas.chat import ChatCompletionRequest, Message
 from app.schemas.structured import JsonSchemaFormat, ResponseFormat
-from app.schemas.tools import CalledFunction, ChosenFunction, EarlierCall, FunctionDefinition, Tool, ToolChoice
+from app.schemas.tools import CalledFunction, ChosenFunction, EarlierCall, ToolChoice, function_tool
 from engine.errors import RequestError
 
 FIELD_NAMES = {
@@ -46,15 +46,7 @@ def chat_of(body: CountRequest) -> ChatCompletionRequest:
     return ChatCompletionRequest(
         model=body.model,
         messages=messages,
-        tools=[
-            Tool(
-                type="function",
-                function=FunctionDefinition(
-                    name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict
-                ),
-            )
-            for tool in body.tools or ()
-        ],
+        tools=[function_tool(t.name, t.description, t.input_schema, t.strict) for t in body.tools or ()],
         tool_choice=None if choice is None else _choice(choice),
         parallel_tool_calls=False if choice is not None and choice.disable_parallel_tool_use else None,
         reasoning_effort=_effort(body),

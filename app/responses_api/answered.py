@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-import orjson
-
 from app.http.errors import ApiError
+from app.http.sse import typed_frame
 from app.responses_api.schemas import (
     InputTokensDetails,
     OutputTokensDetails,
@@ -229,8 +228,7 @@ class ResponseFrames:
 
     def _frame(self, kind: str, **fields: Any) -> bytes:
         number, self._number = self._number, self._number + 1
-        event = {"type": kind, "sequence_number": number} | fields
-        return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n"
+        return typed_frame(kind, sequence_number=number, **fields)
 
 
 def _usage(finished: Finished) -> ResponseUsage:

@@ -12,10 +12,9 @@ from app.schemas.tools import (
     CalledFunction,
     ChosenFunction,
     EarlierCall,
-    FunctionDefinition,
     NamedTool,
-    Tool,
     ToolChoice,
+    function_tool,
 )
 from engine.errors import RequestError
 
@@ -64,15 +63,7 @@ def chat_of(body: ResponsesRequest) -> ChatCompletionRequest:
         top_logprobs=body.top_logprobs if tells_scores else None,
         response_format=_format(body),
         service_tier=body.service_tier,
-        tools=[
-            Tool(
-                type="function",
-                function=FunctionDefinition(
-                    name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict
-                ),
-            )
-            for tool in body.tools or ()
-        ],
+        tools=[function_tool(t.name, t.description, t.parameters, t.strict) for t in body.tools or ()],
         tool_choice=_choice(body.tool_choice) if isinstance(body.tool_choice, ResponseToolChoice) else body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,

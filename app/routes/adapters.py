@@ -41,9 +41,7 @@ async def load_adapter(body: LoadAdapterRequest, context: OpenContext) -> Respon
 async def unload_adapter(body: UnloadAdapterRequest, context: OpenContext) -> Response:
     """Forget an adapter, wait for the requests that use it, and free it on every replica."""
     freed = await context.gateway.adapters.unload(body.lora_name, body.version)
-    return JsonResponse(
-        UnloadedAdapter(id=body.lora_name, version=body.version, freed_bytes=list(freed.bytes_by_replica))
-    )
+    return JsonResponse(UnloadedAdapter(id=body.lora_name, version=body.version, freed_bytes=freed))
 
 
 @router.get("/v1/adapters", response_model=AdapterList, responses=ERRORS)

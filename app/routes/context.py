@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -64,7 +64,7 @@ class RouteContext:
     tenant: str = ""
     priority: int = 0
 
-    def generate(self, generation: GenerationRequest) -> AsyncIterator[GenerationEvent]:
+    def generate(self, generation: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer, until the client's deadline."""
         return self.gateway.generate(
             replace(

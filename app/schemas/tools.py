@@ -43,6 +43,12 @@ class Tool(WireRequest):
     _check_type = model_validator(mode="before")(_only_functions)
 
 
+def function_tool(name: str, description: str | None, parameters: JsonSchema | None, strict: bool | None) -> Tool:
+    """Return a function as chats tell of one."""
+    function = FunctionDefinition(name=name, description=description, parameters=parameters, strict=strict)
+    return Tool(type="function", function=function)
+
+
 class ChosenFunction(WireRequest):
     """A function by its name."""
 

@@ -188,14 +188,10 @@ def _completion_choice(index: int, answer: Answer, shape: CompletionShape) -> Co
         index=index,
         text=echo if shape.hides_answer else echo + answer.text,
         logprobs=logprobs,
-        finish_reason="length" if shape.hides_answer else text_finish_reason(answer.finished),
+        # A text completion has no calls.
+        finish_reason="length" if shape.hides_answer else cast("WireFinishReason", answer.finished.reason.value),
         prompt_logprobs=prompt_logprobs(answer.started, shape.num_prompt_logprobs),
     )
-
-
-def text_finish_reason(finished: Finished) -> WireFinishReason:
-    """Return why a text completion ended, which has no calls."""
-    return cast("WireFinishReason", finished.reason.value)
 
 
 def _tool_call(call: ToolCall) -> MessageToolCall:

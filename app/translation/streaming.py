@@ -7,7 +7,8 @@ What a slow client has not taken stays bounded here, and then holds up the gatew
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Self
@@ -63,7 +64,7 @@ class EventBatches:
     The first failure of any of them ends the whole.
     """
 
-    def __init__(self, generations: Sequence[AsyncIterator[GenerationEvent]]) -> None:
+    def __init__(self, generations: Sequence[AsyncGenerator[GenerationEvent, None]]) -> None:
         self._generations = generations
         self._ready: asyncio.Queue[ChoiceEvent | _Ended] = asyncio.Queue(MAX_READY_EVENTS)
         self._held: list[ChoiceEvent | _Ended] = []
@@ -116,20 +117,18 @@ class EventBatches:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self, index: int, generation: AsyncIterator[GenerationEvent]) -> None:
+    async def _run(self, index: int, generation: AsyncGenerator[GenerationEvent, None]) -> None:
         error: Exception | None = None
         try:
-            async for event in generation:
-                await self._ready.put(ChoiceEvent(index, event))
+            async with aclosing(generation) as events:
+                async for event in events:
+                    await self._ready.put(ChoiceEvent(index, event))
         except Exception as caught:  # noqa: BLE001 - carried to the reader, which raises it
             error = caught
-        finally:
-            if hasattr(generation, "aclose"):
-                await generation.aclose()
         await self._ready.put(_Ended(index, error))
 
 
-async def collect(generations: Sequence[AsyncIterator[GenerationEvent]]) -> list[Answer]:
+async def collect(generations: Sequence[AsyncGenerator[GenerationEvent, None]]) -> list[Answer]:
     """Run all generations to their ends and return the answers in order.
 
     Raises:

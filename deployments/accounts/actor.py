@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from deployments.accounts.ledger import Ledger, pages
 from deployments.accounts.limiter import Limiter
@@ -27,6 +27,7 @@ from deployments.accounts.values import (
 from deployments.config import AccountsConfig
 from deployments.logs import join_serve_log
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -46,12 +47,12 @@ class Accounts:
         self, tenant: str, limits: TenantLimits, gateway: str, input_tokens: int, num_here: int, turn: int
     ) -> Admission:
         """Count a request that is about to begin, or say what it is over; see `Limiter.admit`."""
-        work = partial(self._limiter.admit, tenant, limits, gateway, input_tokens, num_here=num_here, turn=turn)
-        return await _on(self._limiting, work)
+        asked = (tenant, limits, gateway, input_tokens)
+        return await _on(self._limiting, self._limiter.admit, *asked, num_here=num_here, turn=turn)
 
     async def hear(self, gateway: str, running: Mapping[str, int], turn: int) -> None:
         """Take a gateway's word for what it has under way; see `Limiter.hear`."""
-        await _on(self._limiting, partial(self._limiter.hear, gateway, running, turn=turn))
+        await _on(self._limiting, self._limiter.hear, gateway, running, turn=turn)
 
     async def settle(
         self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge], turn: int
@@ -77,21 +78,21 @@ class Accounts:
 
     async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
         """Add up records by tenant, model and adapter."""
-        return await _on(self._recording, partial(self._ledger.totals, question))
+        return await _on(self._recording, self._ledger.totals, question)
 
     async def records(self, question: UsageQuestion, limit: int) -> list[UsageRecord]:
         """Return records in the order in which they started."""
-        return await _on(self._recording, partial(self._ledger.records, question, limit=limit))
+        return await _on(self._recording, self._ledger.records, question, limit=limit)
 
     async def add_key(self, digest: str, tenant: str) -> list[KeyInfo]:
         """Let a key be a tenant's; return all keys."""
         key = KeyInfo(digest=digest, tenant=tenant, created_unix_s=time.time())
-        await _on(self._recording, partial(self._ledger.add_key, key))
+        await _on(self._recording, self._ledger.add_key, key)
         return await self._read_keys()
 
     async def remove_key(self, digest: str) -> list[KeyInfo] | None:
         """Forget a key; return all that are left, None where it was not known."""
-        is_known = await _on(self._recording, partial(self._ledger.remove_key, digest))
+        is_known = await _on(self._recording, self._ledger.remove_key, digest)
         return await self._read_keys() if is_known else None
 
     async def keys(self) -> list[KeyInfo]:
@@ -103,5 +104,5 @@ class Accounts:
         return self._keys
 
 
-async def _on(executor: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(executor, work)
+async def _on(executor: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return await asyncio.get_running_loop().run_in_executor(executor, partial(work, *args, **kwargs))

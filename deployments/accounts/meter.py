@@ -26,8 +26,7 @@ from deployments.accounts.values import (
     UsageRecord,
     UsageTotal,
 )
-from deployments.errors import UnavailableError
-from deployments.handle_errors import UNREACHED
+from deployments.handle_calls import UNREACHED, ask_actor
 from deployments.timeline import Timeline, TraceSource, ask_traces
 from engine.request import RequestId
 
@@ -45,6 +44,7 @@ class Meter:
     """What one gateway has under way and has used.
 
     Attributes:
+        spool: records that the ledger may not have yet.
         refused: how often, by tenant and limit.
         num_unchecked: requests that began although the accounts could not be asked.
         tenant_by_key: whose the keys are that were made while the server runs, by digest; as of the last settling.
@@ -52,7 +52,7 @@ class Meter:
 
     def __init__(self, accounts: DeploymentHandle, spool: Spool, gateway: str, traces: TraceSource) -> None:
         self._accounts = accounts
-        self._spool = spool
+        self.spool = spool
         self._gateway = gateway
         self._traces = traces
         self._running: Counter[str] = Counter()
@@ -64,11 +64,6 @@ class Meter:
         self.num_unchecked = 0
         self.refused: Counter[tuple[str, str]] = Counter()
         self.tenant_by_key: Mapping[str, str] = {}
-
-    @property
-    def spool(self) -> Spool:
-        """Records that the ledger may not have yet."""
-        return self._spool
 
     async def start(self) -> None:
         """Learn the keys, and begin to settle."""
@@ -122,7 +117,7 @@ class Meter:
             total_s=timeline.end_s,
             outcome=timeline.outcome,
         )
-        self._spool.add(record)
+        self.spool.add(record)
         self._attempts_by_record[record.record_id] = timeline.base, timeline.attempts
         if len(self._attempts_by_record) > MAX_PENDING:
             # The first of a dictionary is the oldest, whose record the spool has let go of too.
@@ -147,7 +142,7 @@ class Meter:
 
     async def adopt_orphans(self) -> bool:
         """Send what dead gateways of this machine have left; False where it has to be tried again."""
-        for records, path in self._spool.orphans():
+        for records, path in self.spool.orphans():
             try:
                 async with asyncio.timeout(RECORD_TIMEOUT_S):
                     await self._accounts.record.remote(records)
@@ -193,17 +188,17 @@ class Meter:
         if self._task is not None:
             self._task.cancel()
         await self.settle()
-        self._spool.close()
+        self.spool.close()
 
     def _next_turn(self) -> int:
         self._turn += 1
         return self._turn
 
     async def _send_records(self) -> None:
-        while self._spool.num_pending:
-            records = self._spool.pending(MAX_BATCH)
+        while self.spool.num_pending:
+            records = self.spool.pending(MAX_BATCH)
             await self._accounts.record.remote(await self._completed(records))
-            self._spool.acknowledge(len(records))
+            self.spool.acknowledge(len(records))
             for record in records:
                 self._attempts_by_record.pop(record.record_id, None)
 
@@ -221,11 +216,14 @@ class Meter:
         return completed
 
     async def _ask(self, method: str, *args: object) -> Any:
-        try:
-            async with asyncio.timeout(RECORD_TIMEOUT_S):
-                return await getattr(self._accounts, method).remote(*args)
-        except UNREACHED as error:
-            raise UnavailableError("The accounts cannot be reached.", retry_after_s=ADMIT_TIMEOUT_S) from error
+        return await ask_actor(
+            self._accounts,
+            method,
+            *args,
+            absence="The accounts cannot be reached.",
+            retry_after_s=ADMIT_TIMEOUT_S,
+            timeout_s=RECORD_TIMEOUT_S,
+        )
 
     def _take_keys(self, keys: Sequence[KeyInfo]) -> None:
         self.tenant_by_key = {key.digest: key.tenant for key in keys}

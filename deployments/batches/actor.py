@@ -37,6 +37,7 @@ from deployments.batches.values import (
 )
 from deployments.config import BatchesConfig
 from deployments.errors import UnavailableError
+from deployments.handle_calls import until_answered
 from deployments.logs import join_serve_log
 from engine.errors import RequestError
 
@@ -77,17 +78,17 @@ class BatchServer:
 
     async def create(self, new: NewBatch) -> Batch:
         """Keep a batch, and begin to run it; errors as `BatchStore.add_batch`."""
-        batch = await self.disk.once(partial(self.store.add_batch, new))
+        batch = await self.disk.once(self.store.add_batch, new)
         self._start(batch)
         return batch
 
     async def batch(self, tenant: str, batch_id: str) -> Batch:
         """Return a batch of a tenant as it stands."""
-        return self._counted(await self.disk.once(partial(self.store.batch, batch_id, tenant)))
+        return self._counted(await self.disk.once(self.store.batch, batch_id, tenant))
 
     async def list_batches(self, tenant: str, question: PageQuestion) -> Page[Batch]:
         """Return a page of a tenant's batches as they stand."""
-        page = await self.disk.once(partial(self.store.list_batches, tenant, question))
+        page = await self.disk.once(self.store.list_batches, tenant, question)
         return replace(page, items=tuple(map(self._counted, page.items)))
 
     async def cancel(self, tenant: str, batch_id: str) -> Batch:
@@ -104,7 +105,7 @@ class BatchServer:
                 code="batch_not_cancellable",
             )
         out_of = [BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS]
-        batch = await self.disk.once(partial(self.store.move, batch_id, BatchStatus.CANCELLING, out_of=out_of))
+        batch = await self.disk.once(self.store.move, batch_id, BatchStatus.CANCELLING, out_of=out_of)
         if batch.status is BatchStatus.CANCELLING and batch_id in self._runners:
             self._runners[batch_id].cancel()
         return self._counted(batch)
@@ -138,7 +139,7 @@ class BatchServer:
             finally:
                 del self._runners[batch.batch_id]
             await self._sleep(RESTART_S)
-            batch = await self.disk.surely(partial(self.store.batch, batch.batch_id))
+            batch = await self.disk.surely(self.store.batch, batch.batch_id)
 
 
 class Batches:
@@ -167,23 +168,23 @@ class Batches:
 
     async def append_upload(self, upload_id: str, offset: int, data: bytes) -> None:
         """Put a part of a content in its place."""
-        await self._disk.once(partial(self._store.append_upload, upload_id, offset, data))
+        await self._disk.once(self._store.append_upload, upload_id, offset, data)
 
     async def finish_upload(self, upload_id: str, new: NewFile) -> StoredFile:
         """Keep an uploaded content as a tenant's file."""
-        return await self._disk.once(partial(self._store.finish_upload, upload_id, new))
+        return await self._disk.once(self._store.finish_upload, upload_id, new)
 
     async def drop_upload(self, upload_id: str) -> None:
         """Forget an upload."""
-        await self._disk.once(partial(self._store.drop_upload, upload_id))
+        await self._disk.once(self._store.drop_upload, upload_id)
 
     async def file(self, tenant: str, file_id: str) -> StoredFile:
         """Return a file of a tenant."""
-        return await self._disk.once(partial(self._store.file, tenant, file_id))
+        return await self._disk.once(self._store.file, tenant, file_id)
 
     async def list_files(self, tenant: str, question: PageQuestion) -> Page[StoredFile]:
         """Return a page of a tenant's files."""
-        return await self._disk.once(partial(self._store.list_files, tenant, question))
+        return await self._disk.once(self._store.list_files, tenant, question)
 
     async def read_file(self, tenant: str, file_id: str, offset: int) -> bytes:
         """Return a part of a file's content from `offset` on; empty at its end."""
@@ -198,7 +199,7 @@ class Batches:
 
     async def delete_file(self, tenant: str, file_id: str) -> None:
         """Delete a file of a tenant."""
-        await self._disk.once(partial(self._store.delete_file, tenant, file_id))
+        await self._disk.once(self._store.delete_file, tenant, file_id)
 
     async def create(self, new: NewBatch) -> Batch:
         """Keep a batch, and begin to run it."""
@@ -235,7 +236,7 @@ class Batches:
         disk, store, is_told = Disk(), None, False
         while store is None:
             try:
-                store = await disk.surely(partial(_open_store, self._config))
+                store = await disk.surely(_open_store, self._config)
             except FolderTakenError:
                 if not is_told:
                     _logger.warning("%s is another server's: files and batches wait for it", self._config.folder)
@@ -259,15 +260,11 @@ def _gateway(name: str) -> Ask:
     handle = serve.get_deployment_handle(name, serve.get_replica_context().app_name)
 
     async def ask(call: InsideCall) -> InsideAnswer:
-        response = handle.answer_inside.remote(call)
         try:
-            answer: InsideAnswer = await response
+            found: InsideAnswer = await until_answered(handle.answer_inside.remote(call))
         except (RayError, RayServeException) as error:
             _logger.info("a line of a batch is asked for again: %s", error)
             raise UnavailableError("No gateway answers.", retry_after_s=RETRY_AFTER_S) from error
-        except asyncio.CancelledError:
-            response.cancel()
-            raise
-        return answer
+        return found
 
     return ask

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from deployments.batches.values import Batch, NewBatch, NewFile, Page, PageQuestion, StoredFile
-from deployments.errors import UnavailableError
-from deployments.handle_errors import unwrap
-from engine.errors import OverloadError, RequestError
+from deployments.handle_calls import ask_actor
 
 RETRY_AFTER_S = 5.0
 
@@ -86,9 +82,5 @@ class BatchClient:
         return batch
 
     async def _ask(self, method: str, *args: object) -> Any:
-        try:
-            return await getattr(self._actor, method).remote(*args)
-        except (RequestError, OverloadError) as error:
-            raise unwrap(error) from None
-        except (RayError, RayServeException) as error:
-            raise UnavailableError("Files and batches cannot be reached.", retry_after_s=RETRY_AFTER_S) from error
+        absence = "Files and batches cannot be reached."
+        return await ask_actor(self._actor, method, *args, absence=absence, retry_after_s=RETRY_AFTER_S)

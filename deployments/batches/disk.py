@@ -6,12 +6,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import ParamSpec, TypeVar
 
 from sqlalchemy.exc import OperationalError
 
 from deployments.errors import UnavailableError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
@@ -30,7 +32,7 @@ class Disk:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._sleep = sleep
 
-    async def once(self, work: Callable[[], T]) -> T:
+    async def once(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something that a client waits for.
 
         Raises:
@@ -38,17 +40,17 @@ class Disk:
             Exception: what the work raised otherwise.
         """
         try:
-            return await self._run(work)
+            return await self._run(partial(work, *args, **kwargs))
         except TROUBLES as error:
             _logger.warning("the disk of files and batches: %s", error)
             message = "The server's disk cannot take it now; it may be full."
             raise UnavailableError(message, retry_after_s=RETRY_S) from error
 
-    async def surely(self, work: Callable[[], T]) -> T:
+    async def surely(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something that has to be done: where the disk cannot take it, wait, and try again for ever."""
         while True:
             try:
-                return await self._run(work)
+                return await self._run(partial(work, *args, **kwargs))
             except TROUBLES as error:
                 _logger.warning("a batch waits for the disk: %s", error)
                 await self._sleep(RETRY_S)

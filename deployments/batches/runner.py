@@ -13,7 +13,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from deployments.batches.disk import Disk, Sleep
 from deployments.batches.lines import InputLine, LineReader, answered_line, check_input, failed_line, parse_line
@@ -103,24 +103,24 @@ class BatchRunner:
                     self._disk.later(file.close)
 
     async def _validate(self) -> None:
-        path = self._store.content_path(self._batch.input_file_id)
-        check = partial(
+        # In a thread of its own: a large file must not keep other batches from being written.
+        report = await asyncio.to_thread(
             check_input,
-            path,
+            self._store.content_path(self._batch.input_file_id),
             self._batch.endpoint,
             max_lines=self._config.max_lines,
             max_line_bytes=self._config.max_line_bytes,
         )
-        # In a thread of its own: a large file must not keep other batches from being written.
-        report = await asyncio.to_thread(check)
         errors = report.errors or await self._check_model(report.model)
-        move = partial(self._store.move, self._batch.batch_id, out_of=[BatchStatus.VALIDATING])
         if errors:
-            move = partial(move, BatchStatus.FAILED, errors=tuple(errors))
+            await self._move(BatchStatus.VALIDATING, BatchStatus.FAILED, errors=tuple(errors))
         else:
             counts = BatchCounts(total=report.num_lines)
-            move = partial(move, BatchStatus.IN_PROGRESS, model=report.model, counts=counts)
-        self._batch = await self._disk.surely(move)
+            await self._move(BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, model=report.model, counts=counts)
+
+    async def _move(self, out_of: BatchStatus, to: BatchStatus, **changes: Any) -> None:
+        batch_id = self._batch.batch_id
+        self._batch = await self._disk.surely(self._store.move, batch_id, to, out_of=[out_of], **changes)
 
     async def _check_model(self, model: str) -> list[LineError]:
         # A version of an adapter's name is not listed; whether there is one is told to each line.
@@ -137,21 +137,17 @@ class BatchRunner:
     async def _work(self) -> None:
         if self._batch.counts.total:  # or else it was cancelled before anybody knew what it holds
             output_id, error_id = output_ids(self._batch.batch_id)
-            self._results = await self._disk.surely(partial(ResultFile, self._store.content_path(output_id)))
-            self._failures = await self._disk.surely(partial(ResultFile, self._store.content_path(error_id)))
+            self._results = await self._disk.surely(ResultFile, self._store.content_path(output_id))
+            self._failures = await self._disk.surely(ResultFile, self._store.content_path(error_id))
             await self._answer_lines()
-        out_of = [BatchStatus.IN_PROGRESS]
-        move = partial(self._store.move, self._batch.batch_id, BatchStatus.FINALIZING, out_of=out_of)
-        self._batch = await self._disk.surely(move)
+        await self._move(BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING)
         end = BatchStatus.COMPLETED
         if self._batch.status is BatchStatus.CANCELLING:
             end = BatchStatus.CANCELLED
         elif self._num_left:
             end = BatchStatus.EXPIRED
         await self._give_up_rest(end)
-        self._batch = await self._disk.surely(
-            partial(self._store.finish, self._batch.batch_id, end, counts=self.counts)
-        )
+        self._batch = await self._disk.surely(self._store.finish, self._batch.batch_id, end, counts=self.counts)
 
     @property
     def _num_left(self) -> int:
@@ -168,7 +164,7 @@ class BatchRunner:
 
     async def _answer_some(self, reader: LineReader) -> None:
         while not self._is_over:
-            line = await self._disk.surely(partial(self._next, reader))
+            line = await self._disk.surely(self._next, reader)
             if line is None:
                 return
             line_id = self._line_id()
@@ -183,7 +179,7 @@ class BatchRunner:
             return
         reader = await self._disk.surely(self._reader)
         try:
-            while (line := await self._disk.surely(partial(self._next, reader))) is not None:
+            while (line := await self._disk.surely(self._next, reader)) is not None:
                 text = failed_line(self._line_id(), line.custom_id, *_MESSAGE_BY_END[end])
                 await self._write(line.custom_id, text, is_good=False)
         finally:
@@ -192,7 +188,7 @@ class BatchRunner:
     async def _write(self, custom_id: str, text: bytes, *, is_good: bool) -> None:
         file = self._results if is_good else self._failures
         assert file is not None
-        await self._disk.surely(partial(file.append, custom_id, text))
+        await self._disk.surely(file.append, custom_id, text)
 
     async def _answer(self, call: Callable[[], InsideCall]) -> InsideAnswer | None:
         """Ask until there is an answer that stays; None where the batch is over before."""

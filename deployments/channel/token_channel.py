@@ -50,8 +50,7 @@ class SlowReaderError(RuntimeError):
 class Subscription:
     """The output of one request on the gateway's side. One reader."""
 
-    def __init__(self, request_id: RequestId, max_buffered_bytes: int) -> None:
-        self.request_id = request_id
+    def __init__(self, max_buffered_bytes: int) -> None:
         self._max_buffered_bytes = max_buffered_bytes
         self._unread: list[Emission] = []
         self._unread_bytes = 0
@@ -114,7 +113,6 @@ class ChannelListener:
         gateway_id: str,
         *,
         node_host: str = "127.0.0.1",
-        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
         on_report: Callable[[LoadReport, object], None] = lambda report, connection: None,
         on_end: Callable[[object], Iterable[RequestId]] = lambda connection: (),
     ) -> None:
@@ -123,7 +121,6 @@ class ChannelListener:
         self._host = config.host or node_host
         self._gateway_id = gateway_id
         self._max_buffered_bytes = config.max_buffered_bytes
-        self._handshake_timeout_s = handshake_timeout_s
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._num_handshakes = 0
@@ -144,7 +141,7 @@ class ChannelListener:
     def subscribe(self, request_id: RequestId) -> Subscription:
         """Return the output of a request; to be called before the request is sent, once for each id."""
         assert request_id not in self._subscriptions, "request ids are unique"
-        subscription = Subscription(request_id, self._max_buffered_bytes)
+        subscription = Subscription(self._max_buffered_bytes)
         self._subscriptions[request_id] = subscription
         return subscription
 
@@ -190,7 +187,7 @@ class ChannelListener:
             return False
         self._num_handshakes += 1
         try:
-            async with asyncio.timeout(self._handshake_timeout_s):
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await accept(reader, writer, self._secret, self._gateway_id)
             return True
         except ChannelError as error:
@@ -232,20 +229,9 @@ class ChannelDialer:
         ConfigError: the secret is too short.
     """
 
-    def __init__(
-        self,
-        config: ChannelConfig,
-        on_lost: Callable[[TokenAddress], None],
-        *,
-        handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
-        stall_timeout_s: float = STALL_TIMEOUT_S,
-        max_pending_bytes: int = MAX_PENDING_BYTES,
-    ) -> None:
+    def __init__(self, config: ChannelConfig, on_lost: Callable[[TokenAddress], None]) -> None:
         self._secret = checked_secret(config)
         self._on_lost = on_lost
-        self._handshake_timeout_s = handshake_timeout_s
-        self._stall_timeout_s = stall_timeout_s
-        self._max_pending_bytes = max_pending_bytes
         self._dials: dict[TokenAddress, asyncio.Task[None]] = {}
         self._links: dict[TokenAddress, _Link] = {}
 
@@ -287,7 +273,7 @@ class ChannelDialer:
     async def _dial(self, address: TokenAddress) -> None:
         writer: asyncio.StreamWriter | None = None
         try:
-            async with asyncio.timeout(self._handshake_timeout_s):
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 reader, writer = await asyncio.open_connection(address.host, address.port)
                 await introduce(reader, writer, self._secret, address.gateway_id)
         except (OSError, EOFError) as error:  # TimeoutError is an OSError.
@@ -298,7 +284,7 @@ class ChannelDialer:
             if writer is not None:
                 writer.close()
             raise
-        link = _Link(reader, writer, self._stall_timeout_s, self._max_pending_bytes)
+        link = _Link(reader, writer)
         self._links[address] = link
         link.start(lambda: self._lose(address, link))
 
@@ -311,17 +297,9 @@ class ChannelDialer:
 class _Link:
     """One open connection to a gateway. While the socket is busy, output gathers and becomes one larger frame."""
 
-    def __init__(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        stall_timeout_s: float,
-        max_pending_bytes: int,
-    ) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._stall_timeout_s = stall_timeout_s
-        self._max_pending_bytes = max_pending_bytes
         self._pending: list[Emission] = []
         self._reports: list[bytes] = []
         self._pending_bytes = 0
@@ -344,7 +322,7 @@ class _Link:
     def _waits(self, num_bytes: int) -> None:
         self._pending_bytes += num_bytes
         self._wake.set()
-        if self._pending_bytes > self._max_pending_bytes and self._run is not None:
+        if self._pending_bytes > MAX_PENDING_BYTES and self._run is not None:
             _logger.warning("token channel: a gateway does not read; %d bytes wait for it", self._pending_bytes)
             self._run.cancel()
 
@@ -379,7 +357,7 @@ class _Link:
             reports, self._reports = self._reports, []
             for frame in (*_frames(pending), *reports) or (BEAT,):
                 self._writer.write(frame)
-                async with asyncio.timeout(self._stall_timeout_s):
+                async with asyncio.timeout(STALL_TIMEOUT_S):
                     await self._writer.drain()
             if self._is_finishing and not self._pending:
                 return

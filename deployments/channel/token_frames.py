@@ -17,8 +17,6 @@ Whatever does not decode to the last byte raises `FrameError`: every length is c
 from __future__ import annotations
 
 import struct
-import sys
-from array import array
 from collections.abc import Sequence
 
 from deployments.channel.logprob_bytes import pack_logprobs, unpack_logprobs
@@ -29,7 +27,6 @@ VERSION = 2
 MAX_FRAME_BYTES = 16 << 20
 MAX_ID_BYTES = 1024
 MAX_ERROR_BYTES = 4096
-MAX_TOKEN_ID = (1 << 31) - 1
 LENGTH = struct.Struct("<I")
 
 _HEADER = struct.Struct("<2sBBI")
@@ -144,22 +141,22 @@ def _emission_parts(emission: Emission) -> tuple[bytes, ...]:
         raise FrameError(f"a request id of {len(request_id)} bytes is not within 1 and {MAX_ID_BYTES}")
     error_text = b"" if emission.error is None else _clipped(emission.error)
     try:
-        token_ids = array("i", emission.token_ids)
+        token_ids = struct.pack(f"<{len(emission.token_ids)}i", *emission.token_ids)
         logprobs, prompt_logprobs = pack_logprobs(emission.logprobs), pack_logprobs(emission.prompt_logprobs)
         head = _EMISSION.pack(
             len(request_id),
             _NO_ERROR if emission.error is None else len(error_text),
             emission.num_cached_tokens,
-            len(token_ids),
+            len(emission.token_ids),
             _FINISH_CODES[emission.finish_reason],
             len(logprobs),
             len(prompt_logprobs),
         )
-    except (OverflowError, struct.error) as error:
+    except struct.error as error:
         raise FrameError(f"a number in an emission of {emission.request_id!r} is out of bounds") from error
-    if token_ids and min(token_ids) < 0:
+    if min(emission.token_ids, default=0) < 0:
         raise FrameError(f"a token id in an emission of {emission.request_id!r} is negative")
-    return head, request_id, _little_endian(token_ids).tobytes(), logprobs, prompt_logprobs, error_text
+    return head, request_id, token_ids, logprobs, prompt_logprobs, error_text
 
 
 def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
@@ -178,10 +175,8 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
     end = error_start + (error_length if has_error else 0)
     if end > len(body):
         raise FrameError("a frame ends within an emission")
-    token_ids = array("i")
-    token_ids.frombytes(body[ids_start:logprobs_start])
-    token_ids = _little_endian(token_ids)
-    if token_ids and min(token_ids) < 0:
+    token_ids = struct.unpack_from(f"<{num_tokens}i", body, ids_start)
+    if min(token_ids, default=0) < 0:
         raise FrameError("a token id is negative")
     try:
         request_id = body[id_start:ids_start].decode()
@@ -195,7 +190,7 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
         raise FrameError(str(fault)) from fault
     emission = Emission(
         request_id=RequestId(request_id),
-        token_ids=tuple(token_ids),
+        token_ids=token_ids,
         finish_reason=_FINISH_BY_CODE[finish],
         num_cached_tokens=num_cached_tokens,
         logprobs=logprobs,
@@ -208,9 +203,3 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
 def _clipped(text: str) -> bytes:
     encoded = text.encode("utf-8", "replace")
     return encoded if len(encoded) <= MAX_ERROR_BYTES else encoded[:MAX_ERROR_BYTES].decode("utf-8", "ignore").encode()
-
-
-def _little_endian(token_ids: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        token_ids.byteswap()
-    return token_ids

@@ -16,7 +16,7 @@ from deployments.batched_thread import BatchedThread
 from deployments.config import RerankerConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
-from deployments.handle_errors import unwrap
+from deployments.handle_calls import until_answered, unwrap
 from deployments.handles import RETRY_AFTER_S, reached
 from deployments.logs import join_serve_log
 from deployments.pooled import Reranking, RerankRequest
@@ -126,16 +126,9 @@ class Rerankers:
 
 
 async def _scored(handle: DeploymentHandle, pairs: Sequence[Pair]) -> list[PairScore]:
-    response = handle.score.remote(pairs)
-    is_answered = False
     try:
-        found: list[PairScore] = await response
-        is_answered = True
+        # Whoever waits no more ends what may be a thousand pairs.
+        found: list[PairScore] = await until_answered(handle.score.remote(pairs))
     except RequestError as error:
-        is_answered = True
         raise unwrap(error) from None
-    finally:
-        # Nobody waits any more for what may be a thousand pairs.
-        if not is_answered:
-            response.cancel()
     return found

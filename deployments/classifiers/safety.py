@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ray.serve.handle import DeploymentHandle
 
 from deployments.batched_thread import BatchedThread
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
-from deployments.handle_errors import unwrap
+from deployments.handle_calls import unwrap
 from deployments.logs import join_serve_log
 from engine.errors import EngineError, RequestError
 
@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     from deployments.classifiers.classifier import Classifier
 
 _FIRST = "The first text that a classifier judges."
-
-
-class SafetyPort(Protocol):
-    """What a gateway asks of a safety classifier."""
-
-    async def judge(self, texts: Sequence[str]) -> list[Verdict]:
-        """Return a verdict on each text, in order.
-
-        Raises:
-            RequestError: as `Classifier.check`.
-        """
-        ...
 
 
 class LocalSafety:
@@ -66,7 +54,7 @@ class LocalSafety:
         )
 
     async def judge(self, texts: Sequence[str]) -> list[Verdict]:
-        """Return a verdict on each text, in order; errors as `SafetyPort.judge`."""
+        """Return a verdict on each text, in order; errors as `Classifier.check`."""
         for text in texts:
             self._classifier.check(text)
         return await self._batches.results(texts)
@@ -76,19 +64,13 @@ class LocalSafety:
         return self._batches.trouble()
 
 
-class RemoteSafety:
-    """The safety deployment, seen through its handle."""
-
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._judge = handle.judge
-
-    async def judge(self, texts: Sequence[str]) -> list[Verdict]:
-        """Return a verdict on each text, in order; errors as `SafetyPort.judge`, or Ray's where the actor is gone."""
-        try:
-            verdicts: list[Verdict] = await self._judge.remote(tuple(texts))
-        except RequestError as error:
-            raise unwrap(error) from None
-        return verdicts
+async def ask_safety(handle: DeploymentHandle, texts: Sequence[str]) -> list[Verdict]:
+    """Ask the safety deployment; errors as `LocalSafety.judge`, or Ray's where the actor is gone."""
+    try:
+        verdicts: list[Verdict] = await handle.judge.remote(tuple(texts))
+    except RequestError as error:
+        raise unwrap(error) from None
+    return verdicts
 
 
 class Safety:

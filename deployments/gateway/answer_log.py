@@ -6,39 +6,16 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from adapters.identity import AdapterRef
 from deployments.gateway.draining import Draining
+from deployments.generation import GenerationRequest
 from deployments.metrics import GatewayMetrics
+from deployments.pooled import EmbeddingRequest, RerankRequest
 from deployments.timeline import Recorder, Timeline, TimelineStore
 from engine.errors import EngineError, OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
-
-
-class Asked(Protocol):
-    """What is noted of any request."""
-
-    @property
-    def request_id(self) -> str:
-        """What stands before its last dot is the client's."""
-        ...
-
-    @property
-    def model(self) -> str:
-        """The name that was asked for."""
-        ...
-
-    @property
-    def tenant(self) -> str:
-        """Who asks."""
-        ...
-
-    @property
-    def trace_parent(self) -> str:
-        """What the client sent as `traceparent`."""
-        ...
 
 
 class AnswerLog:
@@ -62,7 +39,12 @@ class AnswerLog:
         return self._timelines.find(client_id)
 
     @contextmanager
-    def answer(self, request: Asked, base: str, adapter: AdapterRef | None = None) -> Iterator[Recorder]:
+    def answer(
+        self,
+        request: GenerationRequest | EmbeddingRequest | RerankRequest,
+        base: str,
+        adapter: AdapterRef | None = None,
+    ) -> Iterator[Recorder]:
         """Note what becomes of an answer that a block makes: the block notes a good end, all others are noted here."""
         timeline = Timeline(
             request_id=request.request_id,

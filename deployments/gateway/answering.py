@@ -37,14 +37,14 @@ from deployments.generation import (
     TokenScore,
     Verdict,
 )
-from deployments.generation_calls import GenerationCall, TokenBatch, UsageTag, pack_ids
+from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
 from deployments.metrics import GatewayMetrics
 from deployments.patience import patiently
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream.stream_handler import Judge, StreamHandler
 from deployments.timeline import Recorder
 from engine.errors import EngineError, RequestError
-from engine.request import DryPenalty, FinishReason, RequestId
+from engine.request import DryPenalty, Emission, FinishReason, RequestId
 
 REFUSAL = "I can't help with that request."
 NUM_TAIL_TOKENS = 16
@@ -240,7 +240,7 @@ class Answer:
                 delta = _delta(parts.feed(await self._fed(text, batch)), text)
                 if delta is not None:
                     yield delta
-                if text.is_cut or text.is_flagged or batch.is_last:
+                if text.is_cut or text.is_flagged or batch.finish_reason is not None:
                     break
         for found in (parts.feed(await text.close()), parts.close()):
             delta = _delta(found, text)
@@ -248,7 +248,7 @@ class Answer:
                 yield delta
         yield self._finished(text, parts, batch, await self._safety.told(verdict, text.text))
 
-    async def _fed(self, text: StreamHandler, batch: TokenBatch) -> str:
+    async def _fed(self, text: StreamHandler, batch: Emission) -> str:
         scores = scored(self._model.decoder.spelling, batch.token_ids, batch.logprobs) if batch.logprobs else ()
         if batch.finish_reason is not FinishReason.STOP:
             return await text.feed(batch.token_ids, scores)
@@ -260,7 +260,7 @@ class Answer:
             text.end(scores[-1] if is_told else None)
         return piece
 
-    def _started(self, batch: TokenBatch) -> Started:
+    def _started(self, batch: Emission) -> Started:
         prompt_text: str | None = None
         prompt_scores: tuple[TokenScore, ...] = ()
         if self._request.echoes:
@@ -315,7 +315,7 @@ class Answer:
         )
 
     def _finished(
-        self, text: StreamHandler, parts: AnswerParts, last: TokenBatch, moderation: Moderated | None
+        self, text: StreamHandler, parts: AnswerParts, last: Emission, moderation: Moderated | None
     ) -> Finished:
         if text.is_flagged:
             reason = EndReason.CONTENT_FILTER

@@ -19,10 +19,10 @@ from weakref import WeakValueDictionary
 from deployments.gateway.beam_search import Beam, BeamSearch
 from deployments.gateway.resumption import TokenSource
 from deployments.generation import BeamShare
-from deployments.generation_calls import GenerationCall, TokenBatch, UsageTag, pack_ids
+from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
 from deployments.side_by_side import side_by_side
 from engine.errors import EngineError
-from engine.request import FinishReason, RequestId
+from engine.request import Emission, FinishReason, RequestId
 
 OnAttempt = Callable[[RequestId], None]
 
@@ -104,12 +104,13 @@ class BeamSource:
         self._shared = shared
         self._on_attempt = on_attempt
 
-    async def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
+    async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
         """Yield the whole answer in one batch; errors as those of the replicas."""
         self._shared.askers[self._share.place] = _Asker(call.usage, self._on_attempt)
         found = await self._shared.found(lambda: self._search(call))
         beam = found.beams[self._share.place]
-        yield TokenBatch(
+        yield Emission(
+            request_id=call.request_id,
             token_ids=beam.token_ids,
             finish_reason=FinishReason.STOP if beam.token_ids[-1] in self._ends(call) else FinishReason.LENGTH,
             num_cached_tokens=found.num_cached_tokens,
@@ -157,7 +158,7 @@ class BeamSource:
             usage=asker.usage,
         )
 
-    async def _expanded(self, call: GenerationCall) -> TokenBatch:
+    async def _expanded(self, call: GenerationCall) -> Emission:
         async with aclosing(self._replicas.tokens(call)) as batches:
             async for batch in batches:
                 if batch.logprobs:

@@ -9,9 +9,6 @@ from deployments.config import ModelConfig
 from deployments.stream.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_of_template
 from deployments.tools.formats import FORMATS, ToolFormat, format_of_template
 
-NO_FORMAT = "none"
-"""In a configuration: leave alone what the chat template would suggest."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
@@ -37,7 +34,7 @@ class Dialect:
 
 
 def dialect_of(config: ModelConfig, template: str, special_ids: Mapping[str, int]) -> Dialect:
-    """Return what the configuration says, and where it says nothing what the chat template shows."""
+    """Return what the configuration says, "none" for no format, and else what the chat template shows."""
     tool_format = format_of_template(template) if config.tool_format is None else FORMATS.get(config.tool_format)
     reasoning = (
         reasoning_of_template(template)

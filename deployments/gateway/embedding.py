@@ -81,7 +81,7 @@ class Embedding:
             with self._recorder.stage("vectors"):
                 results = await side_by_side(map(self._pooled, token_ids))
         self._recorder.timeline.num_cached_tokens = sum(result.num_cached_tokens for result in results)
-        vectors = tuple(finished(result.pooled or b"", asked, self._request.normalizes) for result in results)
+        vectors = tuple(scaled(result.pooled or b"", asked, self._request.normalizes) for result in results)
         return Embeddings(vectors=vectors, num_prompt_tokens=num_tokens)
 
     async def _screen(self) -> None:
@@ -154,7 +154,7 @@ class Embedding:
         )
         result = await self._model.pool(call)
         if result.fault is not None:
-            raise result.fault.to_error()
+            raise result.fault
         if result.pooled is None:
             raise EngineError("The engine gave the request up.")
         return result
@@ -163,7 +163,7 @@ class Embedding:
         return "input" if len(self._request.inputs) == 1 else f"input[{index}]"
 
 
-def finished(vector: bytes, dimensions: int | None, normalizes: bool) -> bytes:
+def scaled(vector: bytes, dimensions: int | None, normalizes: bool) -> bytes:
     """Return the first `dimensions` numbers of a vector, scaled to unit length where that is wanted.
 
     Args:

@@ -27,7 +27,7 @@ from deployments.batches.client import BatchClient
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.channel.token_channel import ChannelListener
 from deployments.classifiers.reranking import Rerankers
-from deployments.classifiers.safety import LocalSafety, RemoteSafety, SafetyPort
+from deployments.classifiers.safety import LocalSafety, ask_safety
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.errors import UnavailableError
 from deployments.gateway.answer_log import AnswerLog
@@ -59,8 +59,9 @@ from deployments.metrics import GatewayMetrics
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.registry.adapter_directory import AdapterDirectory
 from deployments.routing.watch import ReplicaWatch
+from deployments.stream.stream_handler import Judge
 from deployments.timeline import Timeline
-from deployments.tokenizer.tokenizer import LocalTokenizer, RemoteTokenizer, TokenizerPort, build_codecs
+from deployments.tokenizer.tokenizer import LocalTokenizer, ask_tokenizer, build_codecs
 from engine.errors import OverloadError, RequestError
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Gateway:
         rerankers: handle of each cross-encoder's deployment, by its name.
 
     Attributes:
+        adapters: the names of adapters, and how they are changed.
+        meter: what counts what tenants use; None where nothing does.
         batches: files and batches; None where there are none.
     """
 
@@ -107,22 +110,22 @@ class Gateway:
         self._tokenizer_handle = tokenizer
         self._safety_handle = safety
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
-        self._adapters = AdapterDirectory(config.models, models, registry, gateways)
-        self._names = ServedNames(config, self._adapters, self._rerankers)
+        self.adapters = AdapterDirectory(config.models, models, registry, gateways)
+        self._names = ServedNames(config, self.adapters, self._rerankers)
         self._metrics = GatewayMetrics(config.slo)
         self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}
         parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
         self._overview = Overview(models, parts)
         self._log = AnswerLog(self._metrics, self._count_answer)
         self._name = uuid.uuid4().hex
-        self._meter: Meter | None = None
+        self.meter: Meter | None = None
         if config.accounts is not None and accounts is not None:
             spool = Spool(config.accounts.spool_folder, self._name)
-            self._meter = Meter(accounts, spool, self._name, self._overview.traces)
+            self.meter = Meter(accounts, spool, self._name, self._overview.traces)
         self._traced: TraceWriter | None = None
         self._served: dict[str, ServedModel] = {}
         self._beams = BeamSources()
-        self._safety: SafetyPort | None = None
+        self._classify: Judge | None = None
         self._listener: ChannelListener | None = None
         self.batches = None if batches is None else BatchClient(batches)
         self._app: ASGIApp | None = None
@@ -131,41 +134,30 @@ class Gateway:
     async def __serve_build_asgi_app__(self) -> ASGIApp:
         """Open what needs the event loop, and return the application; Serve calls it once, before any request."""
         # The classifier first: what handles text makes do without torch where nobody has imported it.
-        self._safety = await self._safety_port()
+        self._classify = await self._classifier()
         codecs = await asyncio.to_thread(build_codecs, self._config.models)
-        tokenizer: TokenizerPort = (
-            LocalTokenizer(codecs) if self._tokenizer_handle is None else RemoteTokenizer(self._tokenizer_handle)
-        )
+        handle = self._tokenizer_handle
+        encode = LocalTokenizer(codecs).encode if handle is None else partial(ask_tokenizer, handle)
         sources = await self._sources()
         self._served = {
             model.name: ServedModel(
                 config=model,
                 decoder=codecs[model.name],
                 dialect=dialect_of(model, codecs[model.name].template_text, codecs[model.name].special_ids),
-                encode=partial(reached, "tokenizer", partial(tokenizer.encode, model.name)),
+                encode=partial(reached, "tokenizer", partial(encode, model.name)),
                 source=sources[model.name],
                 pool=partial(ask_vector, self._handles[model.name]),
             )
             for model in self._config.models
         }
-        await self._adapters.start()
+        await self.adapters.start()
         if self._config.tracing is not None:
             self._traced = self._trace_writer(self._config.tracing)
             self._traced.start()
-        if self._meter is not None:
-            await self._meter.start()
+        if self.meter is not None:
+            await self.meter.start()
         self._app = self._create_app(self)
         return self._app
-
-    @property
-    def adapters(self) -> AdapterDirectory:
-        """The names of adapters, and how they are changed."""
-        return self._adapters
-
-    @property
-    def meter(self) -> Meter | None:
-        """What counts what tenants use; None where nothing does."""
-        return self._meter
 
     async def answer_inside(self, call: InsideCall) -> InsideAnswer:
         """Answer a line of a batch as if its tenant had asked; asked by the actor that runs batches."""
@@ -265,11 +257,11 @@ class Gateway:
             RequestError: there is no classifier, or it cannot take these texts.
             OverloadError: it cannot be reached in time, or has too much to do.
         """
-        if self._safety is None or self._config.safety is None:
+        if self._classify is None or self._config.safety is None:
             raise RequestError("This server has no safety classifier.", field="model", code="model_not_found")
         try:
             async with asyncio.timeout(self._config.safety.timeout_s):
-                return await reached("safety classifier", partial(self._safety.judge, texts))
+                return await reached("safety classifier", partial(self._classify, texts))
         except TimeoutError as error:
             message = f"The safety classifier gave no verdict within {self._config.safety.timeout_s:g} seconds."
             raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
@@ -307,19 +299,19 @@ class Gateway:
 
     async def metric_families(self) -> list[Metric]:
         """Return the numbers of this gateway; asked by the one that is scraped."""
-        return self._metrics.families(serve.get_replica_context().replica_tag, self._gates, self._meter)
+        return self._metrics.families(serve.get_replica_context().replica_tag, self._gates, self.meter)
 
     async def adopt(self, catalogue: Catalogue) -> None:
         """Follow a change of the adapters' names; asked by the gateway that has made it."""
-        self._adapters.adopt(catalogue)
+        self.adapters.adopt(catalogue)
 
     def _count_answer(self, timeline: Timeline) -> None:
         self._metrics.count_answer(timeline)
         log_answer(timeline)
         if self._traced is not None:
             self._traced.add(timeline)
-        if self._meter is not None:
-            self._meter.record(timeline)
+        if self.meter is not None:
+            self.meter.record(timeline)
 
     def _trace_writer(self, config: TracingConfig) -> TraceWriter:
         # Its packages are imported where traces are wanted, and nowhere else.
@@ -345,12 +337,12 @@ class Gateway:
             _logger.warning("%d texts pass unjudged: %s", len(texts), error)
             return [Verdict(score_by_hazard={}, flagged=(), error=error.message) for _ in texts]
 
-    async def _safety_port(self) -> SafetyPort | None:
+    async def _classifier(self) -> Judge | None:
         if self._config.safety is None:
             return None
         if self._safety_handle is not None:
-            return RemoteSafety(self._safety_handle)
-        return await asyncio.to_thread(LocalSafety, self._config.safety)
+            return partial(ask_safety, self._safety_handle)
+        return (await asyncio.to_thread(LocalSafety, self._config.safety)).judge
 
     async def _sources(self) -> Mapping[str, TokenSource]:
         if self._config.channel.transport == "handle":

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from deployments.errors import ReplicaLostError, UnavailableError
-from deployments.generation_calls import GenerationCall, TokenBatch, pack_ids
-from engine.request import FinishReason, RequestId
+from deployments.generation_calls import GenerationCall, pack_ids
+from engine.request import Emission, FinishReason, RequestId
 
 _logger = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ _POLL_S = 0.25
 class TokenSource(Protocol):
     """The replicas of one base model, any of which can serve a call."""
 
-    def tokens(self, call: GenerationCall) -> AsyncGenerator[TokenBatch, None]:
-        """Yield what one attempt brings, the last batch marked; closing the iterator frees the request.
+    def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
+        """Yield what one attempt brings, what came together as one; closing the iterator frees the request.
 
         Raises:
             ReplicaLostError: the replica has gone in the middle.
@@ -69,7 +69,7 @@ class Resumption:
         self._lost_at_s: float | None = None
         self._started_s = clock()
 
-    async def tokens(self) -> AsyncGenerator[TokenBatch, None]:
+    async def tokens(self) -> AsyncGenerator[Emission, None]:
         """Yield what all attempts bring together; closing the iterator frees the request.
 
         Raises:
@@ -82,7 +82,7 @@ class Resumption:
                 async with aclosing(self._source.tokens(self._attempt(num_resumes))) as batches:
                     async for batch in batches:
                         yield self._noted(batch)
-                        if batch.is_last:
+                        if batch.finish_reason is not None:
                             return
             except ReplicaLostError as error:
                 if num_resumes == self._max_resumes:
@@ -91,7 +91,11 @@ class Resumption:
                 _logger.warning("a replica was lost after %d tokens (%s)", len(self._token_ids), error)
                 self._lost_at_s = self._clock()
                 if len(self._token_ids) >= self._call.params.max_tokens:
-                    yield TokenBatch(finish_reason=FinishReason.LENGTH, num_cached_tokens=self._num_cached_tokens)
+                    yield Emission(
+                        request_id=self._call.request_id,
+                        finish_reason=FinishReason.LENGTH,
+                        num_cached_tokens=self._num_cached_tokens,
+                    )
                     return
                 self._on_resume()
             except UnavailableError:
@@ -114,7 +118,7 @@ class Resumption:
             timeout_s=timeout_s,
         )
 
-    def _noted(self, batch: TokenBatch) -> TokenBatch:
+    def _noted(self, batch: Emission) -> Emission:
         if self._lost_at_s is None:
             self._num_cached_tokens = batch.num_cached_tokens or self._num_cached_tokens
         # A second replica computes the prompt's anew; who has begun to read has had them.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deployments.gateway.served_model import TextDecoder
+from deployments.tokenizer.text_codec import TextCodec
 
 
-def breaker_ids(decoder: TextDecoder, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def breaker_ids(decoder: TextCodec, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Return the sequences of token ids that these strings come as.
 
     That is every token that has one inside, and those that several tokens spell, as the tokenizer writes them at the

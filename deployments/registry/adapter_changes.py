@@ -40,10 +40,3 @@ class AdapterStatus:
 
     entry: AdapterEntry
     places_by_replica: Mapping[int, Mapping[str, Place]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unloaded:
-    """What unloading has freed: bytes on each replica, all contents together."""
-
-    bytes_by_replica: tuple[int, ...]

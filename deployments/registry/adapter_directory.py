@@ -13,18 +13,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.identity import AdapterRef
 from deployments.config import ModelConfig
-from deployments.errors import UnavailableError
-from deployments.handle_errors import UNREACHED, unwrap
+from deployments.handle_calls import UNREACHED, ask_actor
 from deployments.handles import TELL_TIMEOUT_S, ask_all, tell_gateways
-from deployments.registry.adapter_changes import AdapterStatus, Registration, Unloaded
-from engine.errors import OverloadError, RequestError
+from deployments.registry.adapter_changes import AdapterStatus, Registration
+from engine.errors import RequestError
 
 _logger = logging.getLogger(__name__)
 
@@ -119,8 +116,11 @@ class AdapterDirectory:
         await self._tell(catalogue)
         return catalogue.entries[name]
 
-    async def unload(self, name: str, number: int | None = None) -> Unloaded:
-        """Forget a name or a version, wait for the requests that use it, and free it everywhere; errors as `load`."""
+    async def unload(self, name: str, number: int | None = None) -> list[int]:
+        """Forget a name or a version, wait for the requests that use it, and free it everywhere; errors as `load`.
+
+        Returns the bytes that this freed on each replica.
+        """
         entry = self._catalogue.entries.get(name)
         catalogue: Catalogue
         gone: tuple[AdapterRef, ...]
@@ -133,7 +133,7 @@ class AdapterDirectory:
                     self._replicas[entry.base], "release_adapter", ref.digest, timeout_s=RELEASE_TIMEOUT_S
                 )
         await self._changed("discard", gone)
-        return Unloaded(bytes_by_replica=tuple(freed))
+        return freed
 
     async def status(self) -> list[AdapterStatus]:
         """Return all names, and where their contents lie."""
@@ -160,14 +160,8 @@ class AdapterDirectory:
     async def _changed(self, method: str, *args: object) -> Any:
         if self._registry is None:
             raise RequestError("This server's adapters cannot be changed while it runs.", field="lora_name")
-        try:
-            return await getattr(self._registry, method).remote(*args)
-        except (RequestError, OverloadError) as error:
-            raise unwrap(error) from None
-        except (RayError, RayServeException) as error:
-            raise UnavailableError(
-                "The registry of adapters cannot be reached.", retry_after_s=RETRY_AFTER_S
-            ) from error
+        absence = "The registry of adapters cannot be reached."
+        return await ask_actor(self._registry, method, *args, absence=absence, retry_after_s=RETRY_AFTER_S)
 
     async def _tell(self, catalogue: Catalogue) -> None:
         self.adopt(catalogue)

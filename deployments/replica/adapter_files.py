@@ -14,7 +14,7 @@ from adapters.errors import AdapterError
 from adapters.file_cache import FileCache, ReadFile
 from adapters.identity import AdapterRef
 from deployments.config import REGISTRY, AdapterCacheConfig
-from deployments.handle_errors import unwrap
+from deployments.handle_calls import unwrap
 
 Locator = Callable[[AdapterRef], AdapterRef]
 READ_TIMEOUT_S = 20.0

@@ -8,62 +8,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from engine.metrics import EngineLoad, EngineSnapshot
-from engine.ports import AdapterStock
-from engine.request import Emission, Request, RequestId
-from engine.trace import RequestTrace
+from engine.request import Emission
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
 
 MAX_STEP_S_BY_DEVICE = {"cuda": 60.0, "cpu": 600.0}
 """A step that takes longer has hung. On a CPU a full step of a large model takes minutes."""
-
-
-class RunningEngine(Protocol):
-    """What the thread asks of an engine; `engine.engine.Engine` is one."""
-
-    @property
-    def adapters(self) -> AdapterStock:
-        """What is known and resident of adapters."""
-        ...
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it accepts requests."""
-        ...
-
-    def add(self, request: Request) -> None:
-        """Queue a request; any thread."""
-        ...
-
-    def cancel(self, request_id: RequestId) -> None:
-        """End a request before the next step; any thread."""
-        ...
-
-    def compile_grammar(self, grammar: str, /) -> None:
-        """Make a grammar ready; any thread."""
-        ...
-
-    def run(self, on_emissions: Callable[[list[Emission]], None]) -> None:
-        """Step until `stop`, handing over each step's emissions."""
-        ...
-
-    def stop(self) -> None:
-        """Make `run` return; any thread."""
-        ...
-
-    def traces(self, request_ids: Iterable[RequestId]) -> dict[RequestId, RequestTrace]:
-        """Return what became of requests that ended not long ago; any thread."""
-        ...
-
-    def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:
-        """Return the engine's numbers; any thread."""
-        ...
-
-    def load(self) -> EngineLoad:
-        """Return what a newcomer would find; any thread."""
-        ...
 
 
 class EngineThread:
@@ -76,7 +30,7 @@ class EngineThread:
 
     def __init__(
         self,
-        engine: RunningEngine,
+        engine: Engine,
         loop: asyncio.AbstractEventLoop,
         on_step: Callable[[Sequence[Emission]], None],
         *,

@@ -14,7 +14,7 @@ from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
 from deployments.channel.token_channel import ChannelDialer
 from deployments.config import AdapterCacheConfig, ChannelConfig, ModelConfig
-from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress, TokenBatch
+from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
 from deployments.logs import join_serve_log
 from deployments.metrics import EngineMetrics
 from deployments.replica.adapter_files import Locator, locator
@@ -22,7 +22,7 @@ from deployments.replica.engine_thread import MAX_STEP_S_BY_DEVICE
 from deployments.replica.replica_server import ReplicaServer
 from deployments.routing.reporter import ReplicaName
 from engine.errors import EngineError
-from engine.request import RequestId
+from engine.request import Emission, RequestId
 from engine.trace import RequestTrace
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ModelReplica:
         """
         join_serve_log()
         locate = locator(adapter_cache, serve.get_replica_context().app_name)
-        engine = await asyncio.to_thread(_build, config, locate)
+        self._engine = engine = await asyncio.to_thread(_build, config, locate)
         dial = partial(ChannelDialer, channel) if channel.transport == "tcp" else None
         self._server = ReplicaServer(
             engine,
@@ -66,10 +66,10 @@ class ModelReplica:
         """Serve one call whose tokens go to `call.reply_to`."""
         return await self._server.generate(call)
 
-    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[TokenBatch]:
+    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[Emission | GenerationResult]:
         """Serve one call whose tokens come back by the handle."""
-        async for batch in self._server.generate_stream(call):
-            yield batch
+        async for item in self._server.generate_stream(call):
+            yield item
 
     async def pool(self, call: GenerationCall) -> GenerationResult:
         """Serve one call for a vector, which comes with the result."""
@@ -94,11 +94,11 @@ class ModelReplica:
 
     async def traces(self, request_ids: Sequence[RequestId]) -> dict[RequestId, RequestTrace]:
         """Return what became of requests that ended here not long ago."""
-        return self._server.traces(request_ids)
+        return self._engine.traces(request_ids)
 
     async def metric_families(self) -> list[Metric]:
         """Return the engine's numbers as Prometheus families."""
-        return self._metrics.families(self._server.snapshot(drain_ended=True))
+        return self._metrics.families(self._engine.snapshot(drain_ended=True))
 
     def check_health(self) -> None:
         """Tell Serve whether the engine makes progress.
@@ -112,7 +112,7 @@ class ModelReplica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what an autoscaling policy may look at besides ongoing requests."""
-        snapshot = self._server.snapshot()
+        snapshot = self._engine.snapshot()
         return {
             "num_running": float(snapshot.num_running),
             "num_waiting": float(snapshot.num_waiting),

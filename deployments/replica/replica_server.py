@@ -10,46 +10,26 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
-from deployments.generation_calls import Fault, FaultKind, GenerationCall, GenerationResult, TokenAddress, TokenBatch
-from deployments.replica.engine_thread import EngineThread, RunningEngine
+from deployments.channel.token_channel import ChannelDialer
+from deployments.channel.token_frames import coalesce
+from deployments.errors import ReplicaLostError
+from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
+from deployments.replica.engine_thread import EngineThread
 from deployments.routing.reporter import ReplicaName, Reporter
 from engine.errors import EngineError, OverloadError, RequestError
-from engine.metrics import EngineSnapshot
 from engine.request import Emission, FinishReason, RequestId
-from engine.trace import RequestTrace
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
 
 _logger = logging.getLogger(__name__)
 
 RELEASE_POLL_S = 0.01
-_GATEWAY_GONE = Fault(kind=FaultKind.LOST, message="The gateway has closed its channel.")
-
-
-class TokenOutlet(Protocol):
-    """Where tokens leave for gateways; all calls come from the event loop."""
-
-    async def connect(self, address: TokenAddress) -> None:
-        """Make sure of a connection to a gateway.
-
-        Raises:
-            OSError: nobody answers there, or not the gateway that was meant.
-        """
-        ...
-
-    def send(self, address: TokenAddress, emissions: Sequence[Emission]) -> None:
-        """Send one step's emissions; nothing happens where the gateway has gone."""
-        ...
-
-    def send_report(self, address: TokenAddress, report: bytes) -> None:
-        """Send an encoded report; nothing happens where the gateway has gone."""
-        ...
-
-    async def close(self) -> None:
-        """End all connections."""
-        ...
+_GATEWAY_GONE = ReplicaLostError("The gateway has closed its channel.")
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +38,7 @@ class _Generation:
 
     call: GenerationCall
     ended: asyncio.Future[GenerationResult]
-    batches: asyncio.Queue[TokenBatch] = field(default_factory=asyncio.Queue)
+    unread: asyncio.Queue[Emission | GenerationResult] = field(default_factory=asyncio.Queue)
     num_tokens: int = 0
 
     @property
@@ -78,8 +58,8 @@ class ReplicaServer:
     Lives on the event loop that it is made on.
 
     Args:
-        dial: makes the outlet of tokens, given whom to tell of gateways that have gone; None where tokens go back by
-            the handle.
+        dial: makes what tokens leave by, given whom to tell of gateways that have gone; None where they go back by the
+            handle.
         max_step_s: see `EngineThread`.
         orphans: told of what gateways may not live to record; None where nobody records.
         name: by which gateways know this replica; None where none asks how it is.
@@ -87,8 +67,8 @@ class ReplicaServer:
 
     def __init__(
         self,
-        engine: RunningEngine,
-        dial: Callable[[Callable[[TokenAddress], None]], TokenOutlet] | None,
+        engine: Engine,
+        dial: Callable[[Callable[[TokenAddress], None]], ChannelDialer] | None,
         *,
         max_step_s: float,
         orphans: OrphanRecorder | None = None,
@@ -96,10 +76,10 @@ class ReplicaServer:
     ) -> None:
         self._engine = engine
         self._orphans = orphans
-        self._outlet = None if dial is None else dial(self.forget_gateway)
+        self._dialer = None if dial is None else dial(self.forget_gateway)
         self._reporter: Reporter | None = None
-        if self._outlet is not None and name is not None:
-            self._reporter = Reporter(name, engine.load, engine.adapters, self._outlet)
+        if self._dialer is not None and name is not None:
+            self._reporter = Reporter(name, engine.load, engine.adapters, self._dialer.send_report)
         self._generations: dict[RequestId, _Generation] = {}
         self._thread = EngineThread(engine, asyncio.get_running_loop(), self._on_step, max_step_s=max_step_s)
         self._thread.start()
@@ -107,56 +87,50 @@ class ReplicaServer:
     async def generate(self, call: GenerationCall) -> GenerationResult:
         """Serve one call whose tokens go to `call.reply_to`; ending the coroutine frees the request in the engine."""
         assert call.reply_to is not None
-        assert self._outlet is not None
+        assert self._dialer is not None
         fault = await self._grammar_fault(call)
         if fault is not None:
-            return GenerationResult(num_tokens=0, fault=fault)
+            return GenerationResult(fault=fault)
         try:
-            await self._outlet.connect(call.reply_to)
+            await self._dialer.connect(call.reply_to)
         except OSError as error:
             _logger.warning("request %s: its gateway cannot be reached: %s", call.request_id, error)
-            fault = Fault(kind=FaultKind.LOST, message="The replica could not open its channel to the gateway.")
-            return GenerationResult(num_tokens=0, fault=fault)
-        generation = self._open(call)
-        try:
-            # Unshielded, ending this coroutine would end the future, and the request would look as if it had ended.
-            return await asyncio.shield(generation.ended)
-        finally:
-            self._close(call.request_id, generation)
+            lost = ReplicaLostError("The replica could not open its channel to the gateway.")
+            return GenerationResult(fault=lost)
+        return await self._until_ended(call)
 
-    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[TokenBatch]:
-        """Yield the tokens of one call; what has come since the last read is one batch."""
+    async def generate_stream(self, call: GenerationCall) -> AsyncIterator[Emission | GenerationResult]:
+        """Yield the tokens of one call, what has come since the last read together; a failure's result comes last."""
         fault = await self._grammar_fault(call)
         if fault is not None:
-            yield TokenBatch(fault=fault)
+            yield GenerationResult(fault=fault)
             return
         generation = self._open(call)
         try:
             is_last = False
             while not is_last:
-                waiting = [await generation.batches.get()]
-                while not generation.batches.empty():
-                    waiting.append(generation.batches.get_nowait())
-                batch = TokenBatch.joined(waiting)
-                is_last = batch.is_last
-                yield batch
+                waiting = [await generation.unread.get()]
+                while not generation.unread.empty():
+                    waiting.append(generation.unread.get_nowait())
+                for emission in coalesce([item for item in waiting if isinstance(item, Emission)]):
+                    is_last = emission.finish_reason is not None
+                    yield emission
+                if isinstance(waiting[-1], GenerationResult):
+                    yield waiting[-1]
+                    return
         finally:
             self._close(call.request_id, generation)
 
     async def pool(self, call: GenerationCall) -> GenerationResult:
         """Serve one call for a vector; ending the coroutine frees the request in the engine."""
-        generation = self._open(call)
-        try:
-            return await asyncio.shield(generation.ended)
-        finally:
-            self._close(call.request_id, generation)
+        return await self._until_ended(call)
 
     async def watch(self, address: TokenAddress) -> None:
         """Tell a gateway from now on how this replica is."""
-        if self._outlet is None or self._reporter is None:
+        if self._dialer is None or self._reporter is None:
             return
         try:
-            await self._outlet.connect(address)
+            await self._dialer.connect(address)
         except OSError as error:
             _logger.warning("a gateway that wants reports cannot be reached: %s", error)
             return
@@ -170,19 +144,11 @@ class ReplicaServer:
         if self._orphans is not None:
             self._orphans.gateway_lost(address, [(generation.call, generation.num_tokens) for generation in left])
         for generation in left:
-            generation.ended.set_result(GenerationResult(num_tokens=generation.num_tokens, fault=_GATEWAY_GONE))
+            generation.ended.set_result(GenerationResult(fault=_GATEWAY_GONE))
 
     def trouble(self) -> str | None:
         """Say in one sentence why this replica cannot be relied on, or None."""
         return self._thread.trouble()
-
-    def traces(self, request_ids: Sequence[RequestId]) -> dict[RequestId, RequestTrace]:
-        """Return what became of requests that ended here not long ago."""
-        return self._engine.traces(request_ids)
-
-    def snapshot(self, *, drain_ended: bool = False) -> EngineSnapshot:
-        """Return the engine's numbers."""
-        return self._engine.snapshot(drain_ended=drain_ended)
 
     def adapter_places(self) -> dict[AdapterDigest, str]:
         """Return where adapters lie: "device", "host" or "loading"."""
@@ -206,17 +172,25 @@ class ReplicaServer:
         await self._thread.stop()
         if self._reporter is not None:
             self._reporter.close()
-        if self._outlet is not None:
-            await self._outlet.close()
+        if self._dialer is not None:
+            await self._dialer.close()
 
-    async def _grammar_fault(self, call: GenerationCall) -> Fault | None:
+    async def _until_ended(self, call: GenerationCall) -> GenerationResult:
+        generation = self._open(call)
+        try:
+            # Unshielded, ending this coroutine would end the future, and the request would look as if it had ended.
+            return await asyncio.shield(generation.ended)
+        finally:
+            self._close(call.request_id, generation)
+
+    async def _grammar_fault(self, call: GenerationCall) -> Exception | None:
         """Compile the grammar of a call, off the event loop and off the engine's thread; return why it cannot be."""
         if call.params.grammar is None:
             return None
         try:
             await asyncio.to_thread(self._engine.compile_grammar, call.params.grammar)
         except RequestError as error:
-            return Fault.of(error)
+            return _fault_of(error)
         return None
 
     def _open(self, call: GenerationCall) -> _Generation:
@@ -229,7 +203,7 @@ class ReplicaServer:
             if self._reporter is not None and call.reply_to is not None:
                 self._reporter.note(call.reply_to, call.request_id)
         except (RequestError, OverloadError, EngineError) as error:
-            self._end(generation, TokenBatch(fault=Fault.of(error)))
+            self._end(generation, GenerationResult(fault=_fault_of(error)))
         return generation
 
     def _close(self, request_id: RequestId, generation: _Generation) -> None:
@@ -242,44 +216,45 @@ class ReplicaServer:
 
     def _on_step(self, emissions: Sequence[Emission]) -> None:
         by_gateway: dict[TokenAddress, list[Emission]] = {}
-        ended: list[tuple[_Generation, TokenBatch]] = []
+        ended: list[tuple[_Generation, GenerationResult]] = []
         for emission in emissions:
             generation = self._generations.get(emission.request_id)
             if generation is None or generation.ended.done():
                 continue
             generation.num_tokens += len(emission.token_ids)
-            batch = self._batch(emission)
+            fault = self._fault(emission)
             if generation.reply_to is not None:
                 by_gateway.setdefault(generation.reply_to, []).append(emission)
-            elif not batch.is_last:
-                generation.batches.put_nowait(batch)
-            if batch.is_last:
-                ended.append((generation, batch))
-        if self._outlet is not None:
+            elif fault is None:
+                generation.unread.put_nowait(emission)
+            if emission.finish_reason is not None:
+                result = GenerationResult(
+                    num_cached_tokens=emission.num_cached_tokens, pooled=emission.pooled, fault=fault
+                )
+                ended.append((generation, result))
+        if self._dialer is not None:
             for address, frame in by_gateway.items():
-                self._outlet.send(address, frame)
-        for generation, batch in ended:
-            self._end(generation, batch)
+                self._dialer.send(address, frame)
+        for generation, result in ended:
+            self._end(generation, result)
 
-    def _end(self, generation: _Generation, batch: TokenBatch) -> None:
-        if self._orphans is not None and batch.fault is None:
+    def _end(self, generation: _Generation, result: GenerationResult) -> None:
+        if result.fault is not None:
+            generation.unread.put_nowait(result)
+        elif self._orphans is not None:
             self._orphans.finished(generation.call, generation.num_tokens)
-        generation.batches.put_nowait(batch)
-        generation.ended.set_result(
-            GenerationResult(
-                num_tokens=generation.num_tokens,
-                num_cached_tokens=batch.num_cached_tokens,
-                finish_reason=batch.finish_reason,
-                pooled=batch.pooled,
-                fault=batch.fault,
-            )
-        )
+        generation.ended.set_result(result)
 
-    def _batch(self, emission: Emission) -> TokenBatch:
-        fault = None
+    def _fault(self, emission: Emission) -> Exception | None:
         if emission.finish_reason is FinishReason.EXPIRED:
-            fault = Fault(kind=FaultKind.EXPIRED, message=emission.error or "The deadline has passed.")
-        elif emission.finish_reason is FinishReason.FAILED:
-            kind = FaultKind.FAILED if self._engine.is_alive else FaultKind.LOST
-            fault = Fault(kind=kind, message=emission.error or "The generation has failed.")
-        return TokenBatch.of(emission, fault)
+            return TimeoutError(emission.error or "The deadline has passed.")
+        if emission.finish_reason is FinishReason.FAILED:
+            kind = EngineError if self._engine.is_alive else ReplicaLostError
+            return kind(emission.error or "The generation has failed.")
+        return None
+
+
+def _fault_of(error: RequestError | OverloadError | EngineError) -> Exception:
+    """Return what a gateway is told; an `EngineError` out of a call means that the engine has ended."""
+    # Where it was raised is nothing to a gateway, and would keep alive here what the frames hold.
+    return ReplicaLostError(str(error)) if isinstance(error, EngineError) else error.with_traceback(None)

@@ -23,7 +23,6 @@ class Asked:
 
     request_id: str
     num_tokens: int
-    block_tokens: int = 16
     block_marks: Sequence[int] = ()
     adapter: int | None = None
     _landmarks_by_stride: dict[int, Sequence[int]] = field(default_factory=dict)
@@ -65,7 +64,6 @@ def asked_of(call: GenerationCall, block_tokens: int) -> Asked:
     return Asked(
         request_id=call.request_id,
         num_tokens=len(ids),
-        block_tokens=block_tokens,
         block_marks=marks,
         adapter=None if digest is None else adapter_mark(digest),
     )

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import math
 import struct
-import sys
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,10 +116,10 @@ def encode_report(report: LoadReport) -> bytes:
             replica_id,
         ]
         for marks in (report.landmarks_added, report.landmarks_dropped, device, coming):
-            parts += [_COUNT.pack(len(marks)), _little_endian(array("Q", marks)).tobytes()]
+            parts.append(struct.pack(f"<I{len(marks)}Q", len(marks), *marks))
         for request_id in map(str.encode, report.seen):
             parts += [_SHORT.pack(len(request_id)), request_id]
-    except (struct.error, OverflowError) as error:
+    except struct.error as error:
         raise FrameError("a number in a report is out of bounds") from error
     return LENGTH.pack(sum(map(len, parts))) + b"".join(parts)
 
@@ -194,16 +192,8 @@ class _Reader:
 
     def marks(self) -> tuple[int, ...]:
         (count,) = _COUNT.unpack(self.take(_COUNT.size))
-        marks = array("Q")
-        marks.frombytes(self.take(8 * count))
-        return tuple(_little_endian(marks))
+        return struct.unpack(f"<{count}Q", self.take(8 * count))
 
     def end(self) -> None:
         if self._offset != len(self._body):
             raise FrameError(f"{len(self._body) - self._offset} bytes too many at the end of a report")
-
-
-def _little_endian(marks: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        marks.byteswap()
-    return marks

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from adapters.identity import AdapterDigest
 from deployments.generation_calls import TokenAddress
 from deployments.routing.estimate import KEEPALIVE_S, REPORT_PERIOD_S
 from deployments.routing.report import MAX_SEEN, LoadReport, adapter_mark, encode_report
 from engine.metrics import EngineLoad
+from engine.ports import AdapterStock
 from engine.request import RequestId
 
 
@@ -24,26 +24,6 @@ class ReplicaName(NamedTuple):
 
     model: str
     replica_id: str
-
-
-class ReportOutlet(Protocol):
-    """Where reports leave for gateways."""
-
-    def send_report(self, address: TokenAddress, report: bytes) -> None:
-        """Send a report; nothing happens where the gateway has gone."""
-        ...
-
-
-class ReportedStock(Protocol):
-    """What is told of adapters."""
-
-    def places(self) -> Mapping[AdapterDigest, str]:
-        """Return where adapters lie: "device", "host" or "loading"."""
-        ...
-
-    def load_s(self) -> float:
-        """Return about how long it takes to read an adapter."""
-        ...
 
 
 @dataclass(slots=True)
@@ -68,22 +48,23 @@ class Reporter:
     """Reports of one replica to all its watchers. Lives on one event loop.
 
     Args:
-        load: the engine's.
+        load, stock: the engine's.
+        send: sends a report; nothing happens where the gateway has gone.
     """
 
     def __init__(
         self,
         name: ReplicaName,
         load: Callable[[], EngineLoad],
-        stock: ReportedStock,
-        outlet: ReportOutlet,
+        stock: AdapterStock,
+        send: Callable[[TokenAddress, bytes], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
         self._load = load
         self._stock = stock
-        self._outlet = outlet
+        self._send = send
         self._clock = clock
         self._watchers: dict[TokenAddress, _Watcher] = {}
         self._told = _Told()
@@ -150,7 +131,7 @@ class Reporter:
                 seen=tuple(watcher.seen),
             )
             watcher.is_new, watcher.seen = False, []
-            self._outlet.send_report(address, encode_report(report))
+            self._send(address, encode_report(report))
         if is_due:
             told.at_s = now_s
         told.landmarks, told.adapters, told.numbers = load.landmarks, adapters, numbers

@@ -152,21 +152,19 @@ class TextCodec:
         return token_ids
 
     def _check(self, texts: Sequence[str], *, field: str) -> None:
-        self._check_length(sum(map(len, texts)), field=field)
-        for text in texts:
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                # Not chained: the error quotes the text.
-                raise RequestError(f"{field} must be valid Unicode, and holds a lone surrogate", field=field) from None
-
-    def _check_length(self, num_chars: int, *, field: str) -> None:
+        num_chars = sum(map(len, texts))
         if num_chars > self._max_chars:
             raise RequestError(
                 f"{field} must have at most {self._max_chars} characters, got {num_chars}",
                 field=field,
                 code="context_length_exceeded",
             )
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                # Not chained: the error quotes the text.
+                raise RequestError(f"{field} must be valid Unicode, and holds a lone surrogate", field=field) from None
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 from ray.serve.handle import DeploymentHandle
 
@@ -17,7 +16,7 @@ from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ChatPrompt, TextPrompt
 from deployments.generation_calls import pack_ids, unpack_ids
-from deployments.handle_errors import unwrap
+from deployments.handle_calls import unwrap
 from deployments.logs import join_serve_log
 from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec
 from engine.errors import RequestError
@@ -27,18 +26,6 @@ MAX_CHARS_PER_TOKEN = 16
 NUM_THREADS = 2
 ENCODE_TIMEOUT_S = 10.0
 """Longer than any prompt takes; who takes longer has hung, or has far too much to do."""
-
-
-class TokenizerPort(Protocol):
-    """What a gateway asks of a tokenizer."""
-
-    async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt to a base model.
-
-        Raises:
-            RequestError: as `TextCodec.encode_chat` and `TextCodec.encode_text`.
-        """
-        ...
 
 
 def build_codecs(models: Sequence[ModelConfig]) -> dict[str, TextCodec]:
@@ -66,34 +53,32 @@ class LocalTokenizer:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenizer")
 
     async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt; errors as `TokenizerPort.encode`."""
+        """Return the token ids of a prompt to a base model.
+
+        Raises:
+            RequestError: as `TextCodec.encode_chat` and `TextCodec.encode_text`, or there is no such model.
+        """
         codec = self._codecs.get(model)
         if codec is None:
             raise RequestError(f"there is no model {model!r}", field="model", code="model_not_found")
         return tuple(await asyncio.get_running_loop().run_in_executor(self._threads, _encode, codec, prompt))
 
 
-class RemoteTokenizer:
-    """The tokenizer deployment, seen through its handle."""
+async def ask_tokenizer(handle: DeploymentHandle, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
+    """Ask the tokenizer deployment; errors as `LocalTokenizer.encode`, or Ray's where the actor is gone.
 
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._encode = handle.encode
-
-    async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
-        """Return the token ids of a prompt; errors as `TokenizerPort.encode`, or Ray's where the actor is gone.
-
-        Raises:
-            UnavailableError: it does not answer in time.
-        """
-        try:
-            async with asyncio.timeout(ENCODE_TIMEOUT_S):
-                packed: bytes = await self._encode.remote(model, prompt)
-        except RequestError as error:
-            raise unwrap(error) from None
-        except TimeoutError as error:
-            message = f"The tokenizer has not answered within {ENCODE_TIMEOUT_S:g} seconds."
-            raise UnavailableError(message, retry_after_s=ENCODE_TIMEOUT_S) from error
-        return unpack_ids(packed)
+    Raises:
+        UnavailableError: it does not answer in time.
+    """
+    try:
+        async with asyncio.timeout(ENCODE_TIMEOUT_S):
+            packed: bytes = await handle.encode.remote(model, prompt)
+    except RequestError as error:
+        raise unwrap(error) from None
+    except TimeoutError as error:
+        message = f"The tokenizer has not answered within {ENCODE_TIMEOUT_S:g} seconds."
+        raise UnavailableError(message, retry_after_s=ENCODE_TIMEOUT_S) from error
+    return unpack_ids(packed)
 
 
 class Tokenizer:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.generation import ToolSpec
+from deployments.generation import ToolUse
 from deployments.stream.reasoning import ReasoningFormat
 from deployments.tools.formats import ToolFormat
 
@@ -27,21 +27,10 @@ _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallRules:
-    """Which calls an answer may have.
-
-    Attributes:
-        tools: all that the model is told of.
-        callable_names: those that may be called; none of them: no call at all.
-        is_required: the answer is one or more calls, and nothing else.
-        is_parallel: more than one call may come.
-    """
+class CallRules(ToolUse):
+    """How an answer may call tools, and how its model writes calls."""
 
     tool_format: ToolFormat
-    tools: tuple[ToolSpec, ...]
-    callable_names: frozenset[str]
-    is_required: bool = False
-    is_parallel: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

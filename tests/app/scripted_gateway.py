@@ -34,7 +34,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
-from deployments.registry.adapter_changes import AdapterStatus, Registration, Unloaded
+from deployments.registry.adapter_changes import AdapterStatus, Registration
 from deployments.timeline import Timeline
 from engine.errors import RequestError
 
@@ -69,8 +69,8 @@ class ScriptedAdapters:
         await trial("base")
         return await self.load(wanted)
 
-    async def unload(self, name: str, number: int | None = None) -> Unloaded:
-        return Unloaded(bytes_by_replica=(5,))
+    async def unload(self, name: str, number: int | None = None) -> list[int]:
+        return [5]
 
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
         self.routed.append((name, dict(split)))

@@ -28,7 +28,7 @@ from deployments.generation import (
     TextDelta,
     Verdict,
 )
-from deployments.generation_calls import GenerationCall, TokenBatch
+from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.replica.replica_server import ReplicaServer
 from engine.engine import Engine
 from engine.request import Emission, RequestId, SamplingParams
@@ -53,11 +53,11 @@ class Response:
 class StreamResponse:
     """A `DeploymentResponseGenerator`: a task of its own runs the replica's side, as it does in another process."""
 
-    def __init__(self, batches: AsyncIterator[TokenBatch]) -> None:
-        self._queue: asyncio.Queue[TokenBatch | BaseException | None] = asyncio.Queue()
+    def __init__(self, batches: AsyncIterator[Emission | GenerationResult]) -> None:
+        self._queue: asyncio.Queue[Emission | GenerationResult | BaseException | None] = asyncio.Queue()
         self.task = asyncio.ensure_future(self._run(batches))
 
-    async def _run(self, batches: AsyncIterator[TokenBatch]) -> None:
+    async def _run(self, batches: AsyncIterator[Emission | GenerationResult]) -> None:
         try:
             async for batch in batches:
                 self._queue.put_nowait(batch)
@@ -71,7 +71,7 @@ class StreamResponse:
     def __aiter__(self) -> StreamResponse:
         return self
 
-    async def __anext__(self) -> TokenBatch:
+    async def __anext__(self) -> Emission | GenerationResult:
         item = await self._queue.get()
         if item is None:
             raise StopAsyncIteration

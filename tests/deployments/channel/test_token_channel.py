@@ -51,11 +51,11 @@ class Ends:
 
 
 @asynccontextmanager
-async def both_ends(config: ChannelConfig = CONFIG, **options: float) -> AsyncIterator[Ends]:
+async def both_ends(config: ChannelConfig = CONFIG) -> AsyncIterator[Ends]:
     listener = ChannelListener(config, "gateway-1")
     address = await listener.start()
     lost: list[TokenAddress] = []
-    dialer = ChannelDialer(config, lost.append, **options)
+    dialer = ChannelDialer(config, lost.append)
     try:
         yield Ends(listener, address, dialer, lost)
     finally:
@@ -91,9 +91,10 @@ async def test_two_gateways_get_only_what_is_theirs() -> None:
 
 async def test_tokens_of_an_unknown_or_dropped_request_are_ignored() -> None:
     async with both_ends() as ends:
-        dropped, kept = ends.listener.subscribe(RequestId("dropped")), ends.listener.subscribe(RequestId("kept"))
-        ends.listener.unsubscribe(dropped.request_id)
-        ends.listener.unsubscribe(dropped.request_id)
+        ends.listener.subscribe(RequestId("dropped"))
+        kept = ends.listener.subscribe(RequestId("kept"))
+        ends.listener.unsubscribe(RequestId("dropped"))
+        ends.listener.unsubscribe(RequestId("dropped"))
         await ends.dialer.connect(ends.address)
         ends.dialer.send(ends.address, [tokens("unknown", 1), tokens("dropped", 2), tokens("kept", 3)])
         assert (await kept.get()).token_ids == (3,)
@@ -203,8 +204,9 @@ async def test_nobody_listening_is_an_error_and_a_later_dial_succeeds() -> None:
         await ends.dialer.connect(ends.address)
 
 
-async def test_silence_in_the_handshake_ends_it_on_both_sides() -> None:
-    listener = ChannelListener(CONFIG, "gateway-1", handshake_timeout_s=0.01)
+async def test_silence_in_the_handshake_ends_it_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_channel, "HANDSHAKE_TIMEOUT_S", 0.01)
+    listener = ChannelListener(CONFIG, "gateway-1")
     address = await listener.start()
     reader, writer = await asyncio.open_connection(address.host, address.port)
     assert (await reader.read()).startswith(GREETING)  # And then the end.
@@ -215,7 +217,7 @@ async def test_silence_in_the_handshake_ends_it_on_both_sides() -> None:
         await reader.read()
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    dialer = ChannelDialer(CONFIG, lambda _: None, handshake_timeout_s=0.01)
+    dialer = ChannelDialer(CONFIG, lambda _: None)
     with pytest.raises(ChannelError):
         await dialer.connect(replace(address, port=server.sockets[0].getsockname()[1]))
     server.close()
@@ -330,11 +332,14 @@ async def _deaf_gateway(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
     writer.transport.pause_reading()
 
 
-@pytest.mark.parametrize("options", [{"stall_timeout_s": 0.02}, {"max_pending_bytes": 30_000_000}])
-async def test_a_gateway_that_reads_nothing_is_given_up(options: dict[str, float]) -> None:
+@pytest.mark.parametrize(("bound", "value"), [("STALL_TIMEOUT_S", 0.02), ("MAX_PENDING_BYTES", 30_000_000)])
+async def test_a_gateway_that_reads_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, bound: str, value: float
+) -> None:
+    monkeypatch.setattr(token_channel, bound, value)
     server = await asyncio.start_server(_deaf_gateway, "127.0.0.1", 0)
     lost: list[TokenAddress] = []
-    dialer = ChannelDialer(CONFIG, lost.append, **options)
+    dialer = ChannelDialer(CONFIG, lost.append)
     address = TokenAddress(gateway_id="gateway-1", host="127.0.0.1", port=server.sockets[0].getsockname()[1])
     await dialer.connect(address)
     step = [tokens(f"r{i}", *range(100_000)) for i in range(5)]

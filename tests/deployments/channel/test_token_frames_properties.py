@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.channel.token_frames import (
-    MAX_TOKEN_ID,
     FrameError,
     coalesce,
     decode_body,
@@ -17,7 +16,7 @@ EMISSIONS = st.lists(
     st.builds(
         Emission,
         request_id=st.text(st.characters(codec="utf-8"), min_size=1, max_size=50).map(RequestId),
-        token_ids=st.lists(st.integers(0, MAX_TOKEN_ID), max_size=20).map(tuple),
+        token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=20).map(tuple),
         finish_reason=st.none() | st.sampled_from(FinishReason),
         num_cached_tokens=st.integers(0, (1 << 32) - 1),
         error=st.none() | st.text(st.characters(codec="utf-8"), max_size=50),

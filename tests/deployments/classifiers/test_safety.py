@@ -13,10 +13,10 @@ from ray import serve
 from ray.exceptions import RayTaskError
 
 from deployments.batched_thread import MAX_CALL_S
-from deployments.classifiers.safety import LocalSafety, RemoteSafety
+from deployments.classifiers.safety import LocalSafety, ask_safety
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
-from deployments.handle_errors import unwrap
+from deployments.handle_calls import unwrap
 from engine.errors import RequestError
 
 
@@ -98,9 +98,9 @@ class Handle:
 
 
 async def test_a_refusal_crosses_the_handle_with_its_fields() -> None:
-    remote = RemoteSafety(Handle(RequestError("too long", field="input", code="c")))  # type: ignore[arg-type]
+    handle = Handle(RequestError("too long", field="input", code="c"))
     with pytest.raises(RequestError, match=r"^too long$") as refused:
-        await remote.judge(["x"])
+        await ask_safety(handle, ["x"])  # type: ignore[arg-type]
     assert type(refused.value) is RequestError
     assert (refused.value.field, refused.value.code) == ("input", "c")
 

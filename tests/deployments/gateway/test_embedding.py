@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from deployments.config import SafetyConfig
-from deployments.gateway.embedding import finished
+from deployments.gateway.embedding import scaled
 from deployments.gateway.gateway import Gateway
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.pooled import EmbeddingRequest
@@ -77,10 +77,10 @@ async def test_a_model_has_a_pooling_of_its_own(gateway: OpenGateway, serving: S
 
 def test_a_vector_is_cut_before_it_is_scaled() -> None:
     raw = np.array([3, 4, 12], "<f4").tobytes()
-    np.testing.assert_allclose(numbers(finished(raw, 2, True)), [0.6, 0.8])
-    np.testing.assert_allclose(numbers(finished(raw, 2, False)), [3, 4])
-    np.testing.assert_allclose(numbers(finished(raw, None, True)), np.array([3, 4, 12]) / 13, rtol=1e-6)
-    assert numbers(finished(bytes(8), None, True)).tolist() == [0, 0]
+    np.testing.assert_allclose(numbers(scaled(raw, 2, True)), [0.6, 0.8])
+    np.testing.assert_allclose(numbers(scaled(raw, 2, False)), [3, 4])
+    np.testing.assert_allclose(numbers(scaled(raw, None, True)), np.array([3, 4, 12]) / 13, rtol=1e-6)
+    assert numbers(scaled(bytes(8), None, True)).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(

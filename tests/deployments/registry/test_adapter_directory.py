@@ -138,7 +138,7 @@ async def test_unloading_frees_what_no_name_stands_for_and_says_how_much() -> No
     directory = a_directory(registry, replicas, Broadcast())
     await directory.start()
     freed = await directory.unload("sql")
-    assert freed.bytes_by_replica == (100, 50)
+    assert freed == [100, 50]
     assert replicas.asked == [("release_adapter", "d0")]
     assert registry.discarded == [REF]
     assert digest(directory, "sql") is None

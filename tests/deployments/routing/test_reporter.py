@@ -27,7 +27,9 @@ class Bench:
     def __init__(self) -> None:
         self.load, self.now_s, self.sent = LOAD, 100.0, list[tuple[str, LoadReport]]()
         self.by_digest: dict[AdapterDigest, str] = {}
-        self.reporter = Reporter(ReplicaName("m", "r1"), lambda: self.load, self, self, clock=lambda: self.now_s)
+        self.reporter = Reporter(
+            ReplicaName("m", "r1"), lambda: self.load, self, self.send_report, clock=lambda: self.now_s
+        )
 
     def places(self) -> dict[AdapterDigest, str]:
         return self.by_digest

@@ -60,7 +60,7 @@ async def test_what_a_replica_computed_draws_the_next_request_until_it_dies(tiny
         reply_to=address,
     )
     listener.subscribe(call.request_id)
-    assert (await servers[1].generate(call)).num_tokens == 2
+    assert (await servers[1].generate(call)).fault is None
     asked = asked_of(call, board.block_tokens)
     assert len(asked.block_marks) == 76 // tiny_model.engine.block_tokens
 

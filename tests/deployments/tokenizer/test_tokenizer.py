@@ -12,7 +12,7 @@ from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ChatMessage, ChatPrompt, TextPrompt
 from deployments.tokenizer import tokenizer
-from deployments.tokenizer.tokenizer import LocalTokenizer, RemoteTokenizer, Tokenizer, build_codecs
+from deployments.tokenizer.tokenizer import LocalTokenizer, Tokenizer, ask_tokenizer, build_codecs
 from engine.errors import RequestError
 
 PATIENCE_S = 20.0
@@ -39,11 +39,11 @@ class Handle:
 
 async def test_here_or_in_an_actor_a_prompt_becomes_the_same_tokens(tiny_model: ModelConfig) -> None:
     local = LocalTokenizer(build_codecs([tiny_model]))
-    remote = RemoteTokenizer(Handle(Tokenizer((tiny_model,))))  # type: ignore[arg-type]
+    handle = Handle(Tokenizer((tiny_model,)))
     for prompt in (CHAT, TextPrompt(text="raw text")):
         token_ids = await local.encode("chat", prompt)
         assert token_ids
-        assert await remote.encode("chat", prompt) == token_ids
+        assert await ask_tokenizer(handle, "chat", prompt) == token_ids  # type: ignore[arg-type]
 
 
 async def test_while_a_prompt_is_encoded_the_event_loop_goes_on(
@@ -65,7 +65,7 @@ async def test_an_actor_that_hangs_is_unavailable(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(tokenizer, "ENCODE_TIMEOUT_S", 0.01)
     with pytest.raises(UnavailableError, match="not answered"):
-        await RemoteTokenizer(Hung()).encode("chat", CHAT)  # type: ignore[arg-type]
+        await ask_tokenizer(Hung(), "chat", CHAT)  # type: ignore[arg-type]
 
 
 async def test_a_model_that_is_not_there_is_refused_by_name(tiny_model: ModelConfig) -> None:
