@@ -24,7 +24,8 @@ def template_place(arguments: Sequence[str]) -> Path:
 
 def socket_place(session_folder: Path) -> Path:
     """Return where the template of a cluster listens, by Ray's folder for that cluster."""
-    return session_folder / "sockets" / "worker_template"
+    # No longer than the names of Ray's own sockets: there is a bound on the whole path.
+    return session_folder / "sockets" / "template"
 
 
 def default_worker() -> str:
@@ -36,12 +37,13 @@ def default_worker() -> str:
 
 
 def ask_for_a_fork(place: Path, arguments: Sequence[str]) -> bool:
-    """Ask the template for a worker with this process's environment, folder and streams; tell whether it made one."""
+    """Ask the template for a worker that is this process but for its pid; tell whether it made one."""
+    asked = [sys.executable, list(arguments), dict(os.environ), os.getcwd()]
     try:
         with socket.socket(socket.AF_UNIX) as template:
             template.connect(str(place))
             socket.send_fds(template, [b"?"], STANDARD_STREAMS)
-            template.sendall(json.dumps([list(arguments), dict(os.environ), os.getcwd()]).encode())
+            template.sendall(json.dumps(asked).encode())
             template.shutdown(socket.SHUT_WR)
             return bool(template.recv(1))
     except OSError:

@@ -39,7 +39,7 @@ def forked_workers(environment: Callable[[], Mapping[str, str]]) -> Iterator[Non
 
     start_raylet = services.start_raylet
     signature = inspect.signature(start_raylet)
-    if not _NEEDED <= signature.parameters.keys():
+    if not signature.parameters.keys() >= _NEEDED:
         # Another Ray than the one this was written for: its workers are plain ones.
         yield
         return

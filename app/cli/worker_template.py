@@ -5,9 +5,9 @@ and keeps tens of megabytes of its own for it. A fork has them at once, and shar
 
 Run as a program, by `app.cli.worker_forks`, for one cluster that it ends with. A fork is what the worker would have
 been: its arguments, environment, folder and streams are those of the process that Ray started for it
-(`app.cli.forked_worker`). Where the environment is another one than modules here were imported in, or where forks of
-this process would not be sound, that process becomes a plain worker. Neither torch nor transformers are imported here:
-they start threads and read the environment, and only some workers need them.
+(`app.cli.forked_worker`). Where its interpreter or environment is another one than modules here were imported in, or
+where forks of this process would not be sound, that process becomes a plain worker. Neither torch nor transformers
+are imported here: they start threads and read the environment, and only some workers need them.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ SET_BY_RAY = frozenset({"RAY_CLIENT_MODE", "RAY_LD_PRELOAD_ON_WORKERS", "SPT_NOE
 class Asked(NamedTuple):
     """A worker that Ray wants."""
 
+    executable: str
     arguments: list[str]
     environment: dict[str, str]
     folder: str
@@ -66,9 +67,15 @@ def _id_of_a_fork() -> bytes:
         return pipe.read()
 
 
-def is_alike(environment: dict[str, str], other: dict[str, str]) -> bool:
-    """Tell whether modules that are imported in one environment are what they would be in the other."""
-    return all(environment.get(name) == other.get(name) for name in (environment.keys() | other.keys()) - SET_BY_RAY)
+def can_be_a_fork(asked: Asked, environment: dict[str, str]) -> bool:
+    """Tell whether modules that this process has imported are what they would be in the worker.
+
+    Args:
+        environment: in which they have been imported.
+    """
+    names = (environment.keys() | asked.environment.keys()) - SET_BY_RAY
+    is_alike = all(environment.get(name) == asked.environment.get(name) for name in names)
+    return is_alike and asked.executable == sys.executable
 
 
 def serve(listener: socket.socket, environment: dict[str, str]) -> None:
@@ -91,8 +98,9 @@ def serve(listener: socket.socket, environment: dict[str, str]) -> None:
             gc.freeze()
             continue
         with connection:
-            asked = _read(connection)
-            is_worker = is_sound and is_alike(environment, asked.environment) and os.fork() == 0
+            if (asked := _read(connection)) is None:
+                continue
+            is_worker = is_sound and can_be_a_fork(asked, environment) and os.fork() == 0
             if is_worker:
                 listener.close()
                 connection.sendall(b"!")
@@ -108,12 +116,18 @@ def _import(module: str) -> None:
         importlib.import_module(module)
 
 
-def _read(connection: socket.socket) -> Asked:
+def _read(connection: socket.socket) -> Asked | None:
     connection.settimeout(None)
     _, streams, _, _ = socket.recv_fds(connection, 1, len(STANDARD_STREAMS))
-    with connection.makefile("rb") as file:
-        arguments, environment, folder = json.load(file)
-    return Asked(arguments, environment, folder, streams)
+    try:
+        with connection.makefile("rb") as file:
+            executable, arguments, environment, folder = json.load(file)
+        return Asked(executable, arguments, environment, folder, streams)
+    except (OSError, ValueError, TypeError):
+        # Whoever asked has ended in the middle of it.
+        for stream in streams:
+            os.close(stream)
+        return None
 
 
 def _work(asked: Asked) -> None:

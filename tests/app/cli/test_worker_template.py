@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -124,9 +125,23 @@ over.set()
     assert run(source).splitlines() == ["True", "False"]
 
 
-def test_environments_are_alike_but_for_what_ray_sets_for_its_workers() -> None:
-    own = {"A": "1"}
-    assert worker_template.is_alike(own, {"A": "1", "SPT_NOENV": "1"})
-    assert not worker_template.is_alike(own, {"A": "2"})
-    assert not worker_template.is_alike(own, {})
-    assert not worker_template.is_alike(own, own | {"RAY_JOB_ID": "02000000"})
+def test_a_fork_is_for_the_same_interpreter_and_environment_but_for_what_ray_sets_for_its_workers() -> None:
+    def is_fork(executable: str = sys.executable, **environment: str) -> bool:
+        asked = worker_template.Asked(executable, [], environment, "/", [])
+        return worker_template.can_be_a_fork(asked, {"A": "1"})
+
+    assert is_fork(A="1")
+    assert is_fork(A="1", SPT_NOENV="1")
+    assert not is_fork(A="2")
+    assert not is_fork()
+    assert not is_fork(A="1", RAY_JOB_ID="02000000")
+    assert not is_fork("/another/python", A="1")
+
+
+def test_who_ends_while_it_asks_is_no_trouble_to_the_next(cluster: Cluster) -> None:
+    place = str(forked_worker.socket_place(cluster.folder / "session_1"))
+    for begun in (b"", b"?", b"?[1, 2", b"?[1, 2]"):
+        with socket.socket(socket.AF_UNIX) as asker:
+            asker.connect(place)
+            asker.sendall(begun)
+    assert cluster.start_worker()["is_fork"]
