@@ -131,6 +131,8 @@ def _read(connection: socket.socket) -> Asked | None:
 
 
 def _work(asked: Asked) -> None:
+    # Ray ends what a worker leaves behind by its process group.
+    os.setpgid(0, 0)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for stream, given in zip(STANDARD_STREAMS, asked.streams, strict=True):
         os.dup2(given, stream)

@@ -25,8 +25,14 @@ class JobID:
     "_private/workers/default_worker.py": """
 import json, os, signal, sys
 told = {
-    "argv": sys.argv, "parent": os.getppid(), "folder": os.getcwd(), "variables": dict(os.environ), "name": __name__,
-    "streams": len(os.listdir("/proc/self/fd")) - 1, "sigchld": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
+    "argv": sys.argv,
+    "name": __name__,
+    "parent": os.getppid(),
+    "folder": os.getcwd(),
+    "variables": dict(os.environ),
+    "num_streams": len(os.listdir("/proc/self/fd")) - 1,
+    "leads_its_group": os.getpgrp() == os.getpid(),
+    "sigchld": signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL,
 }
 print(json.dumps(told), flush=True)
 """,

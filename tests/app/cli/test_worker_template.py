@@ -61,8 +61,9 @@ def test_a_fork_is_the_worker_that_was_asked_for(cluster: Cluster) -> None:
     assert told["variables"]["SPT_NOENV"] == "1"
     assert "OPENBLAS_NUM_THREADS" not in told["variables"]
     # Nothing of the template's own is left open, nor the way it treats its children.
-    assert told["streams"] == 3
+    assert told["num_streams"] == 3
     assert told["sigchld"]
+    assert told["leads_its_group"]
 
 
 def test_one_template_forks_many_workers_and_leaves_none_unburied(cluster: Cluster) -> None:
