@@ -26,6 +26,7 @@ from ray.exceptions import RayError
 from ray.serve import scripts
 from ray.serve.exceptions import RayServeException
 
+from app.cli import serve_environment, worker_forks
 from deployments.config import GATEWAY
 
 DRAIN_MARGIN_S = 5.0
@@ -110,6 +111,15 @@ def _reason(application: ApplicationStatusOverview) -> str:
     return _COLOUR.sub("", text)
 
 
+def _start_ray(address: str, *, has_dashboard: bool) -> None:
+    connect = partial(ray.init, address, namespace="serve", include_dashboard=has_dashboard)
+    if not worker_forks.are_possible(address):
+        connect()
+        return
+    with worker_forks.forked_workers(serve_environment.of_this_process):
+        connect(_system_config=worker_forks.SYSTEM_CONFIG)
+
+
 def main() -> None:
     """Run the program."""
     parser = argparse.ArgumentParser()
@@ -119,7 +129,7 @@ def main() -> None:
     parser.add_argument("--dashboard", action="store_true", help="start Ray's dashboard with a cluster")
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, partial(_end, asked.drain_s))
-    ray.init(asked.address, namespace="serve", include_dashboard=asked.dashboard)
+    _start_ray(asked.address, has_dashboard=asked.dashboard)
     failure = None
     try:
         scripts.cli(["run", "--non-blocking", asked.config], prog_name="serve", standalone_mode=False)

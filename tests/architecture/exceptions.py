@@ -10,6 +10,8 @@ FUNCTIONS_OVER_THE_SIZE: dict[str, str] = {
 
 FILES_THAT_READ_THE_ENVIRONMENT: dict[str, str] = {
     "app/cli/main.py": "the command line is where the environment becomes arguments",
+    "app/cli/forked_worker.py": "a fork gets the environment of the process that Ray started, whatever is in it",
+    "app/cli/worker_template.py": "the same: it puts on what a worker was given",
     "kernels/compiling.py": "compilers and caches are named by conventions of the machine",
     "app/cli/serve_environment.py": "Serve's own settings are environment variables only",
 }

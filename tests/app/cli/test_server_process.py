@@ -70,6 +70,8 @@ async def shutdown_async():
 def start(tmp_path: Path) -> Start:
     package = tmp_path / "ray" / "serve"
     package.mkdir(parents=True)
+    (package.parent / "_private").mkdir()
+    (package.parent / "_private" / "services.py").write_text("def start_raylet(): pass")
     (package.parent / "__init__.py").write_text(STAND_IN_RAY)
     (package.parent / "exceptions.py").write_text("class RayError(Exception): pass")
     (package / "exceptions.py").write_text("class RayServeException(Exception): pass")
@@ -161,7 +163,7 @@ def test_rays_dashboard_is_there_for_who_asks(
 ) -> None:
     server = start("runs", has_dashboard=has_dashboard)
     told = until_printed("up", capfd)
-    assert f"init local {{'namespace': 'serve', 'include_dashboard': {has_dashboard}}}" in told
+    assert f"init local {{'namespace': 'serve', 'include_dashboard': {has_dashboard}" in told
     server.stop()
 
 

@@ -1,0 +1,77 @@
+"""Has the cluster that this process starts fork its workers from one that has imported what they need.
+
+Ray has no such thing, so that a step of its start is wrapped. The template (`app.cli.worker_template`) starts beside
+the rest of Ray, so that its imports take no time of their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from app.cli import forked_worker
+
+SYSTEM_CONFIG = {"prestart_worker_first_driver": False}
+"""Ray starts some workers before it knows for whom; those could not be forks."""
+
+_NEEDED = {"worker_path", "session_dir"}
+
+
+def are_possible(address: str) -> bool:
+    """Tell whether workers of the cluster at `address` can be forks: it is started here, where forks are sound."""
+    return address == "local" and sys.platform == "linux"
+
+
+@contextmanager
+def forked_workers(environment: Callable[[], Mapping[str, str]]) -> Iterator[None]:
+    """Let a cluster that is started meanwhile fork its workers.
+
+    Args:
+        environment: returns that of this process, to which Ray adds until it hands it to its workers.
+    """
+    from ray._private import services
+
+    start_raylet = services.start_raylet
+    signature = inspect.signature(start_raylet)
+    if not signature.parameters.keys() >= _NEEDED:
+        # Another Ray than the one this was written for: its workers are plain ones.
+        yield
+        return
+
+    def start_with_template(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options)
+        given.arguments["worker_path"] = forked_worker.__file__
+        raylet = start_raylet(*given.args, **given.kwargs)
+        session_folder = Path(given.arguments["session_dir"])
+        start_template(session_folder, dict(environment()) | worker_variables(raylet.process.pid))
+        return raylet
+
+    services.start_raylet = start_with_template
+    try:
+        yield
+    finally:
+        services.start_raylet = start_raylet
+
+
+def worker_variables(raylet_pid: int) -> dict[str, str]:
+    """Return what Ray sets for workers of the first job of a cluster, and reads while it is imported."""
+    from ray import JobID
+
+    return {"RAY_JOB_ID": JobID.from_int(1).hex(), "RAY_RAYLET_PID": str(raylet_pid)}
+
+
+def start_template(session_folder: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the template of the cluster whose folder is given, and return it; it ends with this process."""
+    place = forked_worker.socket_place(session_folder)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place))
+        place.chmod(0o600)
+        listener.listen(128)
+        command = [sys.executable, "-m", "app.cli.worker_template", str(listener.fileno())]
+        return subprocess.Popen(command, env=dict(environment), pass_fds=[listener.fileno()])
