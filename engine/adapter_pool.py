@@ -29,7 +29,7 @@ from engine.errors import EngineError
 _logger = logging.getLogger(__name__)
 
 MAX_HOST_BYTES = 8 << 30
-"""Of what adapters hold; beside a GPU torch page-locks more for each, up to the next power of two."""
+"""Of what adapters hold; beside a GPU each takes up to the next power of two, which torch page-locks."""
 
 Locate = Callable[[AdapterRef], AdapterRef]
 
