@@ -29,6 +29,7 @@ from engine.errors import EngineError
 _logger = logging.getLogger(__name__)
 
 MAX_HOST_BYTES = 8 << 30
+"""Of what adapters hold; beside a GPU each takes up to the next power of two, which torch page-locks."""
 
 Locate = Callable[[AdapterRef], AdapterRef]
 

@@ -107,12 +107,15 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
     element_bytes = DTYPE_BY_NAME[dtype].itemsize if config.kv_cache_dtype is None else 1
     block_bytes = config.block_tokens * spec.kv_bytes_per_token(element_bytes)
     share = CPU_CACHE_SHARE if hardware.device == "cpu" else 1.0
-    cache_bytes = config.kv_cache_bytes or int(hardware.free_bytes * share)
+    cache_bytes = config.kv_cache_bytes or max(0, int(hardware.free_bytes * share))
     # More than every row at full length can never be held, and is only memory taken from others.
     num_blocks = min(cache_bytes // block_bytes, config.max_num_seqs * blocks_per_request)
     if num_blocks < blocks_per_request:
+        knob = "kv_cache_bytes:"
+        if hardware.device == "cuda" and config.kv_cache_bytes is None:
+            knob = f"gpu_memory_fraction: {config.gpu_memory_fraction:g} leaves the cache"
         raise ConfigError(
-            f"kv_cache_bytes: {cache_bytes} bytes hold {num_blocks * config.block_tokens} tokens, fewer than one "
+            f"{knob} {cache_bytes} bytes, which hold {num_blocks * config.block_tokens} tokens, fewer than one "
             f"request of max_model_len {max_model_len}; {blocks_per_request * block_bytes} bytes are needed."
         )
     return ResolvedConfig(

@@ -15,7 +15,7 @@ from engine.metrics import EngineSnapshot
 from engine.request import FinishReason, Request, RequestId, SamplingParams
 from loadtest.measure import Exchange
 
-PARTS = ("schedule_s", "prepare_s", "forward_s", "sample_s", "emit_s")
+PARTS = ("schedule_s", "prepare_s", "forward_s", "sample_s", "wait_s", "emit_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

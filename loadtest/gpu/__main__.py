@@ -1,15 +1,16 @@
 """Everything that needs a GPU, in one call: check, measure, and write what was found as JSON, part by part.
 
-    python -m loadtest.gpu --out loadtest/results/h200.json               # all, in eight minutes at most
+    python -m loadtest.gpu --out loadtest/results/h200.json               # what is wanted, in eight minutes at most
     python -m loadtest.gpu --only tokens,kernels                          # of the parts that --help lists
 
 Every part is a process of its own with a limit of its own; the file is written anew after each, and the summary comes
-last.
+last. Traces are kept beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import subprocess
@@ -26,9 +27,10 @@ import torch
 from kernels import overlap
 from kernels.launches import GEOMETRIES
 from kernels.triton_cache import compile_ahead
-from loadtest.gpu import engine, kernels, peers, summary, sweep
+from loadtest.gpu import attention, bench, engine, kernels, peers, summary, sweep, tracing
 from loadtest.gpu.parts import Notes, Part, run_parts, this_command
 from loadtest.gpu.timing import GpuTimer, measure_ceilings
+from loadtest.gpu.verdicts import verdicts
 
 DEVICE = torch.device("cuda")
 BUDGET_S = 480
@@ -39,32 +41,42 @@ TAIL_CHARACTERS = 8000
 SWEEPS_AT_ONCE = 4
 """Are compiled before they are timed: all together would take a minute until the first is."""
 
-USUAL_MODELS = ("llama-3.1-8b", "qwen3-0.6b")
+LIMIT_S_BY_USUAL_ENGINE = {"llama-3.1-8b": 150, "llama-3.1-8b-fp8_quantization-fp8_kv": 80, "qwen3-0.6b": 70}
+"""Those that there are targets for, in order."""
+OTHER_LIMIT_S = 90
+BASE_MODELS = ("llama-3.1-8b", "qwen3-0.6b")
 
 
 def parts() -> list[Part]:
-    """Return all parts: the engine as people run it and what tunes it come before its less usual forms."""
+    """Return all parts: first what the rows with targets need, which all have time to take as long as they may."""
     works_by_name = engine.groups()
 
     def engine_part(name: str) -> Part:
-        works = works_by_name[name]
-        limit_s = 150 if any(work.num_adapters for work in works) else 90
-        return Part(name=name, limit_s=limit_s, run=partial(measure_engine, works=works))
+        return Part(
+            name=name,
+            limit_s=LIMIT_S_BY_USUAL_ENGINE.get(name, OTHER_LIMIT_S),
+            run=partial(measure_engine, works=works_by_name[name]),
+            is_usual=name in LIMIT_S_BY_USUAL_ENGINE,
+        )
 
     def overlapped_part(name: str) -> Part:
         works = [work for work in works_by_name[name] if not work.num_adapters][:3]
-        return Part(name=f"{name}-overlapped", limit_s=90, run=partial(measure_overlapped, works=works))
+        run = partial(measure_overlapped, works=works)
+        return Part(name=f"{name}-overlapped", limit_s=OTHER_LIMIT_S, run=run, is_usual=False)
 
+    tokens = partial(run_tests, paths=TOKEN_TESTS, num_processes=4)
+    tests = partial(run_tests, paths=KERNEL_TESTS, num_processes=os.cpu_count() or 1)
     return [
-        Part(name="facts", limit_s=60, run=tell_facts),
-        Part(name="tokens", limit_s=180, run=partial(run_tests, paths=TOKEN_TESTS, num_processes=4)),
-        Part(name="kernels", limit_s=90, run=measure_kernels),
-        *map(engine_part, USUAL_MODELS),
-        *map(overlapped_part, reversed(USUAL_MODELS)),
-        Part(name="sweep", limit_s=90, run=measure_sweeps),
-        Part(name="tests", limit_s=150, run=partial(run_tests, paths=KERNEL_TESTS, num_processes=os.cpu_count() or 1)),
-        *(engine_part(name) for name in works_by_name if name not in USUAL_MODELS),
+        Part(name="facts", limit_s=30, run=tell_facts),
+        *map(engine_part, LIMIT_S_BY_USUAL_ENGINE),
+        Part(name="attention", limit_s=60, run=measure_attention),
+        Part(name="tokens", limit_s=180, run=tokens),
         Part(name="peers", limit_s=120, run=measure_peers),
+        Part(name="kernels", limit_s=90, run=measure_kernels, is_usual=False),
+        Part(name="sweep", limit_s=90, run=measure_sweeps, is_usual=False),
+        *map(overlapped_part, BASE_MODELS),
+        Part(name="tests", limit_s=150, run=tests, is_usual=False),
+        *(engine_part(name) for name in works_by_name if name not in LIMIT_S_BY_USUAL_ENGINE),
     ]
 
 
@@ -109,28 +121,67 @@ def compile_all(runs: Iterable[Callable[[], object]]) -> None:
     compile_ahead([partial(quietly, run) for run in runs], os.cpu_count() or 1)
 
 
+def measure_attention(notes: Notes) -> None:
+    """Time attention in the shapes of one layer of Llama-3.1-8B, then what others have for it."""
+    benches = list(attention.benches(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
+    compile_all(one.run for one in benches)
+    ceilings, timer = measure_ceilings(), GpuTimer()
+    tell_figures(notes, bench.measure(benches, ceilings, timer, notes.attempt))
+    for name, make in attention.peers(GEOMETRIES[0], DEVICE):
+        with notes.attempt(name):
+            tell_figures(notes, bench.measure([make()], ceilings, timer))
+
+
 def measure_kernels(notes: Notes) -> None:
-    """Time every kernel in the shapes of one layer of Llama-3.1-8B."""
+    """Time every other kernel of such a layer."""
     benches = list(kernels.benches(GEOMETRIES[0], DEVICE, attempt=notes.attempt))
-    compile_all(bench.run for bench in benches)
-    for figure in kernels.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt):
+    compile_all(one.run for one in benches)
+    tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
+
+
+def tell_figures(notes: Notes, figures: Iterable[bench.Figure]) -> None:
+    """Note and print each as it is measured."""
+    for figure in figures:
         notes.add("figures", asdict(figure))
         print(summary.kernel_line(asdict(figure)), flush=True)
 
 
-def measure_engine(notes: Notes, works: Sequence[engine.Work], suffix: str = "") -> None:
-    """Run the engine's rows that have the same options; `suffix` tells them from others."""
-    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
-    for result in engine.measure(works, measure_ceilings(), attempt=notes.attempt):
-        found = asdict(result) | {"title": result.title + suffix, "verdict": result.verdict}
-        notes.add("results", found)
-        print(summary.engine_line(found), flush=True)
+def measure_engine(notes: Notes, works: Sequence[engine.Work]) -> None:
+    """Run the engine's rows that have the same options, then record the steps of some."""
+    tell_results(notes, engine.measure(works, measure_ceilings(), attempt=notes.attempt, trace=partial(trace, notes)))
 
 
 def measure_overlapped(notes: Notes, works: Sequence[engine.Work]) -> None:
     """Run rows by kernels that begin while the one before them ends."""
     overlap.IS_WANTED = True
-    measure_engine(notes, works, ", overlapped")
+    tell_results(notes, engine.measure(works, measure_ceilings(), attempt=notes.attempt), ", overlapped")
+
+
+def tell_results(notes: Notes, results: Iterable[engine.Result], suffix: str = "") -> None:
+    """Note and print each as it is measured; `suffix` tells them from others."""
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(name)s: %(message)s")
+    for result in results:
+        found = asdict(result) | {"title": result.title + suffix, "verdict": result.verdict}
+        notes.add("results", found)
+        print(summary.engine_line(found), flush=True)
+
+
+def trace(notes: Notes, runs: Sequence[tuple[engine.Result, Callable[[], object]]]) -> None:
+    """Record rows in one trace, keep it, and note what the device did in their steps."""
+    path = notes.beside("trace.json.gz")
+    spans = tracing.record(path, [run for _, run in runs])
+    whole = tracing.read(path)
+    for (result, _), span in zip(runs, spans, strict=True):
+        with notes.attempt(f"trace of {result.title}"):
+            told = {
+                "title": result.title,
+                "file": path.name,
+                "plain_step_ms": result.step_ms,
+                "host_ms": result.host_ms,
+            }
+            found = told | asdict(tracing.steps(whole, span))
+            notes.add("traces", found)
+            print(f"{summary.trace_line(found)}\n{summary.families_table(found)}", flush=True)
 
 
 def measure_sweeps(notes: Notes) -> None:
@@ -164,7 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m loadtest.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("loadtest/results/gpu.json"))
-    parser.add_argument("--only", help=f"by commas, of {', '.join(by_name)}")
+    usual = [name for name, part in by_name.items() if part.is_usual]
+    others = [name for name in by_name if name not in usual]
+    parser.add_argument("--only", help=f"by commas, of {', '.join(usual)} (the default), {', '.join(others)}")
     parser.add_argument("--seconds", type=float, default=BUDGET_S, help="for all of it")
     parser.add_argument("--part", nargs=2, metavar=("NAME", "NOTES"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -174,9 +227,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         notes = Notes(Path(options.part[1]))
         by_name[options.part[0]].run(notes)
         return int(notes.has_failures)
-    names = options.only.split(",") if options.only else list(by_name)
+    names = options.only.split(",") if options.only else usual
     chosen = [by_name[name] for name in names]
     found = run_parts(chosen, options.out, options.seconds, this_command("loadtest.gpu"))
+    found["verdicts"] = [asdict(row) for row in verdicts(found["parts"])]
+    options.out.write_text(json.dumps(found, indent=2), encoding="utf-8")
     print(f"\n{summary.summary(found)}\n{found.get('seconds', 0):.0f} s; all of it is in {options.out}")
     return int(any(part["error"] for part in found["parts"].values()))
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,6 +48,7 @@ class Work:
             row took without.
         num_adapters: the requests are spread over so many; 0 for none.
         quantization, kv_cache_dtype: of the engine that runs it.
+        is_traced: whether its steps are recorded too, kernel by kernel, when all rows have been measured.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Work:
     target: float | None = None
     quantization: str | None = None
     kv_cache_dtype: str | None = None
+    is_traced: bool = False
 
     @property
     def title(self) -> str:
@@ -95,12 +98,24 @@ class Result:
         """Whether the target is met."""
         return "" if self.target is None else "met" if self.of_floor >= self.target else "MISSED"
 
+    @property
+    def host_ms(self) -> float:
+        """What the host did of a mean step: all but to wait for the device."""
+        return self.step_ms - self.ms_by_part["wait"]
 
+
+Tracer = Callable[[Sequence[tuple[Result, Callable[[], object]]]], None]
+"""Takes rows that were measured, and what runs each of them again."""
+
+BF16_DECODE = Work(model="llama-3.1-8b", batch=64, context=1024, target=0.80, is_traced=True)
+FP8_DECODE = Work(model="llama-3.1-8b", batch=64, context=1024, quantization="fp8", kv_cache_dtype="fp8")
+SMALL_DECODE = Work(model="qwen3-0.6b", batch=1, context=1024, target=0.60, is_traced=True)
+CROWDED_DECODE = Work(model="qwen3-0.6b", batch=256, context=512, is_traced=True)
 WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
     "llama-3.1-8b": (
         Work(model="llama-3.1-8b", batch=1, context=8192, answer_tokens=1, target=0.70),
         Work(model="llama-3.1-8b", batch=1, context=1024, target=0.90),
-        Work(model="llama-3.1-8b", batch=64, context=1024, target=0.80),
+        BF16_DECODE,
         Work(model="llama-3.1-8b", batch=32, context=8192, target=0.80),
         Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=1, target=1 / 1.06),
         Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8, target=1 / 1.08),
@@ -108,8 +123,8 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
         Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="int8"),
         Work(model="llama-3.1-8b", batch=64, context=1024, kv_cache_dtype="fp8"),
         Work(model="llama-3.1-8b", batch=32, context=8192, kv_cache_dtype="fp8"),
+        FP8_DECODE,
         Work(model="llama-3.1-8b", batch=1, context=1024, quantization="fp8", kv_cache_dtype="fp8"),
-        Work(model="llama-3.1-8b", batch=64, context=1024, quantization="fp8", kv_cache_dtype="fp8"),
         Work(model="llama-3.1-8b", batch=1, context=8192, answer_tokens=1, quantization="fp8", kv_cache_dtype="fp8"),
         Work(model="llama-3.1-8b", batch=1, context=1024, quantization="int4"),
         Work(model="llama-3.1-8b", batch=16, context=1024, quantization="int4"),
@@ -117,10 +132,7 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
         Work(model="llama-3.1-8b", batch=64, context=1024, num_adapters=8, quantization="int4"),
         Work(model="llama-3.1-8b", batch=1, context=8192, answer_tokens=1, quantization="int4"),
     ),
-    "qwen3-0.6b": (
-        Work(model="qwen3-0.6b", batch=1, context=1024, target=0.60),
-        Work(model="qwen3-0.6b", batch=256, context=512),
-    ),
+    "qwen3-0.6b": (SMALL_DECODE, CROWDED_DECODE),
 }
 
 
@@ -161,9 +173,13 @@ def measure(
     build: Build = build_engine,
     *,
     attempt: Attempt = nullcontext,
+    trace: Tracer | None = None,
     **changes: Any,
 ) -> Iterator[Result]:
-    """Run rows with the same options on one engine, and yield each as it is done; `changes` are of its settings."""
+    """Run rows with the same options on one engine, and yield each as it is done; `changes` are of its settings.
+
+    Those that `trace` asks for run again, after all of them: whatever comes of that, the rows are known.
+    """
     model = works[0].model
     with TemporaryDirectory() as folder:
         path = Path(folder)
@@ -183,6 +199,7 @@ def measure(
         )
         alone = EngineAlone(config, build(config, refs, random_weights))
         plain: dict[tuple[int, int, int], Result] = {}
+        again: list[tuple[Result, Callable[[], object]]] = []
         try:
             for work in works:
                 with attempt(work.title):
@@ -190,7 +207,12 @@ def measure(
                     key = work.batch, work.context, work.answer_tokens
                     if not work.num_adapters:
                         plain[key] = found
+                    if work.is_traced:
+                        again.append((found, partial(_generate, alone, work, spec, refs, "traced")))
                     yield _against(plain.get(key), found) if work.num_adapters else found
+            if trace is not None and again:
+                with attempt("trace"):
+                    trace(again)
         finally:
             alone.close()
 
@@ -217,19 +239,25 @@ def write_adapters(folder: Path, spec: DecoderSpec, count: int) -> list[AdapterR
     return refs
 
 
-def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[AdapterRef], ceilings: Ceilings) -> Result:
-    is_prefill = work.answer_tokens == 1
+def _generate(
+    alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[AdapterRef], seed: str, context: int | None = None
+) -> Generated:
+    """Run a row once, with a context of its own or another; no two seeds have prompts that begin alike."""
     adapters = [refs[row % work.num_adapters].digest if work.num_adapters else None for row in range(work.batch)]
     ids = TokenRange(start=min(300, spec.vocab_size // 2), end=spec.vocab_size)
+    # Other rows' prompts would begin alike, and be found in the cache.
+    prompts = [
+        token_prompt(context or work.context, seed=f"{seed}/{work.title}/{row}", ids=ids) for row in range(work.batch)
+    ]
+    return alone.generate(prompts, [work.answer_tokens] * work.batch, adapters)
 
-    def once(seed: str, context: int) -> Generated:
-        # Other rows' prompts would begin alike, and be found in the cache.
-        prompts = [token_prompt(context, seed=f"{seed}/{work.title}/{row}", ids=ids) for row in range(work.batch)]
-        return alone.generate(prompts, [work.answer_tokens] * work.batch, adapters)
 
+def _run(alone: EngineAlone, work: Work, spec: DecoderSpec, refs: Sequence[AdapterRef], ceilings: Ceilings) -> Result:
+    is_prefill = work.answer_tokens == 1
+    once = partial(_generate, alone, work, spec, refs)
     once("warm-up", work.context if is_prefill else min(work.context, WARM_UP_CONTEXT))
     with compilations() as compiled:
-        found = once("measured", work.context)
+        found = once("measured")
     split = found.prefill_split if is_prefill else found.full_split
     step_s = found.prefill_s if is_prefill else split.wall_ms / 1000
     floor_s = (

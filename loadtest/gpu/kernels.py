@@ -1,10 +1,9 @@
-"""Every kernel by itself, in the shapes of one layer: what it moves and computes a second, against the ceilings."""
+"""Every kernel but attention by itself, in the shapes of one layer: what it moves and computes a second."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,18 +12,18 @@ from torch.nn import functional
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products
 from kernels.gated_activation.launch import silu_and_multiply
-from kernels.launches import BLOCK_TOKENS, Geometry
+from kernels.launches import Geometry
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_shrink.launch import lora_shrink, whole_rows
-from kernels.paged_attention.launch import Tile, paged_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
 from kernels.streamed_linear.launch import counters, from_int4, streamed_linear
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from kernels.streamed_linear.reference import to_int4
 from kernels.token_choice.launch import choose_tokens
+from loadtest.gpu.attention import random_cache
+from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.parts import Attempt
-from loadtest.gpu.timing import Ceilings, Timer
 
 RANK = 16
 SHORT = torch.bfloat16 if torch.cuda.is_available() else torch.float16
@@ -32,47 +31,15 @@ SHORT = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 VOCAB = 128_256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """One kernel on inputs of one shape.
-
-    Attributes:
-        num_bytes: that it must read and write.
-        num_flop: that it must compute in matrix products.
-    """
-
-    name: str
-    run: Callable[[], object]
-    num_bytes: float
-    num_flop: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """What was measured of one kernel; `of_ceiling` is the floor's time over the measured one."""
-
-    name: str
-    us: float
-    gb_per_s: float
-    tflop_per_s: float
-    of_ceiling: float
-
-
 def benches(
     geometry: Geometry, device: torch.device, *, scale: int = 1, attempt: Attempt = nullcontext
 ) -> Iterator[Bench]:
     """Yield the kernels of one layer on fresh inputs; `scale` divides batch and context for a trial without a GPU."""
-    decoding = partial(_decode_attention, geometry, device)
     held_types = [held for held in (torch.int8, fp8_dtype()) if held is not None]
-    few, some, many = max(1, 32 // scale), max(1, 64 // scale), 8192 // scale
+    some = max(1, 64 // scale)
     families = [
-        _elementwise(geometry, device, tokens=many),
-        *(decoding(rows=max(1, rows // scale), context=n // scale) for rows, n in ((64, 4096), (1, 8192), (32, 8192))),
-        *(decoding(rows=few, context=many, held=held) for held in held_types),
+        _elementwise(geometry, device, tokens=8192 // scale),
         *(_quantization(geometry, device, tokens=some, held=held) for held in held_types),
-        decoding(rows=max(2, some), context=512 // scale, longest=32_768 // scale),
-        _prefill_attention(geometry, device, tokens=many),
-        _torch_decode_attention(geometry, device, rows=few, context=many),
         *(_products(geometry, device, rows=rows) for rows in sorted({max(1, rows // scale) for rows in (1, 16, 64)})),
         *(_library_products(geometry, device, rows=max(1, rows // scale)) for rows in (64, 8192)),
         *(_lora(geometry, device, tokens=max(2, some), adapters=max(1, adapters // scale)) for adapters in (1, 8, 64)),
@@ -81,22 +48,6 @@ def benches(
     for family in families:
         with attempt("inputs"):
             yield from family
-
-
-def measure(
-    found: Iterable[Bench], ceilings: Ceilings, timer: Timer, attempt: Attempt = nullcontext
-) -> Iterator[Figure]:
-    """Time each and yield it as it is done."""
-    for bench in found:
-        with attempt(bench.name):
-            seconds = timer.seconds(bench.run)
-            yield Figure(
-                name=bench.name,
-                us=seconds * 1e6,
-                gb_per_s=bench.num_bytes / seconds / 1e9,
-                tflop_per_s=bench.num_flop / seconds / 1e12,
-                of_ceiling=ceilings.floor_s(bench.num_bytes, bench.num_flop) / seconds,
-            )
 
 
 def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> Iterator[Bench]:
@@ -114,7 +65,7 @@ def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> It
     heads = geometry.heads + 2 * geometry.kv_heads
     qkv = random_numbers(tokens, heads * geometry.head_dim, device=device)
     cos_sin = random_numbers(tokens, 2, geometry.head_dim, device=device)
-    cache = _cache(geometry, tokens, device)
+    cache = random_cache(geometry, tokens, device)
     slots = torch.randperm(tokens, device=device)
     yield Bench(
         name=f"rotate and write, {tokens} tokens",
@@ -125,99 +76,12 @@ def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> It
     )
 
 
-def attention_inputs(
-    geometry: Geometry,
-    device: torch.device,
-    *,
-    rows: int,
-    context: int,
-    held: torch.dtype | None = None,
-    longest: int = 0,
-) -> tuple[Callable[[tuple[Tile, int] | None], torch.Tensor], float]:
-    """Return what attends for rows of one token over `context` keys each, by a cut, and the bytes that it must move.
-
-    The first row may have `longest` keys, which it shares with others.
-    """
-    cache, spans = _cache(geometry, rows * context, device), None
-    if held is not None:
-        flat, found = quantize_rows(cache.view(-1, geometry.head_dim), held)
-        cache, found = flat.view(cache.shape), found.view(cache.shape[:-1])
-        spans = found[0], found[1]
-    per_row = -(-context // BLOCK_TOKENS)
-    tables = torch.randperm(rows * per_row, device=device).view(rows, per_row)
-    at = torch.arange(rows, device=device)
-    table = torch.stack((at, torch.full_like(at, context - 1), torch.ones_like(at), at), dim=1)
-    if longest:
-        others = tables.flatten()[torch.arange(longest // BLOCK_TOKENS, device=device) % tables.numel()]
-        tables = torch.cat((tables, others.expand(rows, -1)), dim=1)
-        table[0, 1] = longest - 1
-    q = random_numbers(rows, geometry.heads, geometry.head_dim, device=device)
-    num_bytes = cache.nbytes * (1 + max(0, longest - context) / (rows * context)) + 2 * q.nbytes
-    return lambda cut: paged_attention(
-        q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=rows, tables=tables, spans=spans, cut=cut
-    ), num_bytes + (0 if spans is None else 2 * spans[0].nbytes)
-
-
-def _decode_attention(
-    geometry: Geometry,
-    device: torch.device,
-    *,
-    rows: int,
-    context: int,
-    held: torch.dtype | None = None,
-    longest: int = 0,
-) -> Iterator[Bench]:
-    attend, num_bytes = attention_inputs(geometry, device, rows=rows, context=context, held=held, longest=longest)
-    name = f"decode attention, {rows} rows of {context}" + (f", one of them of {longest}" if longest else "")
-    yield Bench(
-        name=name + ("" if held is None else f", {held} cache"),
-        run=lambda: attend(None),
-        num_bytes=num_bytes,
-        num_flop=4.0 * (rows * context + max(0, longest - context)) * geometry.heads * geometry.head_dim,
-    )
-
-
 def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held: torch.dtype) -> Iterator[Bench]:
     x = random_numbers(tokens, geometry.inner, device=device)
     yield Bench(
         name=f"row quantization, {tokens} tokens to {held}",
         run=lambda: quantize_rows(x, held),
         num_bytes=x.nbytes + x.numel(),
-    )
-
-
-def _torch_decode_attention(geometry: Geometry, device: torch.device, *, rows: int, context: int) -> Iterator[Bench]:
-    """What torch has for it, over keys and values that lie one after the other."""
-    q = random_numbers(rows, geometry.heads, 1, geometry.head_dim, device=device)
-    k, v = random_numbers(2, rows, geometry.kv_heads, context, geometry.head_dim, device=device)
-    yield Bench(
-        name=f"torch's decode attention, {rows} rows of {context}",
-        run=lambda: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
-        num_bytes=2 * k.nbytes + 2 * q.nbytes,
-        num_flop=4.0 * rows * context * geometry.heads * geometry.head_dim,
-    )
-
-
-def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int) -> Iterator[Bench]:
-    cache = _cache(geometry, tokens, device)
-    tables = torch.randperm(-(-tokens // BLOCK_TOKENS), device=device).unsqueeze(0)
-    table = torch.tensor([[0, 0, tokens, 0]], device=device)
-    q = random_numbers(tokens, geometry.heads, geometry.head_dim, device=device)
-    num_bytes = 2 * q.nbytes + 2 * tokens * geometry.kv_heads * geometry.head_dim * q.element_size()
-    num_flop = 2.0 * tokens**2 * geometry.heads * geometry.head_dim
-    yield Bench(
-        name=f"prefill attention, {tokens} tokens",
-        run=lambda: paged_attention(q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=0, tables=tables),
-        num_bytes=num_bytes,
-        num_flop=num_flop,
-    )
-    k, v = random_numbers(2, 1, geometry.kv_heads, tokens, geometry.head_dim, device=device)
-    dense = q.transpose(0, 1).unsqueeze(0)
-    yield Bench(
-        name=f"torch's prefill attention, {tokens} tokens",
-        run=lambda: functional.scaled_dot_product_attention(dense, k, v, is_causal=True, enable_gqa=True),
-        num_bytes=num_bytes,
-        num_flop=num_flop,
     )
 
 
@@ -317,14 +181,3 @@ def _token_choices(device: torch.device, *, rows: int, vocab: int) -> Iterator[B
             run=lambda knobs=knobs: choose_tokens(logits, knobs, seeds),  # type: ignore[misc]
             num_bytes=logits.nbytes,
         )
-
-
-def _cache(geometry: Geometry, tokens: int, device: torch.device) -> torch.Tensor:
-    blocks = -(-tokens // BLOCK_TOKENS)
-    return random_numbers(2, blocks, BLOCK_TOKENS, geometry.kv_heads, geometry.head_dim, device=device)
-
-
-def random_numbers(*shape: int, device: torch.device) -> torch.Tensor:
-    """Draw numbers near 1, in bfloat16 where there is a GPU."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.randn(shape, dtype=dtype, device=device)

@@ -28,11 +28,13 @@ class Part:
 
     Attributes:
         run: takes a `Notes`; called in a process of its own.
+        is_usual: whether it is run where nobody says which.
     """
 
     name: str
     limit_s: float
     run: Callable[[Notes], None]
+    is_usual: bool = True
 
 
 class Notes:
@@ -41,6 +43,10 @@ class Notes:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._found: dict[str, Any] = {}
+
+    def beside(self, name: str) -> Path:
+        """Return where to keep what is too large to note; it stays."""
+        return self._path.with_name(f"{self._path.stem}.{name}")
 
     def tell(self, key: str, value: object) -> None:
         """Note a value of JSON."""

@@ -1,4 +1,4 @@
-"""What the parts found, as tables: what is right, what is met and missed, and what a sweep knows better."""
+"""What the parts found, as tables: what each row took, where its time went, and what is met and missed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadtest.gpu.parts import FAILURES
+from loadtest.gpu.verdicts import verdicts
 from loadtest.tables import markdown_table, number
 
 PART_COLUMNS = ("part", "seconds", "what came of it")
 KERNEL_COLUMNS = ("kernel", "µs", "GB/s", "TFLOP/s", "of ceiling")
 ENGINE_COLUMNS = ("work", "step ms", "floor ms", "of floor", "target", "verdict", "compiled", "tokens/s")
 SWEEP_COLUMNS = ("kernel", "as it is, µs", "best, µs", "of ceiling", "by")
+TRACE_COLUMNS = ("recorded steps", "step ms", "not recorded", "device ms", "host ms", "idle", "trace")
+FAMILY_COLUMNS = ("kernels of a step", "ms", "of the step", "launches")
+VERDICT_COLUMNS = ("what is wanted", "target", "found", "verdict")
 FAILURE_COLUMNS = ("part", "what failed", "why")
 PEER_COLUMNS = ("peer", "step ms")
 
@@ -28,10 +32,12 @@ def summary(found: Mapping[str, Any]) -> str:
         ("figures", KERNEL_COLUMNS, _kernel_cells),
         ("sweeps", SWEEP_COLUMNS, _sweep_cells),
         ("results", ENGINE_COLUMNS, _engine_cells),
+        ("traces", TRACE_COLUMNS, _trace_cells),
     ):
         rows = [cells(entry) for name, part in parts.items() if name != "peers" for entry in part.get(key, [])]
         if rows:
             tables.append(markdown_table(columns, rows))
+    tables += [families_table(trace) for part in parts.values() for trace in part.get("traces", [])]
     failures = [
         [name, entry["what"], entry["why"].partition("\n")[0]]
         for name, part in parts.items()
@@ -42,6 +48,8 @@ def summary(found: Mapping[str, Any]) -> str:
     peers = parts.get("peers", {}).get("figures", [])
     if peers:
         tables.append(markdown_table(PEER_COLUMNS, [[peer["name"], number(peer["step_ms"])] for peer in peers]))
+    wanted = [[row.what, row.target, row.found, row.verdict] for row in verdicts(parts)]
+    tables.append(markdown_table(VERDICT_COLUMNS, wanted))
     return "\n\n".join(tables)
 
 
@@ -54,6 +62,22 @@ def engine_line(result: Mapping[str, Any]) -> str:
     """Return one row of the engine's in a line, with where the host's time went."""
     split = ", ".join(f"{part} {number(ms)}" for part, ms in result["ms_by_part"].items())
     return f"{' | '.join(_engine_cells(result))} | host ms: {split}"
+
+
+def trace_line(trace: Mapping[str, Any]) -> str:
+    """Return what the device did in the steps of one row in a line."""
+    return " | ".join(_trace_cells(trace))
+
+
+def families_table(trace: Mapping[str, Any]) -> str:
+    """Return where the device's time went in the steps of one row; what overlaps counts in each."""
+    rows = [
+        [family["name"], number(family["ms"]), f"{family['share']:.1%}", number(family["launches"])]
+        for family in trace["families"]
+    ]
+    idle_ms = trace["step_ms"] - trace["busy_ms"]
+    rows.append(["none: the device idles", number(idle_ms), f"{trace['idle_share']:.1%}", ""])
+    return markdown_table((f"{FAMILY_COLUMNS[0]}: {trace['title']}", *FAMILY_COLUMNS[1:]), rows)
 
 
 def sweep_line(found: Mapping[str, Any]) -> str:
@@ -82,6 +106,11 @@ def _engine_cells(result: Mapping[str, Any]) -> list[str]:
         str(result["num_compiled"]),
         number(result["tokens_per_s"]),
     ]
+
+
+def _trace_cells(trace: Mapping[str, Any]) -> list[str]:
+    times = [number(trace[key]) for key in ("step_ms", "plain_step_ms", "busy_ms", "host_ms")]
+    return [trace["title"], *times, f"{trace['idle_share']:.1%}", trace["file"]]
 
 
 def _sweep_cells(found: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,9 @@ from kernels.launches import Geometry
 from kernels.paged_attention.launch import MIN_TILE, Tile
 from kernels.streamed_linear.launch import Cut, streamed_linear
 from kernels.streamed_linear.reference import to_int4
-from loadtest.gpu.kernels import SHORT, attention_inputs, random_numbers
+from loadtest.gpu.attention import attention_inputs
+from loadtest.gpu.bench import random_numbers
+from loadtest.gpu.kernels import SHORT
 from loadtest.gpu.parts import Attempt
 from loadtest.gpu.timing import Ceilings, Timer
 

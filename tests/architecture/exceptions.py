@@ -115,6 +115,8 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "kernels/recording.py": "tests/kernels/test_ahead_of_time.py records every launch by it",
     "kernels/search.py": "tests/kernels/gpu finds rows and segments by it",
     "loadtest/gpu/__main__.py": "it needs a GPU; its parts are run by tests/loadtest/test_gpu.py",
+    "loadtest/gpu/attention.py": "tests/loadtest/test_gpu.py attends by all of it, and by others",
+    "loadtest/gpu/bench.py": "tests/loadtest/test_gpu.py measures every kernel by it",
     "loadtest/gpu/engine.py": "tests/loadtest/test_gpu.py runs its rows on a tiny model",
     "loadtest/gpu/kernels.py": "tests/loadtest/test_gpu.py runs every one of its kernels",
     "loadtest/gpu/peers.py": "tests/loadtest/test_gpu.py times them on a tiny model",

@@ -70,6 +70,24 @@ def test_what_cannot_be_is_refused_with_its_name_and_numbers(
     assert all(word in str(refused.value) for word in words), str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("free_bytes", "options", "words"),
+    [
+        (4096, {}, "gpu_memory_fraction: 0.9 leaves the cache 4096 bytes"),
+        # Others hold more of the device than the fraction leaves to them.
+        (-4096, {}, "gpu_memory_fraction: 0.9 leaves the cache 0 bytes"),
+        (1 << 30, {"kv_cache_bytes": 1000}, "kv_cache_bytes: 1000 bytes"),
+    ],
+)
+def test_a_cache_too_small_for_one_request_names_what_makes_it_larger(
+    spec: DecoderSpec, free_bytes: int, options: dict[str, object], words: str
+) -> None:
+    gpu = replace(PLAIN, device="cuda", free_bytes=free_bytes)
+    with pytest.raises(ConfigError) as refused:
+        resolve(config(**options), spec, gpu)
+    assert str(refused.value).startswith(words)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="device"):

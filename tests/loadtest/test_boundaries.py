@@ -14,6 +14,7 @@ ALLOWED = {
     "loadtest/routing_simulation.py": {"deployments"},
     "loadtest/gpu/engine.py": {"engine", "adapters", "kernels"},
     "loadtest/gpu/__main__.py": {"kernels"},
+    "loadtest/gpu/attention.py": {"kernels"},
     "loadtest/gpu/kernels.py": {"kernels"},
     "loadtest/gpu/sweep.py": {"kernels"},
 }

@@ -36,7 +36,7 @@ def test_the_parts_of_a_step_fit_into_the_step(engine: EngineAlone) -> None:
     split = engine.generate([[5, 6, 7, 8]], [16]).decode_split
     assert split.num_steps == 15
     assert 0 < sum(split.ms_by_part.values()) <= split.wall_ms * 1.001
-    assert split.ms_by_part.keys() == {"schedule", "prepare", "forward", "sample", "emit"}
+    assert split.ms_by_part.keys() == {"schedule", "prepare", "forward", "sample", "wait", "emit"}
 
 
 def test_more_prompts_than_rows_are_run_too(engine: EngineAlone) -> None:

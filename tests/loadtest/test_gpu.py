@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +28,8 @@ from kernels.paged_attention import launch as attention_launch
 from kernels.streamed_linear import launch as streamed_launch
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.gpu import __main__ as command
-from loadtest.gpu import engine, kernels, peers, summary, sweep
-from loadtest.gpu.parts import Notes
+from loadtest.gpu import attention, bench, engine, kernels, peers, summary, sweep, tracing, verdicts
+from loadtest.gpu.parts import LEAST_S, Notes, Part
 from loadtest.gpu.timing import Ceilings
 from loadtest.workloads import token_prompt
 from tests.engine.gpu.host_runtime import HostRuntime
@@ -72,11 +76,52 @@ def test_a_floor_is_the_longer_of_moving_and_computing() -> None:
 
 @no_gpu
 def test_every_kernel_is_run_on_what_it_takes() -> None:
-    benches = list(kernels.benches(GEOMETRY, HERE, scale=512))
-    figures = list(kernels.measure(benches, CEILINGS, CountingTimer()))
+    benches = [one for family in (attention, kernels) for one in family.benches(GEOMETRY, HERE, scale=512)]
+    figures = list(bench.measure(benches, CEILINGS, CountingTimer()))
     assert all(figure.gb_per_s > 0 for figure in figures)
-    assert len({figure.name.split(",")[0] for figure in figures}) == 15
+    assert len({figure.name.split(",")[0] for figure in figures}) == 14
     assert "one of them of 64" in " ".join(figure.name for figure in figures)
+
+
+@no_gpu
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_others_attend_in_the_shape_of_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flashinfer is not here: what it would be told is looked at, and is what its documentation has."""
+    planned: list[tuple[Any, ...]] = []
+
+    class Wrapper:
+        def __init__(self, workspace: torch.Tensor, layout: str, **_options: object) -> None:
+            assert workspace.dtype == torch.uint8
+            assert layout == "NHD"
+
+        def plan(self, *arguments: Any, **types: torch.dtype) -> None:
+            planned.append(arguments)
+            assert types.keys() == {"q_data_type", "kv_data_type"}
+
+        def run(self, q: torch.Tensor, cache: tuple[torch.Tensor, torch.Tensor]) -> None:
+            assert q.shape == (2, GEOMETRY.heads, GEOMETRY.head_dim)
+            assert cache[0].shape == cache[1].shape == (8, 16, GEOMETRY.kv_heads, GEOMETRY.head_dim)
+
+    module = ModuleType("flashinfer")
+    module.__spec__ = ModuleSpec("flashinfer", None)
+    module.BatchDecodeWithPagedKVCacheWrapper = Wrapper  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    monkeypatch.setattr(torch, "compile", lambda function, **_options: function)
+    monkeypatch.setattr(attention, "WORKSPACE_BYTES", 16)
+    monkeypatch.setattr(attention, "CONTEXT", 62 * 32)
+    benches = [make() for _, make in attention.peers(GEOMETRY, HERE, scale=32)]
+    assert [one.name.split(" decode")[0] for one in benches] == ["torch's", "torch's compiled flex", "flashinfer's"]
+    expected, flex, _ = [one.run() for one in benches]
+    assert isinstance(expected, torch.Tensor)
+    assert isinstance(flex, torch.Tensor)
+    assert expected.shape == flex.shape == (2, GEOMETRY.heads, 1, GEOMETRY.head_dim)
+    # Each of two rows has four pages of its own, the last of which holds 14 tokens.
+    ((starts, pages, last, heads, kv_heads, head_dim, page),) = planned
+    assert starts.tolist() == [0, 4, 8]
+    assert sorted(pages.tolist()) == list(range(8))
+    assert last.tolist() == [14, 14]
+    assert (heads, kv_heads, head_dim, page) == (GEOMETRY.heads, GEOMETRY.kv_heads, GEOMETRY.head_dim, 16)
+    assert {numbers.dtype for numbers in (starts, pages, last)} == {torch.int32}
 
 
 @no_gpu
@@ -88,8 +133,8 @@ def test_products_of_8_bits_are_timed_where_they_are() -> None:
         "the library's fp8 product",
         "the library's fp8 product added up fast",
     ]
-    for bench in benches:
-        bench.run()
+    for one in benches:
+        one.run()
 
 
 @no_gpu
@@ -118,17 +163,23 @@ def test_parts_note_and_print_what_they_find(
         ("compile_ahead", lambda runs, num_processes: [run() for run in runs]),
     ):
         monkeypatch.setattr(command, name, value)
-    broken = kernels.Bench(name="broken", run=lambda: 1 / 0, num_bytes=1)
+    broken = bench.Bench(name="broken", run=lambda: 1 / 0, num_bytes=1)
     monkeypatch.setattr(
         kernels,
         "benches",
         lambda geometry, device, attempt: [broken, *kernels._elementwise(geometry, device, tokens=3)],
     )
+    attending = [bench.Bench(name=verdicts.ATTENTION, run=lambda: None, num_bytes=1e12)]
+    monkeypatch.setattr(attention, "benches", lambda geometry, device, attempt: attending)
+    peer = bench.Bench(name="peer that attends", run=lambda: None, num_bytes=1)
+    monkeypatch.setattr(
+        attention, "peers", lambda geometry, device: [("peer not made", lambda: 1 / 0), (peer.name, lambda: peer)]
+    )
     monkeypatch.setattr(
         sweep, "sweeps", lambda geometry, device, attempt: sweep._attention(geometry, device, 1, 40, (1, 2))
     )
     results = [_result(target=0.5), _result(target=None)]
-    monkeypatch.setattr(engine, "measure", lambda works, ceilings, attempt: iter(results))
+    monkeypatch.setattr(engine, "measure", lambda works, ceilings, attempt, trace: iter(results))
     monkeypatch.setattr(
         peers,
         "decode_ms",
@@ -136,17 +187,43 @@ def test_parts_note_and_print_what_they_find(
     )
     parts: dict[str, dict[str, object]] = {}
     for part in command.parts():
-        if part.name in ("kernels", "llama-3.1-8b", "sweep", "peers"):
+        if part.name in ("attention", "kernels", "llama-3.1-8b", "sweep", "peers"):
             notes = tmp_path / part.name
             part.run(Notes(notes))
             parts[part.name] = {"seconds": 1.0, "error": None} | json.loads(notes.read_text())
     said = capsys.readouterr().out
     text = summary.summary({"parts": parts})
-    for known in ("add and norm, 3 tokens", "decode attention, 1 rows of 40", "peer, compiled", "MISSED"):
+    for known in (
+        "add and norm, 3 tokens",
+        "decode attention, 1 rows of 40",
+        "peer, compiled",
+        "that attends",
+        "MISSED",
+    ):
         assert known in said
         assert known in text
     assert "broken" in text
+    assert "peer not made" in text
     assert "ZeroDivisionError: division by zero" in text
+
+
+def test_the_whole_of_it_ends_with_what_is_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def run_parts(parts: list[Part], *_rest: object) -> dict[str, Any]:
+        asked.append([part.name for part in parts])
+        return {"parts": {part.name: {"seconds": 1.0, "error": None} for part in parts}, "seconds": 5.0}
+
+    monkeypatch.setattr(command, "run_parts", run_parts)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    out = tmp_path / "out.json"
+    assert command.main(["--out", str(out)]) == 0
+    assert command.main(["--out", str(out), "--only", "sweep,facts"]) == 0
+    assert asked == [[part.name for part in command.parts() if part.is_usual], ["sweep", "facts"]]
+    assert len(json.loads(out.read_text())["verdicts"]) == 12
+    assert capsys.readouterr().out.count(verdicts.UNMEASURED) == 24
 
 
 def test_tests_tell_line_by_line_how_far_they_came(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -242,6 +319,7 @@ def test_engine_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engine, "token_prompt", noted)
     results = list(engine.measure(works, CEILINGS, kv_cache_bytes=1 << 20, **options))
+    assert all(0 < result.host_ms <= result.step_ms for result in results)
     # No prompt begins as one before it: what is in the cache is not computed.
     assert len({tuple(prompt[:4]) for prompt in prompts}) == len(prompts)
     assert [result.title for result in results] == [work.title for work in works]
@@ -260,6 +338,70 @@ def test_engine_rows_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     text = summary.summary({"parts": {"tiny": told, "sweep": {"error": "stopped after 9 s", "seconds": 9.0}}})
     assert "MISSED" in text
     assert "stopped after 9 s" in text
+
+
+class AnnotatedRuntime(HostRuntime):
+    """Replays as a GPU's trace has them."""
+
+    def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
+        replay, out = super().record(run)
+
+        def annotated() -> None:
+            with torch.profiler.record_function(f"stand-in for a {tracing.LAUNCH}"):
+                replay()
+
+        return annotated, out
+
+
+@no_gpu
+def test_steps_of_the_engines_loop_are_traced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the profiler, from the engine's own loop, through the trace that is kept; operators stand in for kernels."""
+    monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=AnnotatedRuntime()))
+    monkeypatch.setattr(tracing, "DEVICE_CATEGORIES", frozenset({"cpu_op"}))
+    monkeypatch.setattr(tracing, "SKIPPED_STEPS", 1)
+    monkeypatch.setattr(tracing, "NUM_STEPS", 2)
+    monkeypatch.setattr(command, "measure_ceilings", lambda: CEILINGS)
+    monkeypatch.setitem(CONFIG_BY_NAME, "tiny", CONFIG_BY_NAME["llama-3.1-8b"] | TINY)
+    options = {"device": "cpu", "dtype": "float32", "max_batched_tokens": 16, "num_threads": 1}
+    monkeypatch.setattr(engine, "measure", partial(engine.measure, kv_cache_bytes=1 << 20, **options))
+    work = engine.Work(model="tiny", batch=2, context=5, answer_tokens=6, is_traced=True)
+    short = replace(work, batch=1, answer_tokens=3)
+    notes = Notes(tmp_path / "out.tiny.json")
+    command.measure_engine(notes, [work, replace(work, batch=1, is_traced=False), short])
+    told = json.loads((tmp_path / "out.tiny.json").read_text())
+    assert [result["title"] for result in told["results"]][::2] == [work.title, short.title]
+    (trace,) = told["traces"]
+    assert (tmp_path / trace["file"]).name == "out.tiny.trace.json.gz"
+    assert (tmp_path / trace["file"]).exists()
+    assert trace["title"] == work.title
+    assert trace["num_steps"] == 2
+    assert 0 < trace["busy_ms"] <= trace["step_ms"]
+    assert 0 < trace["host_ms"] <= trace["plain_step_ms"]
+    assert trace["families"]
+    # Two replays are too few for the short one, which is told.
+    assert "2 replays of this run" in told["failures"][0]["why"]
+    text = summary.summary({"parts": {"tiny": told | {"error": None, "seconds": 1.0}}})
+    for known in (f"kernels of a step: {work.title}", "none: the device idles"):
+        assert known in text
+        assert known in capsys.readouterr().out or known in text
+
+
+def test_every_part_that_a_target_needs_has_its_whole_time_as_the_readme_says() -> None:
+    usual = [part for part in command.parts() if part.is_usual]
+    names = [part.name for part in usual]
+    first = usual[: names.index("tokens")]
+    assert names == [*(part.name for part in first), "tokens", "peers"]
+    wanted = {part.name for part in first}
+    for name, works in engine.groups().items():
+        if any(work.target is not None or work.is_traced or work == engine.FP8_DECODE for work in works):
+            assert name in wanted
+    left_s = command.BUDGET_S - sum(part.limit_s for part in first)
+    assert left_s >= 6 * LEAST_S
+    readme = (Path(command.__file__).parents[1] / "README.md").read_text()
+    assert [f"`{part.name}` | {part.limit_s}" for part in usual] == re.findall(r"^\| (`\S+` \| \d+) \|", readme, re.M)
+    assert f"leave {left_s} of the {command.BUDGET_S} seconds" in readme
 
 
 def test_random_weights_fill_a_decoder(tmp_path: Path) -> None:

@@ -1,0 +1,195 @@
+"""Attention over the paged cache by itself, in the shapes of one layer, and the same by others on the same device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from importlib.util import find_spec
+
+import torch
+from torch.nn import functional
+
+from kernels.architecture import fp8_dtype
+from kernels.launches import BLOCK_TOKENS, Geometry
+from kernels.paged_attention.launch import Tile, paged_attention
+from kernels.row_quantization.launch import quantize_rows
+from loadtest.gpu.bench import Bench, random_numbers
+from loadtest.gpu.parts import Attempt
+
+ROWS, CONTEXT = 64, 4096
+"""What there is a target for."""
+WORKSPACE_BYTES = 128 << 20
+"""What flashinfer wants for the sums of rows that it splits."""
+
+
+def benches(
+    geometry: Geometry, device: torch.device, *, scale: int = 1, attempt: Attempt = nullcontext
+) -> Iterator[Bench]:
+    """Yield our kernel on fresh inputs; `scale` divides batch and context for a trial without a GPU."""
+    decoding = partial(_decode_attention, geometry, device)
+    few, some, many = max(1, 32 // scale), max(1, ROWS // scale), 8192 // scale
+    families = [
+        decoding(rows=some, context=CONTEXT // scale),
+        decoding(rows=1, context=many),
+        decoding(rows=few, context=many),
+        *(decoding(rows=few, context=many, held=held) for held in (torch.int8, fp8_dtype()) if held is not None),
+        decoding(rows=max(2, some), context=512 // scale, longest=32_768 // scale),
+        _prefill_attention(geometry, device, tokens=many),
+    ]
+    for family in families:
+        with attempt("inputs"):
+            yield from family
+
+
+def peers(geometry: Geometry, device: torch.device, *, scale: int = 1) -> list[tuple[str, Callable[[], Bench]]]:
+    """Return what makes the kernel of the target by others, by name; each may fail in a way of its own.
+
+    What is compiled comes after what is not, and flashinfer last: where no kernels came with it, it compiles for long.
+    """
+    rows, context = max(1, ROWS // scale), CONTEXT // scale
+    makers = {"torch's": _torch_attention, "torch's compiled flex": _flex_attention}
+    if find_spec("flashinfer") is not None:
+        makers["flashinfer's"] = _flashinfer_attention
+
+    def made(name: str, make: Callable[[Geometry, torch.device, int, int], Callable[[], object]]) -> Bench:
+        run = make(geometry, device, rows, context)
+        num_read = rows * context * 2 * geometry.kv_heads * geometry.head_dim
+        num_asked = rows * geometry.heads * geometry.head_dim
+        element_bytes = random_numbers(1, device=device).itemsize
+        return Bench(
+            name=name,
+            run=run,
+            num_bytes=(num_read + 2 * num_asked) * element_bytes,
+            num_flop=4.0 * num_asked * context,
+        )
+
+    names = {f"{whose} decode attention, {rows} rows of {context}": make for whose, make in makers.items()}
+    return [(name, partial(made, name, make)) for name, make in names.items()]
+
+
+def attention_inputs(
+    geometry: Geometry,
+    device: torch.device,
+    *,
+    rows: int,
+    context: int,
+    held: torch.dtype | None = None,
+    longest: int = 0,
+) -> tuple[Callable[[tuple[Tile, int] | None], torch.Tensor], float]:
+    """Return what attends for rows of one token over `context` keys each, by a cut, and the bytes that it must move.
+
+    The first row may have `longest` keys, which it shares with others.
+    """
+    cache, spans = random_cache(geometry, rows * context, device), None
+    if held is not None:
+        flat, found = quantize_rows(cache.view(-1, geometry.head_dim), held)
+        cache, found = flat.view(cache.shape), found.view(cache.shape[:-1])
+        spans = found[0], found[1]
+    per_row = -(-context // BLOCK_TOKENS)
+    tables = torch.randperm(rows * per_row, device=device).view(rows, per_row)
+    at = torch.arange(rows, device=device)
+    table = torch.stack((at, torch.full_like(at, context - 1), torch.ones_like(at), at), dim=1)
+    if longest:
+        others = tables.flatten()[torch.arange(longest // BLOCK_TOKENS, device=device) % tables.numel()]
+        tables = torch.cat((tables, others.expand(rows, -1)), dim=1)
+        table[0, 1] = longest - 1
+    q = random_numbers(rows, geometry.heads, geometry.head_dim, device=device)
+    num_bytes = cache.nbytes * (1 + max(0, longest - context) / (rows * context)) + 2 * q.nbytes
+    return lambda cut: paged_attention(
+        q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=rows, tables=tables, spans=spans, cut=cut
+    ), num_bytes + (0 if spans is None else 2 * spans[0].nbytes)
+
+
+def _decode_attention(
+    geometry: Geometry,
+    device: torch.device,
+    *,
+    rows: int,
+    context: int,
+    held: torch.dtype | None = None,
+    longest: int = 0,
+) -> Iterator[Bench]:
+    attend, num_bytes = attention_inputs(geometry, device, rows=rows, context=context, held=held, longest=longest)
+    name = f"decode attention, {rows} rows of {context}" + (f", one of them of {longest}" if longest else "")
+    yield Bench(
+        name=name + ("" if held is None else f", {held} cache"),
+        run=lambda: attend(None),
+        num_bytes=num_bytes,
+        num_flop=4.0 * (rows * context + max(0, longest - context)) * geometry.heads * geometry.head_dim,
+    )
+
+
+def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int) -> Iterator[Bench]:
+    cache = random_cache(geometry, tokens, device)
+    tables = torch.randperm(-(-tokens // BLOCK_TOKENS), device=device).unsqueeze(0)
+    table = torch.tensor([[0, 0, tokens, 0]], device=device)
+    q = random_numbers(tokens, geometry.heads, geometry.head_dim, device=device)
+    num_bytes = 2 * q.nbytes + 2 * tokens * geometry.kv_heads * geometry.head_dim * q.element_size()
+    num_flop = 2.0 * tokens**2 * geometry.heads * geometry.head_dim
+    yield Bench(
+        name=f"prefill attention, {tokens} tokens",
+        run=lambda: paged_attention(q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=0, tables=tables),
+        num_bytes=num_bytes,
+        num_flop=num_flop,
+    )
+    k, v = random_numbers(2, 1, geometry.kv_heads, tokens, geometry.head_dim, device=device)
+    dense = q.transpose(0, 1).unsqueeze(0)
+    yield Bench(
+        name=f"torch's prefill attention, {tokens} tokens",
+        run=lambda: functional.scaled_dot_product_attention(dense, k, v, is_causal=True, enable_gqa=True),
+        num_bytes=num_bytes,
+        num_flop=num_flop,
+    )
+
+
+def _torch_attention(geometry: Geometry, device: torch.device, rows: int, context: int) -> Callable[[], object]:
+    """Return what torch has for it, over keys and values that lie one after the other."""
+    q, k, v = _dense_inputs(geometry, device, rows, context)
+    return lambda: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def _flex_attention(geometry: Geometry, device: torch.device, rows: int, context: int) -> Callable[[], object]:
+    """Return the kernel that torch's compiler makes for it."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q, k, v = _dense_inputs(geometry, device, rows, context)
+    attend = torch.compile(flex_attention, dynamic=False)
+    return lambda: attend(q, k, v, enable_gqa=True)
+
+
+def _flashinfer_attention(geometry: Geometry, device: torch.device, rows: int, context: int) -> Callable[[], object]:
+    """Return what flashinfer has, over a cache that is paged as ours; what it plans on the host is not timed."""
+    import flashinfer
+
+    cache = random_cache(geometry, rows * context, device)
+    q = random_numbers(rows, geometry.heads, geometry.head_dim, device=device)
+    per_row = -(-context // BLOCK_TOKENS)
+    workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=True)
+    wrapper.plan(
+        torch.arange(0, rows * per_row + 1, per_row, dtype=torch.int32, device=device),
+        torch.randperm(rows * per_row, device=device).int(),
+        torch.full((rows,), context - (per_row - 1) * BLOCK_TOKENS, dtype=torch.int32, device=device),
+        geometry.heads,
+        geometry.kv_heads,
+        geometry.head_dim,
+        BLOCK_TOKENS,
+        q_data_type=q.dtype,
+        kv_data_type=q.dtype,
+    )
+    return lambda: wrapper.run(q, (cache[0], cache[1]))
+
+
+def _dense_inputs(
+    geometry: Geometry, device: torch.device, rows: int, context: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q = random_numbers(rows, geometry.heads, 1, geometry.head_dim, device=device)
+    k, v = random_numbers(2, rows, geometry.kv_heads, context, geometry.head_dim, device=device)
+    return q, k, v
+
+
+def random_cache(geometry: Geometry, tokens: int, device: torch.device) -> torch.Tensor:
+    """Draw keys and values of one layer in blocks."""
+    blocks = -(-tokens // BLOCK_TOKENS)
+    return random_numbers(2, blocks, BLOCK_TOKENS, geometry.kv_heads, geometry.head_dim, device=device)

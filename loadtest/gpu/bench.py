@@ -1,0 +1,60 @@
+"""One kernel on inputs of one shape, and what was measured of it against the ceilings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from loadtest.gpu.parts import Attempt
+from loadtest.gpu.timing import Ceilings, Timer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """One kernel on inputs of one shape.
+
+    Attributes:
+        num_bytes: that it must read and write.
+        num_flop: that it must compute in matrix products.
+    """
+
+    name: str
+    run: Callable[[], object]
+    num_bytes: float
+    num_flop: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """What was measured of one kernel; `of_ceiling` is the floor's time over the measured one."""
+
+    name: str
+    us: float
+    gb_per_s: float
+    tflop_per_s: float
+    of_ceiling: float
+
+
+def measure(
+    found: Iterable[Bench], ceilings: Ceilings, timer: Timer, attempt: Attempt = nullcontext
+) -> Iterator[Figure]:
+    """Time each and yield it as it is done."""
+    for bench in found:
+        with attempt(bench.name):
+            seconds = timer.seconds(bench.run)
+            yield Figure(
+                name=bench.name,
+                us=seconds * 1e6,
+                gb_per_s=bench.num_bytes / seconds / 1e9,
+                tflop_per_s=bench.num_flop / seconds / 1e12,
+                of_ceiling=ceilings.floor_s(bench.num_bytes, bench.num_flop) / seconds,
+            )
+
+
+def random_numbers(*shape: int, device: torch.device) -> torch.Tensor:
+    """Draw numbers near 1, in bfloat16 where there is a GPU."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.randn(shape, dtype=dtype, device=device)

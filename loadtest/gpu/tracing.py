@@ -1,0 +1,171 @@
+"""What the device does in a decode step, kernel by kernel, and how long it does nothing.
+
+torch's profiler records whole answers; the trace is kept, and read for the steps in which all rows decode, as the
+engine's loop has them: each replays one recording while the step after it is prepared. A step goes from one replay's
+launch on the host to the next one's. To be recorded makes kernels a little slower to begin, so that what is idle here
+is the most that it can be.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from loadtest.gpu.intervals import Interval, covered
+
+DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+LAUNCH = "GraphLaunch"
+"""In the name of the call by which the host replays a step, CUDA's and HIP's."""
+SKIPPED_STEPS, NUM_STEPS = 8, 32
+"""Of those that are replays: the first ones still wait for what prompts have left to do."""
+NUM_FAMILIES = 12
+PRODUCTS, OTHERS = "the library's products", "all others"
+_PRODUCT = re.compile(r"gemm|gemv|nvjet|cutlass|cublas|splitk|xmma", re.IGNORECASE)
+
+
+class Event(NamedTuple):
+    """One kernel, copy or replay; microseconds on the trace's clock."""
+
+    name: str
+    category: str
+    when: Interval
+
+
+class Trace(NamedTuple):
+    """What the device did, and when the host replayed a step, in order.
+
+    Attributes:
+        base_ns: where the trace's clock begins, on the clock of `time.time_ns`.
+    """
+
+    events: list[Event]
+    launches_us: list[float]
+    base_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Kernels of one kind, of a mean step; those that overlap count each."""
+
+    name: str
+    ms: float
+    share: float
+    launches: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What the device did in the steps of one row.
+
+    Attributes:
+        step_ms: of a mean step while it was recorded.
+        busy_ms: of it, in which a kernel or a copy ran; the device's time.
+        idle_share: of it, in which none did.
+        families: where the device's time goes, most first.
+    """
+
+    num_steps: int
+    step_ms: float
+    busy_ms: float
+    idle_share: float
+    families: list[Family]
+
+
+def record(path: Path, runs: Sequence[Callable[[], object]]) -> list[Interval]:
+    """Run one after the other under the profiler, and keep the trace; return when each ran, in ns of `time.time_ns`.
+
+    In one recording, whatever has to be recorded: a second one of the same process may find nothing on a GPU.
+    """
+    has_gpu = torch.cuda.is_available()
+    spans = []
+    # Not what the host does in each operator, which would slow it down.
+    with profile(activities=[ProfilerActivity.CUDA if has_gpu else ProfilerActivity.CPU]) as profiler:
+        for run in runs:
+            started_ns = time.time_ns()
+            run()
+            if has_gpu:
+                torch.cuda.synchronize()
+            spans.append(Interval(started_ns, time.time_ns()))
+    profiler.export_chrome_trace(str(path))
+    return spans
+
+
+def read(path: Path) -> Trace:
+    """Read what `record` kept."""
+    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+        whole = json.load(file, strict=False)
+    events, launches_us = [], []
+    for event in whole["traceEvents"]:
+        if event.get("ph") != "X":
+            continue
+        name, category, start_us = str(event["name"]), str(event.get("cat", "")), float(event["ts"])
+        if category in DEVICE_CATEGORIES:
+            events.append(Event(name, category, Interval(start_us, start_us + float(event.get("dur", 0)))))
+        elif LAUNCH in name:
+            launches_us.append(start_us)
+    return Trace(events, sorted(launches_us), int(whole.get("baseTimeNanoseconds", 0)))
+
+
+def steps(trace: Trace, span_ns: Interval) -> Steps:
+    """Return what the device did in the steps of a run.
+
+    Raises:
+        ValueError: there are too few of them, or nothing of the device is in the trace.
+    """
+    start_us, end_us = ((ns - trace.base_ns) / 1000 for ns in span_ns)
+    launches_us = [at for at in trace.launches_us if start_us <= at < end_us]
+    if len(launches_us) <= SKIPPED_STEPS + NUM_STEPS:
+        raise ValueError(f"the trace has {len(launches_us)} replays of this run, of {len(trace.launches_us)} in all")
+    window = Interval(launches_us[SKIPPED_STEPS], launches_us[SKIPPED_STEPS + NUM_STEPS])
+    busy_us = covered((event.when for event in trace.events), window)
+    if not busy_us:
+        raise ValueError(f"the trace has nothing of the device in these steps, of {len(trace.events)} events in all")
+    whole_us = window.end - window.start
+    return Steps(
+        num_steps=NUM_STEPS,
+        step_ms=whole_us / NUM_STEPS / 1000,
+        busy_ms=busy_us / NUM_STEPS / 1000,
+        idle_share=1 - busy_us / whole_us,
+        families=_families(trace, window),
+    )
+
+
+def family(name: str, category: str) -> str:
+    """Return what kind of work a kernel or copy is, by its name."""
+    if category != "kernel":
+        return name.partition(" (")[0]
+    if _PRODUCT.search(name):
+        return PRODUCTS
+    plain = name.replace("(anonymous namespace)::", "").removeprefix("void ")
+    return re.split(r"[<(]", plain, maxsplit=1)[0].rpartition("::")[2] or name
+
+
+def _families(trace: Trace, window: Interval) -> list[Family]:
+    us_by_name: dict[str, list[float]] = defaultdict(list)
+    for name, category, (start_us, end_us) in trace.events:
+        if window.start <= start_us < window.end:
+            us_by_name[family(name, category)].append(end_us - start_us)
+    most_first = sorted(us_by_name.items(), key=lambda item: -sum(item[1]))
+    kept, rest = most_first[:NUM_FAMILIES], most_first[NUM_FAMILIES:]
+    if rest:
+        kept.append((OTHERS, [us for _, all_us in rest for us in all_us]))
+    step_us = (window.end - window.start) / NUM_STEPS
+    return [
+        Family(
+            name=name,
+            ms=sum(all_us) / NUM_STEPS / 1000,
+            share=sum(all_us) / NUM_STEPS / step_us,
+            launches=len(all_us) / NUM_STEPS,
+        )
+        for name, all_us in kept
+    ]
