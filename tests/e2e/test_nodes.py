@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
 PATIENCE_S = 240.0
 NUM_ASKERS = 32
+MAX_LOSSES = 5
 QUESTION: list[Any] = [{"role": "user", "content": "What does os.getcwd do?"}]
 
 
@@ -133,18 +134,23 @@ def test_a_lost_node_takes_no_stream_along_and_a_new_one_serves(nodes: Nodes, se
     until(lambda: has_replicas(server, 2), "a replica on each node", patience_s=PATIENCE_S)
     expected = [follow(server, number, Streamed()) for number in range(NUM_STREAMS)]
     assert all(answer.is_done and answer.error is None for answer in expected)
-    streams = [Streamed() for _ in range(NUM_STREAMS)]
-    with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        ends = [pool.submit(follow, server, number, seen) for number, seen in enumerate(streams)]
-        for seen in streams:
-            assert seen.began.wait(PATIENCE_S)
-        kill_session(second)
-        told = [end.result(PATIENCE_S) for end in ends]
-    assert [seen.error for seen in told] == [None] * NUM_STREAMS
-    assert [seen.text for seen in told] == [answer.text for answer in expected]
-    assert server.metric("antiphon:resumed_total") > 0
-    nodes.start_second()
-    until(lambda: has_replicas(server, 2), "a replica on the new node", patience_s=PATIENCE_S)
+    # Now and then all streams run on the node that stays.
+    for _ in range(MAX_LOSSES):
+        streams = [Streamed() for _ in range(NUM_STREAMS)]
+        with ThreadPoolExecutor(NUM_STREAMS) as pool:
+            ends = [pool.submit(follow, server, number, seen) for number, seen in enumerate(streams)]
+            for seen in streams:
+                assert seen.began.wait(PATIENCE_S)
+            kill_session(second)
+            told = [end.result(PATIENCE_S) for end in ends]
+        assert [seen.error for seen in told] == [None] * NUM_STREAMS
+        assert [seen.text for seen in told] == [answer.text for answer in expected]
+        second = nodes.start_second()
+        until(lambda: has_replicas(server, 2), "a replica on the new node", patience_s=PATIENCE_S)
+        if server.metric("antiphon:resumed_total") > 0:
+            break
+    else:
+        pytest.fail("no stream ran on a node that was lost")
     until(lambda: is_idle(server), "the engines to be idle")
 
 
