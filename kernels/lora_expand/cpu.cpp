@@ -46,11 +46,12 @@ template <typename T, typename Out> static int64_t kernel(const Op &op, int64_t 
     if (unit < 0)
         return cut.num_units();
     const TokenBlock block = token_block(segments, cut.block(unit));
+    const int64_t first_piece = cut.begin(unit), end_piece = cut.end(unit);
     const T *t = static_cast<const T *>(op.at[0]) + block.begin * modules * max_rank;
     Out *y = static_cast<Out *>(op.at[2]) + block.begin * width;
     for (int64_t module = 0, piece = 0; module < modules; y += widths[module++])
         for (int64_t begin = 0; begin < widths[module]; begin += PIECE_COLUMNS, piece++)
-            if (piece >= cut.begin(unit) && piece < cut.end(unit))
+            if (piece >= first_piece && piece < end_piece)
                 expand(block.segment->adapter[first + module], block.end - block.begin, t + module * max_rank,
                        modules * max_rank, begin, std::min(widths[module], begin + PIECE_COLUMNS), y + begin, width);
     return 0;
