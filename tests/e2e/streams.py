@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +56,24 @@ def follow(server: Server, number: int, seen: Streamed, num_before: int = 5) -> 
     finally:
         seen.began.set()
     return seen
+
+
+def undisturbed(server: Server) -> list[str]:
+    """What each stream says when nothing dies, each alone."""
+    answers = [follow(server, number, Streamed()) for number in range(NUM_STREAMS)]
+    assert all(answer.is_done and answer.error is None for answer in answers)
+    return [answer.text for answer in answers]
+
+
+def while_streaming(server: Server, strike: Callable[[], None], *, patience_s: float) -> list[Streamed]:
+    """Start streams, strike when all of them are under way, and return how they ended."""
+    streams = [Streamed() for _ in range(NUM_STREAMS)]
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        ends = [pool.submit(follow, server, number, seen) for number, seen in enumerate(streams)]
+        for seen in streams:
+            assert seen.began.wait(patience_s)
+        strike()
+        return [end.result(patience_s) for end in ends]
 
 
 def is_idle(server: Server) -> bool:

@@ -25,7 +25,18 @@ import yaml
 
 from deployments.routing.estimate import REPORT_PERIOD_S
 from tests.e2e.server import ROOT, Server, config_on_a_free_port, running, until
-from tests.e2e.streams import BASE, NUM_STREAMS, Streamed, follow, has_replicas, is_idle, options_of, prompts_seen
+from tests.e2e.streams import (
+    BASE,
+    NUM_STREAMS,
+    Streamed,
+    follow,
+    has_replicas,
+    is_idle,
+    options_of,
+    prompts_seen,
+    undisturbed,
+    while_streaming,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -50,17 +61,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def while_streaming(server: Server, strike: Callable[[], None]) -> list[Streamed]:
-    """Start streams, strike when all of them are under way, and return how they ended."""
-    streams = [Streamed() for _ in range(NUM_STREAMS)]
-    with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        ends = [pool.submit(follow, server, number, seen) for number, seen in enumerate(streams)]
-        for seen in streams:
-            assert seen.began.wait(WAIT_S)
-        strike()
-        return [end.result(WAIT_S) for end in ends]
-
-
 def kill_one(server: Server, title: str) -> None:
     os.kill(random.choice(server.processes(title)).pid, signal.SIGKILL)
 
@@ -68,9 +68,7 @@ def kill_one(server: Server, title: str) -> None:
 @pytest.fixture(scope="module")
 def expected(server: Server) -> list[str]:
     """What each stream says when nobody dies."""
-    answers = [follow(server, number, Streamed()) for number in range(NUM_STREAMS)]
-    assert all(answer.is_done and answer.error is None for answer in answers)
-    return [answer.text for answer in answers]
+    return undisturbed(server)
 
 
 def test_requests_with_one_prefix_meet_and_others_spread(server: Server) -> None:
@@ -98,14 +96,14 @@ def test_requests_with_one_prefix_meet_and_others_spread(server: Server) -> None
     until(lambda: all(meet() for _ in range(8)), "those with one prefix to meet")
 
     before = prompts_seen(server)
-    while_streaming(server, lambda: None)
+    while_streaming(server, lambda: None, patience_s=WAIT_S)
     assert all(now > then for then, now in zip(before, prompts_seen(server), strict=True))
 
 
 def test_a_killed_replica_loses_no_token_of_any_stream(server: Server, expected: list[str]) -> None:
     # On a busy machine the streams of the one that is killed may all have ended when the last ones begin.
     for _ in range(4):
-        streams = while_streaming(server, lambda: kill_one(server, f"Model-{BASE}"))
+        streams = while_streaming(server, lambda: kill_one(server, f"Model-{BASE}"), patience_s=WAIT_S)
         assert [seen.error for seen in streams] == [None] * NUM_STREAMS
         assert [seen.text for seen in streams] == expected
         until(lambda: has_replicas(server, 2), "the replica to come back", patience_s=WAIT_S)
@@ -148,7 +146,7 @@ def test_a_replica_that_the_kernel_has_no_memory_for_takes_nobody_along(
             assert client.completions.create(model=BASE, prompt=prompt, max_tokens=1).choices
         return starved not in server.processes(f"Model-{BASE}")
 
-    streams = while_streaming(server, lambda: starve(starved))
+    streams = while_streaming(server, lambda: starve(starved), patience_s=WAIT_S)
     assert [(seen.error, seen.text) for seen in streams] == [(None, text) for text in expected]
     until(is_gone, "the kernel to end it", patience_s=WAIT_S)
     until(lambda: has_replicas(server, 2), "another one", patience_s=WAIT_S)
@@ -159,7 +157,7 @@ def test_a_replica_that_the_kernel_has_no_memory_for_takes_nobody_along(
 def test_a_replica_that_hangs_loses_no_token_and_is_replaced(server: Server, expected: list[str]) -> None:
     until(lambda: has_replicas(server, 2), "two replicas", patience_s=WAIT_S)
     hung = random.choice(server.processes(f"Model-{BASE}"))
-    streams = while_streaming(server, lambda: os.kill(hung.pid, signal.SIGSTOP))
+    streams = while_streaming(server, lambda: os.kill(hung.pid, signal.SIGSTOP), patience_s=WAIT_S)
     assert [seen.error for seen in streams] == [None] * NUM_STREAMS
     assert [seen.text for seen in streams] == expected
     with server.client(timeout=10) as client:
@@ -191,7 +189,7 @@ def test_a_helper_that_hangs_is_waited_for_no_longer_than_its_deadline(server: S
 
 
 def test_a_killed_gateway_takes_only_its_own_clients_along(server: Server, expected: list[str]) -> None:
-    streams = while_streaming(server, lambda: kill_one(server, "Gateway"))
+    streams = while_streaming(server, lambda: kill_one(server, "Gateway"), patience_s=WAIT_S)
     lost = [seen for seen in streams if seen.error is not None]
     assert len(lost) < NUM_STREAMS
     for seen, text in zip(streams, expected, strict=True):
@@ -282,7 +280,7 @@ def test_a_replica_that_is_killed_while_another_drains_costs_no_token(server: Se
         kill_one(server, f"Model-{BASE}")
 
     until(lambda: has_replicas(server, 2), "two replicas", patience_s=WAIT_S)
-    streams = while_streaming(server, strike)
+    streams = while_streaming(server, strike, patience_s=WAIT_S)
     assert [(seen.error, seen.text) for seen in streams] == [(None, text) for text in expected]
     server.redeploy(lambda application: application["deployments"][1].update(num_replicas=2))
     until(lambda: has_replicas(server, 2), "two replicas again", patience_s=WAIT_S)

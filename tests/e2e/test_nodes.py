@@ -23,7 +23,7 @@ from app.cli import serve_environment
 from app.cli.preflight import free_ports, haproxy_places
 from app.cli.server_process import kill_session, session_members
 from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, until
-from tests.e2e.streams import BASE, NUM_STREAMS, Streamed, follow, has_replicas, is_idle
+from tests.e2e.streams import BASE, NUM_STREAMS, Streamed, follow, has_replicas, is_idle, undisturbed, while_streaming
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
 
@@ -132,19 +132,12 @@ def test_a_lost_node_takes_no_stream_along_and_a_new_one_serves(nodes: Nodes, se
     second = nodes.start_second()
     server.wait_until_ready()
     until(lambda: has_replicas(server, 2), "a replica on each node", patience_s=PATIENCE_S)
-    expected = [follow(server, number, Streamed()) for number in range(NUM_STREAMS)]
-    assert all(answer.is_done and answer.error is None for answer in expected)
+    expected = undisturbed(server)
     # Now and then all streams run on the node that stays.
     for _ in range(MAX_LOSSES):
-        streams = [Streamed() for _ in range(NUM_STREAMS)]
-        with ThreadPoolExecutor(NUM_STREAMS) as pool:
-            ends = [pool.submit(follow, server, number, seen) for number, seen in enumerate(streams)]
-            for seen in streams:
-                assert seen.began.wait(PATIENCE_S)
-            kill_session(second)
-            told = [end.result(PATIENCE_S) for end in ends]
+        told = while_streaming(server, partial(kill_session, second), patience_s=PATIENCE_S)
         assert [seen.error for seen in told] == [None] * NUM_STREAMS
-        assert [seen.text for seen in told] == [answer.text for answer in expected]
+        assert [seen.text for seen in told] == expected
         second = nodes.start_second()
         until(lambda: has_replicas(server, 2), "a replica on the new node", patience_s=PATIENCE_S)
         if server.metric("antiphon:resumed_total") > 0:
@@ -182,6 +175,13 @@ def test_a_node_without_the_registry_s_folder_is_given_what_it_needs(
     assert kept.name == adapter_digest(str(ROOT / "adapters" / "library" / "markdown"))
 
 
+def kill_a_replica(head: int) -> None:
+    """Of those in a session."""
+    members = map(psutil.Process, session_members(head))
+    replicas = [process for process in members if f"Model-{BASE}" in " ".join(process.cmdline())]
+    replicas[0].kill()
+
+
 @pytest.fixture(params=["redis", "rocksdb"])
 def memory_of_the_head(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
     """What the head of a cluster is started with so that what it knows outlives it."""
@@ -210,27 +210,17 @@ def test_without_the_head_s_memory_streams_go_on_and_with_it_what_died_meanwhile
     try:
         server.wait_until_ready()
         until(lambda: has_replicas(server, 2), "two replicas", patience_s=PATIENCE_S)
-        expected = [follow(server, number, Streamed()) for number in range(NUM_STREAMS)]
-        assert all(answer.is_done and answer.error is None for answer in expected)
+        expected = undisturbed(server)
         members = [psutil.Process(pid) for pid in session_members(head)]
         [memory] = [process for process in members if process.name() == "gcs_server"]
         command, environment = memory.cmdline(), memory.environ()
         memory.kill()
-        streams = [Streamed() for _ in range(NUM_STREAMS)]
-        with ThreadPoolExecutor(NUM_STREAMS) as pool:
-            ends = [pool.submit(follow, server, number, seen) for number, seen in enumerate(streams)]
-            for seen in streams:
-                assert seen.began.wait(PATIENCE_S)
-            replicas = [
-                p for p in map(psutil.Process, session_members(head)) if f"Model-{BASE}" in " ".join(p.cmdline())
-            ]
-            replicas[0].kill()
-            told = [end.result(PATIENCE_S) for end in ends]
-        assert [(seen.error, seen.text) for seen in told] == [(None, answer.text) for answer in expected]
+        told = while_streaming(server, partial(kill_a_replica, head), patience_s=PATIENCE_S)
+        assert [(seen.error, seen.text) for seen in told] == [(None, text) for text in expected]
         nodes.go_on_with(command, environment)
         back_at_s = time.monotonic()
         until(lambda: has_replicas(server, 2), "what died meanwhile to come back", patience_s=PATIENCE_S)
         print(f"repaired {time.monotonic() - back_at_s:.1f} s after the head's memory came back")
-        assert follow(server, 0, Streamed()).text == expected[0].text
+        assert follow(server, 0, Streamed()).text == expected[0]
     finally:
         server.stop()
