@@ -187,6 +187,10 @@ class Backend(Protocol):
         """Return silu(first half) * second half along the last dimension."""
         ...
 
+    def gated(self, product: Product, x: torch.Tensor) -> torch.Tensor:
+        """Return `silu_and_multiply` of a product that `linear` gave."""
+        ...
+
 
 class TorchBackend:
     """Torch operators. Attention gathers a row's blocks and leaves the arithmetic to torch's blockwise kernel."""
@@ -240,6 +244,10 @@ class TorchBackend:
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Gate the second half by the first, the definition as it stands."""
         return silu_and_multiply(gate_up)
+
+    def gated(self, product: Product, x: torch.Tensor) -> torch.Tensor:
+        """Multiply, then gate."""
+        return silu_and_multiply(product(x))
 
     def _attend_decodes(self, q: torch.Tensor, cache: LayerCache, group: DecodeGroup, out: torch.Tensor) -> None:
         rows, (_, heads, head_dim) = len(group.tokens), q.shape

@@ -13,7 +13,7 @@ import torch
 from engine.backend import KvCache
 from engine.buffers import InputBuffers
 from engine.decoder.decoder import DecoderBatch, StepOutput
-from engine.lora import ResidentAdapters, Segment, collect_segments
+from engine.lora import AdapterSegment, ResidentAdapters, Segment, collect_segments
 from engine.metrics import StepTimes
 from engine.pooling import Pooler, Vector, pooled_ranges
 from engine.request import RequestId, TokenLogprobs
@@ -91,23 +91,19 @@ class Runner:
         plan, rows, scores, drawing, vectors = self._submitted.popleft()
         drawn = self._sampler.finish(drawing)
         pooled = {request_id: vector.fetch() for request_id, vector in vectors.items()}
-        errors = {row.request.request_id: drawn.failed[row.row] for row in rows if row.row in drawn.failed}
-        tokens = {
-            row.request.request_id: token_id
-            for row, token_id in zip(rows, drawn.token_ids, strict=True)
-            if row.row not in drawn.failed
-        }
+        ids = [row.request.request_id for row in rows]
+        tokens = dict(zip(ids, drawn.token_ids, strict=True))
+        by_row = dict(zip((row.row for row in rows), ids, strict=True))
+        errors = {by_row[row]: error for row, error in drawn.failed.items()}
+        for request_id in errors:
+            del tokens[request_id]
         errors |= {request_id: NOT_FINITE for request_id, vector in pooled.items() if vector is None}
         return StepResult(
             step_id=plan.step_id,
             token_id_by_request=tokens,
             error_by_request=errors,
-            forced_by_request={
-                row.request.request_id: drawn.forced[row.row] for row in rows if row.row in drawn.forced
-            },
-            logprobs_by_request={
-                row.request.request_id: drawn.logprobs[row.row] for row in rows if row.row in drawn.logprobs
-            },
+            forced_by_request={by_row[row]: forced for row, forced in drawn.forced.items()},
+            logprobs_by_request={by_row[row]: told for row, told in drawn.logprobs.items()},
             prompt_logprobs_by_request=scores,
             pooled_by_request={request_id: vector for request_id, vector in pooled.items() if vector is not None},
         )
@@ -125,25 +121,22 @@ class Runner:
                 self._sampler.admit(step_row.row, step_row.request, step_row.output_ids)
 
     def _batch(self, plan: StepPlan) -> DecoderBatch:
-        segments: list[Segment] = []
-        at = 0
-        for row in plan.rows:
-            self._highest_block = max(self._highest_block, row.block_ids[-1])
-            segments.append((row.adapter, at, at + row.num_tokens))
-            at += row.num_tokens
-        adapters = collect_segments(segments, self._adapters)
+        self._highest_block = max(self._highest_block, *(row.block_ids[-1] for row in plan.rows))
+        adapters: tuple[AdapterSegment, ...] = ()
+        if any(row.request.adapter is not None for row in plan.rows):
+            adapters = collect_segments(_segments(plan), self._adapters)
         batch = self._buffers.fill(plan, adapters)
         if any(segment.weights.changes_whole_model for segment in adapters):
             batch = replace(batch, sample_adapters=collect_segments(_sample_segments(plan), self._adapters))
-        ranges = pooled_ranges(plan)
-        return replace(batch, pooled=ranges) if ranges else batch
+        return replace(batch, pooled=pooled_ranges(plan)) if plan.has_pooled else batch
 
     def _draw(self, plan: StepPlan, output: StepOutput) -> _Submitted:
         rows = [row for row in plan.rows if row.samples]
         scores, logits = _scored(plan, output.logits)
         drawing = self._sampler.draw(logits, [row.row for row in rows], [row.end for row in rows])
         self._buffers.keep(drawing.token_ids)
-        return _Submitted(plan, rows, scores, drawing, self._pooler.add(plan, output.hidden))
+        vectors = self._pooler.add(plan, output.hidden) if plan.has_pooled else {}
+        return _Submitted(plan, rows, scores, drawing, vectors)
 
 
 class _Submitted(NamedTuple):
@@ -154,6 +147,13 @@ class _Submitted(NamedTuple):
     scores: dict[RequestId, list[TokenLogprobs]]
     drawing: Drawing
     vectors: dict[RequestId, Vector]
+
+
+def _segments(plan: StepPlan) -> Iterator[Segment]:
+    at = 0
+    for row in plan.rows:
+        yield row.adapter, at, at + row.num_tokens
+        at += row.num_tokens
 
 
 def _sample_segments(plan: StepPlan) -> Iterator[Segment]:

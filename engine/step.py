@@ -14,14 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 from adapters.identity import AdapterDigest
 from engine.request import Pooling, Request, RequestId, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
-    """One request's share of a step.
+class StepRow(NamedTuple):
+    """One request's share of a step; a tuple, for each step makes as many as there are requests.
 
     Attributes:
         row: index of the request in the runner's persistent buffers, held from admission until retirement or
@@ -75,6 +76,13 @@ class StepRow:
         """Digest of the adapter, None for the base model."""
         return self.request.adapter
 
+    @property
+    def first_token_id(self) -> int:
+        """Token id of the position `start`."""
+        prompt = self.request.prompt_ids
+        split = len(prompt)
+        return prompt[self.start] if self.start < split else self.output_ids[self.start - split]
+
     def token_ids(self) -> list[int]:
         """Token ids of the positions [start, end)."""
         prompt = self.request.prompt_ids
@@ -85,7 +93,7 @@ class StepRow:
         return ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class StepPlan:
     """The work of one step. Rows of one token come before longer ones; in each group one adapter's rows are adjacent.
 
@@ -99,10 +107,20 @@ class StepPlan:
     rows: tuple[StepRow, ...]
     released_rows: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         """Size of the batch in tokens; at most `max_batched_tokens`."""
-        return sum(row.num_tokens for row in self.rows)
+        return sum(row.end - row.start for row in self.rows)
+
+    @cached_property
+    def num_decodes(self) -> int:
+        """Rows of one token."""
+        return sum(row.end - row.start == 1 for row in self.rows)
+
+    @cached_property
+    def has_pooled(self) -> bool:
+        """Whether hidden states of some row are pooled."""
+        return any(row.request.pooling is not None for row in self.rows)
 
     @property
     def needs_results(self) -> bool:
@@ -112,7 +130,7 @@ class StepPlan:
     @property
     def num_prefill_tokens(self) -> int:
         """The tokens of rows that compute more than one."""
-        return sum(row.num_tokens for row in self.rows if row.num_tokens > 1)
+        return self.num_tokens - self.num_decodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,8 +120,9 @@ class StepClock:
     def note(self, notes: TraceNotes, row: StepRow, queued_s: float) -> None:
         """Note a row of the step that has just ended, unless it was a decode."""
         if notes.decoding_since is not None:
-            # Its share grows by one token a step; what was forced upon it comes on top.
-            notes.device_s += self._per_token_s * (row.num_tokens - 1)
+            if row.num_tokens > 1:
+                # Its share grows by one token a step; what was forced upon it comes on top.
+                notes.device_s += self._per_token_s * (row.num_tokens - 1)
             return
         chunk = Chunk(self._start_s - queued_s, self._end_s - queued_s, row.num_tokens)
         notes.note_chunk(chunk, self._per_token_s * row.num_tokens)

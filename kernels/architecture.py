@@ -34,6 +34,11 @@ def has_fp8_products() -> bool:
     return name.startswith("sm_") and int(name.removeprefix("sm_")) >= 90
 
 
+def num_multiprocessors() -> int:
+    """Return how many multiprocessors the GPU has; 2 where there is none, and each program is interpreted."""
+    return _counted() if torch.cuda.is_available() else 2
+
+
 @contextmanager
 def pretending(name: str) -> Iterator[None]:
     """Shape launches for a GPU that is not here."""
@@ -52,3 +57,8 @@ def _present() -> str:
         return str(torch.cuda.get_device_properties(0).gcnArchName).partition(":")[0]
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"
+
+
+@cache
+def _counted() -> int:
+    return int(torch.cuda.get_device_properties(0).multi_processor_count)

@@ -14,11 +14,11 @@ from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import lora_shrink
-from kernels.paged_attention.launch import paged_attention
+from kernels.paged_attention.launch import MAX_PROGRAMS, paged_attention
 from kernels.recording import Launch, recording
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
-from kernels.streamed_linear.launch import from_int4, streamed_linear
+from kernels.streamed_linear.launch import MAX_ROWS, from_int4, row_linear, streamed_linear
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
 from kernels.streamed_linear.reference import Int4Matrix
 from kernels.token_choice.launch import choose_tokens
@@ -88,7 +88,10 @@ def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None
         bias = _empty(width, dtype=dtype) if geometry.has_norms and width == qkv else None
         for rows in (1, 32, 64):
             streamed_linear(_empty(rows, depth, dtype=dtype), held, bias, arrived)
-        streamed_linear(_empty(16, depth, dtype=dtype), _empty(width, depth, dtype=dtype), bias, arrived)
+        dense = _empty(width, depth, dtype=dtype)
+        streamed_linear(_empty(16, depth, dtype=dtype), dense, bias, arrived)
+        for rows in range(1, MAX_ROWS + 1):
+            row_linear(_empty(rows, depth, dtype=dtype), dense, bias, is_gated=width == 2 * inner)
         from_int4(held)
 
 
@@ -117,6 +120,7 @@ def attend(geometry: Geometry, dtype: torch.dtype, held: torch.dtype, *, window:
             rows=_whole(num_decodes + (tokens > num_decodes), 4),
             num_decodes=num_decodes,
             tables=_whole(64, 512),
+            arrived=_empty(MAX_PROGRAMS, dtype=torch.int32),
             window=window,
             softcap=softcap,
             spans=spans,
@@ -143,17 +147,17 @@ def whole_model(tokens: int, hidden: int, dtype: torch.dtype) -> None:
     """Launch what adapters change in the embedding, in norms and in the output matrix."""
     x, logits = _empty(tokens, hidden, dtype=dtype), _empty(tokens, VOCAB, dtype=torch.float32)
     where, count, most = _whole(64, 3), _whole(1), min(tokens, 64)
-    lora_gather(_whole(tokens), x, where, count, own=0, entry=1, max_segments=most)
+    lora_gather(_whole(tokens), x, where, count, own=0, entry=1, max_tiles=most)
     no_product = _empty(1, tokens, 1, MAX_RANK, dtype=torch.float32)
-    lora_expand(x, no_product, where, count, entry=2, splits=(hidden,), max_segments=most)
-    lora_logits(x, logits, where, count, entry=3, max_segments=most)
+    lora_expand(x, no_product, where, count, entry=2, splits=(hidden,), max_tiles=most)
+    lora_logits(x, logits, where, count, entry=3, max_tiles=most)
     _change(x, logits, (VOCAB,), entry=4)
 
 
 def _change(x: torch.Tensor, y: torch.Tensor, splits: Sequence[int], *, entry: int) -> None:
     """Launch the products of neighbouring modules."""
     where, count, most = _whole(64, 3), _whole(1), min(len(x), 64)
-    options = {"entry": entry, "max_segments": most}
+    options = {"entry": entry, "max_tiles": most}
     shrunk = lora_shrink(x, where, count, num_modules=len(splits), max_rank=MAX_RANK, **options)
     lora_expand(y, shrunk, where, count, splits=splits, dtype=x.dtype, **options)
 

@@ -57,7 +57,10 @@ class BlockTables:
 
     def try_extend(self, live: LiveRequest) -> bool:
         """Lengthen a request's table to all its known tokens; False changes nothing."""
-        taken = self._pool.try_take(self._num_blocks_of(live.num_tokens) - len(live.blocks), self._clock())
+        num_new = self._num_blocks_of(live.num_tokens) - len(live.blocks)
+        if num_new <= 0:
+            return True
+        taken = self._pool.try_take(num_new, self._clock())
         if taken is None:
             return False
         live.blocks.extend(taken)

@@ -155,6 +155,10 @@ class NativeBackend:
         self._add("silu_and_multiply", gate_up, (gate_up, out), (width,))
         return out
 
+    def gated(self, product: Product, x: torch.Tensor) -> torch.Tensor:
+        """Record both."""
+        return self.silu_and_multiply(product(x))
+
     def _product(
         self,
         kernel: str,

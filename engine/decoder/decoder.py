@@ -182,11 +182,12 @@ class Decoder:
         return out
 
     def _mlp(self, index: int, layer: Layer, h: torch.Tensor, lora: LoraProducts | None) -> torch.Tensor:
-        gate_up = layer.gate_up(h)
-        if lora is not None:
-            inner = self.spec.intermediate_size
+        if lora is None:
+            gated = self._backend.gated(layer.gate_up, h)
+        else:
+            gate_up, inner = layer.gate_up(h), self.spec.intermediate_size
             lora.apply_fused(index, GATE_UP, h, gate_up, (inner, inner))
-        gated = self._backend.silu_and_multiply(gate_up)
+            gated = self._backend.silu_and_multiply(gate_up)
         out = layer.down(gated)
         if lora is not None:
             lora.apply(index, "down_proj", gated, out)

@@ -2,9 +2,9 @@
 
     table of an adapter    [ whole model | layer 0: q k v o gate up down norms | layer 1: ... ]    `ENTRY_NUMBERS` each:
                            address of A, address of B, rank, address of gains and shifts of columns, 0 for none
-    segments of a step     (first token, end, address of a table) each
+    tiles of a step        (first token, end, address of a table) each, segments cut to what a program works on
 
-A step writes three numbers for each segment; nothing is gathered, and nothing padded to a common rank: rows as short as
+A step writes three numbers for each tile; nothing is gathered, and nothing padded to a common rank: rows as short as
 a rank are padded to whole loads, and no further. What only some adapters change, the embedding, norms and the output
 matrix, costs nothing where none of them is in the batch.
 """
@@ -26,7 +26,7 @@ from engine.lora import ENTRIES, WHOLE_ENTRIES, AdapterSegment, entry_of, refuse
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
-from kernels.lora_shrink.launch import lora_shrink, whole_rows
+from kernels.lora_shrink.launch import TILE, cut, lora_shrink, whole_rows
 
 ALIGNED_BYTES = 16
 """Where a matrix begins: what the widest load takes."""
@@ -166,8 +166,8 @@ def _parts(source: AdapterWeights, num_layers: int) -> Iterator[tuple[int, int, 
 
 
 @dataclass(slots=True, kw_only=True)
-class _Segments:
-    """Segments of tokens, or of samples, at addresses that never change.
+class _Tiles:
+    """Tiles of tokens, or of samples, at addresses that never change.
 
     Attributes:
         numbers, count: int64 [any, 3] and [1], on the device.
@@ -184,19 +184,24 @@ class _Segments:
 class TritonLora:
     """`LoraProducts` of whatever adapters `fill` was told of; what it launches can be recorded and replayed.
 
-        numbers of a step    [ counts of segments of tokens, of samples | segments of tokens | of samples ]
+        numbers of a step    [ counts of tiles of tokens, of samples | tiles of tokens | of samples ]
+
+    Args:
+        max_segments, max_tokens: of a step.
+        max_rank: of any adapter.
 
     Attributes:
         reach: of the step's adapters.
     """
 
-    def __init__(self, runtime: GpuRuntime, max_segments: int, max_rank: int) -> None:
+    def __init__(self, runtime: GpuRuntime, max_segments: int, max_rank: int, max_tokens: int) -> None:
         self._max_rank = max_rank
+        max_tiles = max_segments + max_tokens // TILE
         # Each begins where the widest load may, as the tensors for which kernels are compiled do.
-        room = 3 * max_segments + max_segments % 2
+        room = 3 * (max_tiles + max_tiles % 2)
         self._staging = Staging(4 + 2 * room, runtime)
         self._tokens, self._samples = (
-            _Segments(numbers=self._staging.device[at : at + 3 * max_segments].view(-1, 3), count=count, at=at)
+            _Tiles(numbers=self._staging.device[at : at + room].view(-1, 3), count=count, at=at)
             for at, count in ((4, self._staging.device[:1]), (4 + room, self._staging.device[2:3]))
         )
         self.reach = Reach.NOTHING
@@ -209,47 +214,46 @@ class TritonLora:
         Raises:
             EngineError: an adapter was not laid out for the kernels.
         """
-        self._tokens.most, self._samples.most = len(segments), len(samples)
         self.reach = Reach.LINEAR_MODULES if segments else Reach.NOTHING
         if any(segment.weights.changes_whole_model for segment in segments):
             self.reach = Reach.WHOLE_MODEL
+        of_tokens, of_samples = _numbers(segments), _numbers(samples)
+        self._tokens.most, self._samples.most = len(of_tokens) // 3, len(of_samples) // 3
         if not segments:
             return
-        numbers = [len(segments), 0, len(samples), 0, *_numbers(segments)]
+        numbers = [self._tokens.most, 0, self._samples.most, 0, *of_tokens]
         if samples:
-            numbers += [0] * (self._samples.at - len(numbers)) + _numbers(samples)
+            numbers += [0] * (self._samples.at - len(numbers)) + of_samples
         self._staging.send_list(numbers)
 
-    def expect(self, max_segments: int, reach: Reach = Reach.WHOLE_MODEL) -> None:
-        """Have no segments now, and programs for so many in the recording that is about to be made."""
+    def expect(self, max_tiles: int, reach: Reach = Reach.WHOLE_MODEL) -> None:
+        """Have no tiles now, and programs for so many in the recording that is about to be made."""
         self._staging.send_list([0, 0, 0, 0])
-        self._tokens.most = self._samples.most = max_segments
-        self.reach = reach if max_segments else Reach.NOTHING
+        self._tokens.most = self._samples.most = max_tiles
+        self.reach = reach if max_tiles else Reach.NOTHING
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
         """Pick rows of the adapters' matrices, own ones and those of products."""
         if self.reach == Reach.WHOLE_MODEL:
             own, entry = entry_of(WHOLE_MODEL, "own embed_tokens"), entry_of(WHOLE_MODEL, "embed_tokens")
-            segments = self._tokens
-            lora_gather(
-                token_ids, x, segments.numbers, segments.count, own=own, entry=entry, max_segments=segments.most
-            )
+            tiles = self._tokens
+            lora_gather(token_ids, x, tiles.numbers, tiles.count, own=own, entry=entry, max_tiles=tiles.most)
 
     def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
         """Scale the columns: an expand that has no product."""
-        segments = self._samples if layer == WHOLE_MODEL else self._tokens
-        if self.reach == Reach.WHOLE_MODEL and segments.most:
+        tiles = self._samples if layer == WHOLE_MODEL else self._tokens
+        if self.reach == Reach.WHOLE_MODEL and tiles.most:
             nothing = torch.empty(1, len(h), 1, self._max_rank, dtype=torch.float32, device=h.device)
-            self._expand(h, nothing, segments, entry_of(layer, module), (h.shape[1],))
+            self._expand(h, nothing, tiles, entry_of(layer, module), (h.shape[1],))
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
         """Multiply by the adapters' own matrices, then by their products."""
-        segments = self._samples
-        if self.reach == Reach.WHOLE_MODEL and segments.most:
+        tiles = self._samples
+        if self.reach == Reach.WHOLE_MODEL and tiles.most:
             own, entry = entry_of(WHOLE_MODEL, "own lm_head"), entry_of(WHOLE_MODEL, "lm_head")
-            lora_logits(h, logits, segments.numbers, segments.count, entry=own, max_segments=segments.most)
-            shrunk = self._shrink(h, segments, entry, 1)
-            self._expand(logits, shrunk, segments, entry, (logits.shape[1],), h.dtype)
+            lora_logits(h, logits, tiles.numbers, tiles.count, entry=own, max_tiles=tiles.most)
+            shrunk = self._shrink(h, tiles, entry, 1)
+            self._expand(logits, shrunk, tiles, entry, (logits.shape[1],), h.dtype)
 
     def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
         """Multiply by one module."""
@@ -262,22 +266,22 @@ class TritonLora:
         entry = entry_of(layer, modules[0])
         self._expand(y, self._shrink(x, self._tokens, entry, len(modules)), self._tokens, entry, splits)
 
-    def _shrink(self, x: torch.Tensor, segments: _Segments, entry: int, num_modules: int) -> torch.Tensor:
+    def _shrink(self, x: torch.Tensor, tiles: _Tiles, entry: int, num_modules: int) -> torch.Tensor:
         return lora_shrink(
             x,
-            segments.numbers,
-            segments.count,
+            tiles.numbers,
+            tiles.count,
             entry=entry,
             num_modules=num_modules,
             max_rank=self._max_rank,
-            max_segments=segments.most,
+            max_tiles=tiles.most,
         )
 
     def _expand(
         self,
         y: torch.Tensor,
         shrunk: torch.Tensor,
-        segments: _Segments,
+        tiles: _Tiles,
         entry: int,
         splits: Sequence[int],
         dtype: torch.dtype | None = None,
@@ -285,11 +289,11 @@ class TritonLora:
         lora_expand(
             y,
             shrunk,
-            segments.numbers,
-            segments.count,
+            tiles.numbers,
+            tiles.count,
             entry=entry,
             splits=splits,
-            max_segments=segments.most,
+            max_tiles=tiles.most,
             dtype=dtype,
         )
 
@@ -299,5 +303,7 @@ def _numbers(segments: Sequence[AdapterSegment]) -> list[int]:
     for segment in segments:
         if not isinstance(segment.weights, TabledAdapter):
             raise EngineError("an adapter reached the kernels without having been laid out for them")
-        numbers += [segment.start, segment.end, segment.weights.table.data_ptr()]
+        address = segment.weights.table.data_ptr()
+        for start, end in cut(segment.start, segment.end):
+            numbers += [start, end, address]
     return numbers

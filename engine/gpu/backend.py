@@ -17,7 +17,7 @@ from engine.lora import AdapterSegment, LoraProducts
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.embedding.reference import take_rows
 from kernels.gated_activation.launch import silu_and_multiply
-from kernels.paged_attention.launch import paged_attention
+from kernels.paged_attention.launch import counters, paged_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 
 
@@ -48,11 +48,13 @@ class TritonBackend:
         """Keep the weight, as it is or rounded."""
         if self._quantization == "fp8" and (isinstance(weight, Fp8Weight) or not self._is_mixed):
             return Fp8Linear(weight, bias)
-        self.linears.append(StreamedLinear(weight, bias, is_int4=self._quantization == "int4"))
+        is_int4 = self._quantization == "int4"
+        self.linears.append(StreamedLinear(weight, bias, is_int4=is_int4, is_gate_up=name == "gate_up"))
         return self.linears[-1]
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Keep both as they are; all steps' logits come to lie in one place, or each recording had one of its own."""
+        self._arrived = counters(embedding.device)
         product = StreamedLinear(embedding if head is None else head, None)
         self.linears.append(product)
         kept = torch.empty(self._max_samples, product.shape[0], dtype=torch.float32, device=product.device)
@@ -107,9 +109,14 @@ class TritonBackend:
             rows=batch.rows,
             num_decodes=batch.num_decodes,
             tables=batch.tables,
+            arrived=self._arrived,
             spans=cache.spans,
         )
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Gate, one pass."""
         return silu_and_multiply(gate_up)
+
+    def gated(self, product: Product, x: torch.Tensor) -> torch.Tensor:
+        """Let a product that can gate its own outputs."""
+        return product.gated(x) if isinstance(product, StreamedLinear) else silu_and_multiply(product(x))

@@ -62,7 +62,7 @@ def _build(
     weights: WeightSource,
 ) -> Parts:
     dtype = DTYPE_BY_NAME[checked.dtype]
-    adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank)
+    adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank, checked.max_batched_tokens)
     is_mixed = isinstance(spec.stored, StoredFp8) and spec.stored.stays
     backend = TritonBackend(adapters, checked.max_num_seqs, checked.quantization, is_mixed=is_mixed)
     parameters = weights(config.model_path, spec, dtype, runtime.device)

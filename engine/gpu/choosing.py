@@ -21,6 +21,8 @@ class TokenChooser:
     def __init__(self, runtime: GpuRuntime, max_rows: int) -> None:
         self._runtime = runtime
         self._staging = Staging(6 * max_rows, runtime)
+        self._params: Sequence[SamplingParams] = ()
+        self._numbers = torch.zeros(0, dtype=torch.int64)
 
     def __call__(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
@@ -30,11 +32,15 @@ class TokenChooser:
         Rows that need more than this get the token that they would draw without it.
         """
         rows = len(params)
-        knobs = torch.tensor(
-            [(p.temperature, _logarithm(p.min_p), p.top_k, p.top_p) for p in params], dtype=torch.float64
-        )
-        seeds = torch.tensor([(_signed(p.seed), at) for p, at in zip(params, positions, strict=True)])
-        self._staging.send(torch.cat((knobs.view(torch.int64).flatten(), seeds.flatten())))
+        if params is not self._params:
+            self._params = params
+            knobs = [(p.temperature, _logarithm(p.min_p), p.top_k, p.top_p) for p in params]
+            seeds = [(_signed(p.seed), 0) for p in params]
+            self._numbers = torch.cat(
+                (torch.tensor(knobs, dtype=torch.float64).view(torch.int64).flatten(), torch.tensor(seeds).flatten())
+            )
+        self._numbers[4 * rows + 1 :: 2] = torch.tensor(positions)
+        self._staging.send(self._numbers)
         sent = self._staging.device
         return choose_tokens(
             logits, sent[: 4 * rows].view(torch.float64).view(rows, 4), sent[4 * rows : 6 * rows].view(rows, 2)

@@ -4,13 +4,14 @@
     device   [ the same ]    at addresses that never change
 
 Block tables are on the device too, and only what has grown is written there. A token that the step before is still
-drawing is taken from where the device keeps the last one of every row.
+drawing is taken by `put_drawn` from where the device keeps the last one of every row.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
 from engine.lora import AdapterSegment
 from engine.scheduling.live_request import PENDING
-from engine.step import StepPlan, StepRow
+from engine.step import StepPlan
 
 NO_SLOT = -1
 """Of a token that only fills up a batch."""
@@ -32,7 +33,7 @@ class DeviceInputs(InputBuffers):
     """`InputBuffers` whose batches are on a GPU.
 
     A step of one token for each row is padded with rows of no tokens to the next of `sizes`; `num_samples` says how
-    many of its logits are asked for.
+    many of its logits are asked for, and `has_pending` whether `put_drawn` has anything to do.
     """
 
     def __init__(self, config: ResolvedConfig, null_block: int, runtime: GpuRuntime, sizes: Sequence[int] = ()) -> None:
@@ -49,7 +50,10 @@ class DeviceInputs(InputBuffers):
         self._num_grown = 0
         self._device_tables = torch.zeros(self._tables.shape, dtype=torch.int64, device=runtime.device)
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=runtime.device)
+        self._device_by_array: dict[int, torch.Tensor] = {}
+        self._batch_by_size: dict[int, DecoderBatch] = {}
         self.num_samples = 0
+        self.has_pending = False
 
     def fill(self, plan: StepPlan, adapters: tuple[AdapterSegment, ...] = ()) -> DecoderBatch:
         """Write a plan's rows and enqueue their copy; the batch is valid until the next `fill`."""
@@ -65,6 +69,13 @@ class DeviceInputs(InputBuffers):
         self._pad(0, size)
         return self._batch(size, size, size, size)
 
+    def put_drawn(self, batch: DecoderBatch) -> None:
+        """Enqueue that tokens which the step before draws take their places; it can be recorded."""
+        token_ids = batch.token_ids[: batch.attention.num_decodes]
+        last = self._last_tokens[batch.attention.rows[: len(token_ids), 3]]
+        # A row that failed goes on with any token until its end is known.
+        token_ids.copy_(torch.where(token_ids == PENDING, last, token_ids).clamp_(min=0))
+
     def padded(self, num_rows: int) -> int:
         """Return the size that a step of `num_rows` rows of one token has."""
         index = bisect_left(self._sizes, num_rows)
@@ -77,8 +88,7 @@ class DeviceInputs(InputBuffers):
     def keep(self, token_ids: torch.Tensor) -> None:
         """Keep the tokens drawn for the last `fill`, for rows whose next step comes before the host knows them."""
         rows = self._seen(self._drawn_rows)[: self._num_drawn]
-        # A row that failed goes on with any token until its end is known.
-        self._last_tokens.scatter_(0, rows, token_ids.clamp(min=0))
+        self._last_tokens.scatter_(0, rows, token_ids)
 
     def _batch(
         self,
@@ -89,36 +99,37 @@ class DeviceInputs(InputBuffers):
         adapters: tuple[AdapterSegment, ...] = (),
     ) -> DecoderBatch:
         self.num_samples = num_sampled
-        has_pending = bool((self._token_ids[:num_decodes] == PENDING).any())
-        if num_decodes == num_tokens == num_sampled:
-            size = self.padded(num_rows)
+        self.has_pending = bool((self._token_ids[:num_decodes] == PENDING).any())
+        size = self.padded(num_rows) if num_decodes == num_tokens == num_sampled else 0
+        if size:
             self._pad(num_rows, size)
             num_tokens = num_rows = num_sampled = num_decodes = size
         self._staging.send(torch.from_numpy(self._numbers[: self._num_fixed + 2 * self._num_grown]))
         if self._num_grown:
             grown = self._seen(self._grown)[: self._num_grown]
             self._device_tables.view(-1).scatter_(0, grown[:, 0], grown[:, 1])
-        batch = super()._batch(num_tokens, num_rows, num_sampled, num_decodes, adapters)
-        if has_pending:
-            token_ids = batch.token_ids[:num_decodes]
-            last = self._last_tokens[batch.attention.rows[:num_decodes, 3]]
-            token_ids.copy_(torch.where(token_ids == PENDING, last, token_ids))
-        return batch
+        batch = self._batch_by_size.get(size)
+        if batch is None:
+            batch = super()._batch(num_tokens, num_rows, num_sampled, num_decodes)
+            if size:
+                self._batch_by_size[size] = batch
+        return replace(batch, adapters=adapters) if adapters else batch
 
     def _pad(self, start: int, end: int) -> None:
+        if start == end:
+            return
         self._token_ids[start:end] = self._positions[start:end] = 0
         self._slots[start:end] = NO_SLOT
         self._rows[start:end] = 0
         self._rows[start:end, 0] = self._sampled[start:end] = range(start, end)
 
-    def _update_table(self, row: StepRow) -> None:
-        known = 0 if row.is_admission else int(self._num_blocks[row.row])
-        super()._update_table(row)
-        count = len(row.block_ids)
-        grown = self._grown[self._num_grown : self._num_grown + count - known]
-        grown[:, 0] = np.arange(known, count) + row.row * self._tables.shape[1]
-        grown[:, 1] = row.block_ids[known:]
-        self._num_grown += count - known
+    def _extend_table(self, row: int, known: int, block_ids: Sequence[int]) -> None:
+        super()._extend_table(row, known, block_ids)
+        end = self._num_grown + len(block_ids)
+        start = row * self._tables.shape[1] + known
+        self._grown[self._num_grown : end, 0] = range(start, start + len(block_ids))
+        self._grown[self._num_grown : end, 1] = block_ids
+        self._num_grown = end
 
     def _take(self, count: int) -> Integers:
         start, self._num_taken = self._num_taken, self._num_taken + count
@@ -127,5 +138,7 @@ class DeviceInputs(InputBuffers):
     def _seen(self, array: Integers) -> torch.Tensor:
         if array is self._tables:
             return self._device_tables
-        offset = (array.ctypes.data - self._numbers.ctypes.data) // array.itemsize
-        return self._staging.device[offset : offset + array.size].view(array.shape)
+        if id(array) not in self._device_by_array:
+            offset = (array.ctypes.data - self._numbers.ctypes.data) // array.itemsize
+            self._device_by_array[id(array)] = self._staging.device[offset : offset + array.size].view(array.shape)
+        return self._device_by_array[id(array)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -53,9 +54,7 @@ class GpuModel:
             for reach in Reach:
                 batch = self._inputs.padding(size)
                 self._backend.adapters.expect(size, reach)
-                self._recorded[size, reach] = runtime.record(
-                    lambda batch=batch: self._decoder.forward(batch, cache).logits  # type: ignore[misc]
-                )
+                self._recorded[size, reach] = runtime.record(partial(self._logits, batch, cache))
             _logger.info("recorded decode steps of %d rows (%d of %d)", size, number, len(sizes))
         self._backend.adapters.expect(0)
         taken, took_s = runtime.taken_bytes() - taken_before, time.monotonic() - started_s
@@ -70,8 +69,14 @@ class GpuModel:
         if batch.attention.num_decodes == num_tokens == len(batch.sampled):
             recorded = self._recorded.get((num_tokens, self._backend.adapters.reach))
         if recorded is None:
+            if self._inputs.has_pending:
+                self._inputs.put_drawn(batch)
             output = self._decoder.forward(batch, cache)
             return output._replace(logits=output.logits[: self._inputs.num_samples])
         replay, logits = recorded
         replay()
         return StepOutput(logits[: self._inputs.num_samples])
+
+    def _logits(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
+        self._inputs.put_drawn(batch)
+        return self._decoder.forward(batch, cache).logits

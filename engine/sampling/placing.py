@@ -19,6 +19,8 @@ Numbers = (
 
 def placed(numbers: Numbers, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
     """Return numbers as a tensor on a device; a GPU that is at work takes them when it comes to them, unwaited for."""
-    # From ordinary memory a copy would wait for all that has been enqueued before it.
-    host = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    host = torch.tensor(numbers, dtype=dtype)
+    if device.type == "cuda":
+        # From ordinary memory a copy would wait for all that has been enqueued before it.
+        host = host.pin_memory()
     return host.to(device, non_blocking=True)

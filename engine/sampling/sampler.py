@@ -26,6 +26,7 @@ import torch
 from engine.request import Request, SamplingParams, TokenLogprobs
 from engine.sampling.edits import LogitEdits
 from engine.sampling.grammar import GrammarFollower, GrammarStore
+from engine.sampling.lineup import Lineup, RowState
 from engine.sampling.logits import Candidates, Penalties, keep_min_p, keep_top_p, penalize, scale, select_top_k
 from engine.sampling.logprobs import read_told, tell
 from engine.sampling.placing import placed
@@ -46,6 +47,7 @@ class Chooser(Protocol):
         """Return a token id (int64) for each row of logits, -1 where a row is unusable.
 
         Where a row's parameters want no more than temperature, top-k, top-p and min-p, it is the token that is drawn.
+        A sequence of parameters does not change: whoever is given the same one again need not look into it.
         """
         ...
 
@@ -76,31 +78,16 @@ class Drawing:
     """Tokens that a device has been asked to choose.
 
     Attributes:
+        lineup: for whom.
         token_ids: int64 on the device, one for each line, -1 where a row failed; known there before anybody waits.
         fetched: waits for them.
-        told: lines whose log-probabilities are asked for.
-        fetched_told: waits for what `engine.sampling.logprobs.tell` computed of them.
+        fetched_told: waits for what `engine.sampling.logprobs.tell` computed of those who asked for it.
     """
 
-    rows: Sequence[int]
-    states: list[_RowState]
+    lineup: Lineup
     token_ids: torch.Tensor
     fetched: Callable[[], torch.Tensor]
-    told: list[int]
     fetched_told: Callable[[], torch.Tensor] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _RowState:
-    """What a row keeps from admission to release."""
-
-    params: SamplingParams
-    num_prompt_tokens: int
-    stop_ids: tuple[int, ...]
-    has_penalties: bool
-    edits: LogitEdits | None
-    follower: GrammarFollower | None
-    repeats: RepeatPenalties | None
 
 
 class Sampler:
@@ -127,7 +114,8 @@ class Sampler:
         self._vocab_size = vocab_size
         self._device = device
         self._eos_ids = tuple(eos_ids)
-        self._state_by_row: dict[int, _RowState] = {}
+        self._state_by_row: dict[int, RowState] = {}
+        self._lineup: Lineup | None = None
         self._in_prompt: torch.Tensor | None = None
         self._output_counts: torch.Tensor | None = None
 
@@ -140,7 +128,8 @@ class Sampler:
             assert self._grammars is not None
             follower = self._grammars.follow(params.grammar, output_ids)
         stop_ids = {*self._eos_ids, *params.stop_token_ids}
-        self._state_by_row[row] = _RowState(
+        self._lineup = None
+        self._state_by_row[row] = RowState(
             params=params,
             num_prompt_tokens=len(request.prompt_ids),
             stop_ids=tuple(sorted(i for i in stop_ids if 0 <= i < self._vocab_size)),
@@ -160,6 +149,7 @@ class Sampler:
     def release(self, row: int) -> None:
         """Forget a row; idempotent."""
         self._state_by_row.pop(row, None)
+        self._lineup = None
 
     def sample(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> SampleResult:
         """Choose a token for each row and count it as that row's output: `draw` and `finish`."""
@@ -175,54 +165,57 @@ class Sampler:
             rows: the admitted row of each line of `logits`; distinct.
             positions: the position that each new token takes.
         """
-        states = [self._state_by_row[row] for row in rows]
-        told = [line for line, state in enumerate(states) if state.params.num_logprobs is not None]
+        lineup = self._line_up(rows)
+        states, params, told = lineup.states, lineup.params, lineup.told
         as_they_came = logits[placed(told, self._device)] if told else None
-        for line, state in enumerate(states):
-            if state.edits is not None:
-                state.edits.apply(logits[line])
-            if state.follower is not None:
-                state.follower.mask(logits[line])
-        self._penalize(logits, rows, states)
-        for line, state in enumerate(states):
-            if state.repeats is not None:
-                state.repeats.apply(logits[line])
-        self._mask_stops(logits, states, positions)
-        params = [state.params for state in states]
-        choose = _likeliest if self._choose is None else self._choose
-        chosen = choose(logits, params, positions)
-        is_usable = chosen >= 0
-        for width, lines in _draw_groups(params, self._vocab_size, has_simple=self._choose is None).items():
-            index = placed(lines, self._device)
-            group = [params[line] for line in lines]
-            chosen[index] = _draw(logits[index], group, [positions[line] for line in lines], width)
-        token_ids = torch.where(is_usable, chosen, -1)
-        self._count(rows, states, token_ids)
+        for line in lineup.edited:
+            edits, follower = states[line].edits, states[line].follower
+            if edits is not None:
+                edits.apply(logits[line])
+            if follower is not None:
+                follower.mask(logits[line])
+        self._penalize(logits, lineup)
+        for line in lineup.repeated:
+            repeats = states[line].repeats
+            assert repeats is not None
+            repeats.apply(logits[line])
+        self._mask_stops(logits, lineup, positions)
+        token_ids = (_likeliest if self._choose is None else self._choose)(logits, params, positions)
+        if lineup.groups:
+            is_usable = token_ids >= 0
+            for width, lines in lineup.groups.items():
+                index = placed(lines, self._device)
+                group = [params[line] for line in lines]
+                token_ids[index] = _draw(logits[index], group, [positions[line] for line in lines], width)
+            token_ids = torch.where(is_usable, token_ids, -1)
+        self._count(lineup, token_ids)
         fetched_told = None
         if as_they_came is not None:
-            num_top = max(states[line].params.num_logprobs or 0 for line in told)
+            num_top = max(params[line].num_logprobs or 0 for line in told)
             chosen_ids = token_ids[placed(told, self._device)].clamp(min=0)
             fetched_told = self._fetch(tell(as_they_came, chosen_ids, num_top))
         return Drawing(
-            rows=rows,
-            states=states,
+            lineup=lineup,
             token_ids=token_ids,
             fetched=self._fetch(token_ids),
-            told=told,
             fetched_told=fetched_told,
         )
 
     def finish(self, drawing: Drawing) -> SampleResult:
         """Wait for the tokens, tell those who follow them, and take what must come next."""
-        rows, states = drawing.rows, drawing.states
+        lineup = drawing.lineup
+        rows, states = lineup.rows, lineup.states
         token_ids: list[int] = drawing.fetched().tolist()
-        failed = {
-            row: (state.follower and state.follower.error) or NOT_FINITE
-            for row, state, token_id in zip(rows, states, token_ids, strict=True)
-            if token_id < 0
-        }
+        failed: dict[int, str] = {}
+        if min(token_ids, default=0) < 0:
+            failed = {
+                row: (state.follower and state.follower.error) or NOT_FINITE
+                for row, state, token_id in zip(rows, states, token_ids, strict=True)
+                if token_id < 0
+            }
         forced: dict[int, list[int]] = {}
-        for row, state, token_id in zip(rows, states, token_ids, strict=True):
+        for line in lineup.followed:
+            row, state, token_id = rows[line], states[line], token_ids[line]
             if token_id < 0:
                 continue
             if state.edits is not None:
@@ -235,11 +228,17 @@ class Sampler:
                     forced[row] = self._take_forced(row, state, state.follower)
         logprobs: dict[int, TokenLogprobs] = {}
         if drawing.fetched_told is not None:
-            for line, entry in zip(drawing.told, read_told(drawing.fetched_told()), strict=True):
+            for line, entry in zip(lineup.told, read_told(drawing.fetched_told()), strict=True):
                 logprobs[rows[line]] = entry._replace(top=entry.top[: states[line].params.num_logprobs])
         return SampleResult(token_ids=token_ids, failed=failed, logprobs=logprobs, forced=forced)
 
-    def _take_forced(self, row: int, state: _RowState, follower: GrammarFollower) -> list[int]:
+    def _line_up(self, rows: Sequence[int]) -> Lineup:
+        if self._lineup is None or self._lineup.rows != rows:
+            states = [self._state_by_row[row] for row in rows]
+            self._lineup = Lineup(rows, states, self._vocab_size, has_simple=self._choose is None)
+        return self._lineup
+
+    def _take_forced(self, row: int, state: RowState, follower: GrammarFollower) -> list[int]:
         forced = follower.take_forced()
         if state.repeats is not None:
             for token_id in forced:
@@ -249,14 +248,14 @@ class Sampler:
             self._penalty_tables()[1][row].index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
         return forced
 
-    def _penalize(self, logits: torch.Tensor, rows: Sequence[int], states: list[_RowState]) -> None:
-        lines = [line for line, state in enumerate(states) if state.has_penalties]
+    def _penalize(self, logits: torch.Tensor, lineup: Lineup) -> None:
+        lines = lineup.penalized
         if not lines:
             return
         in_prompt, output_counts = self._penalty_tables()
         index = placed(lines, self._device)
-        table_rows = placed([rows[line] for line in lines], self._device)
-        params = [states[line].params for line in lines]
+        table_rows = placed([lineup.rows[line] for line in lines], self._device)
+        params = [lineup.params[line] for line in lines]
         penalties = Penalties(
             repetition=self._column([p.repetition_penalty for p in params]),
             frequency=self._column([p.frequency_penalty for p in params]),
@@ -264,23 +263,23 @@ class Sampler:
         )
         logits[index] = penalize(logits[index], penalties, in_prompt[table_rows], output_counts[table_rows])
 
-    def _mask_stops(self, logits: torch.Tensor, states: list[_RowState], positions: Sequence[int]) -> None:
+    def _mask_stops(self, logits: torch.Tensor, lineup: Lineup, positions: Sequence[int]) -> None:
         masked = [
             (line, token_id)
-            for line, (state, position) in enumerate(zip(states, positions, strict=True))
-            if position - state.num_prompt_tokens < state.params.min_tokens
-            for token_id in state.stop_ids
+            for line in lineup.delayed
+            if positions[line] - lineup.states[line].num_prompt_tokens < lineup.params[line].min_tokens
+            for token_id in lineup.states[line].stop_ids
         ]
         if masked:
             at = placed(masked, self._device)
             # NaN must stay visible to the health check.
             logits[at[:, 0], at[:, 1]] -= torch.inf
 
-    def _count(self, rows: Sequence[int], states: list[_RowState], token_ids: torch.Tensor) -> None:
+    def _count(self, lineup: Lineup, token_ids: torch.Tensor) -> None:
         """Count tokens for the next penalties where they are drawn: the next draw may come before the host knows."""
-        lines = [line for line, state in enumerate(states) if state.has_penalties]
+        lines = lineup.penalized
         if lines:
-            table_rows = placed([rows[line] for line in lines], self._device)
+            table_rows = placed([lineup.rows[line] for line in lines], self._device)
             drawn = token_ids[placed(lines, self._device)]
             self._penalty_tables()[1][table_rows, drawn.clamp(min=0)] += (drawn >= 0).int()
 
@@ -307,27 +306,6 @@ def _likeliest(logits: torch.Tensor, params: Sequence[SamplingParams], positions
     else:
         highest, chosen = logits.max(dim=-1)
     return torch.where(highest.isfinite(), chosen, -1)
-
-
-def _draw_groups(params: Sequence[SamplingParams], vocab_size: int, *, has_simple: bool) -> dict[int, list[int]]:
-    """Group the lines that draw by how many candidates are sorted: 0 for none, `vocab_size` for top-p alone.
-
-    Equal widths only: a row's sums then have the same terms in the same order whatever the batch. Without `has_simple`
-    those are left out that a `Chooser` has drawn for.
-    """
-    lines_by_width: dict[int, list[int]] = {}
-    for line, p in enumerate(params):
-        if p.temperature == 0:
-            continue
-        has_top_k = 0 < p.top_k < vocab_size
-        width = p.top_k if has_top_k else vocab_size if p.top_p < 1 else 0
-        if has_simple or _is_shortened(p):
-            lines_by_width.setdefault(width, []).append(line)
-    return lines_by_width
-
-
-def _is_shortened(p: SamplingParams) -> bool:
-    return p.top_n_sigma > 0 or p.typical_p < 1 or p.epsilon_cutoff > 0 or p.eta_cutoff > 0 or p.xtc_probability > 0
 
 
 def _draw(logits: torch.Tensor, params: list[SamplingParams], positions: list[int], width: int) -> torch.Tensor:

@@ -34,12 +34,14 @@ def hopeless(
     """
     error_by_adapter: dict[str, str | None] = {}
     for live in requests:
-        deadline_s, adapter = live.request.deadline_s, live.request.adapter
+        deadline_s = live.request.deadline_s
         if deadline_s is not None and deadline_s <= now_s:
             yield Ending(live, FinishReason.EXPIRED, DEADLINE_PASSED)
-        elif live.row is not None:
             continue
-        elif deadline_s is not None and is_too_late(live, now_s):
+        if live.row is not None:
+            continue
+        adapter = live.request.adapter
+        if deadline_s is not None and is_too_late(live, now_s):
             yield Ending(live, FinishReason.EXPIRED, DEADLINE_LOST)
         elif adapter is not None:
             if adapter not in error_by_adapter:

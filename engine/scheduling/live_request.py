@@ -104,12 +104,12 @@ class LiveRequest:
     @property
     def num_wanted(self) -> int:
         """Known tokens that are not in the cache yet."""
-        return self.num_tokens - self.num_computed
+        return len(self.request.prompt_ids) + len(self.output_ids) - self.num_computed
 
     @property
     def is_decoding(self) -> bool:
         """Whether what is wanted is output; it is more than one token where a grammar has left no choice of some."""
-        return self.num_wanted == 1 or self.num_computed >= len(self.request.prompt_ids)
+        return self.num_computed >= len(self.request.prompt_ids) or self.num_wanted == 1
 
     @property
     def wants_scores(self) -> bool:
@@ -170,7 +170,10 @@ class LiveRequest:
     ) -> FinishReason | None:
         """Put tokens where the first one's place was kept, up to one that ends the request; returns why it does."""
         for place, token_id in enumerate(token_ids, index):
-            self.output_ids[place : place + 1] = [token_id]
+            if place < len(self.output_ids):
+                self.output_ids[place] = token_id
+            else:
+                self.output_ids.append(token_id)
             reason = self.finish_after(place, eos_ids, max_model_len)
             if reason is not None:
                 return reason

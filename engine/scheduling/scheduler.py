@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 
 from engine.cache.block_tables import BlockTables
 from engine.config import ResolvedConfig
@@ -46,6 +47,8 @@ from engine.scheduling.row_shares import who_yields
 from engine.scheduling.step_draft import StepDraft
 from engine.step import StepPlan, StepResult
 from engine.trace import StepClock
+
+_RANK = attrgetter("rank")
 
 
 class Scheduler:
@@ -204,12 +207,12 @@ class Scheduler:
                 self._end(live, FinishReason.FAILED, error=error)
                 continue
             self._tables.name(live, row.start, row.end)
-            live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(request_id, ()))
-            pooled = result.pooled_by_request.get(request_id)
-            if pooled is not None:
-                self._end(live, FinishReason.STOP, pooled=pooled)
-            elif row.samples:
+            if row.scores:
+                live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(request_id, ()))
+            if row.samples:
                 self._fill_in(live, row.end - len(row.request.prompt_ids), result, now_s)
+            elif request_id in result.pooled_by_request:
+                self._end(live, FinishReason.STOP, pooled=result.pooled_by_request[request_id])
         return self.drain()
 
     def check(self) -> None:
@@ -253,13 +256,13 @@ class Scheduler:
 
         Returns False where one would have to be pre-empted whose step is under way.
         """
-        for live in sorted(self._running, key=lambda r: r.rank):
+        for live in sorted(self._running, key=_RANK):
             if live.row is None or not live.is_decoding or live.is_full(self._config.max_model_len):
                 continue
             while live.row is not None and not self._tables.try_extend(live):
                 if self._num_under_way:
                     return False
-                victim = max(self._running, key=lambda r: r.rank)
+                victim = max(self._running, key=_RANK)
                 draft.drop_decode(victim)
                 self._preempt(victim)
             if live.row is not None:
@@ -277,7 +280,7 @@ class Scheduler:
         if can_admit:
             candidates.extend(self._waiting)
         pins = Pins(self._gate)
-        for live in sorted(candidates, key=lambda r: r.rank):
+        for live in sorted(candidates, key=_RANK):
             if not draft.share(live):
                 return
             if live.row is not None:

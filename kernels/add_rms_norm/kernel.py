@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.overlap import take_turn
+from kernels.overlap import let_begin, wait
 
 
 @triton.jit
@@ -19,9 +19,11 @@ def add_rms_norm_kernel(
     OVERLAPS: tl.constexpr,
 ):
     """Rows [width] of `x`, `delta` and `out` lie one after the other; BLOCK is a power of two and at least `width`."""
-    take_turn(OVERLAPS)
+    let_begin(OVERLAPS)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
+    gain = tl.load(weight + columns, mask=inside, other=0.0)
+    wait(OVERLAPS)
     at = tl.program_id(0).to(tl.int64) * width + columns
     value = tl.load(x + at, mask=inside, other=0.0)
     if HAS_DELTA:
@@ -30,6 +32,5 @@ def add_rms_norm_kernel(
         tl.store(x + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
-    gain = tl.load(weight + columns, mask=inside, other=0.0)
     normed = (wide * scale).to(value.dtype).to(tl.float32) * gain.to(tl.float32)
     tl.store(out + at, normed.to(value.dtype), mask=inside)

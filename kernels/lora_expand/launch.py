@@ -9,22 +9,21 @@ import triton
 import triton.language as tl
 
 from kernels.lora_expand.kernel import lora_expand_kernel
-from kernels.lora_shrink.launch import BLOCK_R
-from kernels.search import num_tiles
+from kernels.lora_shrink.launch import BLOCK_R, TILE
 
-BLOCK_M, BLOCK_N = 16, 128
+BLOCK_N = 256
 TYPE_BY_DTYPE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 def lora_expand(
     y: torch.Tensor,
     shrunk: torch.Tensor,
-    segments: torch.Tensor,
+    tiles: torch.Tensor,
     count: torch.Tensor,
     *,
     entry: int,
     splits: Sequence[int],
-    max_segments: int,
+    max_tiles: int,
     dtype: torch.dtype | None = None,
 ) -> None:
     """Add the products with the B's in place to `y` [tokens, sum of splits], contiguous.
@@ -32,7 +31,7 @@ def lora_expand(
     Where an adapter's table has an address of gains and shifts [2, out], `y` is made y * gain + shift before.
 
     Args:
-        shrunk, segments, count, entry, max_segments: as in `kernels.lora_shrink.launch`.
+        shrunk, tiles, count, entry, max_tiles: as in `kernels.lora_shrink.launch`.
         splits: output widths of the modules, which lie side by side in `y`; at most three.
         dtype: of the B's; None for that of `y`.
     """
@@ -40,10 +39,9 @@ def lora_expand(
     widths = [*splits, 0, 0][:3]
     dtype = dtype or y.dtype
     block_n = BLOCK_N if dtype.itemsize == 2 else BLOCK_N // 4
-    grid = (num_tiles(tokens, max_segments, BLOCK_M), triton.cdiv(max(splits), block_n), num_modules)
-    lora_expand_kernel[grid](
+    lora_expand_kernel[(triton.cdiv(max(splits), block_n), num_modules, max_tiles)](
         shrunk,
-        segments,
+        tiles,
         count,
         y,
         tokens,
@@ -56,8 +54,10 @@ def lora_expand(
         widths[2],
         TYPE=TYPE_BY_DTYPE[dtype],
         NUM_SPLITS=num_parts,
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=TILE,
         BLOCK_R=BLOCK_R,
         BLOCK_N=block_n,
+        BLOCK_SPLITS=triton.next_power_of_2(num_parts),
         num_warps=4,
+        num_stages=1,
     )

@@ -3,14 +3,13 @@
 import triton
 import triton.language as tl
 
-from kernels.lora_shrink.kernel import matrix_of, row_length
-from kernels.search import place_of
+from kernels.lora_shrink.kernel import matrix_of, row_length, tile_at
 
 
 @triton.jit(do_not_specialize=["own", "entry"])
 def lora_gather_kernel(
     token_ids,
-    segments,
+    tiles,
     count,
     x,
     width,
@@ -22,21 +21,20 @@ def lora_gather_kernel(
 ):
     """Program (tile, columns) makes embedded tokens [tokens, width] what their adapter makes of them.
 
-    Segments are those of `kernels.lora_shrink.kernel`. Part 0 of the entry `own` is the address of a matrix
+    Tiles are those of `kernels.lora_shrink.kernel`. Part 0 of the entry `own` is the address of a matrix
     [vocab, width] whose rows take the place of the base's, 0 for none; parts 0 and 1 of `entry` are those of
     A [vocab, rank], whose rows are picked, and of B [width, rank], rows of both as long as `row_length` says.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
-    num_segments = tl.load(count)
-    if num_segments == 0:
+    num_tiles = tl.load(count)
+    start, end, table = tile_at(tiles, tile)
+    if tile >= num_tiles:
         return
-    segment, start, within = place_of(segments, 3, num_segments, tile, BLOCK_M)
-    end = tl.load(segments + segment * 3 + 1)
-    matrix = matrix_of(segments, segment, own, 0)
-    rank = matrix_of(segments, segment, entry, 2)
-    if (start + within * BLOCK_M >= end) | ((matrix == 0) & (rank == 0)):
+    matrix = matrix_of(table, own, 0)
+    rank = matrix_of(table, entry, 2)
+    if (matrix == 0) & (rank == 0):
         return
-    token = start + within * BLOCK_M + tl.arange(0, BLOCK_M)
+    token = start + tl.arange(0, BLOCK_M)
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
     is_token, is_column = token < end, n < width
     ids = tl.load(token_ids + token, mask=is_token, other=0)
@@ -45,8 +43,8 @@ def lora_gather_kernel(
     rows = tl.multiple_of(matrix.to(tl.pointer_type(x.dtype.element_ty)), 16) + ids[:, None] * width + n[None, :]
     base = tl.load(target, mask=is_target & (matrix == 0), other=0.0)
     known = tl.where(matrix == 0, base, tl.load(rows, mask=is_target & (matrix != 0), other=0.0))
-    a = tl.multiple_of(matrix_of(segments, segment, entry, 0).to(tl.pointer_type(x.dtype.element_ty)), 16)
-    b = tl.multiple_of(matrix_of(segments, segment, entry, 1).to(tl.pointer_type(x.dtype.element_ty)), 16)
+    a = tl.multiple_of(matrix_of(table, entry, 0).to(tl.pointer_type(x.dtype.element_ty)), 16)
+    b = tl.multiple_of(matrix_of(table, entry, 1).to(tl.pointer_type(x.dtype.element_ty)), 16)
     length = row_length(rank)
     product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for low in range(0, rank, BLOCK_R):

@@ -6,20 +6,20 @@ import torch
 import triton
 
 from kernels.lora_gather.kernel import lora_gather_kernel
-from kernels.search import num_tiles
+from kernels.lora_shrink.launch import TILE
 
-BLOCK_M, BLOCK_R, BLOCK_N = 16, 16, 128
+BLOCK_R, BLOCK_N = 16, 128
 
 
 def lora_gather(
     token_ids: torch.Tensor,
     x: torch.Tensor,
-    segments: torch.Tensor,
+    tiles: torch.Tensor,
     count: torch.Tensor,
     *,
     own: int,
     entry: int,
-    max_segments: int,
+    max_tiles: int,
 ) -> None:
     """Make rows of `x` [tokens, hidden], the embedded `token_ids` [tokens] int64, what adapters embed them as.
 
@@ -27,21 +27,21 @@ def lora_gather(
     contiguous, and rows of other segments stay.
 
     Args:
-        segments, count, max_segments: as in `kernels.lora_shrink.launch`.
+        tiles, count, max_tiles: as in `kernels.lora_shrink.launch`.
         own: the place in the tables of an embedding in place of the base's, [vocab, hidden] where an A is.
         entry: that of the product, whose A is [vocab, rank], laid out as B is.
     """
-    tokens, width = x.shape
+    width = x.shape[1]
     block_n = BLOCK_N if x.element_size() == 2 else BLOCK_N // 4
-    lora_gather_kernel[(num_tiles(tokens, max_segments, BLOCK_M), triton.cdiv(width, block_n))](
+    lora_gather_kernel[(max_tiles, triton.cdiv(width, block_n))](
         token_ids,
-        segments,
+        tiles,
         count,
         x,
         width,
         own,
         entry,
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=TILE,
         BLOCK_R=BLOCK_R,
         BLOCK_N=block_n,
         num_warps=4,

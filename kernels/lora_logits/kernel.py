@@ -3,14 +3,13 @@
 import triton
 import triton.language as tl
 
-from kernels.lora_shrink.kernel import matrix_of
-from kernels.search import place_of
+from kernels.lora_shrink.kernel import matrix_of, tile_at
 
 
 @triton.jit(do_not_specialize=["entry"])
 def lora_logits_kernel(
     x,
-    segments,
+    tiles,
     count,
     logits,
     width,
@@ -22,19 +21,18 @@ def lora_logits_kernel(
 ):
     """Program (tile, columns) writes float32 [rows, width] for a tile of rows whose adapter has the matrix.
 
-    Segments are those of `kernels.lora_shrink.kernel`; part 1 of the entry is the address of the matrix [width, depth],
+    Tiles are those of `kernels.lora_shrink.kernel`; part 1 of the entry is the address of the matrix [width, depth],
     0 for none. The product is transposed, so that the many rows of the matrix are the matrix unit's long side.
     """
     tile, part = tl.program_id(0), tl.program_id(1)
-    num_segments = tl.load(count)
-    if num_segments == 0:
+    num_tiles = tl.load(count)
+    start, end, table = tile_at(tiles, tile)
+    if tile >= num_tiles:
         return
-    segment, start, within = place_of(segments, 3, num_segments, tile, BLOCK_M)
-    end = tl.load(segments + segment * 3 + 1)
-    matrix = matrix_of(segments, segment, entry, 1)
-    if (start + within * BLOCK_M >= end) | (matrix == 0):
+    matrix = matrix_of(table, entry, 1)
+    if matrix == 0:
         return
-    row = start + within * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = start + tl.arange(0, BLOCK_M)
     n = (part * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     is_row, is_column = row < end, n < width
     weight = tl.multiple_of(matrix.to(tl.pointer_type(x.dtype.element_ty)), 16)

@@ -6,38 +6,38 @@ import torch
 import triton
 
 from kernels.lora_logits.kernel import lora_logits_kernel
-from kernels.search import num_tiles
+from kernels.lora_shrink.launch import TILE
 
-BLOCK_M, BLOCK_N, BLOCK_K = 16, 64, 128
+BLOCK_N, BLOCK_K = 64, 128
 
 
 def lora_logits(
     x: torch.Tensor,
     logits: torch.Tensor,
-    segments: torch.Tensor,
+    tiles: torch.Tensor,
     count: torch.Tensor,
     *,
     entry: int,
-    max_segments: int,
+    max_tiles: int,
 ) -> None:
     """Write the logits of segments whose adapters have a matrix of their own; the others stay.
 
     Args:
         x: [rows, hidden], contiguous.
         logits: [rows, vocab] float32, contiguous.
-        segments, count, entry, max_segments: as in `kernels.lora_shrink.launch`, of rows; the address in the place of B
+        tiles, count, entry, max_tiles: as in `kernels.lora_shrink.launch`, of rows; the address in the place of B
             is that of a matrix [vocab, hidden].
     """
-    (rows, depth), width = x.shape, logits.shape[1]
-    lora_logits_kernel[(num_tiles(rows, max_segments, BLOCK_M), triton.cdiv(width, BLOCK_N))](
+    depth, width = x.shape[1], logits.shape[1]
+    lora_logits_kernel[(max_tiles, triton.cdiv(width, BLOCK_N))](
         x,
-        segments,
+        tiles,
         count,
         logits,
         width,
         depth,
         entry,
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=TILE,
         BLOCK_N=BLOCK_N,
         BLOCK_K=BLOCK_K if x.element_size() == 2 else BLOCK_K // 2,
         num_warps=4,

@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from kernels.search import place_of
-
 ROW_STEP = tl.constexpr(8)
 """What divides the length of a row of B, zeros behind the rank's numbers: the widest load takes as many short ones."""
 
@@ -16,19 +14,28 @@ def row_length(rank):
 
 
 @triton.jit
-def matrix_of(segments, segment, entry, part: tl.constexpr):
-    """Return a number of a segment's adapter for the module `entry`.
+def tile_at(tiles, tile):
+    """Return a tile's first token, its end and its adapter's table; of a tile that is not there they mean nothing.
+
+    They are asked for before it is known whether the tile is there: a wait less for memory.
+    """
+    at = tiles + tile * 3
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2).to(tl.pointer_type(tl.int64))
+
+
+@triton.jit
+def matrix_of(table, entry, part: tl.constexpr):
+    """Return a number of an adapter for the module `entry`.
 
     Part 0 is the address of A, 1 of B, 2 the rank, 3 the address of gains and shifts of columns, 0 for none.
     """
-    table = tl.load(segments + segment * 3 + 2).to(tl.pointer_type(tl.int64))
     return tl.load(table + entry * 4 + part)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "entry", "num_modules"])
 def lora_shrink_kernel(
     x,
-    segments,
+    tiles,
     count,
     shrunk,
     num_tokens,
@@ -40,39 +47,61 @@ def lora_shrink_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    STEP: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
-    """Program (tile, module, split of the depth) writes float32 [splits, tokens, modules, room].
+    """Program (split of the depth, module, tile) writes float32 [splits, tokens, modules, room].
 
-    Up to the end of a tile there are zeros behind an adapter's rank, so that whoever reads them needs no mask for it.
+    Up to the end of a block there are zeros behind an adapter's rank, so that whoever reads them needs no mask for it.
     Splits are summed by that one, always in one order: a sum by atomics would depend on who comes first.
-    Segments are [start, end, address of a table], int64, `count` of them, a number on the device.
+    Tiles are [first token, end, address of a table], int64, `count` of them, a number on the device. Of one token they
+    are a product of a matrix and a vector, BLOCK_K numbers of each row of A in flight at once; of more, PARTS of a STEP
+    of the depth are matrix products side by side, or each would wait for the one before it.
     """
-    tile, module, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    num_segments = tl.load(count)
-    if num_segments == 0:
+    split, module, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    num_tiles = tl.load(count)
+    start, end, table = tile_at(tiles, tile)
+    if tile >= num_tiles:
         return
-    segment, start, within = place_of(segments, 3, num_segments, tile, BLOCK_M)
-    end = tl.load(segments + segment * 3 + 1)
-    token = start + within * BLOCK_M + tl.arange(0, BLOCK_M)
-    rank = matrix_of(segments, segment, entry + module, 2)
-    if (start + within * BLOCK_M >= end) | (rank == 0):
-        return
-    is_token = token < end
-    address = matrix_of(segments, segment, entry + module, 0)
-    a = tl.multiple_of(address.to(tl.pointer_type(x.dtype.element_ty)), 16)
+    rank = matrix_of(table, entry + module, 2)
+    a = tl.multiple_of(matrix_of(table, entry + module, 0).to(tl.pointer_type(x.dtype.element_ty)), 16)
     share = tl.cdiv(tl.cdiv(width, BLOCK_K), NUM_SPLITS) * BLOCK_K
     first, last = split * share, tl.minimum(width, (split + 1) * share)
-    for low in range(0, rank, BLOCK_R):
-        r = low + tl.arange(0, BLOCK_R)
-        is_rank = r < rank
-        product = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
-        for at in range(first, last, BLOCK_K):
-            k = at + tl.arange(0, BLOCK_K)
-            is_depth = k < last
-            x_tile = tl.load(
-                x + token[:, None] * width + k[None, :], mask=is_token[:, None] & is_depth[None, :], other=0.0
-            )
-            a_tile = tl.load(a + r[None, :] * width + k[:, None], mask=is_rank[None, :] & is_depth[:, None], other=0.0)
-            product += tl.dot(x_tile, a_tile, input_precision="ieee")
-        target = ((split * num_tokens + token) * num_modules + module) * room
-        tl.store(shrunk + target[:, None] + r[None, :], product, mask=is_token[:, None])
+    target = shrunk + (split * num_tokens * num_modules + module) * room
+    if end - start == 1:
+        for low in range(0, rank, BLOCK_R):
+            r = low + tl.arange(0, BLOCK_R)
+            is_rank = r < rank
+            total = tl.zeros([BLOCK_R], tl.float32)
+            for at in range(first, last, BLOCK_K):
+                k = at + tl.arange(0, BLOCK_K)
+                is_depth = k < last
+                is_number = is_rank[:, None] & is_depth[None, :]
+                rows = tl.load(a + r[:, None] * width + k[None, :], mask=is_number, other=0.0)
+                numbers = tl.load(x + start * width + k, mask=is_depth, other=0.0)
+                total += tl.sum(rows.to(tl.float32) * numbers.to(tl.float32)[None, :], axis=1)
+            tl.store(target + start * num_modules * room + r, total)
+    else:
+        token = start + tl.arange(0, BLOCK_M)
+        is_token = token < end
+        lanes = tl.arange(0, PARTS)[:, None] * (STEP // PARTS) + tl.arange(0, STEP // PARTS)[None, :]
+        for low in range(0, rank, BLOCK_R):
+            r = low + tl.arange(0, BLOCK_R)
+            is_rank = r < rank
+            sums = tl.zeros([PARTS, BLOCK_M, BLOCK_R], tl.float32)
+            for at in range(first, last, STEP):
+                k = at + lanes
+                is_depth = k < last
+                x_tile = tl.load(
+                    x + token[None, :, None] * width + k[:, None, :],
+                    mask=is_token[None, :, None] & is_depth[:, None, :],
+                    other=0.0,
+                )
+                a_tile = tl.load(
+                    a + r[None, None, :] * width + k[:, :, None],
+                    mask=is_rank[None, None, :] & is_depth[:, :, None],
+                    other=0.0,
+                )
+                sums += tl.dot(x_tile, a_tile, input_precision="ieee")
+            product = tl.sum(sums, axis=0)
+            tl.store(target + token[:, None] * num_modules * room + r[None, :], product, mask=is_token[:, None])

@@ -8,48 +8,49 @@ from torch.nn import functional
 
 from kernels.architecture import PROGRAMS_WANTED
 from kernels.lora_shrink.kernel import ROW_STEP, lora_shrink_kernel
-from kernels.search import num_tiles
 
-BLOCK_M, BLOCK_R, BLOCK_K = 16, 16, 128
-MAX_SPLITS = 16
+TILE = 16
+"""Tokens of a tile at most."""
+BLOCK_R, BLOCK_K = 16, 1024
+STEP, PARTS = 256, 4
 
 
 def lora_shrink(
     x: torch.Tensor,
-    segments: torch.Tensor,
+    tiles: torch.Tensor,
     count: torch.Tensor,
     *,
     entry: int,
     num_modules: int,
     max_rank: int,
-    max_segments: int,
+    max_tiles: int,
 ) -> torch.Tensor:
-    """Multiply each segment of tokens by the A's of its adapter.
+    """Multiply each tile of tokens by the A's of its adapter.
 
     Args:
         x: [tokens, in], contiguous.
-        segments: [any, 3] int64: first token, end, address of the adapter's table [entries, 4] int64 on the device:
-            address of A [rank, in], address of B [out, rank] with rows as `whole_rows` lays them, both multiples of 16,
-            the rank, 0 for no such module, and the address of float32 [2, out], 0 for none
-            (`kernels.lora_expand.launch`). Ascending and disjoint.
-        count: [1] int64 on the device, how many segments there are.
+        tiles: [any, 3] int64, as `cut` makes them: first token, end, address of the adapter's table [entries, 4] int64
+            on the device: address of A [rank, in], address of B [out, rank] with rows as `whole_rows` lays them, both
+            multiples of 16, the rank, 0 for no such module, and the address of float32 [2, out], 0 for none
+            (`kernels.lora_expand.launch`). Disjoint.
+        count: [1] int64 on the device, how many tiles there are.
         entry: the first module's place in the tables.
         num_modules: so many neighbours share the input.
         max_rank: of any adapter.
-        max_segments: at least `count`; how many programs are started follows from it.
+        max_tiles: at least `count`, and `tiles` has as many rows; programs are started for so many.
 
     Returns:
         [splits, tokens, num_modules, room] float32, the product being the sum over splits, `room` at least `max_rank`;
-        what belongs to no segment, or lies past the last tile of an adapter's rank, means nothing.
+        what belongs to no tile, or lies past the last block of an adapter's rank, means nothing.
     """
     tokens, width = x.shape
     splits = num_splits(tokens, width, num_modules)
     room = triton.cdiv(max_rank, BLOCK_R) * BLOCK_R
     shrunk = torch.empty(splits, tokens, num_modules, room, dtype=torch.float32, device=x.device)
-    grid = (num_tiles(tokens, max_segments, BLOCK_M), num_modules, splits)
-    lora_shrink_kernel[grid](
+    is_short = x.element_size() == 2
+    lora_shrink_kernel[(splits, num_modules, max_tiles)](
         x,
-        segments,
+        tiles,
         count,
         shrunk,
         tokens,
@@ -58,13 +59,20 @@ def lora_shrink(
         num_modules,
         room,
         NUM_SPLITS=splits,
-        BLOCK_M=BLOCK_M,
+        BLOCK_M=TILE,
         BLOCK_R=BLOCK_R,
-        BLOCK_K=BLOCK_K if x.element_size() == 2 else BLOCK_K // 2,
+        BLOCK_K=BLOCK_K if is_short else BLOCK_K // 4,
+        STEP=STEP if is_short else STEP // 2,
+        PARTS=PARTS,
         num_warps=4,
-        num_stages=3 if x.element_size() == 2 else 2,
+        num_stages=3 if is_short else 2,
     )
     return shrunk
+
+
+def cut(start: int, end: int) -> list[tuple[int, int]]:
+    """Return the tiles of a run of tokens of one adapter."""
+    return [(at, min(end, at + TILE)) for at in range(start, end, TILE)]
 
 
 def whole_rows(matrix: torch.Tensor) -> torch.Tensor:
@@ -74,10 +82,10 @@ def whole_rows(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def num_splits(tokens: int, width: int, num_modules: int) -> int:
-    """Return among how many programs the depth is cut: more where there are few tokens, a power of two.
+    """Return among how many programs the depth is cut: more where there are few tokens, a power of two or all.
 
     The same for all numbers of tokens up to a power of two, so that those are all that a kernel is compiled for.
     """
-    programs = max(1, triton.next_power_of_2(tokens) // BLOCK_M) * num_modules
-    depth = triton.next_power_of_2(max(1, width // BLOCK_K))
-    return int(min(MAX_SPLITS, depth, triton.next_power_of_2(max(1, PROGRAMS_WANTED // programs))))
+    programs = max(1, triton.next_power_of_2(tokens) // TILE) * num_modules
+    wanted = triton.next_power_of_2(max(1, PROGRAMS_WANTED // programs))
+    return int(min(triton.cdiv(width, BLOCK_K), wanted))

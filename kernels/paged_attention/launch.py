@@ -8,18 +8,27 @@ import torch
 import triton
 
 from kernels import architecture
-from kernels.architecture import PROGRAMS_WANTED
 from kernels.overlap import overlap
-from kernels.paged_attention.kernel import combine_kernel, paged_attention_kernel
+from kernels.paged_attention.decode_kernel import decode_attention_kernel
+from kernels.paged_attention.few_rows_kernel import few_rows_kernel
+from kernels.paged_attention.prefill_kernel import prefill_attention_kernel
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 from kernels.search import num_tiles
 
 MIN_TILE = 16
 """Rows of the smallest tile that matrix units multiply."""
-MAX_SPLITS = 32
-LEAST_SPLITS, LEAST_KEYS = 4, 2048
-"""However many rows there are, a context is cut into so many splits where that leaves each of them so many keys: the
-longest of a batch would else be waited for."""
+MAX_PROGRAMS = 8192
+"""Of one launch for rows of one token."""
+JOINED_NUMBERS = 32
+"""Of each thread, of parts that are joined at once."""
+FEW_ROWS = 8
+"""So many that the time until the first keys are there counts, and not how many are under way."""
+
+MOST_ROWS, MOST_GROUP, NUM_SPLITS, SPLIT_BLOCK_N = 2, 2, 32, 64
+"""So many rows and heads that share a kv head have a kernel of their own; splits of a row, and keys of a tile, in it.
+With four heads it was no faster (H200).
+"""
+LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,16 +41,45 @@ class Tile:
     num_stages: int
 
 
-def decode_tile(group: int, head_dim: int, element_bytes: int, *, has_softcap: bool = False) -> Tile:
-    """Return the tile for rows of one token: as many keys under way as fit beside each other."""
-    block_m = max(MIN_TILE, triton.next_power_of_2(group))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How rows of one token are cut: the least queries and keys of a tile, programs of a multiprocessor, and how Triton
+    runs them.
+    """
+
+    least_m: int
+    block_n: int
+    per_multiprocessor: int
+    num_warps: int
+    num_stages: int
+
+
+def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
+    """Return how so many rows of one token are cut in a cache whose numbers have so many bytes.
+
+    As measured on an H200: of many rows by many programs of one warp, which wait for nobody. Elsewhere, and of long
+    numbers, as no register spills.
+    """
+    is_hopper, is_amd = architecture.current() == "sm_90", architecture.current().startswith("gfx")
     if element_bytes == 4:
-        return Tile(block_m=block_m, block_n=32, num_warps=8, num_stages=2)
-    block_n = 64 if head_dim <= 128 and not has_softcap else 32
-    return Tile(block_m=block_m, block_n=block_n, num_warps=4, num_stages=3)
+        return Share(least_m=16 if is_hopper else 8, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=1)
+    if head_dim > 128 and element_bytes == 1:
+        return Share(least_m=16 if is_amd else 8, block_n=64, per_multiprocessor=2, num_warps=4, num_stages=1)
+    if head_dim > 128:
+        return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=3)
+    if is_amd:
+        return Share(least_m=16, block_n=64, per_multiprocessor=2, num_warps=4, num_stages=4 - element_bytes)
+    if num_rows > FEW_ROWS:
+        return Share(least_m=8, block_n=32, per_multiprocessor=8, num_warps=1, num_stages=3 - element_bytes)
+    if element_bytes == 1:
+        return Share(least_m=8, block_n=128 if is_hopper else 64, per_multiprocessor=2, num_warps=4, num_stages=1)
+    if is_hopper:
+        # Of five stages the addresses of blocks take three.
+        return Share(least_m=16, block_n=128, per_multiprocessor=1, num_warps=4, num_stages=5)
+    return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=5)
 
 
-def prefill_tile(group: int, head_dim: int, element_bytes: int) -> Tile:
+def prefill_tile(group: int, head_dim: int, element_bytes: int, *, is_quantized: bool = False) -> Tile:
     """Return the tile for rows of several tokens: the largest whose registers do not spill on each architecture."""
     least = triton.next_power_of_2(group)
     if element_bytes == 4:
@@ -49,19 +87,20 @@ def prefill_tile(group: int, head_dim: int, element_bytes: int) -> Tile:
     gpu = architecture.current()
     if gpu.startswith("gfx"):
         return Tile(block_m=max(128 if head_dim <= 128 else 64, least), block_n=32, num_warps=4, num_stages=1)
+    if gpu == "sm_90":
+        if head_dim <= 64:
+            return Tile(block_m=max(64, least), block_n=64, num_warps=4, num_stages=3)
+        block_n = 32 if head_dim > 128 else 64 if is_quantized else 128
+        return Tile(block_m=max(128, least), block_n=block_n, num_warps=8, num_stages=3)
     if head_dim > 128:
         return Tile(block_m=max(64, least), block_n=32, num_warps=8, num_stages=2)
-    has_room = gpu == "sm_90" or (gpu == "sm_100" and head_dim > 64)
-    return Tile(block_m=max(128, least), block_n=64 if has_room else 32, num_warps=8, num_stages=2)
+    block_n = 64 if gpu == "sm_100" and head_dim > 64 else 32
+    return Tile(block_m=max(128, least), block_n=block_n, num_warps=8, num_stages=2)
 
 
-def num_splits(num_rows: int, kv_heads: int) -> int:
-    """Return how many programs share the context of one row: enough to keep a large GPU busy, a power of two.
-
-    The same for all numbers of rows up to a power of two, so that those are all that a kernel is compiled for.
-    """
-    wanted = PROGRAMS_WANTED // max(1, triton.next_power_of_2(num_rows) * kv_heads)
-    return min(MAX_SPLITS, triton.next_power_of_2(wanted)) if wanted > 1 else 1
+def counters(device: torch.device) -> torch.Tensor:
+    """Return what programs count by that share rows: int32, zeros again after each launch."""
+    return torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
 
 
 def paged_attention(
@@ -72,10 +111,11 @@ def paged_attention(
     rows: torch.Tensor,
     num_decodes: int,
     tables: torch.Tensor,
+    arrived: torch.Tensor,
     window: int = 0,
     softcap: float = 0.0,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
-    cut: tuple[Tile, int] | None = None,
+    cut: Share | None = None,
 ) -> torch.Tensor:
     """Attend for the rows of a step, those of one token first.
 
@@ -86,32 +126,25 @@ def paged_attention(
             their tokens. A row of no tokens fills up a batch, and its output means nothing.
         num_decodes: so many rows at the front have at most one token, and token i is that of row i.
         tables: [any, blocks] int64.
+        arrived: `counters`; no other launch may use them meanwhile.
         window: how many of the last positions a token sees, its own included; 0 for all.
         softcap: scores are softcap * tanh(score / softcap); 0 for as they are.
         spans: of a cache of one byte a number, as `kernels.rope_kv_write` writes them; None where numbers are as they
             are, in the dtype of `q`.
-        cut: tile and wanted number of splits of rows of one token, for who looks for better ones.
+        cut: of rows of one token, for who looks for a better one.
 
     Returns:
         [tokens, heads, head_dim] in the dtype of `q`.
     """
     out = torch.empty_like(q)
-    heads, head_dim = q.shape[1:]
-    kv_heads = k_cache.shape[2]
-    group = heads // kv_heads
     launch = _Launch(q, k_cache, v_cache, tables, out, window, softcap, spans)
-    if num_decodes:
-        tile, wanted = cut or (
-            decode_tile(group, head_dim, q.element_size(), has_softcap=softcap > 0),
-            num_splits(num_decodes, kv_heads),
-        )
-        launch.run(rows[:num_decodes], tile, num_decodes, wanted, block_q=1, is_decode=True)
-    num_chunks = len(rows) - num_decodes
-    if num_chunks:
-        tile = prefill_tile(group, head_dim, q.element_size())
-        block_q = tile.block_m // group
-        tiles = num_tiles(len(q) - num_decodes, num_chunks, block_q)
-        launch.run(rows[num_decodes:], tile, tiles, 1, block_q=block_q, is_decode=False)
+    if num_decodes and cut is None and launch.is_for_few(num_decodes):
+        launch.few(rows[:num_decodes], arrived)
+    elif num_decodes:
+        share = cut or decode_share(num_decodes, q.shape[2], k_cache.element_size())
+        launch.decodes(rows[:num_decodes], share, arrived)
+    if len(rows) > num_decodes:
+        launch.chunks(rows[num_decodes:], len(q) - num_decodes)
     return out
 
 
@@ -128,69 +161,126 @@ class _Launch:
     softcap: float
     spans: tuple[torch.Tensor, torch.Tensor] | None
 
-    def run(
-        self, rows: torch.Tensor, tile: Tile, num_programs: int, wanted: int, *, block_q: int, is_decode: bool
-    ) -> None:
-        """Attend for some rows, their contexts cut into so many splits as are wanted, and join them."""
-        splits = max(wanted, LEAST_SPLITS) if is_decode else wanted
-        _, heads, head_dim = self.q.shape
-        block_tokens, kv_heads = self.k_cache.shape[1:3]
-        block_d = triton.next_power_of_2(head_dim)
-        unit = 1.0 if self.spans is None else 1.0 / LIMIT_BY_DTYPE[self.k_cache.dtype]
-        parts, sums = self._room(len(rows), splits, block_d)
-        paged_attention_kernel[(num_programs, kv_heads, splits)](
+    @property
+    def _group(self) -> int:
+        return self.q.shape[1] // self.k_cache.shape[2]
+
+    @property
+    def _block_d(self) -> int:
+        return int(triton.next_power_of_2(self.q.shape[2]))
+
+    @property
+    def _unit(self) -> float:
+        return 1.0 if self.spans is None else 1.0 / LIMIT_BY_DTYPE[self.k_cache.dtype]
+
+    def is_for_few(self, num_rows: int) -> bool:
+        """Tell whether so many rows of one token have the kernel of few."""
+        is_plain = self.spans is None and not self.window and not self.softcap and self.q.element_size() == 2
+        return is_plain and num_rows <= MOST_ROWS and self._group <= MOST_GROUP and self._block_d <= 128
+
+    def few(self, rows: torch.Tensor, arrived: torch.Tensor) -> None:
+        """Attend for few rows of one token."""
+        block_g, kv_heads = triton.next_power_of_2(self._group), self.k_cache.shape[2]
+        parts, sums = (
+            torch.empty(len(rows), kv_heads, NUM_SPLITS, block_g, width, dtype=torch.float32, device=self.q.device)
+            for width in (self._block_d, 2)
+        )
+        few_rows_kernel[(len(rows), kv_heads, NUM_SPLITS)](
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            rows,
+            self.tables,
+            self.out,
+            parts,
+            sums,
+            arrived,
+            self.tables.stride(0),
+            self.q.shape[2] ** -0.5 * LOG2_E,
+            GROUP=self._group,
+            KV_HEADS=kv_heads,
+            HEAD_DIM=self.q.shape[2],
+            BLOCK_TOKENS=self.k_cache.shape[1],
+            NUM_SPLITS=NUM_SPLITS,
+            BLOCK_G=block_g,
+            BLOCK_N=SPLIT_BLOCK_N,
+            BLOCK_D=self._block_d,
+            num_warps=4,
+            **overlap(),
+        )
+
+    def decodes(self, rows: torch.Tensor, share: Share, arrived: torch.Tensor) -> None:
+        """Attend for rows of one token."""
+        group, block_d, device = self._group, self._block_d, self.q.device
+        block_g = triton.next_power_of_2(group)
+        programs = min(MAX_PROGRAMS, share.per_multiprocessor * architecture.num_multiprocessors())
+        parts, sums = (
+            torch.empty(programs, 2, group, width, dtype=torch.float32, device=device) for width in (block_d, 2)
+        )
+        decode_attention_kernel[(programs,)](
             self.q,
             self.k_cache,
             self.v_cache,
             *(self.spans or (rows, rows)),
             rows,
             self.tables,
+            self.out,
             parts,
             sums,
+            arrived,
             len(rows),
             self.tables.stride(0),
-            wanted,
-            LEAST_KEYS,
-            head_dim**-0.5 * unit,
-            unit,
+            self.q.shape[2] ** -0.5,
+            self._unit,
             self.softcap,
-            HEADS=heads,
-            KV_HEADS=kv_heads,
-            HEAD_DIM=head_dim,
-            BLOCK_TOKENS=block_tokens,
-            WINDOW=self.window,
-            HAS_SOFTCAP=self.softcap > 0,
-            IS_QUANTIZED=self.spans is not None,
-            IS_DECODE=is_decode,
-            NUM_SPLITS=splits,
+            **self._constants,
+            BLOCK_ROWS=max(MIN_TILE, triton.next_power_of_2(len(rows))),
+            BLOCK_M=max(share.least_m, block_g),
+            BLOCK_N=share.block_n,
+            BLOCK_G=block_g,
+            BLOCK_P=max(2, JOINED_NUMBERS * 32 * share.num_warps // (block_g * block_d)),
+            num_warps=share.num_warps,
+            num_stages=share.num_stages,
+            **overlap(),
+        )
+
+    def chunks(self, rows: torch.Tensor, num_tokens: int) -> None:
+        """Attend for rows of several tokens, so many together."""
+        is_quantized = self.spans is not None
+        tile = prefill_tile(self._group, self.q.shape[2], self.q.element_size(), is_quantized=is_quantized)
+        block_q = tile.block_m // self._group
+        prefill_attention_kernel[(num_tiles(num_tokens, len(rows), block_q), self.k_cache.shape[2])](
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            *(self.spans or (rows, rows)),
+            rows,
+            self.tables,
+            self.out,
+            len(rows),
+            self.tables.stride(0),
+            self.q.shape[2] ** -0.5 * self._unit,
+            self._unit,
+            self.softcap,
+            **self._constants,
             BLOCK_Q=block_q,
             BLOCK_M=tile.block_m,
             BLOCK_N=tile.block_n,
-            BLOCK_D=block_d,
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
             **overlap(),
         )
-        if splits > 1:
-            combine_kernel[(len(rows), heads)](
-                parts,
-                sums,
-                rows,
-                self.out,
-                HEADS=heads,
-                HEAD_DIM=head_dim,
-                NUM_SPLITS=splits,
-                BLOCK_D=block_d,
-                num_warps=4,
-                **overlap(),
-            )
 
-    def _room(self, num_rows: int, splits: int, block_d: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return where splits leave their outputs, and their maxima and sums; where there are none, the output."""
-        if splits == 1:
-            return self.out, self.out
-        parts, sums = (
-            torch.empty(num_rows, self.q.shape[1], splits, width, dtype=torch.float32, device=self.q.device)
-            for width in (block_d, 2)
-        )
-        return parts, sums
+    @property
+    def _constants(self) -> dict[str, int]:
+        """What both kernels are compiled for."""
+        return {
+            "HEADS": self.q.shape[1],
+            "KV_HEADS": self.k_cache.shape[2],
+            "HEAD_DIM": self.q.shape[2],
+            "BLOCK_TOKENS": self.k_cache.shape[1],
+            "WINDOW": self.window,
+            "HAS_SOFTCAP": self.softcap > 0,
+            "IS_QUANTIZED": self.spans is not None,
+            "BLOCK_D": self._block_d,
+        }

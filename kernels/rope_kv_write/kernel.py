@@ -3,18 +3,24 @@
 import triton
 import triton.language as tl
 
-from kernels.overlap import take_turn
+from kernels.overlap import let_begin, wait
 from kernels.row_quantization.kernel import held, span_of
 
 
 @triton.jit
-def _normed(low, high, weight, lanes, inside, half, eps):
+def _halves(vector, lanes, inside, half):
+    """Return the two halves of numbers of every head, float32 [1, half]."""
+    low = tl.load(vector + lanes, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(vector + half + lanes, mask=inside, other=0.0).to(tl.float32)
+    return low[None, :], high[None, :]
+
+
+@triton.jit
+def _normed(low, high, gain_low, gain_high, half, eps):
     """Norm heads given as their two halves [heads, half]; returns both as float32, rounded as the dtype rounds."""
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
     squares = tl.sum(wide_low * wide_low, axis=1) + tl.sum(wide_high * wide_high, axis=1)
     scale = tl.rsqrt(squares / (2 * half) + eps)[:, None]
-    gain_low = tl.load(weight + lanes, mask=inside, other=0.0).to(tl.float32)[None, :]
-    gain_high = tl.load(weight + half + lanes, mask=inside, other=0.0).to(tl.float32)[None, :]
     normed_low = (wide_low * scale).to(low.dtype).to(tl.float32) * gain_low
     normed_high = (wide_high * scale).to(low.dtype).to(tl.float32) * gain_high
     return normed_low.to(low.dtype).to(tl.float32), normed_high.to(low.dtype).to(tl.float32)
@@ -47,34 +53,35 @@ def rope_kv_write_kernel(
     A negative slot is that of a token that only fills up a batch: nothing of it is written to the cache. LIMIT is that
     of `kernels.row_quantization`, 0 where the cache holds numbers as they are.
     """
-    take_turn(OVERLAPS)
+    let_begin(OVERLAPS)
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     half: tl.constexpr = HEAD_DIM // 2
     lanes = tl.arange(0, BLOCK_HALF)
     inside = lanes < half
     known = (heads < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
+    if HAS_NORMS:
+        q_gain_low, q_gain_high = _halves(q_norm, lanes, inside, half)
+        k_gain_low, k_gain_high = _halves(k_norm, lanes, inside, half)
+    wait(OVERLAPS)
     source = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + heads[:, None] * HEAD_DIM + lanes[None, :]
     low = tl.load(source, mask=known, other=0.0)
     high = tl.load(source + half, mask=known, other=0.0)
+    cos_low, cos_high = _halves(cos_sin + token * 2 * HEAD_DIM, lanes, inside, half)
+    sin_low, sin_high = _halves(cos_sin + token * 2 * HEAD_DIM + HEAD_DIM, lanes, inside, half)
+    slot = tl.load(slots + token)
     is_query = (heads < HEADS)[:, None]
     x, y = low.to(tl.float32), high.to(tl.float32)
     if HAS_NORMS:
-        q_low, q_high = _normed(low, high, q_norm, lanes, inside, half, eps)
-        k_low, k_high = _normed(low, high, k_norm, lanes, inside, half, eps)
+        q_low, q_high = _normed(low, high, q_gain_low, q_gain_high, half, eps)
+        k_low, k_high = _normed(low, high, k_gain_low, k_gain_high, half, eps)
         x, y = tl.where(is_query, q_low, k_low), tl.where(is_query, q_high, k_high)
-    angles = cos_sin + token * 2 * HEAD_DIM + lanes
-    cos_low = tl.load(angles, mask=inside, other=0.0).to(tl.float32)[None, :]
-    cos_high = tl.load(angles + half, mask=inside, other=0.0).to(tl.float32)[None, :]
-    sin_low = tl.load(angles + HEAD_DIM, mask=inside, other=0.0).to(tl.float32)[None, :]
-    sin_high = tl.load(angles + HEAD_DIM + half, mask=inside, other=0.0).to(tl.float32)[None, :]
     rotated_low = (x * cos_low - y * sin_low).to(low.dtype)
     rotated_high = (y * cos_high + x * sin_high).to(low.dtype)
     to_query = known & is_query
     target = q + token * (HEADS * HEAD_DIM) + heads[:, None] * HEAD_DIM + lanes[None, :]
     tl.store(target, rotated_low, mask=to_query)
     tl.store(target + half, rotated_high, mask=to_query)
-    slot = tl.load(slots + token)
     is_key = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & (slot >= 0)
     is_value = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & (slot >= 0)
     kept_low = tl.where(is_value[:, None], low, rotated_low)

@@ -10,6 +10,8 @@ from kernels.rope_kv_write.kernel import rope_kv_write_kernel
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
 BLOCK_HEADS = 16
+FEW_TOKENS, BLOCK_HEADS_OF_FEW = 16, 4
+"""What one program does for few tokens others can do beside it."""
 
 
 def rope_kv_write(
@@ -32,7 +34,8 @@ def rope_kv_write(
     heads = qkv.shape[1] // head_dim - 2 * kv_heads
     q = torch.empty(tokens, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if tokens:
-        rope_kv_write_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, BLOCK_HEADS))](
+        block_heads = BLOCK_HEADS_OF_FEW if tokens <= FEW_TOKENS else BLOCK_HEADS
+        rope_kv_write_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, block_heads))](
             qkv,
             cos_sin,
             qkv if norms is None else norms[0],
@@ -48,7 +51,7 @@ def rope_kv_write(
             HEAD_DIM=head_dim,
             HAS_NORMS=norms is not None,
             LIMIT=0.0 if spans is None else LIMIT_BY_DTYPE[k_cache.dtype],
-            BLOCK_HEADS=BLOCK_HEADS,
+            BLOCK_HEADS=block_heads,
             BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
             num_warps=4,
             **overlap(),

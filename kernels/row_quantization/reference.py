@@ -21,7 +21,9 @@ def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     """Return (held, spans): `x` [..., width] in `dtype`, one of `LIMIT_BY_DTYPE`, and float32 [...]."""
     wide = x.float()
     spans = wide.abs().amax(dim=-1) + (0.0 * wide).sum(dim=-1)
-    factors = LIMIT_BY_DTYPE[dtype] / torch.where(spans < LEAST_SPAN, LIMIT_BY_DTYPE[dtype], spans)
+    limits = torch.full_like(spans, LIMIT_BY_DTYPE[dtype])
+    # A number divided by a tensor is its reciprocal's multiple, rounded twice: halves were no halves any more.
+    factors = limits / torch.where(spans < LEAST_SPAN, limits, spans)
     scaled = wide * factors.unsqueeze(-1)
     held = scaled.nan_to_num().round() if dtype == torch.int8 else scaled
     return held.to(dtype), spans

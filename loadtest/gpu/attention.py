@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from kernels.architecture import fp8_dtype
 from kernels.launches import BLOCK_TOKENS, Geometry
-from kernels.paged_attention.launch import Tile, paged_attention
+from kernels.paged_attention.launch import Share, counters, paged_attention
 from kernels.row_quantization.launch import quantize_rows
 from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.parts import Attempt
@@ -76,7 +77,7 @@ def attention_inputs(
     context: int,
     held: torch.dtype | None = None,
     longest: int = 0,
-) -> tuple[Callable[[tuple[Tile, int] | None], torch.Tensor], float]:
+) -> tuple[Callable[[Share | None], torch.Tensor], float]:
     """Return what attends for rows of one token over `context` keys each, by a cut, and the bytes that it must move.
 
     The first row may have `longest` keys, which it shares with others.
@@ -96,9 +97,16 @@ def attention_inputs(
         table[0, 1] = longest - 1
     q = random_numbers(rows, geometry.heads, geometry.head_dim, device=device)
     num_bytes = cache.nbytes * (1 + max(0, longest - context) / (rows * context)) + 2 * q.nbytes
-    return lambda cut: paged_attention(
-        q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=rows, tables=tables, spans=spans, cut=cut
-    ), num_bytes + (0 if spans is None else 2 * spans[0].nbytes)
+    options: dict[str, Any] = {
+        "rows": table,
+        "num_decodes": rows,
+        "tables": tables,
+        "arrived": counters(device),
+        "spans": spans,
+    }
+    return lambda cut: paged_attention(q=q, k_cache=cache[0], v_cache=cache[1], cut=cut, **options), num_bytes + (
+        0 if spans is None else 2 * spans[0].nbytes
+    )
 
 
 def _decode_attention(
@@ -127,9 +135,10 @@ def _prefill_attention(geometry: Geometry, device: torch.device, *, tokens: int)
     q = random_numbers(tokens, geometry.heads, geometry.head_dim, device=device)
     num_bytes = 2 * q.nbytes + 2 * tokens * geometry.kv_heads * geometry.head_dim * q.element_size()
     num_flop = 2.0 * tokens**2 * geometry.heads * geometry.head_dim
+    options: dict[str, Any] = {"rows": table, "num_decodes": 0, "tables": tables, "arrived": counters(device)}
     yield Bench(
         name=f"prefill attention, {tokens} tokens",
-        run=lambda: paged_attention(q=q, k_cache=cache[0], v_cache=cache[1], rows=table, num_decodes=0, tables=tables),
+        run=lambda: paged_attention(q=q, k_cache=cache[0], v_cache=cache[1], **options),
         num_bytes=num_bytes,
         num_flop=num_flop,
     )

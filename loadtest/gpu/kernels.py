@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -14,10 +14,10 @@ from kernels.architecture import fp8_dtype, has_fp8_products
 from kernels.gated_activation.launch import silu_and_multiply
 from kernels.launches import Geometry
 from kernels.lora_expand.launch import lora_expand
-from kernels.lora_shrink.launch import lora_shrink, whole_rows
+from kernels.lora_shrink.launch import cut, lora_shrink, whole_rows
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
-from kernels.streamed_linear.launch import counters, from_int4, streamed_linear
+from kernels.streamed_linear.launch import MAX_ROWS, counters, from_int4, row_linear, streamed_linear
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from kernels.streamed_linear.reference import to_int4
 from kernels.token_choice.launch import choose_tokens
@@ -93,10 +93,13 @@ def _products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterato
         arrived = counters(width, rows, device)
         num_flop, others = 2.0 * rows * width * depth, x.nbytes + rows * width * x.element_size()
         where = f", {rows} rows by {width} x {depth}"
-        for name, run in (
-            ("streamed product", lambda x=x, w=weight, a=arrived: streamed_linear(x, w, None, a)),
-            ("the library's product", lambda x=x, w=weight: functional.linear(x, w)),
-        ):
+        ways: dict[str, Callable[[], torch.Tensor]] = {
+            "streamed product": partial(streamed_linear, x, weight, None, arrived),
+            "the library's product": partial(functional.linear, x, weight),
+        }
+        if rows <= MAX_ROWS:
+            ways["row product"] = partial(row_linear, x, weight, None)
+        for name, run in ways.items():
             yield Bench(name=name + where, run=run, num_bytes=weight.nbytes + others, num_flop=num_flop)
         x, matrix = x.to(SHORT), to_int4(weight.to(SHORT))
         yield Bench(
@@ -154,14 +157,13 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
     ]
     tables = torch.tensor([[a.data_ptr(), b.data_ptr(), RANK, 0] for a, b in matrices], device=device)
     per_adapter = tokens // adapters
-    segments = torch.tensor(
-        [[i * per_adapter, (i + 1) * per_adapter, tables[3 * i].data_ptr()] for i in range(adapters)], device=device
-    )
-    count = torch.tensor([adapters], device=device)
+    segments = [(i * per_adapter, (i + 1) * per_adapter, tables[3 * i].data_ptr()) for i in range(adapters)]
+    spans = [[*span, table] for start, end, table in segments for span in cut(start, end)]
+    tiles, count = torch.tensor(spans, device=device), torch.tensor([len(spans)], device=device)
 
     def run(kept: object = (matrices, tables)) -> None:
-        shrunk = lora_shrink(x, segments, count, entry=0, num_modules=3, max_rank=RANK, max_segments=adapters)
-        lora_expand(y, shrunk, segments, count, entry=0, splits=splits, max_segments=adapters)
+        shrunk = lora_shrink(x, tiles, count, entry=0, num_modules=3, max_rank=RANK, max_tiles=len(tiles))
+        lora_expand(y, shrunk, tiles, count, entry=0, splits=splits, max_tiles=len(tiles))
 
     num_weights = sum(a.numel() + b.numel() for a, b in matrices)
     yield Bench(

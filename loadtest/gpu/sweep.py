@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from kernels.launches import Geometry
-from kernels.paged_attention.launch import MIN_TILE, Tile
+from kernels.paged_attention.launch import Share
 from kernels.streamed_linear.launch import Cut, streamed_linear
 from kernels.streamed_linear.reference import to_int4
 from loadtest.gpu.attention import attention_inputs
@@ -25,8 +25,15 @@ from loadtest.gpu.timing import Ceilings, Timer
 TOLERANCE = 0.03
 """Of the largest number, between two cuts."""
 MAX_COUNTERS = 1 << 16
-TILES = ((64, 4, 3), (64, 4, 4), (64, 4, 5), (128, 4, 3), (128, 8, 3), (64, 8, 3), (32, 4, 4), (32, 4, 6), (32, 2, 4))
-"""Keys, warps and stages of rows of one token."""
+SHARES = (
+    (16, 64, 2, 4, 5),
+    (16, 64, 3, 4, 3),
+    (16, 128, 1, 4, 5),
+    (8, 32, 4, 2, 5),
+    (16, 32, 8, 1, 1),
+    (8, 32, 8, 1, 1),
+)
+"""Queries, keys, programs of a multiprocessor, warps and stages of rows of one token."""
 DENSE = (
     *((64, 64, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 8, 4)),
     *((128, 128, 8, 3), (32, 128, 4, 4), (32, 256, 4, 3), (16, 256, 4, 4)),
@@ -72,8 +79,8 @@ def sweeps(
 ) -> Iterator[Sweep]:
     """Yield what is tried; `scale` divides batch and context for a trial without a GPU."""
     families = [
-        _attention(geometry, device, max(1, rows // scale), context // scale, splits)
-        for rows, context, splits in ((1, 8192, (16, 32, 64)), (64, 4096, (1, 2, 4)), (64, 1024, (1, 2, 4)))
+        _attention(geometry, device, max(1, rows // scale), context // scale)
+        for rows, context in ((1, 8192), (64, 4096), (64, 1024))
     ]
     families += [_products(geometry, device, rows) for rows in (1, 16)]
     for family in families:
@@ -114,17 +121,12 @@ def _is_right(run: Callable[[], torch.Tensor], expected: torch.Tensor) -> bool:
     return bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max())
 
 
-def _attention(
-    geometry: Geometry, device: torch.device, rows: int, context: int, splits: Sequence[int]
-) -> Iterator[Sweep]:
+def _attention(geometry: Geometry, device: torch.device, rows: int, context: int) -> Iterator[Sweep]:
     attend, num_bytes = attention_inputs(geometry, device, rows=rows, context=context)
-    block_m = max(MIN_TILE, 1 << (geometry.heads // geometry.kv_heads - 1).bit_length())
     others = []
-    for block_n, num_warps, num_stages in TILES:
-        tile = Tile(block_m=block_m, block_n=block_n, num_warps=num_warps, num_stages=num_stages)
-        others += [
-            (asdict(tile) | {"splits": count}, lambda tile=tile, count=count: attend((tile, count))) for count in splits
-        ]
+    for least_m, block_n, programs, warps, stages in SHARES:
+        cut = Share(least_m=least_m, block_n=block_n, per_multiprocessor=programs, num_warps=warps, num_stages=stages)
+        others.append((asdict(cut), lambda cut=cut: attend(cut)))
     yield Sweep(
         name=f"decode attention, {rows} rows of {context}",
         num_bytes=num_bytes,

@@ -3,9 +3,7 @@
 FILES_OVER_THE_SIZE: dict[str, str] = {}
 """Path -> why the file is better whole."""
 
-FUNCTIONS_OVER_THE_SIZE: dict[str, str] = {
-    "kernels/paged_attention/kernel.py::paged_attention_kernel": "one program of a GPU: its state is its registers",
-}
+FUNCTIONS_OVER_THE_SIZE: dict[str, str] = {}
 """`path::function` -> why the function is better whole."""
 
 FILES_THAT_READ_THE_ENVIRONMENT: dict[str, str] = {

@@ -19,7 +19,7 @@ def functions_over_the_size() -> dict[str, int]:
                 continue
             assert node.end_lineno is not None
             lines = node.end_lineno - node.lineno + 1
-            is_kernel = any(dotted(mark).endswith("jit") for mark in node.decorator_list)
+            is_kernel = any(dotted(getattr(mark, "func", mark)).endswith("jit") for mark in node.decorator_list)
             if lines > (MAX_KERNEL_LINES if is_kernel else MAX_FUNCTION_LINES):
                 found[f"{name_of(path)}::{node.name}"] = lines
     return found

@@ -21,8 +21,8 @@ from tests.architecture.source_tree import ROOT
 def test_all_kernels_compile_and_fit() -> None:
     lines = _run_uninterpreted("-m", "kernels.ahead_of_time").splitlines()[1:]
     assert {line.split()[0] for line in lines} == set(TARGETS)
-    families = ("add_rms_norm", "silu_and_multiply", "rope_kv_write", "paged_attention", "combine", "token_choice")
-    families += ("lora_shrink", "lora_expand", "lora_gather", "lora_logits")
+    families = ("add_rms_norm", "silu_and_multiply", "rope_kv_write", "token_choice")
+    families += ("decode_attention", "prefill_attention", "lora_shrink", "lora_expand", "lora_gather", "lora_logits")
     for family in (*families, "quantize_rows", "streamed_linear", "from_int4"):
         assert any(f" {family} " in line for line in lines), family
 
@@ -55,7 +55,7 @@ def test_adapters_matrices_are_read_by_the_widest_loads() -> None:
         ahead = [int(found, 16) for found in re.findall(r"cp\.async\.c[ag][^;]*?, (0x\w+)", text)]
         assert bits, name
         assert min(bits) >= 32, name
-        assert 16 in ahead, name
+        assert 16 in ahead or "ld.global.v4.b32" in text, name
 
 
 def test_launches_are_shaped_for_the_gpu_that_is_pretended() -> None:

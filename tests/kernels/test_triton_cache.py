@@ -29,11 +29,11 @@ def launch():
         x = torch.empty(3, 64, dtype=torch.bfloat16, device="meta")
         add_rms_norm(x, x, x[0], 1e-5)
         # Widths that nothing divides, a rank of 1, and numbers that begin in the middle of others.
-        segments = torch.empty(10, dtype=torch.int64, device="meta")[1:].view(-1, 3)
+        tiles = torch.empty(10, dtype=torch.int64, device="meta")[1:].view(-1, 3)
         odd = torch.empty(3, 33, dtype=torch.float16, device="meta")
-        options = {"entry": 1, "max_segments": 3}
-        shrunk = lora_shrink(odd, segments, segments[0, :1], num_modules=1, max_rank=1, **options)
-        lora_expand(odd, shrunk, segments, segments[0, :1], splits=(33,), **options)
+        options = {"entry": 1, "max_tiles": 3}
+        shrunk = lora_shrink(odd, tiles, tiles[0, :1], num_modules=1, max_rank=1, **options)
+        lora_expand(odd, shrunk, tiles, tiles[0, :1], splits=(33,), **options)
 
 if __name__ == "__main__":
     target = GPUTarget("cuda", 90, 32)

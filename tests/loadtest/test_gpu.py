@@ -24,7 +24,6 @@ from engine.gpu.build import gpu_parts
 from kernels.architecture import pretending
 from kernels.launches import Geometry
 from kernels.lora_shrink import launch as shrink_launch
-from kernels.paged_attention import launch as attention_launch
 from kernels.streamed_linear import launch as streamed_launch
 from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
 from loadtest.gpu import __main__ as command
@@ -64,7 +63,6 @@ class CountingTimer:
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_launch, "PROGRAMS_WANTED", 2)
     monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 2)
     monkeypatch.setattr(streamed_launch, "PROGRAMS_WANTED", 2)
 
@@ -79,7 +77,7 @@ def test_every_kernel_is_run_on_what_it_takes() -> None:
     benches = [one for family in (attention, kernels) for one in family.benches(GEOMETRY, HERE, scale=512)]
     figures = list(bench.measure(benches, CEILINGS, CountingTimer()))
     assert all(figure.gb_per_s > 0 for figure in figures)
-    assert len({figure.name.split(",")[0] for figure in figures}) == 14
+    assert len({figure.name.split(",")[0] for figure in figures}) == 15
     assert "one of them of 64" in " ".join(figure.name for figure in figures)
 
 
@@ -139,7 +137,7 @@ def test_products_of_8_bits_are_timed_where_they_are() -> None:
 
 @no_gpu
 def test_a_sweep_finds_what_is_faster_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "TILES", ((16, 4, 3), (32, 4, 3)))
+    monkeypatch.setattr(sweep, "SHARES", ((16, 16, 2, 4, 3), (8, 32, 2, 4, 3)))
     monkeypatch.setattr(sweep, "DENSE", ((64, 64, 4, 4), (32, 128, 4, 4)))
     monkeypatch.setattr(sweep, "INT4", ((32, 128, 4, 4),))
     for one in sweep.sweeps(GEOMETRY, HERE, scale=64):
@@ -175,9 +173,7 @@ def test_parts_note_and_print_what_they_find(
     monkeypatch.setattr(
         attention, "peers", lambda geometry, device: [("peer not made", lambda: 1 / 0), (peer.name, lambda: peer)]
     )
-    monkeypatch.setattr(
-        sweep, "sweeps", lambda geometry, device, attempt: sweep._attention(geometry, device, 1, 40, (1, 2))
-    )
+    monkeypatch.setattr(sweep, "sweeps", lambda geometry, device, attempt: sweep._attention(geometry, device, 1, 40))
     results = [_result(target=0.5), _result(target=None)]
     monkeypatch.setattr(engine, "measure", lambda works, ceilings, attempt, trace: iter(results))
     monkeypatch.setattr(

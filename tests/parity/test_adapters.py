@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -165,9 +165,10 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[set[AdapterDigest | None]]:
     """What every step had in its batch: digests, and None for the base."""
     seen: list[set[AdapterDigest | None]] = []
 
-    def record(segments: list[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:
-        seen.append({digest for digest, _, _ in segments})
-        return collect_segments(segments, pool)
+    def record(segments: Iterable[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:
+        known = list(segments)
+        seen.append({digest for digest, _, _ in known})
+        return collect_segments(known, pool)
 
     monkeypatch.setattr("engine.runner.collect_segments", record)
     return seen

@@ -54,7 +54,7 @@ def segments(adapters: dict[str, AdapterWeights], spans: dict[str, tuple[int, in
 
 def change(lora: LoraBatch | TritonLora) -> list[torch.Tensor]:
     """Do everything that a step does, each to numbers of its own."""
-    device = runtime_here().device
+    device = runtime_here().device if isinstance(lora, TritonLora) else torch.device("cpu")
     generator = torch.Generator().manual_seed(1)
 
     def numbers(*shape: int) -> torch.Tensor:
@@ -82,7 +82,7 @@ def tabled(sources: dict[str, AdapterWeights]) -> dict[str, AdapterWeights]:
 )
 def test_every_part_of_a_step_is_the_cpu_s(sources: dict[str, AdapterWeights], names: tuple[str, ...]) -> None:
     chosen = {name: sources[name] for name in names}
-    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK)
+    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS)
     on_device = tabled(chosen)
     lora.fill(segments(on_device, TOKEN_SPANS), segments(on_device, SAMPLE_SPANS))
     expected = change(LoraBatch(segments(chosen, TOKEN_SPANS), segments(chosen, SAMPLE_SPANS)))
@@ -91,7 +91,7 @@ def test_every_part_of_a_step_is_the_cpu_s(sources: dict[str, AdapterWeights], n
 
 
 def test_what_was_recorded_changes_nothing_until_it_is_told_of_adapters(sources: dict[str, AdapterWeights]) -> None:
-    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK)
+    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS)
     lora.expect(MAX_SEGMENTS)
     for found, known in zip(change(lora), change(LoraBatch(())), strict=True):
         assert torch.equal(found, known)
@@ -101,7 +101,7 @@ def test_what_was_recorded_changes_nothing_until_it_is_told_of_adapters(sources:
 def test_a_step_without_such_an_adapter_launches_nothing_for_it(
     sources: dict[str, AdapterWeights], names: tuple[str, ...], reach: Reach
 ) -> None:
-    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK)
+    lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS)
     lora.fill(segments(tabled({name: sources[name] for name in names}), TOKEN_SPANS))
     assert lora.reach == reach
     states, logits = torch.zeros(SAMPLES, HIDDEN), torch.zeros(SAMPLES, VOCAB)
@@ -142,4 +142,4 @@ def test_states_that_leave_the_engine_can_be_normed(sources: dict[str, AdapterWe
 
 def test_an_adapter_that_was_not_laid_out_is_a_bug(sources: dict[str, AdapterWeights]) -> None:
     with pytest.raises(EngineError, match="laid out"):
-        TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK).fill(segments(sources, TOKEN_SPANS))
+        TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS).fill(segments(sources, TOKEN_SPANS))

@@ -51,7 +51,7 @@ folder = Path(sys.argv[1])
 (folder / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | TINY))
 spec, device, runtime = read_spec(str(folder)), torch.device("cpu"), HostRuntime()
 config = replace(CONFIG, max_num_seqs=24, max_batched_tokens=2000, max_model_len=1100, max_adapter_rank=16)
-adapters = TritonLora(runtime, config.max_num_seqs, config.max_adapter_rank)
+adapters = TritonLora(runtime, config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens)
 backend = TritonBackend(adapters, config.max_num_seqs)
 with pretending("sm_90"):
     decoder = Decoder(spec, random_weights("", spec, torch.bfloat16, device), backend, config.max_model_len)
@@ -73,8 +73,8 @@ with pretending("sm_90"):
                 at += count
             if at > 2000:
                 continue
-            for num_segments in (0, draw.randint(1, len(rows))):
-                adapters.expect(num_segments)
+            for num_tiles in (0, draw.randint(1, len(rows))):
+                adapters.expect(num_tiles)
                 decoder.forward(rehearsal._batch(rows, num_decodes, cache.null_block), cache)
 missing = [launch.title for launch in found if launch not in known]
 assert not missing, missing
@@ -103,7 +103,7 @@ def test_a_rehearsal_computes_and_writes_nothing(tmp_path: Path, monkeypatch: py
     (tmp_path / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | tiny))
     spec, runtime = read_spec(str(tmp_path)), HostRuntime()
     config = replace(CONFIG, max_num_seqs=3, max_batched_tokens=6, max_model_len=8, max_blocks_per_request=2)
-    adapters = TritonLora(runtime, config.max_num_seqs, config.max_adapter_rank)
+    adapters = TritonLora(runtime, config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens)
     backend = TritonBackend(adapters, config.max_num_seqs)
     weights = random_weights("", spec, torch.float32, runtime.device)
     decoder = Decoder(spec, weights, backend, config.max_model_len)

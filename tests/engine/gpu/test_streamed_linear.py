@@ -1,4 +1,4 @@
-"""Which way a product goes: the one that was measured to be faster, and right."""
+"""Which way a product goes: the one that was measured to be the fastest, and right."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.gpu import streamed_linear
-from engine.gpu.streamed_linear import ROWS, StreamedLinear, measure
+from engine.gpu.streamed_linear import ROWS, StreamedLinear, Way, measure
+from kernels.gated_activation.reference import silu_and_multiply
+from kernels.streamed_linear.launch import MAX_ROWS
 from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.engine.gpu.host_runtime import HostRuntime
 from tests.kernels.gpu.conftest import DEVICE
@@ -17,60 +18,82 @@ WEIGHT = torch.randn(48, 128, dtype=torch.float16, device=DEVICE)
 
 
 class Timed(HostRuntime):
-    """By its clock our kernel is faster where it multiplies some numbers of rows."""
+    """By its clock a way takes what a table says of it and a number of rows, 2 where it says nothing."""
 
     device = DEVICE
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, fast: set[int]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[tuple[Way, int], float]) -> None:
         super().__init__()
-        self._fast = fast
-        self._streamed: list[int] = []
-        self.product = streamed_linear.streamed_linear
-        monkeypatch.setattr(streamed_linear, "streamed_linear", self._note)
+        self._times = times
+        self._last = Way.LIBRARY, 0
+        for name in ("multiply", "gate"):
+            monkeypatch.setattr(StreamedLinear, name, self._noted(getattr(StreamedLinear, name)))
 
-    def _note(self, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        self._streamed.append(len(x))
-        return self.product(x, *rest)
+    def _noted(self, run: Callable[[StreamedLinear, torch.Tensor, Way], torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def noted(linear: StreamedLinear, x: torch.Tensor, way: Way) -> torch.Tensor:
+            self._last = way, len(x)
+            return run(linear, x, way)
+
+        return noted
 
     def seconds(self, run: Callable[[], torch.Tensor]) -> float:
-        self._streamed.clear()
         run()
-        return 2.0 if not self._streamed else 1.0 if self._streamed[0] in self._fast else 3.0
+        return self._times.get(self._last, 2.0)
 
 
 @pytest.mark.parametrize("is_int4", [False, True])
-def test_each_number_of_rows_goes_the_faster_way(monkeypatch: pytest.MonkeyPatch, is_int4: bool) -> None:
+def test_each_number_of_rows_goes_the_fastest_way(monkeypatch: pytest.MonkeyPatch, is_int4: bool) -> None:
     linear = StreamedLinear(WEIGHT, None, is_int4=is_int4)
     assert linear.rows == (ROWS if is_int4 else ROWS[:5])
-    runtime = Timed(monkeypatch, fast={2, 4, 16})
-    measure([linear], runtime)
-    monkeypatch.setattr(linear, "multiply", lambda x: x)
-    ways = {
-        rows: linear(torch.ones(rows, 128, dtype=torch.float16, device=DEVICE)).shape[1] == 48
-        for rows in (1, 2, 3, 4, 5, 16, 99)
-    }
-    assert ways == {1: False, 2: True, 3: True, 4: True, 5: False, 16: True, 99: False}
+    times = {(Way.TILES, rows): 1.0 for rows in (2, 4, 16)} | {(Way.ROWS, 1): 1.0, (Way.ROWS, 2): 1.5}
+    measure([linear], Timed(monkeypatch, times))
+    one = Way.LIBRARY if is_int4 else Way.ROWS
+    assert linear.ways[:5] == (one, Way.TILES, Way.TILES, Way.LIBRARY, Way.TILES)
+    taken: list[Way] = []
+    monkeypatch.setattr(linear, "multiply", lambda _, way: taken.append(way))
+    for rows in (1, 2, 3, 4, 5, 16, 999):
+        linear(torch.ones(rows, 128, dtype=torch.float16, device=DEVICE))
+    assert taken == [one, *[Way.TILES] * 3, Way.LIBRARY, Way.TILES, Way.LIBRARY]
 
 
-def test_both_ways_multiply_by_the_same_weights() -> None:
-    bias, x = WEIGHT[0].repeat(2)[:48], WEIGHT[1:4] + 1
+def test_a_gated_product_is_measured_as_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear, other = StreamedLinear(WEIGHT, None, is_gate_up=True), StreamedLinear(WEIGHT, None)
+    measure([linear, other], Timed(monkeypatch, {(Way.ROWS, 1): 1.0}))
+    taken: list[Way] = []
+    monkeypatch.setattr(linear, "gate", lambda _, way: taken.append(way))
+    linear.gated(WEIGHT[:1])
+    linear.gated(WEIGHT[:9])
+    assert taken == [Way.ROWS, Way.LIBRARY]
+
+
+def test_all_ways_multiply_by_the_same_weights() -> None:
+    bias, x = WEIGHT[0].repeat(2)[:48], WEIGHT[1:3] + 1
     for is_int4 in (False, True):
         linear = StreamedLinear(WEIGHT, bias, is_int4=is_int4)
-        expected = x.double() @ (from_int4(to_int4(WEIGHT)) if is_int4 else WEIGHT).double().T + bias
-        for way in (linear, linear.stream, linear.multiply):
-            torch.testing.assert_close(way(x).double(), expected, atol=0.03, rtol=1e-3)
+        whole = from_int4(to_int4(WEIGHT)) if is_int4 else WEIGHT
+        expected = x.double() @ whole.double().T + bias
+        ways = linear.open_ways(len(x))
+        assert ways == [Way.LIBRARY, Way.TILES] + ([] if is_int4 else [Way.ROWS])
+        for way in ways:
+            torch.testing.assert_close(linear.multiply(x, way).double(), expected, atol=0.03, rtol=1e-3)
+            torch.testing.assert_close(linear.gate(x, way).double(), silu_and_multiply(expected), atol=0.1, rtol=5e-3)
+    assert Way.ROWS not in linear.open_ways(MAX_ROWS + 1)
 
 
 def test_a_kernel_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = Timed(monkeypatch, fast={1, 2})
-    right = runtime.product
-    monkeypatch.setattr(runtime, "product", lambda x, *rest: right(x, *rest) * (torch.nan if len(x) == 2 else 1))
+    runtime = Timed(monkeypatch, {(Way.TILES, 1): 1.0, (Way.TILES, 2): 1.0})
+    right = StreamedLinear.multiply
+
+    def wrong(linear: StreamedLinear, x: torch.Tensor, way: Way) -> torch.Tensor:
+        return right(linear, x, way) * (torch.nan if (way, len(x)) == (Way.TILES, 2) else 1)
+
+    monkeypatch.setattr(StreamedLinear, "multiply", wrong)
     linear = StreamedLinear(WEIGHT, None)
     measure([linear], runtime)
-    assert linear.streams == (True, False, False, False, False)
+    assert linear.ways == (Way.TILES, *[Way.LIBRARY] * 4)
 
 
 def test_what_is_not_measured_is_the_librarys() -> None:
     linears = [StreamedLinear(WEIGHT, None), StreamedLinear(WEIGHT.float(), None)]
     measure(linears, HostRuntime())
-    assert not any(any(linear.streams) for linear in linears)
+    assert all(set(linear.ways) == {Way.LIBRARY} for linear in linears)

@@ -11,7 +11,7 @@ from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink import launch as shrink_launch
-from kernels.lora_shrink.launch import lora_shrink, whole_rows
+from kernels.lora_shrink.launch import cut, lora_shrink, whole_rows
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, randn
 
 MAX_RANK = 64
@@ -31,7 +31,7 @@ def check(
     tokens = sum(lengths) + gap * len(lengths)
     x, y = randn(tokens, depth, dtype=dtype), randn(tokens, sum(widths), dtype=dtype)
     expected = y.double()
-    kept, segments, at = [], [], gap
+    kept, tiles, at = [], [], gap
     for number, length in enumerate(lengths):
         table = torch.zeros(entry + len(widths), 4, dtype=torch.int64)
         column = 0
@@ -53,11 +53,11 @@ def check(
             column += width
         table = table.to(DEVICE)
         kept.append(table)
-        segments.append([at, min(at + length, tokens), table.data_ptr()])
+        tiles += [[*span, table.data_ptr()] for span in cut(at, at + length)]
         at += length + gap
-    segments += [[0, 0, 0]] * num_spare
-    where, count = torch.tensor(segments, device=DEVICE), torch.tensor([len(lengths)], device=DEVICE)
-    options = {"entry": entry, "max_segments": len(segments)}
+    count = torch.tensor([len(tiles)], device=DEVICE)
+    tiles += [[0, 0, 0]] * num_spare
+    where, options = torch.tensor(tiles, device=DEVICE), {"entry": entry, "max_tiles": len(tiles)}
     found = lora_shrink(x, where, count, num_modules=len(widths), max_rank=MAX_RANK, **options)
     lora_expand(y, found, where, count, splits=widths, **options)
     assert_near(y, expected)
@@ -75,6 +75,7 @@ def test_every_segment_gets_its_own_products_and_columns(
     lengths: list[int], ranks: list[int], widths: list[int], splits: int, has_columns: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shrink_launch, "BLOCK_K", 128)
         patch.setattr(shrink_launch, "num_splits", lambda *_: splits)
         check(lengths, ranks, widths, 200, torch.float32, has_columns=has_columns)
 
@@ -85,12 +86,12 @@ def test_ranks_and_types(dtype: torch.dtype, rank: int) -> None:
     check([1, 1, 5, 30], [rank], [128, 64, 64], 256, dtype, has_columns=rank == 8)
 
 
-def test_a_step_without_segments_changes_nothing() -> None:
+def test_a_step_without_tiles_changes_nothing() -> None:
     x, y = randn(4, 32, dtype=torch.float32), randn(4, 16, dtype=torch.float32)
     before = y.clone()
     where, count = torch.zeros(3, 3, dtype=torch.int64, device=DEVICE), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    found = lora_shrink(x, where, count, entry=0, num_modules=1, max_rank=8, max_segments=3)
-    lora_expand(y, found, where, count, entry=0, splits=[16], max_segments=3)
+    found = lora_shrink(x, where, count, entry=0, num_modules=1, max_rank=8, max_tiles=3)
+    lora_expand(y, found, where, count, entry=0, splits=[16], max_tiles=3)
     assert torch.equal(y, before)
 
 
@@ -110,9 +111,10 @@ def tables(entries: list[dict[int, tuple[torch.Tensor | None, torch.Tensor | Non
     return made
 
 
-def segments_of(made: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    numbers = [[*span, table.data_ptr()] for span, table in zip(SPANS, made, strict=True)] + [[0, 0, 0]] * 2
-    return torch.tensor(numbers, device=DEVICE), torch.tensor([len(SPANS)], device=DEVICE)
+def tiles_of(made: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = [[*span, table.data_ptr()] for ends, table in zip(SPANS, made, strict=True) for span in cut(*ends)]
+    count = torch.tensor([len(numbers)], device=DEVICE)
+    return torch.tensor(numbers + [[0, 0, 0]] * 2, device=DEVICE), count
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -127,7 +129,7 @@ def test_embedded_tokens_get_rows_of_own_matrices_and_of_products(dtype: torch.d
     expected[2:25] += a[ids[2:25]].double() @ b.double().T
     untouched = [*range(1), *range(25, NUM_ROWS)]
     before = x[untouched].clone()
-    lora_gather(ids, x, *segments_of(made), own=1, entry=2, max_segments=5)
+    lora_gather(ids, x, *tiles_of(made), own=1, entry=2, max_tiles=6)
     assert_near(x, expected)
     assert torch.equal(x[untouched], before)
 
@@ -148,10 +150,10 @@ def test_logits_come_from_own_matrices_and_get_products(dtype: torch.dtype, dept
         expected[start:end] += shrunk @ b.double().T
     untouched = [0, 25, 26, 30, 31]
     before = logits[untouched].clone()
-    where, count = segments_of(made)
-    lora_logits(h, logits, where, count, entry=0, max_segments=5)
-    found = lora_shrink(h, where, count, entry=1, num_modules=1, max_rank=MAX_RANK, max_segments=5)
-    lora_expand(logits, found, where, count, entry=1, splits=[VOCAB], max_segments=5, dtype=dtype)
+    where, count = tiles_of(made)
+    lora_logits(h, logits, where, count, entry=0, max_tiles=6)
+    found = lora_shrink(h, where, count, entry=1, num_modules=1, max_rank=MAX_RANK, max_tiles=6)
+    lora_expand(logits, found, where, count, entry=1, splits=[VOCAB], max_tiles=6, dtype=dtype)
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(logits.double(), expected, atol=tolerance * float(expected.abs().max()), rtol=tolerance)
     assert torch.equal(logits[untouched], before)

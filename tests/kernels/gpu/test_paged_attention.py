@@ -9,9 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from kernels import architecture
 from kernels.paged_attention import launch
 from kernels.paged_attention.reference import paged_attention
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+
+ARRIVED = launch.counters(DEVICE)
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,10 @@ class Case:
             rows=torch.tensor(rows, device=DEVICE),
             num_decodes=num_decodes,
             tables=table.to(DEVICE),
+            arrived=ARRIVED,
             **options,
         )
+        assert not ARRIVED.any()
         return out[:at]
 
 
@@ -93,49 +98,55 @@ def test_every_head_size(dtype: torch.dtype, heads: int, kv_heads: int, dim: int
     spans=st.lists(st.tuples(st.integers(0, 80), st.integers(1, 40)), min_size=1, max_size=4),
     group=st.integers(1, 5),
     block_tokens=st.sampled_from([1, 3, 16]),
-    splits=st.sampled_from([1, 2, 8]),
+    programs=st.sampled_from([1, 2, 5, 30]),
 )
-def test_any_rows(spans: list[tuple[int, int]], group: int, block_tokens: int, splits: int) -> None:
+def test_any_rows(spans: list[tuple[int, int]], group: int, block_tokens: int, programs: int) -> None:
     ranges = [(start, start + count) for start, count in spans]
     case = make(ranges, heads=2 * group, kv_heads=2, dim=16, block_tokens=block_tokens, dtype=torch.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "num_splits", lambda *_: splits)
+        patch.setattr(architecture, "num_multiprocessors", lambda: programs)
         assert_near(case.found(), case.expected())
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-def test_a_context_much_longer_than_the_others_is_cut(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
-    """Into splits of two tiles here; rows of one tile and of one more, and splits that nothing is left for."""
-    monkeypatch.setattr(launch, "num_splits", lambda *_: splits)
-    monkeypatch.setattr(launch, "LEAST_KEYS", 64)
+@pytest.mark.parametrize("programs", [1, 3, 20])
+def test_a_context_much_longer_than_the_others_is_cut(monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
+    """Beside it rows of one tile and of one more; shares that end in a row, with one, and that nothing is left for."""
+    monkeypatch.setattr(architecture, "num_multiprocessors", lambda: programs)
     spans = [(500, 501), (31, 32), (32, 33), (3, 4), (64, 65), (200, 201)]
     case = make(spans, heads=4, kv_heads=2, dim=16, block_tokens=16, dtype=torch.float32)
     assert_near(case.found(num_fillers=1), case.expected())
 
 
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("programs", [1, 4])
 @pytest.mark.parametrize(("window", "softcap"), [(1, 0.0), (20, 0.0), (0, 3.0), (33, 2.0)])
-def test_windows_and_soft_caps(monkeypatch: pytest.MonkeyPatch, splits: int, window: int, softcap: float) -> None:
-    monkeypatch.setattr(launch, "num_splits", lambda *_: splits)
+def test_windows_and_soft_caps(monkeypatch: pytest.MonkeyPatch, programs: int, window: int, softcap: float) -> None:
+    monkeypatch.setattr(architecture, "num_multiprocessors", lambda: programs)
     spans = [(0, 1), (70, 71), (40, 75), (0, 5)]
     case = make(spans, heads=4, kv_heads=2, dim=16, block_tokens=16, dtype=torch.float32)
     assert_near(case.found(window=window, softcap=softcap), case.expected(window=window, softcap=softcap))
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-def test_rows_of_no_tokens_change_nothing(monkeypatch: pytest.MonkeyPatch, splits: int) -> None:
-    monkeypatch.setattr(launch, "num_splits", lambda *_: splits)
+@pytest.mark.parametrize("programs", [1, 4])
+def test_rows_of_no_tokens_change_nothing(monkeypatch: pytest.MonkeyPatch, programs: int) -> None:
+    monkeypatch.setattr(architecture, "num_multiprocessors", lambda: programs)
     case = make([(5, 6), (16, 17)], heads=2, kv_heads=1, dim=16, block_tokens=16, dtype=torch.float32)
     assert_near(case.found(num_fillers=3), case.expected())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("splits", [1, 2, 32])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (1, 1, 80)])
+def test_few_rows(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, splits: int, heads: int, kv_heads: int, dim: int
+) -> None:
+    """The newest key alone in a tile, and last in one; a row of one tile; splits that nothing is left for."""
+    monkeypatch.setattr(launch, "NUM_SPLITS", splits)
+    for positions in ((64, 63), (0,), (300, 129)):
+        spans = [(position, position + 1) for position in positions]
+        case = make(spans, heads=heads, kv_heads=kv_heads, dim=dim, block_tokens=16, dtype=dtype)
+        assert_near(case.found(num_fillers=launch.MOST_ROWS - len(spans)), case.expected())
 
 
 def test_a_long_context() -> None:
     case = make([(9_999, 10_000)], heads=2, kv_heads=1, dim=16, block_tokens=16, dtype=torch.float32)
     assert_near(case.found(), case.expected())
-
-
-def test_few_rows_are_split_and_many_are_not() -> None:
-    assert launch.num_splits(1, 8) == launch.MAX_SPLITS
-    assert launch.num_splits(64, 8) == 1
-    counts = [launch.num_splits(rows, 8) for rows in range(1, 64)]
-    assert counts == sorted(counts, reverse=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from kernels.gated_activation.reference import silu_and_multiply
 from kernels.streamed_linear import launch
 from kernels.streamed_linear.layout import GROUP
 from kernels.streamed_linear.reference import Int4Matrix, from_int4, pack_int4, to_int4
@@ -83,9 +84,36 @@ def test_a_row_does_not_depend_on_its_company() -> None:
     assert torch.equal(launch.streamed_linear(x[order], weight, None, ARRIVED), together[order])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width", "depth"), [(1, 64, 64), (2, 130, 1400), (1, 2, 1024), (2, 26, 4104)])
+def test_few_rows(dtype: torch.dtype, rows: int, width: int, depth: int) -> None:
+    """Also gated, and with a matrix that no cut divides."""
+    x, weight = randn(rows, depth, dtype=dtype) / depth**0.5, randn(width, depth, dtype=dtype)
+    for bias in (None, randn(width, dtype=dtype)):
+        expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+        assert_near(launch.row_linear(x, weight, bias), expected)
+        found = launch.row_linear(x, weight, bias, is_gated=True)
+        assert_near(found, silu_and_multiply(launch.row_linear(x, weight, bias).double()))
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    rows=st.integers(1, 4),
+    width=st.integers(1, 30),
+    depth=st.integers(1, 700),
+    block_n=st.sampled_from([1, 2, 8]),
+    block_k=st.sampled_from([64, 256, 1024]),
+)
+def test_any_sizes_and_any_cut_of_few_rows(rows: int, width: int, depth: int, block_n: int, block_k: int) -> None:
+    x, weight = (randn(count, depth, dtype=torch.float32) for count in (rows, width))
+    cut = launch.RowCut(block_n=block_n, block_k=block_k, num_warps=1)
+    assert_near(launch.row_linear(x, weight, None, cut=cut), x.double() @ weight.double().T)
+
+
 def test_no_rows() -> None:
     weight = randn(5, 64, dtype=torch.float16)
     assert launch.streamed_linear(weight[:0], weight, None, ARRIVED).shape == (0, 5)
+    assert launch.row_linear(weight[:0], weight, None).shape == (0, 5)
 
 
 def test_the_depth_is_cut_where_there_are_few_tiles() -> None:

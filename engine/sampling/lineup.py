@@ -1,0 +1,71 @@
+"""What the rows of a batch ask for, line by line: worked out when they change, and kept while the same ones go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.request import SamplingParams
+from engine.sampling.edits import LogitEdits
+from engine.sampling.grammar import GrammarFollower
+from engine.sampling.repeats import RepeatPenalties
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowState:
+    """What a row keeps from admission to release."""
+
+    params: SamplingParams
+    num_prompt_tokens: int
+    stop_ids: tuple[int, ...]
+    has_penalties: bool
+    edits: LogitEdits | None
+    follower: GrammarFollower | None
+    repeats: RepeatPenalties | None
+
+
+class Lineup:
+    """The rows that draw, each at the line of its logits, and which lines ask for what.
+
+    Attributes:
+        told: lines whose log-probabilities are asked for.
+        edited: lines with biases, masks or a grammar.
+        penalized, repeated: lines with penalties for tokens, and for repeats of them.
+        delayed: lines that may not end before some number of tokens.
+        followed: lines that have to know their tokens, once they are drawn.
+        groups: lines that candidates are sorted for, as `draw_groups` says.
+    """
+
+    def __init__(self, rows: Sequence[int], states: list[RowState], vocab_size: int, *, has_simple: bool) -> None:
+        self.rows = list(rows)
+        self.states = states
+        self.params = [state.params for state in states]
+        lines = list(enumerate(states))
+        self.told = [line for line, state in lines if state.params.num_logprobs is not None]
+        self.edited = [line for line, state in lines if state.edits is not None or state.follower is not None]
+        self.penalized = [line for line, state in lines if state.has_penalties]
+        self.repeated = [line for line, state in lines if state.repeats is not None]
+        self.delayed = [line for line, state in lines if state.params.min_tokens > 0]
+        self.followed = sorted({*self.edited, *self.repeated})
+        self.groups = draw_groups(self.params, vocab_size, has_simple=has_simple)
+
+
+def draw_groups(params: Sequence[SamplingParams], vocab_size: int, *, has_simple: bool) -> dict[int, list[int]]:
+    """Group the lines that draw by how many candidates are sorted: 0 for none, `vocab_size` for top-p alone.
+
+    Equal widths only: a row's sums then have the same terms in the same order whatever the batch. Without `has_simple`
+    those are left out that a `Chooser` has drawn for.
+    """
+    lines_by_width: dict[int, list[int]] = {}
+    for line, p in enumerate(params):
+        if p.temperature == 0:
+            continue
+        has_top_k = 0 < p.top_k < vocab_size
+        width = p.top_k if has_top_k else vocab_size if p.top_p < 1 else 0
+        if has_simple or _is_shortened(p):
+            lines_by_width.setdefault(width, []).append(line)
+    return lines_by_width
+
+
+def _is_shortened(p: SamplingParams) -> bool:
+    return p.top_n_sigma > 0 or p.typical_p < 1 or p.epsilon_cutoff > 0 or p.eta_cutoff > 0 or p.xtc_probability > 0

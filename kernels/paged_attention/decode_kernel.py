@@ -1,0 +1,225 @@
+"""The GPU's attention of rows of one token over a paged cache, the whole batch's keys shared out evenly.
+
+Batches are uneven, and their lengths are known on the device only. So all tiles of keys of all rows and kv heads are
+laid end to end, and each of as many programs as run at a time takes as many tiles as every other (Osama et al., 2023,
+Stream-K, arXiv 2301.03598, for products): a share may end one row and begin the next.
+
+    tiles     | row 0, kv head 0 | row 0, kv head 1 | row 1, kv head 0 ...
+    programs  |     0     |     1     |     2     |     3  ...
+
+Where a row's tiles lie in several shares (Dao et al., 2023, Flash-Decoding) each program leaves what it found, and the
+last one there joins it.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.overlap import take_turn
+
+RESERVE = tl.constexpr(16.0)
+"""Weights are held in float16 times what a value spans over this: room for values up to a million."""
+
+
+@triton.jit
+def _number(held, IS_INT8: tl.constexpr, dtype: tl.constexpr):
+    """Return numbers of one byte in float16, which has all of them, or as `dtype`."""
+    if IS_INT8 and dtype == tl.float16:
+        # Conversions of whole numbers are slow: 1024 plus 128 plus the number, by its bits.
+        bits = (held.to(tl.uint8, bitcast=True) ^ 128).to(tl.uint16) | 0x6400
+        number = bits.to(tl.float16, bitcast=True) - 1152.0
+    else:
+        number = held.to(dtype)
+    return number
+
+
+@triton.jit
+def _join(
+    parts,
+    sums,
+    out,
+    first,
+    last,
+    is_begun_late,
+    at,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):
+    """Join what the programs `first` to `last` left of one kv head, BLOCK_P of them at once, always in one order."""
+    g = tl.arange(0, BLOCK_G)
+    d = tl.arange(0, BLOCK_D)
+    highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    mixed = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for low in range(first, last + 1, BLOCK_P):
+        program = low + tl.arange(0, BLOCK_P)
+        is_part = (program <= last)[:, None] & (g < GROUP)[None, :]
+        slot = program * 2 + ((program == first) & is_begun_late).to(tl.int32)
+        place = slot[:, None] * GROUP + g[None, :]
+        peaks = tl.load(sums + place * 2, mask=is_part, other=float("-inf"), cache_modifier=".cg")
+        totals = tl.load(sums + place * 2 + 1, mask=is_part, other=0.0, cache_modifier=".cg")
+        source = parts + place[:, :, None] * BLOCK_D + d[None, None, :]
+        found = tl.load(source, mask=is_part[:, :, None], other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(highest, tl.max(peaks, axis=0))
+        # Of what is not there nothing is finite, not even a difference.
+        safe = tl.where(g < GROUP, higher, 0.0)
+        weights = tl.exp2(peaks - safe[None, :])
+        faded = tl.exp2(highest - safe)
+        total = total * faded + tl.sum(weights * totals, axis=0)
+        mixed = mixed * faded[:, None] + tl.sum(found * weights[:, :, None], axis=0)
+        highest = higher
+    target = out + (at + g)[:, None] * HEAD_DIM + d[None, :]
+    is_target = (g < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_target)
+
+
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+def decode_attention_kernel(
+    q,
+    k_cache,
+    v_cache,
+    k_spans,
+    v_spans,
+    rows,
+    tables,
+    out,
+    parts,
+    sums,
+    arrived,
+    num_rows,
+    table_stride,
+    scale,
+    unit,
+    softcap,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    IS_QUANTIZED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Attend by a share of all tiles; `rows` are [first token, position, number of tokens, row of `tables`], int64.
+
+    A row of no tokens is skipped. A program leaves parts of rows in its two slots: the first for what it begins with,
+    the second for what it ends with; `parts` is float32 [programs, 2, group, BLOCK_D], and `sums` has maxima and sums,
+    [programs, 2, group, 2], of exponents to the base 2. `arrived` [programs] int32 counts who has left a part of a row,
+    at the first of its programs: zeros, and zeros again in the end. In a cache that
+    IS_QUANTIZED keys and values are in units of what they span times `unit`.
+    """
+    take_turn(OVERLAPS)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    IS_INT8: tl.constexpr = k_cache.dtype.element_ty == tl.int8
+    IS_SHORT: tl.constexpr = IS_QUANTIZED and q.dtype.element_ty != tl.float32
+    # Numbers of one byte become float16 by one instruction, and bfloat16 by several.
+    dtype: tl.constexpr = tl.float16 if IS_SHORT else q.dtype.element_ty
+    program = tl.program_id(0)
+    r = tl.arange(0, BLOCK_ROWS)
+    is_row = r < num_rows
+    of_row = tl.load(rows + r * 4 + 1, mask=is_row, other=0).to(tl.int32)
+    is_row = is_row & (tl.load(rows + r * 4 + 2, mask=is_row, other=0) > 0)
+    unseen = of_row * 0
+    if WINDOW > 0:
+        unseen = tl.maximum(of_row - WINDOW + 1, 0) // BLOCK_N
+    tiles = tl.where(is_row, of_row // BLOCK_N + 1 - unseen, 0)
+    ends = tl.cumsum(tiles, axis=0) * KV_HEADS
+    num_tiles = tl.sum(tiles, axis=0) * KV_HEADS
+    share = tl.cdiv(num_tiles, tl.num_programs(0))
+    tile = program * share
+    stop = tl.minimum(num_tiles, tile + share)
+    m = tl.arange(0, BLOCK_M)
+    d = tl.arange(0, BLOCK_D)
+    is_query = m < GROUP
+    has_dim = d < HEAD_DIM
+    slot = program * 2
+    while tile < stop:
+        row = tl.sum((ends <= tile).to(tl.int32), axis=0)
+        count = tl.sum(tl.where(r == row, tiles, 0), axis=0)
+        before = tl.sum(tl.where(r < row, tiles, 0), axis=0) * KV_HEADS
+        kv_head = (tile - before) // count
+        whole = before + kv_head * count  # the first tile of this row and head
+        low = tile - whole
+        high = tl.minimum(count, low + stop - tile)
+        position = tl.load(rows + row * 4 + 1).to(tl.int32)
+        table = tables + tl.load(rows + row * 4 + 3) * table_stride
+        at = tl.load(rows + row * 4) * HEADS + kv_head * GROUP
+        begin = 0
+        if WINDOW > 0:
+            begin = tl.maximum(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        # All is transposed, keys times queries: of matrix units the long side is the left one.
+        source = q + (at + m)[None, :] * HEAD_DIM + d[:, None]
+        queries = tl.load(source, mask=is_query[None, :] & has_dim[:, None], other=0.0)
+        if IS_SHORT:
+            # What bfloat16 holds and float16 does not is beyond what scores are made of, once it is scaled.
+            queries = (queries.to(tl.float32) * scale).to(dtype)
+        highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
+        for start in range(begin + low * BLOCK_N, begin + high * BLOCK_N, BLOCK_N):
+            keys = start + tl.arange(0, BLOCK_N)
+            is_key = keys <= position
+            block = tl.load(table + keys // BLOCK_TOKENS, mask=is_key, other=0).to(tl.int32)
+            held = (block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * KV_HEADS + kv_head
+            place = held.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
+            # What lies past the row's own tokens was never written, and may be NaN.
+            is_number = is_key[:, None]
+            if BLOCK_D != HEAD_DIM:
+                is_number = is_number & has_dim[None, :]
+            k = tl.load(k_cache + place, mask=is_number, other=0.0)
+            v = tl.load(v_cache + place, mask=is_number, other=0.0)
+            scores = tl.dot(_number(k, IS_INT8, dtype), queries, input_precision="ieee")
+            if IS_QUANTIZED:
+                spans = tl.load(k_spans + held, mask=is_key, other=0.0)
+                scores *= (spans * unit)[:, None]
+            if not IS_SHORT:
+                scores *= scale
+            if HAS_SOFTCAP:
+                # tanh by an exponential that cannot overflow.
+                small = tl.exp2(-2.0 * LOG2_E * tl.abs(scores / softcap))
+                sign = tl.where(scores < 0, -1.0, 1.0)
+                scores = softcap * sign * (1.0 - small) / (1.0 + small)
+            is_seen = is_key
+            if WINDOW > 0:
+                is_seen = is_seen & (keys > position - WINDOW)
+            # Every tile has a key that is seen: maxima are finite.
+            scores = tl.where(is_seen[:, None], scores * LOG2_E, float("-inf"))
+            higher = tl.maximum(highest, tl.max(scores, axis=0))
+            weights = tl.exp2(scores - higher[None, :])
+            faded = tl.exp2(highest - higher)
+            total = total * faded + tl.sum(weights, axis=0)
+            if IS_QUANTIZED:
+                spans = tl.load(v_spans + held, mask=is_key, other=0.0)
+                weights *= (spans / RESERVE)[:, None]
+            values = tl.trans(_number(v, IS_INT8, dtype))
+            mixed = tl.dot(values, weights.to(dtype), mixed * faded[None, :], input_precision="ieee")
+            highest = higher
+        if IS_QUANTIZED:
+            mixed *= unit * RESERVE
+        if high - low == count:
+            target = out + (at + m)[None, :] * HEAD_DIM + d[:, None]
+            is_target = is_query[None, :] & has_dim[:, None]
+            tl.store(target, (mixed / total[None, :]).to(out.dtype.element_ty), mask=is_target)
+        else:
+            place = slot * GROUP + m
+            tl.store(parts + place[None, :] * BLOCK_D + d[:, None], mixed, mask=is_query[None, :])
+            tl.store(sums + place * 2, highest, mask=is_query)
+            tl.store(sums + place * 2 + 1, total, mask=is_query)
+            # All of the program has written before it says so, and what it says is seen after what it wrote.
+            tl.debug_barrier()
+            first, last = whole // share, (whole + count - 1) // share
+            if tl.atomic_add(arrived + first, 1, sem="acq_rel") == last - first:
+                is_begun_late = whole % share != 0
+                _join(parts, sums, out, first, last, is_begun_late, at, GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, BLOCK_P)
+                tl.store(arrived + first, 0)
+        slot = program * 2 + 1
+        tile += high - low

@@ -1,0 +1,144 @@
+"""The GPU's attention of prompts over a paged cache: rows of several tokens, and what of their contexts lies there.
+
+A program holds BLOCK_Q queries of one row for all GROUP query heads that share a kv head, as BLOCK_M rows of a tile. It
+walks over the keys in tiles of BLOCK_N with a running maximum and sum (Dao et al., 2022, FlashAttention, arXiv
+2205.14135, algorithm 1). Nearly all of the time goes into that loop, so that it does little beside its two products:
+only tiles that some query does not see whole are masked, scale and base go into one multiplication, and where keys lie
+is looked up a tile before they are loaded. Loads that wait for other loads halve how far ahead Triton fetches.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.overlap import take_turn
+from kernels.search import place_of
+
+
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
+def prefill_attention_kernel(
+    q,
+    k_cache,
+    v_cache,
+    k_spans,
+    v_spans,
+    rows,
+    tables,
+    out,
+    num_rows,
+    table_stride,
+    scale,
+    unit,
+    softcap,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    IS_QUANTIZED: tl.constexpr,
+    BLOCK_Q: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Program (tile of queries, kv head).
+
+    Rows are [first token, position, number of tokens, row of `tables`], int64; a row of no tokens is skipped. In a
+    cache that IS_QUANTIZED keys and values are in units of what they span times `unit`, which `scale` has in it for the
+    keys.
+    """
+    take_turn(OVERLAPS)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    # The end of a long prompt has the most keys to look at: begun last, it would be waited for.
+    row, first, within = place_of(rows, 4, num_rows, tl.num_programs(0) - 1 - tile, BLOCK_Q)
+    begun = within.to(tl.int32) * BLOCK_Q
+    count = tl.load(rows + row * 4 + 2).to(tl.int32)
+    if begun >= count:
+        return
+    least = tl.load(rows + row * 4 + 1).to(tl.int32) + begun
+    num_queries = tl.minimum(count - begun, BLOCK_Q)
+    stop = least + num_queries
+    table = tables + tl.load(rows + row * 4 + 3) * table_stride
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    d = tl.arange(0, BLOCK_D)
+    own = least + m // GROUP
+    # One long offset for all: numbers that live as long as the loop are registers that it has not.
+    corner = (first + begun) * (HEADS * HEAD_DIM) + kv_head * (GROUP * HEAD_DIM)
+    at = (m // GROUP * HEADS + m % GROUP)[:, None] * HEAD_DIM + d[None, :]
+    is_asked = (m < num_queries * GROUP)[:, None] & (d < HEAD_DIM)[None, :]
+    queries = tl.load(q + corner + at, mask=is_asked, other=0.0)
+    k_cache += kv_head * HEAD_DIM
+    v_cache += kv_head * HEAD_DIM
+    k_spans += kv_head
+    v_spans += kv_head
+    # All queries see all keys of the tiles that begin in left .. right - 1.
+    right = (least + 1) // BLOCK_N * BLOCK_N
+    begin = 0
+    if WINDOW > 0:
+        begin = tl.maximum(least - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        left = stop - WINDOW
+    # Exponents to the base 2 are `factor` times the scores, up to what all of a query have in common.
+    factor = scale * LOG2_E
+    if HAS_SOFTCAP:
+        steepness = 2.0 * LOG2_E * scale / softcap
+        factor = 2.0 * LOG2_E * softcap
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    slots = slots_of(table, tl.minimum(begin + n, stop - 1), BLOCK_TOKENS)
+    for start in range(begin, stop, BLOCK_N):
+        k = vectors_of(k_cache, slots, d, KV_HEADS, HEAD_DIM, BLOCK_D)
+        v = vectors_of(v_cache, slots, d, KV_HEADS, HEAD_DIM, BLOCK_D)
+        if IS_QUANTIZED:
+            k_span = tl.load(k_spans + slots * KV_HEADS)
+            v_span = tl.load(v_spans + slots * KV_HEADS)
+        # What lies past the row's own tokens was never written, and may be NaN: its last token stands in for it.
+        slots = slots_of(table, tl.minimum(start + BLOCK_N + n, stop - 1), BLOCK_TOKENS)
+        scores = tl.dot(queries, tl.trans(k).to(queries.dtype), input_precision="ieee")
+        if IS_QUANTIZED:
+            scores *= k_span[None, :]
+        if HAS_SOFTCAP:
+            # softcap * tanh(s / softcap) is softcap - 2 * softcap / (1 + exp(2 * s / softcap)).
+            scores = -1.0 / (1.0 + tl.exp2(scores * steepness))
+        is_partly_seen = start >= right
+        if WINDOW > 0:
+            is_partly_seen = is_partly_seen | (start < left)
+        if is_partly_seen:
+            keys = start + n
+            is_seen = keys[None, :] <= own[:, None]
+            if WINDOW > 0:
+                is_seen = is_seen & (keys[None, :] > own[:, None] - WINDOW)
+            scores = tl.where(is_seen, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, axis=1) * factor)
+        safe = higher
+        if WINDOW > 0:
+            # A query may see no key of a tile, nor any before it.
+            safe = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores * factor - safe[:, None])
+        faded = tl.exp2(highest - safe)
+        total = total * faded + tl.sum(weights, axis=1)
+        if IS_QUANTIZED:
+            weights *= v_span[None, :]
+        values = v.to(queries.dtype)
+        mixed = tl.dot(weights.to(values.dtype), values, mixed * faded[:, None], input_precision="ieee")
+        highest = higher
+    if IS_QUANTIZED:
+        mixed *= unit
+    tl.store(out + corner + at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_asked)
+
+
+@triton.jit
+def slots_of(table, keys, BLOCK_TOKENS: tl.constexpr):
+    """Return where keys lie in the cache, as numbers of tokens."""
+    return tl.load(table + keys // BLOCK_TOKENS).to(tl.int32) * BLOCK_TOKENS + keys % BLOCK_TOKENS
+
+
+@triton.jit
+def vectors_of(cache, slots, d, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load keys or values of one head, [slots, BLOCK_D]."""
+    at = cache + slots.to(tl.int64)[:, None] * (KV_HEADS * HEAD_DIM) + d[None, :]
+    return tl.load(at) if HEAD_DIM == BLOCK_D else tl.load(at, mask=(d < HEAD_DIM)[None, :], other=0.0)

@@ -1,0 +1,78 @@
+"""The GPU's linear products of one row or two: weights go from memory to registers, without matrix units.
+
+A program has some outputs. Its threads lie along the depth, each with the same inputs of every output, so that sums are
+joined once, in the end. Of the weights that come first a program asks before it waits for the kernel before it.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.overlap import let_begin, wait
+
+
+@triton.jit
+def _tile_of(matrix, n, k, at, DEPTH: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return BLOCK_K inputs from `at` on of some outputs [1, outputs, BLOCK_K]; none are left where the depth ends."""
+    is_input = at + BLOCK_K <= DEPTH if DEPTH % BLOCK_K == 0 else at + k < DEPTH
+    # Each is read once.
+    return tl.load(matrix + n * DEPTH + (at + k), mask=is_input, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit(do_not_specialize=["rows"])
+def row_kernel(
+    x,
+    weight,
+    bias,
+    out,
+    rows,
+    width,
+    DEPTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Make BLOCK_N columns of `out` [rows, width], `rows` being at most BLOCK_M.
+
+    Where it IS_GATED the weights are [gate | up], `width` outputs each, and what is written is silu(gate) * up, as
+    `kernels.gated_activation` defines it. A weight's place among its program's fits 32 bits.
+    """
+    let_begin(OVERLAPS)
+    dtype = out.dtype.element_ty
+    first = tl.program_id(0) * BLOCK_N
+    # Past the last output lies the last output, and is not written.
+    n = tl.minimum(tl.arange(0, BLOCK_N), width - 1 - first)[None, :, None]
+    k = tl.arange(0, BLOCK_K)[None, None, :]
+    gates = weight + first.to(tl.int64) * DEPTH
+    ups = gates + tl.cast(width, tl.int64) * DEPTH
+    tile = _tile_of(gates, n, k, 0, DEPTH, BLOCK_K)
+    up_tile = tile
+    if IS_GATED:
+        up_tile = _tile_of(ups, n, k, 0, DEPTH, BLOCK_K)
+    wait(OVERLAPS)
+    m = tl.minimum(tl.arange(0, BLOCK_M), rows - 1)[:, None, None]
+    sums = tl.zeros([BLOCK_M, BLOCK_N, BLOCK_K], tl.float32)
+    up_sums = sums
+    for at in range(0, DEPTH, BLOCK_K):
+        is_input = at + BLOCK_K <= DEPTH if DEPTH % BLOCK_K == 0 else at + k < DEPTH
+        inputs = tl.load(x + m * DEPTH + (at + k), mask=is_input, other=0.0).to(tl.float32)
+        wide = tile.to(tl.float32)
+        tile = _tile_of(gates, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
+        sums += wide * inputs
+        if IS_GATED:
+            wide = up_tile.to(tl.float32)
+            up_tile = _tile_of(ups, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
+            up_sums += wide * inputs
+    row, column = tl.arange(0, BLOCK_M)[:, None], first + tl.arange(0, BLOCK_N)[None, :]
+    product = tl.sum(sums, axis=2)
+    if HAS_BIAS:
+        product += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+    if IS_GATED:
+        up = tl.sum(up_sums, axis=2)
+        if HAS_BIAS:
+            up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
+        gate = product.to(dtype).to(tl.float32)
+        product = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+    tl.store(out + row * width + column, product.to(dtype), mask=(row < rows) & (column < width))

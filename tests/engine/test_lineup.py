@@ -1,0 +1,63 @@
+"""What rows ask for is looked up line by line, and anew only where a row has come or gone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.request import LzPenalty, SamplingParams
+from engine.sampling import sampler as sampling
+from engine.sampling.lineup import Lineup, draw_groups
+from engine.sampling.sampler import Sampler
+from tests.engine.test_sampler import make_params, make_request
+
+VOCAB = 40
+PARAMS = [
+    make_params(temperature=0.0),
+    make_params(num_logprobs=2, top_k=5),
+    make_params(logit_bias=((3, 1.0),), min_tokens=2),
+    make_params(frequency_penalty=1.0, top_p=0.5),
+    make_params(lz=LzPenalty(strength=1.0), top_k=5, xtc_probability=0.5),
+]
+
+
+def admitted(params: list[SamplingParams]) -> Sampler:
+    sampler = Sampler(len(params), VOCAB, torch.device("cpu"), (2,))
+    for row, asked in enumerate(params):
+        sampler.admit(row, make_request(asked), [])
+    return sampler
+
+
+def test_each_line_is_where_it_asks() -> None:
+    rows = [4, 2, 0, 3, 1]
+    sampler = admitted(PARAMS)
+    lineup = Lineup(rows, [sampler._state_by_row[row] for row in rows], VOCAB, has_simple=True)
+    assert [lineup.told, lineup.edited, lineup.penalized] == [[4], [1], [3]]
+    assert [lineup.repeated, lineup.delayed, lineup.followed] == [[0], [1], [0, 1]]
+    assert lineup.groups == {5: [0, 4], 0: [1], VOCAB: [3]}
+
+
+def test_what_a_device_draws_at_once_is_in_no_group() -> None:
+    assert draw_groups(PARAMS, VOCAB, has_simple=False) == {5: [4]}
+
+
+def test_rows_that_go_on_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[int]] = []
+
+    def counted(rows: list[int], *args: object, **named: object) -> Lineup:
+        made.append(list(rows))
+        return Lineup(rows, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sampling, "Lineup", counted)
+    sampler = admitted(PARAMS[:2])
+
+    def step(rows: list[int], position: int) -> None:
+        sampler.sample(torch.randn(len(rows), VOCAB), rows, [position] * len(rows))
+
+    for position in (3, 4, 5):
+        step([0, 1], position)
+    step([1, 0], 6)
+    sampler.release(1)
+    sampler.admit(1, make_request(PARAMS[0]), [])
+    step([1, 0], 7)
+    assert made == [[0, 1], [1, 0], [1, 0]]
