@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable
@@ -67,7 +68,7 @@ async def shutdown_async():
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     package = tmp_path / "ray" / "serve"
     package.mkdir(parents=True)
     (package.parent / "_private").mkdir()
@@ -77,28 +78,26 @@ def start(tmp_path: Path) -> Start:
     (package / "exceptions.py").write_text("class RayServeException(Exception): pass")
     (package / "__init__.py").write_text(STAND_IN_SERVE)
     (package / "scripts.py").write_text(STAND_IN)
-    return Start(tmp_path)
+    return Start(tmp_path, monkeypatch)
 
 
 class Start:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
+        self.monkeypatch = monkeypatch
+        self.printed = io.StringIO()
 
     def __call__(self, mode: str, **options: bool) -> ServerProcess:
+        # pytest's own capture loses what a thread writes while it is read.
+        self.monkeypatch.setattr("sys.stdout", self.printed)
         config = self.folder / "config"
         config.write_text(mode)
         environment = {"PYTHONPATH": str(self.folder), "PATH": os.environ["PATH"], "HOME": str(self.folder)}
         return ServerProcess(config, environment, address="local", drain_s=7.0, **options)
 
-
-def until_printed(text: str, capfd: pytest.CaptureFixture[str]) -> str:
-    seen = ""
-    deadline_s = time.monotonic() + 30
-    while text not in seen and time.monotonic() < deadline_s:
-        seen += capfd.readouterr().out
-        time.sleep(0.01)
-    assert text in seen
-    return seen
+    def until_printed(self, text: str) -> str:
+        until(lambda: text in self.printed.getvalue())
+        return self.printed.getvalue()
 
 
 def until(is_true: Callable[[], bool]) -> None:
@@ -108,15 +107,15 @@ def until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_stopping_is_graceful_and_leaves_nobody(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stopping_is_graceful_and_leaves_nobody(start: Start) -> None:
     server = start("runs")
-    until_printed("up", capfd)
+    start.until_printed("up")
     assert server.failure() is None
     assert len(session_members(server.session_id)) == 2
     server.stop()
     assert session_members(server.session_id) == []
     assert server.has_ended()
-    told = until_printed("ended gracefully", capfd)
+    told = start.until_printed("ended gracefully")
     # The gateways that are there first, and only of ours.
     assert told.index("asked Gateway up drain 7.0") < told.index("waited") < told.index("ended gracefully")
     assert "every end" not in told
@@ -126,31 +125,27 @@ def test_stopping_is_graceful_and_leaves_nobody(start: Start, capfd: pytest.Capt
     server.stop()
 
 
-def test_a_child_that_will_not_end_is_made_to(
-    start: Start, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_will_not_end_is_made_to(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.cli.server_process.TERM_S", 0.1)
     server = start("stubborn")
     server._grace_s = 0.1
-    until_printed("up", capfd)
+    start.until_printed("up")
     server.stop()
     assert session_members(server.session_id) == []
 
 
-def test_a_child_that_ends_says_why(start: Start, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_child_that_ends_says_why(start: Start) -> None:
     server = start("fails")
-    until_printed("no such thing", capfd)
+    start.until_printed("no such thing")
     until(server.has_ended)
     assert server.failure() == "`serve run` ended with status 1: no such thing"
     server.stop()
     assert session_members(server.session_id) == []
 
 
-def test_an_application_that_never_runs_ends_the_server_with_the_reason(
-    start: Start, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_application_that_never_runs_ends_the_server_with_the_reason(start: Start) -> None:
     server = start("never deploys")
-    until_printed("ended gracefully", capfd)
+    start.until_printed("ended gracefully")
     until(server.has_ended)
     reason = "application 'bad' failed to deploy: no such checkpoint"
     assert server.failure() == f"`serve run` ended with status 1: {reason}"
@@ -158,11 +153,9 @@ def test_an_application_that_never_runs_ends_the_server_with_the_reason(
 
 
 @pytest.mark.parametrize("has_dashboard", [False, True])
-def test_rays_dashboard_is_there_for_who_asks(
-    start: Start, capfd: pytest.CaptureFixture[str], has_dashboard: bool
-) -> None:
+def test_rays_dashboard_is_there_for_who_asks(start: Start, has_dashboard: bool) -> None:
     server = start("runs", has_dashboard=has_dashboard)
-    told = until_printed("up", capfd)
+    told = start.until_printed("up")
     assert f"init local {{'namespace': 'serve', 'include_dashboard': {has_dashboard}" in told
     server.stop()
 
