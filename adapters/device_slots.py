@@ -6,7 +6,8 @@ Pure: standard library only; times are given by the caller. A slot is
     (on its way)     (evictable)     (not evictable)
 
 and one that landed for a waiting request is kept for it for a while, so that two requests that wait for one slot cannot
-take it from each other for ever.
+take it from each other for ever. Where the memory for adapters does not do, a slot may lie in pages that the KV cache
+lends.
 """
 
 from __future__ import annotations
@@ -15,27 +16,41 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from adapters.identity import AdapterDigest
+from adapters.lent_pages import LentPages, Page
 
 
 @dataclass(slots=True, kw_only=True)
 class _Slot:
-    """`reserved_until_s`: time until which an adapter that nobody has pinned yet may not be evicted."""
+    """`reserved_until_s`: time until which an adapter that nobody has pinned yet may not be evicted.
+
+    `pages` are lent ones; an adapter without lies in memory of its own kind.
+    """
 
     num_bytes: int
+    pages: tuple[Page, ...] = ()
     has_landed: bool = False
     pins: int = 0
     reserved_until_s: float = 0.0
 
 
 class DeviceSlots:
-    """The slots of one device, bounded in number and in bytes. Not thread-safe: its owner holds a lock."""
+    """The slots of one device, bounded in number, in bytes and in pages. Not thread-safe: its owner holds a lock.
+
+    Args:
+        max_bytes: of all that do not lie in lent pages.
+
+    Attributes:
+        lacks_room: whether an adapter found no room, or took another's, that would have lain in more pages.
+    """
 
     def __init__(self, num_slots: int, max_bytes: int, reserve_s: float = 1.0) -> None:
         if num_slots < 1:
             raise ValueError(f"num_slots is {num_slots}, and at least 1 is needed")
         self._num_slots = num_slots
         self._max_bytes = max_bytes
-        self._num_bytes = 0
+        self._own_bytes = 0
+        self._lent = LentPages()
+        self.lacks_room = False
         self._reserve_s = reserve_s
         # Least recently used first.
         self._slot_by_digest: OrderedDict[AdapterDigest, _Slot] = OrderedDict()
@@ -54,18 +69,48 @@ class DeviceSlots:
     @property
     def num_bytes(self) -> int:
         """Memory of all adapters that have a slot, those on their way included."""
-        return self._num_bytes
+        return sum(slot.num_bytes for slot in self._slot_by_digest.values())
 
-    def try_take(self, digest: AdapterDigest, num_bytes: int, now_s: float) -> list[AdapterDigest] | None:
-        """Take a slot for an adapter that has none; return whom that evicted, or None where there is no room."""
-        evicted = self._victims(num_bytes, now_s)
+    def pages(self, digest: AdapterDigest) -> tuple[Page, ...]:
+        """Return the lent pages that the adapter's slot consists of, none where it lies elsewhere."""
+        return self._slot_by_digest[digest].pages
+
+    def try_take(
+        self, digest: AdapterDigest, num_bytes: int, now_s: float, num_pages: int = 0
+    ) -> list[AdapterDigest] | None:
+        """Take a slot for an adapter that has none; return whom that evicted, or None where there is no room.
+
+        Args:
+            num_pages: how many lent pages would do, 0 where the adapter cannot lie in such.
+        """
+        evicted = self._victims(num_bytes, num_pages, now_s)
+        if num_pages and evicted != [] and len(self._slot_by_digest) < self._num_slots:
+            self.lacks_room = True
         if evicted is None:
             return None
         for victim in evicted:
             self._free(victim)
-        self._slot_by_digest[digest] = _Slot(num_bytes=num_bytes)
-        self._num_bytes += num_bytes
+        is_own = self._own_bytes + num_bytes <= self._max_bytes
+        self._slot_by_digest[digest] = _Slot(num_bytes=num_bytes, pages=() if is_own else self._lent.take(num_pages))
+        self._own_bytes += num_bytes if is_own else 0
         return evicted
+
+    def lend(self, run: range, num_pages: int) -> None:
+        """Have the pages of a loan."""
+        self._lent.add(run, num_pages)
+
+    def give_back(self, now_s: float) -> tuple[range, list[AdapterDigest]] | None:
+        """End a loan, and evict who lies in it; None where each holds one that may not be evicted."""
+        holders = [(digest, slot) for digest, slot in self._slot_by_digest.items() if slot.pages]
+        stuck = {page.run for _, slot in holders if not _is_evictable(slot, now_s) for page in slot.pages}
+        run = self._lent.emptiest(unless=stuck)
+        if run is None:
+            return None
+        evicted = [digest for digest, slot in holders if any(page.run == run for page in slot.pages)]
+        for digest in evicted:
+            self._free(digest)
+        self._lent.end(run)
+        return run, evicted
 
     def land(self, digest: AdapterDigest, now_s: float) -> None:
         """Note that the weights have arrived; they are kept at least `reserve_s` for the first to pin them."""
@@ -112,27 +157,34 @@ class DeviceSlots:
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken."""
         assert len(self._slot_by_digest) <= self._num_slots
-        assert self._num_bytes == sum(slot.num_bytes for slot in self._slot_by_digest.values()) <= self._max_bytes
-        for slot in self._slot_by_digest.values():
+        slots = self._slot_by_digest.values()
+        assert self._own_bytes == sum(slot.num_bytes for slot in slots if not slot.pages) <= self._max_bytes
+        self._lent.check(page for slot in slots for page in slot.pages)
+        for slot in slots:
             assert slot.pins >= 0
             assert slot.has_landed or slot.pins == 0
 
-    def _victims(self, num_bytes: int, now_s: float) -> list[AdapterDigest] | None:
+    def _victims(self, num_bytes: int, num_pages: int, now_s: float) -> list[AdapterDigest] | None:
         """Return the least recently used adapters that make room by going, None where those that may do not do."""
-        num_left, bytes_left = len(self._slot_by_digest), self._num_bytes
+        num_left, bytes_left, pages_free = len(self._slot_by_digest), self._own_bytes, self._lent.num_free
         may_go = ((digest, slot) for digest, slot in self._slot_by_digest.items() if _is_evictable(slot, now_s))
         victims: list[AdapterDigest] = []
-        while num_left >= self._num_slots or bytes_left + num_bytes > self._max_bytes:
+        while num_left >= self._num_slots or (
+            bytes_left + num_bytes > self._max_bytes and not 0 < num_pages <= pages_free
+        ):
             digest, slot = next(may_go, (None, None))
             if digest is None or slot is None:
                 return None
             victims.append(digest)
             num_left -= 1
-            bytes_left -= slot.num_bytes
+            bytes_left -= 0 if slot.pages else slot.num_bytes
+            pages_free += len(slot.pages)
         return victims
 
     def _free(self, digest: AdapterDigest) -> None:
-        self._num_bytes -= self._slot_by_digest.pop(digest).num_bytes
+        slot = self._slot_by_digest.pop(digest)
+        self._own_bytes -= 0 if slot.pages else slot.num_bytes
+        self._lent.release(slot.pages)
 
 
 def _is_evictable(slot: _Slot, now_s: float) -> bool:

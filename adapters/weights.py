@@ -9,7 +9,7 @@ products lies beside (`Extras`), and most have nothing there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -138,6 +138,11 @@ class AdapterWeights:
         return self.flat.nbytes + sum(tensor.nbytes for tensor in self.extras.tensors())
 
     @property
+    def num_pages(self) -> int:
+        """How many pages of a lent cache hold it, 0 where it cannot lie in such."""
+        return 0
+
+    @property
     def max_rank(self) -> int:
         """The highest rank of any module."""
         return max((rank for place in self._places for _, rank, _ in place.modules), default=0)
@@ -161,8 +166,13 @@ class AdapterWeights:
                 return group
         return None
 
-    def to(self, device: torch.device) -> AdapterWeights:
-        """Copy `flat` to a device in one transfer on the current stream; shares memory where it is there already."""
+    def to(self, device: torch.device, pages: Sequence[torch.Tensor] = ()) -> AdapterWeights:
+        """Copy `flat` to a device in one transfer on the current stream; shares memory where it is there already.
+
+        Args:
+            pages: `num_pages` stretches of bytes on that device to copy to; none for memory of its own.
+        """
+        assert not pages, "this adapter does not lie in pages"
         return AdapterWeights(self.flat.to(device, non_blocking=True), self._places, self.extras)
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:

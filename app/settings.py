@@ -83,6 +83,12 @@ class EngineSettings(SettingsNode):
     max_device_adapter_bytes: int | None = Field(
         default=None, ge=1, description="Bytes of those; null: on a GPU 1/32 of what the engine may use, else 8 GiB."
     )
+    max_lent_cache_share: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="On a GPU: share of the KV cache that adapters may borrow beyond that while no request needs it.",
+    )
     max_host_adapters: int = Field(default=256, ge=1, description="Adapters kept in host memory.")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -32,6 +32,7 @@ MAX_HOST_BYTES = 8 << 30
 """Of what adapters hold; beside a GPU each takes up to the next power of two, which torch page-locks."""
 
 Locate = Callable[[AdapterRef], AdapterRef]
+LentMemory = Callable[[range], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,8 @@ class AdapterPool:
 
     Args:
         loader: used on background threads.
+        lent_memory: returns the pages that a run of the cache's blocks consists of, as bytes, all of one size; what
+            is copied there waits for what the device has begun.
         locate: returns a reference to files of this node, or raises AdapterError; called on a background thread.
         on_change: called on a background thread when an adapter has become loadable, usable or failed: a waiting
             request may now be able to run or must be ended.
@@ -75,6 +78,7 @@ class AdapterPool:
         config: ResolvedConfig,
         device: torch.device,
         *,
+        lent_memory: LentMemory = lambda run: [],
         locate: Locate = lambda ref: ref,
         max_host_bytes: int = MAX_HOST_BYTES,
         on_change: Callable[[], None] = lambda: None,
@@ -82,6 +86,8 @@ class AdapterPool:
     ) -> None:
         self._loader = loader
         self._device = device
+        self._lent_memory = lent_memory
+        self._pages_by_run: dict[range, Sequence[torch.Tensor]] = {}
         self._locate = locate
         self._on_change = on_change
         self._clock = clock
@@ -153,6 +159,29 @@ class AdapterPool:
         """Return whether the adapter lies in host memory and every slot of the device is taken."""
         with self._lock:
             return digest not in self._slots and digest in self._host
+
+    def lacked_room(self) -> bool:
+        """Tell whether, since this was last asked, an adapter would have been better off with more memory."""
+        with self._lock:
+            lacked, self._slots.lacks_room = self._slots.lacks_room, False
+            return lacked
+
+    def lend(self, run: range) -> None:
+        """Let adapters lie in a run of the cache's blocks."""
+        with self._lock:
+            self._pages_by_run[run] = self._lent_memory(run)
+            self._slots.lend(run, len(self._pages_by_run[run]))
+
+    def give_back(self) -> range | None:
+        """Return a run that nobody lies in any more, None where each holds an adapter that is in use or on its way."""
+        with self._lock:
+            ended = self._slots.give_back(self._clock())
+            if ended is None:
+                return None
+            run, evicted = ended
+            self._forget(evicted)
+            del self._pages_by_run[run]
+            return run
 
     def unpin(self, digest: AdapterDigest) -> None:
         """Undo one `try_pin` that returned True."""
@@ -230,30 +259,37 @@ class AdapterPool:
         if host is None:
             self.prepare(digest)
             return False
-        evicted = self._slots.try_take(digest, host.num_bytes, self._clock())
+        evicted = self._slots.try_take(digest, host.num_bytes, self._clock(), host.num_pages)
         if evicted is None:
             return False
         # Only now: it ends the adapter's reservation in the host cache, which is for those who can take it further.
         self._host.get(digest)
+        self._forget(evicted)
+        pages = [self._pages_by_run[page.run][page.number] for page in self._slots.pages(digest)]
+        if self._uploads is None:
+            self._land(digest, host.to(self._device, pages) if pages else host)
+        else:
+            self._uploads.submit(self._upload, digest, host, pages)
+        return True
+
+    def _forget(self, evicted: Sequence[AdapterDigest]) -> None:
         for victim in evicted:
             del self._weights_by_digest[victim]
-            self._evictions += 1
-        if self._uploads is None:
-            self._land(digest, host)
-        else:
-            self._uploads.submit(self._upload, digest, host)
-        return True
+        self._evictions += len(evicted)
 
     def _land(self, digest: AdapterDigest, weights: AdapterWeights) -> None:
         with self._lock:
             self._weights_by_digest[digest] = weights
             self._slots.land(digest, self._clock())
 
-    def _upload(self, digest: AdapterDigest, host: AdapterWeights) -> None:
+    def _upload(self, digest: AdapterDigest, host: AdapterWeights, pages: Sequence[torch.Tensor]) -> None:
         """Copy to the GPU on the upload thread; the forward pass neither waits for the copy nor shares its stream."""
         try:
             with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-                weights = host.to(self._device)
+                if pages:
+                    # Steps that have been launched may still read what lay there.
+                    self._stream.wait_stream(torch.cuda.default_stream(self._device))
+                weights = host.to(self._device, pages)
                 # The memory belongs to this stream, but the engine's reads it.
                 weights.keep_for(torch.cuda.default_stream(self._device))
                 self._stream.synchronize()

@@ -107,6 +107,11 @@ class KvCache:
         spans = None if self._spans is None else (self._spans[index, 0], self._spans[index, 1])
         return LayerCache(self.data[index, 0], self.data[index, 1], spans)
 
+    def pages(self, blocks: range) -> list[torch.Tensor]:
+        """Return the memory of neighbouring blocks as bytes: a stretch for each layer's keys, one for its values."""
+        held = self.data[:, :, blocks.start : blocks.stop].flatten(0, 1)
+        return [stretch.view(-1).view(torch.uint8) for stretch in held]
+
     def touch(self, end: int) -> bool:
         """Take memory from the system for some of the blocks below `end`; returns whether some are left.
 

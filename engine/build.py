@@ -72,7 +72,9 @@ def build_engine(
         base=lambda name: read_tensor(config.model_path, spec, name, dtype),
         lay_out=parts.lay_out,
     )
-    pool = AdapterPool(adapters, loader, resolved, device, locate=locate, on_change=arrival.set)
+    pool = AdapterPool(
+        adapters, loader, resolved, device, lent_memory=parts.cache.pages, locate=locate, on_change=arrival.set
+    )
     give_back_memory()
     grammars = GrammarStore(config.tokenizer_path or config.model_path, spec.vocab_size, spec.eos_ids)
     sampler = Sampler(resolved.max_num_seqs, spec.vocab_size, device, spec.eos_ids, grammars, choose=parts.choose)

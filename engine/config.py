@@ -44,6 +44,8 @@ class EngineConfig:
         max_device_adapters: adapters resident on the device at once; None for as many as lie in host memory.
         max_device_adapter_bytes: memory of those together, each with its own rank and modules. None: on a GPU a share
             of what this engine may use, on a CPU, where it is the host's, as much as the host keeps.
+        max_lent_cache_share: share of a GPU's KV cache that adapters may borrow beyond that while no request needs
+            it.
         max_host_adapters: adapters kept in host memory, least recently used out first.
     """
 
@@ -68,6 +70,7 @@ class EngineConfig:
     max_adapter_rank: int = 128
     max_device_adapters: int | None = None
     max_device_adapter_bytes: int | None = None
+    max_lent_cache_share: float = 0.25
     max_host_adapters: int = 256
 
 
@@ -78,6 +81,8 @@ class ResolvedConfig:
     Attributes:
         num_blocks: blocks in the KV cache; together they hold at least one request of `max_model_len`.
         max_blocks_per_request: length of a full block table.
+        lent_run_blocks: neighbouring blocks that are lent to adapters at once; 0 where none are.
+        max_lent_blocks: blocks that may be lent together; what is left holds a request of `max_model_len`.
         vocab_size: token ids that the model knows, 0 to vocab_size - 1; None where nobody checks them.
     """
 
@@ -102,4 +107,6 @@ class ResolvedConfig:
     max_decode_gap_s: float | None = None
     max_queue_s: float = math.inf
     max_device_adapter_bytes: int = 8 << 30
+    lent_run_blocks: int = 0
+    max_lent_blocks: int = 0
     vocab_size: int | None = None

@@ -33,6 +33,18 @@ class AdapterGate(Protocol):
         """Undo one `try_pin` that returned True."""
         ...
 
+    def lacked_room(self) -> bool:
+        """Whether, since this was last asked, an adapter found no room, or took another's where memory was short."""
+        ...
+
+    def lend(self, run: range) -> None:
+        """Let adapters lie in the memory of these blocks of the cache, until `give_back` returns them."""
+        ...
+
+    def give_back(self) -> range | None:
+        """Take the adapters that nobody has pinned out of a lent run and return it; None where there is no such run."""
+        ...
+
     def error(self, digest: AdapterDigest) -> str | None:
         """Why the adapter can never become resident (unknown, unreadable, does not fit), or None."""
         ...

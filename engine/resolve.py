@@ -25,6 +25,8 @@ CPU_CACHE_SHARE = 0.2
 CPU_ADAPTER_BYTES = 8 << 30
 GPU_ADAPTER_SHARE = 1 / 32
 """Of what the engine may use: 4 GiB of 140, where an adapter of rank 16 for 8 billion parameters takes 80 MiB."""
+LENT_PAGE_BYTES, LENT_ALIGNMENT = 2 << 20, 16
+"""A matrix of an adapter lies in one page: of rank 64 for 8 billion parameters the largest takes 1.8 MiB."""
 CPU_DECODE_GAP_S = 0.2
 """A person reads on while a stream pauses for this long."""
 
@@ -118,6 +120,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
             f"{knob} {cache_bytes} bytes, which hold {num_blocks * config.block_tokens} tokens, fewer than one "
             f"request of max_model_len {max_model_len}; {blocks_per_request * block_bytes} bytes are needed."
         )
+    run_blocks = _lent_run_blocks(config, spec, hardware, element_bytes)
     return ResolvedConfig(
         model_path=config.model_path,
         device=hardware.device,
@@ -136,12 +139,22 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         max_adapter_rank=config.max_adapter_rank,
         max_device_adapters=config.max_device_adapters or config.max_host_adapters,
         max_device_adapter_bytes=_adapter_bytes(config, hardware),
+        lent_run_blocks=run_blocks,
+        max_lent_blocks=min(int(num_blocks * config.max_lent_cache_share), num_blocks - blocks_per_request),
         max_host_adapters=config.max_host_adapters,
         max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
         max_decode_gap_s=config.max_decode_gap_s or (CPU_DECODE_GAP_S if hardware.device == "cpu" else None),
         max_queue_s=config.max_queue_s,
         vocab_size=spec.vocab_size,
     )
+
+
+def _lent_run_blocks(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, element_bytes: int) -> int:
+    """Return how many neighbouring blocks make a page of one layer's keys, 0 where the cache cannot be lent."""
+    stretch_bytes = config.block_tokens * spec.kv_size * element_bytes
+    if hardware.device == "cpu" or stretch_bytes % LENT_ALIGNMENT:
+        return 0
+    return -(-LENT_PAGE_BYTES // stretch_bytes)
 
 
 def _adapter_bytes(config: EngineConfig, hardware: Hardware) -> int:
@@ -160,6 +173,8 @@ def _check_ranges(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name}: {value} is less than 1.")
+    if not 0 <= config.max_lent_cache_share <= 1:
+        raise ConfigError(f"max_lent_cache_share: {config.max_lent_cache_share} is not between 0 and 1.")
     for name in ("max_decode_gap_s", "max_queue_s"):
         value = getattr(config, name)
         if value is not None and not value > 0:

@@ -3,7 +3,8 @@
     blocks   [ shared with equal prefixes ][ its own, full and named ][ its own, being filled ]
     tokens   0 ................................. num_computed ........ num_tokens
 
-Joins `BlockPool` and `PrefixIndex`; knows requests, but not which of them deserves a block.
+Joins `BlockPool` and `PrefixIndex`; knows requests, but not which of them deserves a block. Runs of neighbouring blocks
+may be lent to who keeps something else in their memory.
 """
 
 from __future__ import annotations
@@ -27,11 +28,17 @@ class BlockTables:
         self.landmarks = Landmarks(config.num_blocks)
         self._index = PrefixIndex(self.landmarks)
         self._pool = BlockPool(config.num_blocks, on_reuse=self._index.evict)
+        self._lent: list[range] = []
 
     @property
     def usage(self) -> float:
         """Share of the blocks that requests hold, 0 to 1."""
-        return self._pool.num_held / self._pool.num_blocks
+        return (self._pool.num_held - self.num_lent) / self._pool.num_blocks
+
+    @property
+    def num_lent(self) -> int:
+        """Blocks that are lent."""
+        return sum(map(len, self._lent))
 
     def try_open(self, live: LiveRequest, *, spare: int) -> bool:
         """Give a request the blocks of all its known tokens, and mark as computed those that the cache holds.
@@ -85,11 +92,25 @@ class BlockTables:
         live.blocks = []
         live.num_computed = 0
 
+    def try_lend(self, count: int) -> range | None:
+        """Lend a run of blocks that nobody holds, with the prefixes they had, if half of all blocks stay free."""
+        if self._pool.num_free - count < self._pool.num_blocks // 2:
+            return None
+        run = self._pool.try_take_run(count)
+        if run is not None:
+            self._lent.append(run)
+        return run
+
+    def take_back(self, run: range) -> None:
+        """End a loan: nobody reads or writes the run's memory any more."""
+        self._lent.remove(run)
+        self._pool.release(map(BlockId, run))
+
     def check(self, running: Sequence[LiveRequest]) -> None:
         """Raise AssertionError unless exactly the tables of `running` hold blocks, and nothing is shared wrongly."""
         self._pool.check()
         self._index.check(self._pool)
-        holders = Counter(block for live in running for block in live.blocks)
+        holders = Counter(block for held in (*(live.blocks for live in running), *self._lent) for block in held)
         for block in map(BlockId, range(self._pool.num_blocks)):
             assert self._pool.ref_count(block) == holders[block], f"block {block} is counted wrongly"
         content_by_block: dict[BlockId, object] = {}

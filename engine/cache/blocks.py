@@ -70,6 +70,18 @@ class BlockPool:
             taken.append(block)
         return taken
 
+    def try_take_run(self, count: int) -> range | None:
+        """Take `count` neighbours that nobody holds or wants kept, the last such at a multiple of it, or none."""
+        for start in range((self.num_blocks // count - 1) * count, -1, -count):
+            stop = start + count
+            if not any(self._ref_count[start:stop]) and not any(self._kept_until_s[start:stop]):
+                for block in map(BlockId, range(start, stop)):
+                    self._unlink(block)
+                    self._ref_count[block] = 1
+                    self._on_reuse(block)
+                return range(start, stop)
+        return None
+
     def share(self, block: BlockId) -> None:
         """Hold a block whose content is wanted; revives it where it was free."""
         if self._ref_count[block] == 0:

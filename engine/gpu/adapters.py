@@ -1,8 +1,6 @@
-"""Adapters as the GPU kernels read them, and their products: one shrink and one expand for all adapters of a step.
+"""The products of adapters on a GPU: one shrink and one expand for all adapters of a step.
 
-    table of an adapter    [ whole model | layer 0: q k v o gate up down norms | layer 1: ... ]    `ENTRY_NUMBERS` each:
-                           address of A, address of B, rank, address of gains and shifts of columns, 0 for none
-    tiles of a step        (first token, end, address of a table) each, segments cut to what a program works on
+    tiles of a step    (first token, end, address of an adapter's table) each: segments cut to what a program works on
 
 A step writes three numbers for each tile; nothing is gathered, and nothing padded to a common rank: rows as short as
 a rank are padded to whole loads, and no further. What only some adapters change, the embedding, norms and the output
@@ -11,29 +9,22 @@ matrix, costs nothing where none of them is in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 
 from adapters.peft_format import WHOLE_MODEL
-from adapters.weights import AdapterWeights, Columns, Extras
 from engine.errors import EngineError
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
-from engine.lora import ENTRIES, WHOLE_ENTRIES, AdapterSegment, entry_of, refuse_magnitudes
+from engine.gpu.tabled_adapter import TabledAdapter
+from engine.lora import AdapterSegment, entry_of
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
-from kernels.lora_shrink.launch import TILE, cut, lora_shrink, whole_rows
-
-ALIGNED_BYTES = 16
-"""Where a matrix begins: what the widest load takes."""
-ENTRY_NUMBERS = 4
-A, B, RANK, COLUMNS = range(ENTRY_NUMBERS)
-NOWHERE = -1
-"""Where what an adapter does not have lies."""
+from kernels.lora_shrink.launch import TILE, cut, lora_shrink
 
 
 class Reach(IntEnum):
@@ -42,127 +33,6 @@ class Reach(IntEnum):
     NOTHING = 0
     LINEAR_MODULES = 1
     WHOLE_MODEL = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layout:
-    """Where what an adapter has lies in its buffer.
-
-    Attributes:
-        offsets: [(1 + layers) * 9, 4] int64: in elements, `NOWHERE` for none, and ranks.
-        norm_width: of the final norm, 0 where the adapter has none.
-        changes_whole_model, is_finite: as `AdapterWeights` has them.
-    """
-
-    offsets: torch.Tensor
-    norm_width: int
-    changes_whole_model: bool
-    is_finite: bool
-
-    def extras(self, flat: torch.Tensor) -> Extras:
-        """View the columns of the final norm, which hidden states that leave the engine take by torch's operators."""
-        if not self.norm_width:
-            return Extras()
-        start = int(self.offsets[entry_of(WHOLE_MODEL, "norm"), COLUMNS])
-        count = 2 * self.norm_width * torch.float32.itemsize // flat.itemsize
-        gain, shift = flat[start : start + count].view(torch.float32).split(self.norm_width)
-        return Extras(columns={(WHOLE_MODEL, "norm"): Columns(gain=gain, shift=shift)})
-
-    def table(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return the addresses and ranks, on the host."""
-        table = torch.where(self.offsets == NOWHERE, 0, self.offsets * flat.element_size() + flat.data_ptr())
-        table[:, RANK] = self.offsets[:, RANK]
-        return table
-
-
-class TabledAdapter(AdapterWeights):
-    """An adapter all of which lies in `flat`, and a table of where.
-
-    Attributes:
-        table: [(1 + layers) * 9, 4] int64, valid as long as this object lives.
-    """
-
-    def __init__(self, flat: torch.Tensor, layout: _Layout, table: torch.Tensor | None = None) -> None:
-        super().__init__(flat, (), layout.extras(flat))
-        self.changes_whole_model = layout.changes_whole_model
-        self.table = layout.table(flat) if table is None else table
-        self._layout = layout
-
-    @classmethod
-    def of(cls, source: AdapterWeights, num_layers: int, quantization: str | None = None) -> TabledAdapter:
-        """Lay out an adapter that is in host memory, for a base whose weights may be quantized.
-
-        Raises:
-            LayoutError: it measures columns of the base's weights, which the quantized base does not have.
-        """
-        if quantization is not None:
-            refuse_magnitudes(source.extras, quantization)
-        dtype = source.flat.dtype
-        step = ALIGNED_BYTES // dtype.itemsize
-        offsets = torch.full(((num_layers + 1) * len(ENTRIES), ENTRY_NUMBERS), NOWHERE, dtype=torch.int64)
-        offsets[:, RANK] = 0
-        parts: list[tuple[int, torch.Tensor]] = []
-        end = 0
-        for entry, number, part, rank in _parts(source, num_layers):
-            offsets[entry, number] = end
-            offsets[entry, RANK] = max(rank, int(offsets[entry, RANK]))
-            # Float32 among shorter numbers: only their bits are copied.
-            parts.append((end, part.reshape(-1).view(dtype)))
-            end += -(-parts[-1][1].numel() // step) * step
-        flat = torch.zeros(end, dtype=dtype)
-        for at, part in parts:
-            flat[at : at + part.numel()] = part
-        norm = source.extras.columns.get((WHOLE_MODEL, "norm"))
-        width = 0 if norm is None else norm.gain.numel()
-        layout = _Layout(
-            offsets=offsets,
-            norm_width=width,
-            changes_whole_model=source.changes_whole_model,
-            is_finite=source.is_finite(),
-        )
-        return cls(flat, layout)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory in bytes; `extras` are views of `flat`."""
-        return self.flat.nbytes
-
-    def is_finite(self) -> bool:
-        """Whether it holds neither NaN nor infinity; `flat` cannot tell, for not all of it is of its dtype."""
-        return self._layout.is_finite
-
-    def to(self, device: torch.device) -> TabledAdapter:
-        """Copy to a device on the current stream."""
-        flat = self.flat.to(device, non_blocking=True)
-        return TabledAdapter(flat, self._layout, self._layout.table(flat).to(device, non_blocking=True))
-
-    def pinned(self) -> TabledAdapter:
-        """Copy to page-locked host memory."""
-        return TabledAdapter(self.flat.pin_memory(), self._layout)
-
-    def keep_for(self, stream: torch.cuda.Stream) -> None:
-        """Keep the table as long as the matrices."""
-        super().keep_for(stream)
-        self.table.record_stream(stream)
-
-
-def _parts(source: AdapterWeights, num_layers: int) -> Iterator[tuple[int, int, torch.Tensor, int]]:
-    """Yield what an adapter has: its entry in the table, which address of the entry, the numbers, the entry's rank."""
-    for layer in range(WHOLE_MODEL, num_layers):
-        for module in WHOLE_ENTRIES if layer == WHOLE_MODEL else ENTRIES:
-            entry = entry_of(layer, module)
-            projection, columns = source.projection(layer, module), source.extras.columns.get((layer, module))
-            if projection is not None:
-                rank = projection.a.shape[0]
-                # Rows of the embedding's are picked by token.
-                yield entry, A, whole_rows(projection.a.T) if module == "embed_tokens" else projection.a, rank
-                yield entry, B, whole_rows(projection.b), rank
-            if columns is not None:
-                yield entry, COLUMNS, torch.cat((columns.gain, columns.shift)), 0
-    for name, number in (("embed_tokens", A), ("lm_head", B)):
-        own = source.extras.matrices.get(name)
-        if own is not None:
-            yield entry_of(WHOLE_MODEL, f"own {name}"), number, own, own.shape[1]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from engine.decoder.decoder import Decoder
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.errors import ConfigError
-from engine.gpu.adapters import TabledAdapter, TritonLora
+from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.inputs import DeviceInputs
@@ -21,6 +21,7 @@ from engine.gpu.model import GpuModel, recorded_sizes
 from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.streamed_linear import measure, stream_each
+from engine.gpu.tabled_adapter import TabledAdapter
 from engine.loading.checkpoint import WeightSource
 from engine.parts import Parts
 from engine.resolve import DTYPE_BY_NAME, Hardware, resolve
@@ -88,6 +89,7 @@ def _build(
         dtype=_cache_dtype(resolved),
         device=runtime.device,
     )
+    page_bytes = cache.pages(range(resolved.lent_run_blocks))[0].nbytes
     sizes = recorded_sizes(resolved.max_num_seqs)
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
     model = GpuModel(decoder, backend, inputs)
@@ -103,7 +105,7 @@ def _build(
         buffers=inputs,
         model=model,
         cache=cache,
-        lay_out=lambda raw: TabledAdapter.of(raw.packed(), spec.num_layers, resolved.quantization),
+        lay_out=lambda raw: TabledAdapter.of(raw.packed(), spec.num_layers, resolved.quantization, page_bytes),
         choose=choose,
         steps_ahead=1,
     )

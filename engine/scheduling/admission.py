@@ -11,6 +11,8 @@ Before there are measurements, everything is let in that finds room. Pure; reque
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.config import ResolvedConfig
 from engine.errors import OverloadError
 from engine.request import Request
@@ -28,14 +30,18 @@ FALLBACK_RATE = 1.0
 class Admission:
     """The door of one engine.
 
+    Args:
+        num_lent: returns the blocks of the cache that requests cannot have.
+
     Attributes:
         costs: what steps cost; told by who runs them.
         reader: of what is before a request.
         refused_by_reason: how many were refused, by `engine.errors.OverloadError.reason`.
     """
 
-    def __init__(self, config: ResolvedConfig, reader: BacklogReader) -> None:
+    def __init__(self, config: ResolvedConfig, reader: BacklogReader, num_lent: Callable[[], int] = lambda: 0) -> None:
         self._config = config
+        self._num_lent = num_lent
         self.costs = StepCosts()
         self.reader = reader
         self.refused_by_reason: dict[str, int] = {}
@@ -106,12 +112,12 @@ class Admission:
 
     def _capacity(self, backlog: Backlog, prompt_tokens: int) -> Capacity:
         config = self._config
-        num_rows = min(config.max_num_seqs, config.max_batched_tokens)
+        num_rows, num_blocks = min(config.max_num_seqs, config.max_batched_tokens), config.num_blocks - self._num_lent()
         if backlog.is_empty:
-            return Capacity(num_rows=num_rows, num_blocks=config.num_blocks, prompt_tokens=config.max_batched_tokens)
+            return Capacity(num_rows=num_rows, num_blocks=num_blocks, prompt_tokens=config.max_batched_tokens)
         bounds = (prompt_tokens, config.max_batched_tokens - num_rows, config.max_prefill_tokens_with_decodes)
         beside = min(bound for bound in bounds if bound is not None)
-        return Capacity(num_rows=num_rows, num_blocks=config.num_blocks, prompt_tokens=max(1, beside))
+        return Capacity(num_rows=num_rows, num_blocks=num_blocks, prompt_tokens=max(1, beside))
 
     def _refusal(self, reason: str, message: str, retry_after_s: float) -> OverloadError:
         self.refused_by_reason[reason] = self.refused_by_reason.get(reason, 0) + 1

@@ -40,6 +40,7 @@ from engine.scheduling.backlog import BacklogReader
 from engine.scheduling.fair_queue import FairQueue
 from engine.scheduling.forecast import Backlog
 from engine.scheduling.hopeless import hopeless
+from engine.scheduling.lending import CacheLending
 from engine.scheduling.live_request import PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
 from engine.scheduling.pins import Pins
 from engine.scheduling.request_bounds import check_request
@@ -71,6 +72,7 @@ class Scheduler:
         self._eos_ids = frozenset(eos_ids)
         self._clock = clock
         self._tables = BlockTables(config, clock)
+        self._lending = CacheLending(config, self._tables, gate)
         self.landmarks = self._tables.landmarks
         self._live: dict[RequestId, LiveRequest] = {}
         self._waiting: list[LiveRequest] = []
@@ -81,7 +83,8 @@ class Scheduler:
         self._step_clock = StepClock()
         self._fair_queue = FairQueue(num_rows=config.max_num_seqs, step_tokens=config.max_batched_tokens)
         self.counters = SchedulerCounters()
-        self.admission = Admission(config, BacklogReader(config, self._fair_queue, self.counters))
+        reader = BacklogReader(config, self._fair_queue, self.counters)
+        self.admission = Admission(config, reader, lambda: self._tables.num_lent)
 
     @property
     def num_waiting(self) -> int:
@@ -165,8 +168,8 @@ class Scheduler:
         """
         self._end_hopeless()
         bounds = (prefill_cap, self._config.max_prefill_tokens_with_decodes)
-        if not self._num_under_way:
-            self._yield_rows()
+        self._yield_rows()
+        self._lending.offer()
         draft = StepDraft(self._config, min((bound for bound in bounds if bound is not None), default=None))
         num_preemptions = self.counters.num_preemptions
         if not self._serve_decodes(draft):
@@ -233,7 +236,7 @@ class Scheduler:
 
     def _yield_rows(self) -> None:
         """Where every row is taken, take some from flows with more than their share, for those with less that wait."""
-        if self._free_rows or not self._waiting:
+        if self._num_under_way or self._free_rows or not self._waiting:
             return
         for victim, behind in who_yields(self._running, self._waiting, self._config.max_num_seqs, self._is_ready):
             self._preempt(victim)
@@ -259,7 +262,7 @@ class Scheduler:
         for live in sorted(self._running, key=_RANK):
             if live.row is None or not live.is_decoding or live.is_full(self._config.max_model_len):
                 continue
-            while live.row is not None and not self._tables.try_extend(live):
+            while live.row is not None and not self._lending.try_extend(live):
                 if self._num_under_way:
                     return False
                 victim = max(self._running, key=_RANK)
@@ -297,7 +300,7 @@ class Scheduler:
         # A free block for each request keeps an admission from forcing a pre-emption in the very next step; a request
         # that is alone needs none, for the whole cache is its own.
         spare = len(self._running) + 1 if self._running else 0
-        if not self._tables.try_open(live, spare=spare):
+        if not self._lending.try_open(live, spare=spare):
             return False
         live.row = self._free_rows.pop()
         self._fair_queue.note_service(live.tag)

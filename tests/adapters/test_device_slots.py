@@ -9,6 +9,7 @@ from adapters.device_slots import DeviceSlots
 from adapters.identity import AdapterDigest
 
 A, B, C, D = map(AdapterDigest, "abcd")
+RUN, OTHER_RUN = range(4, 8), range(8, 12)
 
 
 def place(slots: DeviceSlots, digest: AdapterDigest, now_s: float = 0.0) -> list[AdapterDigest] | None:
@@ -69,6 +70,58 @@ def test_a_slot_whose_adapter_did_not_arrive_is_free_again() -> None:
     assert B in slots
 
 
+def test_lent_pages_hold_what_own_memory_does_not_and_an_adapter_lies_in_one_kind() -> None:
+    slots = DeviceSlots(8, 10, reserve_s=0)
+    slots.lend(RUN, 4)
+    for digest, num_bytes in ((A, 8), (B, 6), (C, 3)):
+        assert slots.try_take(digest, num_bytes, 0, num_pages=2) == []
+        slots.land(digest, 0)
+    assert [len(slots.pages(digest)) for digest in (A, B, C)] == [0, 2, 2]
+    assert slots.num_bytes == 17
+    assert not slots.lacks_room
+    # One that does not fit a page goes where A was.
+    assert slots.try_take(D, 9, 1) == [A]
+    assert slots.pages(D) == ()
+    assert not slots.lacks_room
+    slots.check()
+
+
+def test_who_evicts_or_is_refused_for_want_of_memory_lacks_room_and_for_want_of_a_slot_does_not() -> None:
+    slots = DeviceSlots(2, 10, reserve_s=0)
+    assert slots.try_take(A, 8, 0, num_pages=2) == []
+    assert slots.try_take(B, 8, 0, num_pages=2) is None
+    assert slots.lacks_room
+    slots.land(A, 0)
+    slots.lacks_room = False
+    assert slots.try_take(B, 8, 1, num_pages=2) == [A]
+    assert slots.lacks_room
+    full = DeviceSlots(1, 10, reserve_s=0)
+    place(full, A)
+    assert full.try_take(B, 1, 1, num_pages=1) == [A]
+    assert not full.lacks_room
+
+
+def test_a_loan_is_given_back_without_those_in_it_unless_one_is_in_use_or_on_its_way() -> None:
+    slots = DeviceSlots(8, 1, reserve_s=0)
+    slots.lend(RUN, 2)
+    slots.lend(OTHER_RUN, 2)
+    for digest in (A, B, C):
+        slots.try_take(digest, 5, 0, num_pages=1)
+        slots.land(digest, 0)
+    slots.try_take(D, 5, 0, num_pages=1)
+    run = slots.pages(A)[0].run
+    assert slots.pages(B)[0].run == run
+    assert slots.pages(C)[0].run == slots.pages(D)[0].run != run
+    slots.pin(B)
+    assert slots.give_back(1) is None
+    slots.land(D, 0)
+    assert slots.give_back(1) == (OTHER_RUN if run == RUN else RUN, [C, D])
+    slots.unpin(B)
+    assert slots.give_back(1) == (run, [A, B])
+    assert slots.give_back(1) is None
+    slots.check()
+
+
 def test_wrong_use_is_an_error() -> None:
     slots = DeviceSlots(1, 10)
     slots.try_take(A, 1, 0)
@@ -86,20 +139,39 @@ class SlotMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.slots = DeviceSlots(3, 10, reserve_s=2.0)
+        self.slots = DeviceSlots(5, 10, reserve_s=2.0)
+        self.lent: list[range] = []
         self.pins: dict[AdapterDigest, int] = {}
         self.now_s = 0.0
 
     digests = st.sampled_from([AdapterDigest(letter) for letter in "abcdefgh"])
 
-    @rule(digest=digests, num_bytes=st.integers(1, 7))
-    def take(self, digest: AdapterDigest, num_bytes: int) -> None:
+    @rule(digest=digests, num_bytes=st.integers(1, 7), num_pages=st.integers(0, 3))
+    def take(self, digest: AdapterDigest, num_bytes: int, num_pages: int) -> None:
         if digest in self.slots:
             return
-        had_room = len(self.slots) < 3 and self.slots.num_bytes + num_bytes <= 10
-        evicted = self.slots.try_take(digest, num_bytes, self.now_s)
+        had_room = len(self.slots) < 5 and self.slots.num_bytes + num_bytes <= 10
+        evicted = self.slots.try_take(digest, num_bytes, self.now_s, num_pages)
+        assert evicted is None or len(self.slots.pages(digest)) in (0, num_pages)
         assert not had_room or evicted == []
         for victim in evicted or []:
+            assert self.pins.pop(victim, 0) == 0
+            assert victim not in self.slots
+
+    @rule(num_pages=st.integers(1, 3))
+    def lend(self, num_pages: int) -> None:
+        if len(self.lent) < 4:
+            self.lent.append(next(run for start in range(5) if (run := range(start, start + 1)) not in self.lent))
+            self.slots.lend(self.lent[-1], num_pages)
+
+    @rule()
+    def give_back(self) -> None:
+        ended = self.slots.give_back(self.now_s)
+        if ended is None:
+            return
+        run, evicted = ended
+        self.lent.remove(run)
+        for victim in evicted:
             assert self.pins.pop(victim, 0) == 0
             assert victim not in self.slots
 

@@ -56,7 +56,7 @@ def a_request(name: str, prompt: tuple[int, ...] | range = (1, 2, 3), **fields: 
 
 
 class ScriptedGate:
-    """Adapters that need `load_steps` ticks after `prepare`, and share `num_slots` slots."""
+    """Adapters that need `load_steps` ticks after `prepare`, and share `num_slots` slots and one in each lent run."""
 
     def __init__(
         self, num_slots: int = 2, load_steps: dict[str, int] | None = None, errors: dict[str, str] | None = None
@@ -66,6 +66,8 @@ class ScriptedGate:
         self._errors = errors or {}
         self._left: dict[AdapterDigest, int] = {}
         self._resident: list[AdapterDigest] = []
+        self._lacks_room = False
+        self.runs: list[range] = []
         self.pins: Counter[AdapterDigest] = Counter()
 
     def tick(self) -> None:
@@ -78,7 +80,8 @@ class ScriptedGate:
         if not self._is_loaded(digest):
             return False
         if digest not in self._resident:
-            if len(self._resident) == self._num_slots:
+            if len(self._resident) == self._num_slots + len(self.runs):
+                self._lacks_room = True
                 idle = [other for other in self._resident if not self.pins[other]]
                 if not idle:
                     return False
@@ -89,6 +92,21 @@ class ScriptedGate:
 
     def waits_for_slot(self, digest: AdapterDigest) -> bool:
         return self._is_loaded(digest) and digest not in self._resident
+
+    def lacked_room(self) -> bool:
+        lacked, self._lacks_room = self._lacks_room, False
+        return lacked
+
+    def lend(self, run: range) -> None:
+        self.runs.append(run)
+
+    def give_back(self) -> range | None:
+        if len(self._resident) == self._num_slots + len(self.runs):
+            idle = [other for other in self._resident if not self.pins[other]]
+            if not idle:
+                return None
+            self._resident.remove(idle[0])
+        return self.runs.pop()
 
     def unpin(self, digest: AdapterDigest) -> None:
         assert self.pins[digest] > 0, "unpinned more often than pinned"
@@ -196,6 +214,11 @@ class ScriptedRunner:
         return self._table_by_row[row.row][position // size] * size + position % size
 
     def _check_plan(self, plan: StepPlan) -> None:
+        lent = {block for run in self._gate.runs for block in run}
+        for slot in [slot for slot in self._cells if slot // self._config.block_tokens in lent]:
+            # An adapter lies there now.
+            del self._cells[slot]
+        assert not any(lent.intersection(row.block_ids) for row in plan.rows), "a row has a block that is lent"
         assert 0 < plan.num_tokens <= self._config.max_batched_tokens
         assert len(plan.rows) <= self._config.max_num_seqs
         assert len({row.row for row in plan.rows}) == len(plan.rows)

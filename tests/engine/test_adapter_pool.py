@@ -16,6 +16,7 @@ from adapters.registry import reference
 from engine.adapter_pool import AdapterPool
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
+from engine.gpu.tabled_adapter import TabledAdapter
 from tests.adapters.handmade import SHAPES, make_config, make_tensors, write
 
 WAIT_S = 20.0
@@ -50,11 +51,17 @@ class Bench:
         return made
 
     def pool(
-        self, refs: list[AdapterRef], slots: int = 2, host: int = 4, max_bytes: int = 1 << 30, **options: Any
+        self,
+        refs: list[AdapterRef],
+        slots: int = 2,
+        host: int = 4,
+        max_bytes: int = 1 << 30,
+        loader: AdapterLoader | None = None,
+        **options: Any,
     ) -> AdapterPool:
         pool = AdapterPool(
             refs,
-            AdapterLoader(SHAPES, 16, torch.float32, no_base),
+            loader or AdapterLoader(SHAPES, 16, torch.float32, no_base),
             replace(make_resolved(slots, host), max_device_adapter_bytes=max_bytes),
             torch.device("cpu"),
             on_change=self.changes.release,
@@ -165,6 +172,41 @@ def test_adapters_of_all_sizes_share_one_budget_of_bytes(bench: Bench) -> None:
     pool.prepare(huge)
     bench.wait_until(lambda: pool.error(huge))
     assert f"{16 * one} bytes, more than the {9 * one}" in str(pool.error(huge))
+
+
+def test_what_finds_no_room_lies_in_what_the_cache_lends_until_that_is_wanted_back(bench: Bench) -> None:
+    refs = bench.refs(3)
+    one = 2 * 4 * (4 * 16 + 8 * 16)  # two layers, float32, A of q_proj and B with its rows of 4 made 8
+    memory = {run: [torch.zeros(one // 2, dtype=torch.uint8) for _ in range(4)] for run in (range(4, 8), range(4))}
+    loader = AdapterLoader(
+        SHAPES, 16, torch.float32, no_base, lambda raw: TabledAdapter.of(raw.packed(), 2, page_bytes=one // 2)
+    )
+    pool = bench.pool(refs, slots=8, max_bytes=one, loader=loader, lent_memory=memory.__getitem__)
+    bench.pin(pool, refs[0].digest)
+    assert not pool.lacked_room()
+    pool.prepare(refs[1].digest)
+    bench.wait_until(lambda: pool.waits_for_slot(refs[1].digest))
+    assert not pool.try_pin(refs[1].digest)
+    assert pool.lacked_room()
+    assert not pool.lacked_room()
+    for run in memory:
+        pool.lend(run)
+    for ref in refs[1:]:
+        bench.pin(pool, ref.digest)
+        weights = pool.weights(ref.digest)
+        inside = {page.data_ptr() for pages in memory.values() for page in pages}
+        assert weights.num_pages == 2
+        assert weights.flat.data_ptr() in inside
+    assert pool.residency().device_bytes == 3 * one
+    # Both lie in one loan, so that the other can end.
+    empty = pool.give_back()
+    assert empty is not None
+    assert pool.give_back() is None
+    for ref in refs[1:]:
+        pool.unpin(ref.digest)
+    assert {empty, pool.give_back()} == {*memory}
+    assert pool.residency().device == {refs[0].digest}
+    assert pool.residency().evictions == 2
 
 
 def test_a_crowd_that_waits_for_one_slot_is_served_to_the_last(bench: Bench) -> None:

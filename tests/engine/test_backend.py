@@ -255,6 +255,17 @@ def test_clearing_takes_nan_from_a_block_in_all_layers() -> None:
     cache.clear([])
 
 
+def test_pages_are_the_memory_of_the_blocks_in_all_layers_and_of_no_other() -> None:
+    shape = {"num_layers": LAYERS, "num_blocks": 12, "block_tokens": 4, "kv_heads": 2, "head_dim": DIM}
+    cache = KvCache(**shape, dtype=torch.bfloat16, device=CPU)
+    pages = cache.pages(range(4, 8))
+    assert [page.shape for page in pages] == [torch.Size([4 * 4 * 2 * DIM * 2])] * (2 * LAYERS)
+    for number, page in enumerate(pages, start=1):
+        page.view(torch.bfloat16)[:] = number
+    assert cache.data[:, :, [*range(4), *range(8, 13)]].eq(0).all()
+    assert cache.data[:, :, 4:8].flatten(0, 1).flatten(1).eq(torch.arange(1, 2 * LAYERS + 1)[:, None]).all()
+
+
 def test_a_cache_takes_memory_for_the_tokens_that_came() -> None:
     """Layer by layer on huge pages, one block took one of them for the keys and one for the values of each layer."""
     cache = KvCache(

@@ -9,7 +9,7 @@ from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, build_weights
 from engine.backend import TorchBackend
 from engine.cpu.native_lora import PanelAdapter
-from engine.gpu.adapters import TabledAdapter
+from engine.gpu.tabled_adapter import TabledAdapter
 from engine.lora import LoraBatch, collect_segments
 from kernels import native
 

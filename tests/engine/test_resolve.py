@@ -13,7 +13,7 @@ from engine.decoder.spec import DecoderSpec, read_spec
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
-from engine.resolve import CPU_ADAPTER_BYTES, Hardware, probe, resolve
+from engine.resolve import CPU_ADAPTER_BYTES, LENT_PAGE_BYTES, Hardware, probe, resolve
 from tests.deployments.tiny_models import CONTEXT, write_chat_model
 
 PLAIN = Hardware(device="cpu", num_cores=3, free_bytes=1 << 30, has_fast_bfloat16=False)
@@ -109,6 +109,19 @@ def test_adapters_on_the_device_are_bounded_by_their_bytes(spec: DecoderSpec) ->
     assert resolve(config(max_device_adapters=3), spec, PLAIN).max_device_adapters == 3
     with pytest.raises(ConfigError, match="max_device_adapter_bytes: 0"):
         resolve(config(max_device_adapter_bytes=0), spec, PLAIN)
+
+
+def test_only_a_gpu_lends_of_its_cache_and_a_full_request_fits_beside(spec: DecoderSpec) -> None:
+    gpu = replace(PLAIN, device="cuda", free_bytes=32 << 22)
+    assert resolve(config(), spec, PLAIN).lent_run_blocks == 0
+    found = resolve(config(dtype="float32"), spec, gpu)
+    assert found.lent_run_blocks * 16 * spec.kv_size * 4 >= LENT_PAGE_BYTES
+    assert found.max_lent_blocks == found.num_blocks // 4
+    all_of_it = resolve(config(max_lent_cache_share=1.0, max_num_seqs=2), spec, gpu)
+    assert all_of_it.max_lent_blocks == all_of_it.num_blocks - all_of_it.max_blocks_per_request > 0
+    assert resolve(config(max_lent_cache_share=0.0), spec, gpu).max_lent_blocks == 0
+    with pytest.raises(ConfigError, match=r"max_lent_cache_share: 1.5 is not between 0 and 1"):
+        resolve(config(max_lent_cache_share=1.5), spec, gpu)
 
 
 NEW_GPU = replace(FAST, device="cuda", has_fp8=True, has_fp8_products=True)

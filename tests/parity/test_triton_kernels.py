@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -17,7 +18,8 @@ from safetensors.torch import save_file
 
 from adapters.identity import AdapterRef
 from adapters.registry import reference
-from engine import build
+from engine import build, resolve
+from engine.adapter_pool import AdapterPool
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec
@@ -118,6 +120,34 @@ def test_adapters_and_draws_are_those_of_the_cpu(
     replays = Replays(monkeypatch)
     assert run_engine(build_engine(config_of(family.path), adapters), requests()) == expected
     assert replays.are_there
+
+
+def test_adapters_that_lie_in_lent_blocks_of_the_cache_give_the_tokens_of_the_cpu(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crowd of adapters where one has room; then prompts that want the blocks back, and the crowd again."""
+    family = checkpoint("llama3")
+    path_by_name = save_adapters(family.model, tmp_path)
+    adapters = [reference(name, path) for name, path in path_by_name.items()]
+    crowd = [
+        greedy(f"{turn}-{i}", prompt, NUM_TOKENS, adapter=ref.digest)
+        for turn in range(2)
+        for i, (prompt, ref) in enumerate(zip(random_prompts(len(adapters), longest=6), adapters, strict=True))
+    ]
+    long = [greedy(f"long-{i}", tuple(range(3 + i, 63 + i)), 2) for i in range(3)]
+    turns = [[*crowd[: len(adapters)]], long, [*crowd[len(adapters) :]]]
+    config = replace(config_of(family.path), max_model_len=64, kv_cache_bytes=1 << 20)
+    cpu = build_engine(config, adapters)
+    expected = [run_engine(cpu, requests) for requests in turns]
+    monkeypatch.setattr(resolve, "LENT_PAGE_BYTES", 8192)
+    loans = Counter[str]()
+    for name in ("lend", "give_back"):
+        monkeypatch.setattr(AdapterPool, name, _counted(getattr(AdapterPool, name), loans))
+    with _a_gpu(monkeypatch):
+        engine = build_engine(replace(config, max_device_adapter_bytes=120_000, max_lent_cache_share=0.5), adapters)
+    assert [run_engine(engine, requests) for requests in turns] == expected
+    assert loans["lend"] > 1
+    assert loans["give_back"] > 0
 
 
 def test_adapters_of_the_whole_model_give_the_tokens_of_the_cpu_beside_plain_ones_and_the_base(
@@ -244,6 +274,17 @@ def _save(
         save_file(saved, folder / name / "model.safetensors")
     fields = json.loads((folder / "meant" / "config.json").read_text())
     (folder / "stored" / "config.json").write_text(json.dumps(fields | {"quantization_config": quantization}))
+
+
+def _counted(method: Callable[..., Any], calls: Counter[str]) -> Callable[..., Any]:
+    """Count the calls of a method that came to something."""
+
+    def counted(*args: Any) -> Any:
+        found = method(*args)
+        calls[method.__name__] += method.__name__ == "lend" or found is not None
+        return found
+
+    return counted
 
 
 def _logprobs(config: EngineConfig, adapter: AdapterRef | None = None) -> torch.Tensor:

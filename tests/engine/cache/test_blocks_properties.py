@@ -29,6 +29,18 @@ class PoolMachine(RuleBasedStateMachine):
         if taken:
             self.tables.append(taken)
 
+    @rule(count=st.integers(1, 5))
+    def take_a_run(self, count: int) -> None:
+        self.reused.clear()
+        free = {b for b in range(self.pool.num_blocks) if not self.naive.holders[b] and not self.naive.kept_until[b]}
+        starts = [s for s in range(0, self.pool.num_blocks - count + 1, count) if free >= {*range(s, s + count)}]
+        run = self.pool.try_take_run(count)
+        assert run == (range(starts[-1], starts[-1] + count) if starts else None)
+        assert self.reused == [*(run or ())]
+        for block in map(BlockId, run or ()):
+            self.naive.share(block)
+        self.tables.append([*map(BlockId, run or ())])
+
     @rule(data=st.data())
     def share_any_blocks(self, data: st.DataObject) -> None:
         blocks = st.integers(0, self.pool.num_blocks - 1).map(BlockId)

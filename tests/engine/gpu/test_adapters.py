@@ -8,7 +8,8 @@ import torch
 from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras, RawProjection, build_weights
 from engine.errors import EngineError
-from engine.gpu.adapters import Reach, TabledAdapter, TritonLora
+from engine.gpu.adapters import Reach, TritonLora
+from engine.gpu.tabled_adapter import TabledAdapter
 from engine.lora import AdapterSegment, LoraBatch
 from kernels.recording import Launch, recording
 from tests.engine.gpu.host_runtime import runtime_here
@@ -72,18 +73,27 @@ def change(lora: LoraBatch | TritonLora) -> list[torch.Tensor]:
     return [tensor.cpu() for tensor in (x, first, second, gate_up, last, logits)]
 
 
-def tabled(sources: dict[str, AdapterWeights]) -> dict[str, AdapterWeights]:
+def tabled(sources: dict[str, AdapterWeights], page_bytes: int = 0) -> dict[str, AdapterWeights]:
     device = runtime_here().device
-    return {name: TabledAdapter.of(source, LAYERS).to(device) for name, source in sources.items()}
+    adapters = {name: TabledAdapter.of(source, LAYERS, page_bytes=page_bytes) for name, source in sources.items()}
+    return {
+        name: adapter.to(device, [torch.full((page_bytes,), 255, dtype=torch.uint8, device=device) for _ in range(num)])
+        for name, adapter in adapters.items()
+        for num in [adapter.num_pages]
+    }
 
 
+@pytest.mark.parametrize("page_bytes", [0, VOCAB * HIDDEN * 4])
 @pytest.mark.parametrize(
     "names", [("plain", "own", "products", "norms"), ("own",), ("products",), ("plain", "norms"), ("plain",)]
 )
-def test_every_part_of_a_step_is_the_cpu_s(sources: dict[str, AdapterWeights], names: tuple[str, ...]) -> None:
+def test_every_part_of_a_step_is_the_cpu_s(
+    sources: dict[str, AdapterWeights], names: tuple[str, ...], page_bytes: int
+) -> None:
+    """In one buffer, and in pages that hold not a number else."""
     chosen = {name: sources[name] for name in names}
     lora = TritonLora(runtime_here(), MAX_SEGMENTS, MAX_RANK, TOKENS)
-    on_device = tabled(chosen)
+    on_device = tabled(chosen, page_bytes)
     lora.fill(segments(on_device, TOKEN_SPANS), segments(on_device, SAMPLE_SPANS))
     expected = change(LoraBatch(segments(chosen, TOKEN_SPANS), segments(chosen, SAMPLE_SPANS)))
     for found, known in zip(change(lora), expected, strict=True):
@@ -121,6 +131,19 @@ def test_all_of_an_adapter_is_counted(sources: dict[str, AdapterWeights]) -> Non
     for name, source in sources.items():
         between = TabledAdapter.of(source, LAYERS).num_bytes - source.num_bytes - 4 * spare[name]
         assert 0 <= between <= 16 * 20
+
+
+def test_no_part_lies_in_two_pages_and_one_that_is_longer_keeps_the_adapter_out_of_them(
+    sources: dict[str, AdapterWeights],
+) -> None:
+    largest = VOCAB * HIDDEN * 4
+    for name, source in sources.items():
+        laid_out = TabledAdapter.of(source, LAYERS, page_bytes=largest)
+        assert laid_out.num_pages == -(-laid_out.num_bytes // largest) > (name == "own")
+        assert laid_out.num_bytes >= TabledAdapter.of(source, LAYERS).num_bytes
+    assert TabledAdapter.of(sources["own"], LAYERS, page_bytes=largest - 16).num_pages == 0
+    assert TabledAdapter.of(sources["own"], LAYERS).num_pages == 0
+    assert TabledAdapter.of(sources["own"], LAYERS, page_bytes=largest).num_pages == 3
 
 
 def test_halves_of_wider_numbers_are_not_taken_for_numbers() -> None:

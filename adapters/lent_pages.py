@@ -1,0 +1,68 @@
+"""Pages of memory that somebody lends to adapters: which are free, and which loan could be ended.
+
+A loan is a run of blocks of a cache, and the same number of pages each. Pure: standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Page(NamedTuple):
+    """One page: the loan that it belongs to, and its number there."""
+
+    run: range
+    number: int
+
+
+class LentPages:
+    """The pages of all loans."""
+
+    def __init__(self) -> None:
+        self._free_by_run: dict[range, list[int]] = {}
+        self._count_by_run: dict[range, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Pages that no adapter lies in."""
+        return sum(map(len, self._free_by_run.values()))
+
+    def add(self, run: range, num_pages: int) -> None:
+        """Take over the pages of a loan."""
+        self._free_by_run[run] = list(range(num_pages))
+        self._count_by_run[run] = num_pages
+
+    def take(self, count: int) -> tuple[Page, ...]:
+        """Take `count` of the free pages, of which there must be so many; fuller loans first, so that others end."""
+        taken: list[Page] = []
+        for run, free in sorted(self._free_by_run.items(), key=lambda item: len(item[1])):
+            while free and len(taken) < count:
+                taken.append(Page(run, free.pop()))
+        assert len(taken) == count, "fewer pages are free than were wanted"
+        return tuple(taken)
+
+    def release(self, pages: Iterable[Page]) -> None:
+        """Count pages as free."""
+        for page in pages:
+            self._free_by_run[page.run].append(page.number)
+
+    def emptiest(self, unless: set[range]) -> range | None:
+        """Return the loan with the most free pages that is not one of `unless`, None for none."""
+        runs = [run for run in self._free_by_run if run not in unless]
+        return max(runs, key=lambda run: len(self._free_by_run[run]), default=None)
+
+    def end(self, run: range) -> None:
+        """Forget a loan, all pages of which must be free."""
+        free, count = self._free_by_run.pop(run), self._count_by_run.pop(run)
+        assert len(free) == count, "a loan ends with an adapter in it"
+
+    def check(self, held: Iterable[Page]) -> None:
+        """Raise AssertionError unless every page is either free, once, or one of `held`."""
+        free = [Page(run, number) for run, numbers in self._free_by_run.items() for number in numbers]
+        everything = [Page(run, number) for run, count in self._count_by_run.items() for number in range(count)]
+        assert sorted([*free, *held], key=_order) == sorted(everything, key=_order), "a page is lost or taken twice"
+
+
+def _order(page: Page) -> tuple[int, int]:
+    return page.run.start, page.number

@@ -1,0 +1,192 @@
+"""An adapter as the GPU kernels read it: its numbers in one buffer, or in pages, and a table of where each matrix lies.
+
+    table of an adapter    [ whole model | layer 0: q k v o gate up down norms | layer 1: ... ]    `ENTRY_NUMBERS` each:
+                           address of A, address of B, rank, address of gains and shifts of columns, 0 for none
+
+Kernels go by addresses, so that the pages may lie anywhere; no matrix lies in two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from adapters.peft_format import WHOLE_MODEL
+from adapters.weights import AdapterWeights, Columns, Extras
+from engine.lora import ENTRIES, WHOLE_ENTRIES, entry_of, refuse_magnitudes
+from kernels.lora_shrink.launch import whole_rows
+
+ALIGNED_BYTES = 16
+"""Where a matrix begins: what the widest load takes."""
+ENTRY_NUMBERS = 4
+A, B, RANK, COLUMNS = range(ENTRY_NUMBERS)
+NOWHERE = -1
+"""Where what an adapter does not have lies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layout:
+    """Where what an adapter has lies in its buffer.
+
+    Attributes:
+        num_bytes: of the buffer.
+        page_bytes: size of the pages whose ends no matrix crosses, 0 where one is longer than a page.
+        offsets: [(1 + layers) * 9, 4] int64: in elements, `NOWHERE` for none, and ranks.
+        norm_width: of the final norm, 0 where the adapter has none.
+        changes_whole_model, is_finite: as `AdapterWeights` has them.
+    """
+
+    num_bytes: int
+    page_bytes: int
+    offsets: torch.Tensor
+    norm_width: int
+    changes_whole_model: bool
+    is_finite: bool
+
+    def extras(self, pages: Sequence[torch.Tensor]) -> Extras:
+        """View the columns of the final norm, which hidden states that leave the engine take by torch's operators."""
+        if not self.norm_width:
+            return Extras()
+        page, start = divmod(int(self.offsets[entry_of(WHOLE_MODEL, "norm"), COLUMNS]), pages[0].numel())
+        count = 2 * self.norm_width * torch.float32.itemsize // pages[0].itemsize
+        gain, shift = pages[page][start : start + count].view(torch.float32).split(self.norm_width)
+        return Extras(columns={(WHOLE_MODEL, "norm"): Columns(gain=gain, shift=shift)})
+
+    def table(self, pages: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the addresses and ranks, on the host."""
+        first = torch.tensor([page.data_ptr() for page in pages])
+        size = max(1, pages[0].numel())
+        addresses = first[self.offsets // size] + self.offsets % size * pages[0].itemsize
+        table = torch.where(self.offsets == NOWHERE, 0, addresses)
+        table[:, RANK] = self.offsets[:, RANK]
+        return table
+
+
+class TabledAdapter(AdapterWeights):
+    """An adapter that lies in one buffer, `flat`, or in pages as large as each other, and a table of where.
+
+    Attributes:
+        table: [(1 + layers) * 9, 4] int64, valid as long as this object lives, and as the pages are the adapter's.
+    """
+
+    def __init__(self, pages: Sequence[torch.Tensor], layout: _Layout, device: torch.device | None = None) -> None:
+        super().__init__(pages[0], (), layout.extras(pages))
+        self.changes_whole_model = layout.changes_whole_model
+        table = layout.table(pages)
+        self.table = table if device is None else table.to(device, non_blocking=True)
+        self._layout = layout
+        self._pages = pages
+
+    @classmethod
+    def of(
+        cls, source: AdapterWeights, num_layers: int, quantization: str | None = None, page_bytes: int = 0
+    ) -> TabledAdapter:
+        """Lay out an adapter that is in host memory, for a base whose weights may be quantized.
+
+        Args:
+            page_bytes: size of the pages that it may come to lie in, a multiple of `ALIGNED_BYTES`; 0 for none.
+
+        Raises:
+            LayoutError: it measures columns of the base's weights, which the quantized base does not have.
+        """
+        if quantization is not None:
+            refuse_magnitudes(source.extras, quantization)
+        dtype = source.flat.dtype
+        parts = [*_parts(source, num_layers)]
+        # Float32 among shorter numbers: only their bits are copied.
+        numbers = [part.numbers.reshape(-1).view(dtype) for part in parts]
+        sizes = [part.numel() for part in numbers]
+        page = page_bytes // dtype.itemsize if max(sizes, default=0) * dtype.itemsize <= page_bytes else 0
+        starts, end = _starts(sizes, ALIGNED_BYTES // dtype.itemsize, page)
+        flat = torch.zeros(end, dtype=dtype)
+        offsets = torch.full(((num_layers + 1) * len(ENTRIES), ENTRY_NUMBERS), NOWHERE, dtype=torch.int64)
+        offsets[:, RANK] = 0
+        for part, start, size, held in zip(parts, starts, sizes, numbers, strict=True):
+            offsets[part.entry, part.address] = start
+            offsets[part.entry, RANK] = max(part.rank, int(offsets[part.entry, RANK]))
+            flat[start : start + size] = held
+        norm = source.extras.columns.get((WHOLE_MODEL, "norm"))
+        width = 0 if norm is None else norm.gain.numel()
+        layout = _Layout(
+            num_bytes=flat.nbytes,
+            page_bytes=page * dtype.itemsize,
+            offsets=offsets,
+            norm_width=width,
+            changes_whole_model=source.changes_whole_model,
+            is_finite=source.is_finite(),
+        )
+        return cls([flat], layout)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in bytes; `extras` are views of it."""
+        return self._layout.num_bytes
+
+    @property
+    def num_pages(self) -> int:
+        """How many pages it takes, 0 where it cannot lie in such."""
+        return -(-self._layout.num_bytes // self._layout.page_bytes) if self._layout.page_bytes else 0
+
+    def is_finite(self) -> bool:
+        """Whether it holds neither NaN nor infinity; `flat` cannot tell, for not all of it is of its dtype."""
+        return self._layout.is_finite
+
+    def to(self, device: torch.device, pages: Sequence[torch.Tensor] = ()) -> TabledAdapter:
+        """Copy to a device, or into pages there, on the current stream."""
+        if not pages:
+            return TabledAdapter([self.flat.to(device, non_blocking=True)], self._layout, device)
+        typed = [page.view(self.flat.dtype) for page in pages]
+        for page, part in zip(typed, self.flat.split(typed[0].numel()), strict=True):
+            page[: part.numel()].copy_(part, non_blocking=True)
+        return TabledAdapter(typed, self._layout, device)
+
+    def pinned(self) -> TabledAdapter:
+        """Copy to page-locked host memory."""
+        return TabledAdapter([self.flat.pin_memory()], self._layout)
+
+    def keep_for(self, stream: torch.cuda.Stream) -> None:
+        """Keep the table as long as the matrices."""
+        super().keep_for(stream)
+        self.table.record_stream(stream)
+
+
+def _starts(sizes: Sequence[int], step: int, page: int) -> tuple[list[int], int]:
+    """Return where parts begin, at multiples of `step` and none in two pages, and their end."""
+    starts, end = [], 0
+    for size in sizes:
+        if page and end % page + size > page:
+            end += -end % page
+        starts.append(end)
+        end += -(-size // step) * step
+    return starts, end
+
+
+class _Part(NamedTuple):
+    """Something that an adapter has: its entry in the table, which address of the entry, the entry's rank."""
+
+    entry: int
+    address: int
+    rank: int
+    numbers: torch.Tensor
+
+
+def _parts(source: AdapterWeights, num_layers: int) -> Iterator[_Part]:
+    for layer in range(WHOLE_MODEL, num_layers):
+        for module in WHOLE_ENTRIES if layer == WHOLE_MODEL else ENTRIES:
+            entry = entry_of(layer, module)
+            projection, columns = source.projection(layer, module), source.extras.columns.get((layer, module))
+            if projection is not None:
+                rank = projection.a.shape[0]
+                # Rows of the embedding's are picked by token.
+                a = whole_rows(projection.a.T) if module == "embed_tokens" else projection.a
+                yield _Part(entry, A, rank, a)
+                yield _Part(entry, B, rank, whole_rows(projection.b))
+            if columns is not None:
+                yield _Part(entry, COLUMNS, 0, torch.cat((columns.gain, columns.shift)))
+    for name, address in (("embed_tokens", A), ("lm_head", B)):
+        own = source.extras.matrices.get(name)
+        if own is not None:
+            yield _Part(entry_of(WHOLE_MODEL, f"own {name}"), address, own.shape[1], own)
