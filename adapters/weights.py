@@ -172,7 +172,8 @@ class AdapterWeights:
         Args:
             pages: `num_pages` stretches of bytes on that device to copy to; none for memory of its own.
         """
-        assert not pages, "this adapter does not lie in pages"
+        if pages:
+            raise AssertionError("this adapter does not lie in pages")
         return AdapterWeights(self.flat.to(device, non_blocking=True), self._places, self.extras)
 
     def keep_for(self, stream: torch.cuda.Stream) -> None:

@@ -84,10 +84,7 @@ class EngineSettings(SettingsNode):
         default=None, ge=1, description="Bytes of those; null: on a GPU 1/32 of what the engine may use, else 8 GiB."
     )
     max_lent_cache_share: float = Field(
-        default=0.25,
-        ge=0,
-        le=1,
-        description="On a GPU: share of the KV cache that adapters may borrow beyond that while no request needs it.",
+        default=0.25, ge=0, le=1, description="Share of a GPU's KV cache that adapters may borrow beyond that."
     )
     max_host_adapters: int = Field(default=256, ge=1, description="Adapters kept in host memory.")
 

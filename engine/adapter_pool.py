@@ -155,6 +155,11 @@ class AdapterPool:
             self._slots.pin(digest)
             return True
 
+    def swap_s(self, digest: AdapterDigest) -> float:
+        """Return the mean time of a read, 0 for an adapter that is on the device or in host memory."""
+        with self._lock:
+            return 0.0 if digest in self._slots or digest in self._host else self._load_s
+
     def waits_for_slot(self, digest: AdapterDigest) -> bool:
         """Return whether the adapter lies in host memory and every slot of the device is taken."""
         with self._lock:

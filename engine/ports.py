@@ -25,6 +25,10 @@ class AdapterGate(Protocol):
         """Pin the adapter on the device for one running request, or return False: still loading, or no slot free."""
         ...
 
+    def swap_s(self, digest: AdapterDigest) -> float:
+        """Return about how long it takes to fetch the adapter; 0 where it is on the device, or nothing is known yet."""
+        ...
+
     def waits_for_slot(self, digest: AdapterDigest) -> bool:
         """Whether the adapter is loaded and only a free slot on the device is missing."""
         ...

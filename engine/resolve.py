@@ -108,8 +108,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
     _check_cache_dtype(config, hardware)
     element_bytes = DTYPE_BY_NAME[dtype].itemsize if config.kv_cache_dtype is None else 1
     block_bytes = config.block_tokens * spec.kv_bytes_per_token(element_bytes)
-    share = CPU_CACHE_SHARE if hardware.device == "cpu" else 1.0
-    cache_bytes = config.kv_cache_bytes or max(0, int(hardware.free_bytes * share))
+    cache_bytes = config.kv_cache_bytes or _cache_bytes(hardware)
     # More than every row at full length can never be held, and is only memory taken from others.
     num_blocks = min(cache_bytes // block_bytes, config.max_num_seqs * blocks_per_request)
     if num_blocks < blocks_per_request:
@@ -120,7 +119,6 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
             f"{knob} {cache_bytes} bytes, which hold {num_blocks * config.block_tokens} tokens, fewer than one "
             f"request of max_model_len {max_model_len}; {blocks_per_request * block_bytes} bytes are needed."
         )
-    run_blocks = _lent_run_blocks(config, spec, hardware, element_bytes)
     return ResolvedConfig(
         model_path=config.model_path,
         device=hardware.device,
@@ -139,7 +137,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         max_adapter_rank=config.max_adapter_rank,
         max_device_adapters=config.max_device_adapters or config.max_host_adapters,
         max_device_adapter_bytes=_adapter_bytes(config, hardware),
-        lent_run_blocks=run_blocks,
+        lent_run_blocks=_lent_run_blocks(config, spec, hardware, element_bytes),
         max_lent_blocks=min(int(num_blocks * config.max_lent_cache_share), num_blocks - blocks_per_request),
         max_host_adapters=config.max_host_adapters,
         max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
@@ -147,6 +145,10 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         max_queue_s=config.max_queue_s,
         vocab_size=spec.vocab_size,
     )
+
+
+def _cache_bytes(hardware: Hardware) -> int:
+    return max(0, int(hardware.free_bytes * (CPU_CACHE_SHARE if hardware.device == "cpu" else 1.0)))
 
 
 def _lent_run_blocks(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, element_bytes: int) -> int:

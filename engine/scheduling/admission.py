@@ -23,6 +23,8 @@ from engine.scheduling.step_costs import StepCosts
 
 MAX_RETRY_AFTER_S = 120.0
 MIN_RETRY_AFTER_S = 1.0
+RISK = 1.25
+"""A deadline that leaves less than so many times what the answer takes is at risk."""
 FALLBACK_RATE = 1.0
 """Requests a second, before anything is known."""
 
@@ -98,6 +100,14 @@ class Admission:
         if deadline_s is None or live.output_ids or not self.costs.is_known(now_s):
             return False
         return now_s + least_s(self.reader.load(live), self._capacity(Backlog(), 0), self.costs) > deadline_s
+
+    def is_at_risk(self, live: LiveRequest, num_running: int, now_s: float) -> bool:
+        """Whether a waiting request will miss its deadline unless it begins soon, beside those that run."""
+        deadline_s = live.request.deadline_s
+        if deadline_s is None or not self.costs.is_known(now_s):
+            return False
+        beside = least_s(self.reader.load(live), self._capacity(Backlog(), 0), self.costs, num_running + 1)
+        return now_s + RISK * beside > deadline_s
 
     def _check_deadline(self, foretold: Forecast, left_s: float) -> None:
         if foretold.end_s <= left_s:

@@ -59,12 +59,16 @@ class FairQueue:
         """Take note that a request of this tag is served."""
         self._time = max(self._time, tag)
 
-    def tag(self, flow: Hashable, *, num_prompt: int, max_output: int) -> float:
-        """Return the start tag of a new request, in steps; `end` must follow once it has ended."""
+    def tag(self, flow: Hashable, *, num_prompt: int, max_output: int, swap_steps: float = 0.0) -> float:
+        """Return the start tag of a new request, in steps; `end` must follow once it has ended.
+
+        Args:
+            swap_steps: what it costs to fetch the request's adapter, which its flow pays for as for tokens.
+        """
         start = self.next_tag(flow)
         known = self._flows.setdefault(flow, _Flow())
         self._flows.move_to_end(flow)
-        known.next_tag = start + self.cost(flow, num_prompt=num_prompt, max_output=max_output)
+        known.next_tag = start + swap_steps + self.cost(flow, num_prompt=num_prompt, max_output=max_output)
         known.num_live += 1
         return start
 

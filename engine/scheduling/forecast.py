@@ -122,10 +122,10 @@ def forecast(load: Load, backlog: Backlog, capacity: Capacity, costs: StepCosts,
     )
 
 
-def least_s(load: Load, capacity: Capacity, costs: StepCosts) -> float:
-    """Return what a request takes that has the engine for itself."""
+def least_s(load: Load, capacity: Capacity, costs: StepCosts, num_rows: int = 1) -> float:
+    """Return what a request takes that begins at once, in steps of so many rows; for itself where it is one."""
     place = _place(load, 0, 0.0, capacity)
-    return place.end * costs.step_s(1) + _prompt_s(load, costs)
+    return place.end * costs.step_s(num_rows) + _prompt_s(load, costs)
 
 
 def _places(load: Load, backlog: Backlog, capacity: Capacity) -> Iterator[_Place]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from adapters.identity import AdapterDigest
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName, child_name, root_name
-from engine.request import FinishReason, Pooling, Request, TokenLogprobs
+from engine.request import Emission, FinishReason, Pooling, Request, TokenLogprobs
 from engine.trace import RequestTrace, TraceNotes
 
 PENDING = -1
@@ -34,7 +34,8 @@ class Rank(NamedTuple):
         MAX_HEAD_START_STEPS * priority / (|priority| + HALF_HEAD_START_PRIORITY)
 
     steps later than it is. The head start grows with the priority and stays below its bound, so that nothing whose turn
-    is 2 * MAX_HEAD_START_STEPS after a request's is ever served before it, whatever the priorities.
+    is 2 * MAX_HEAD_START_STEPS after a request's is ever served before it, whatever the priorities. A deadline at
+    risk is one head start more (`LiveRequest.hurry`).
     """
 
     virtual_step: float
@@ -68,6 +69,7 @@ class LiveRequest:
     Attributes:
         rank: who is served first and who is pre-empted last.
         tag: its flow's turn.
+        is_hurried: whether its deadline was at risk while it waited.
         has_yielded: whether it has given its row to another flow before.
         output_ids: generated tokens, those of `Request.prior_output_ids` included; the last ones may be `PENDING`.
         queued_at_s, admitted_at_s, first_token_at_s: monotonic times for the timeline; None until they happen.
@@ -88,6 +90,7 @@ class LiveRequest:
     num_computed: int = 0
     num_cached_tokens: int | None = None
     num_skips: int = 0
+    is_hurried: bool = False
     has_yielded: bool = False
     admitted_at_s: float | None = None
     first_token_at_s: float | None = None
@@ -159,6 +162,31 @@ class LiveRequest:
         if self.request.pooling is not None:
             return not self.num_wanted
         return len(self.output_ids) >= self.request.params.max_tokens or self.num_tokens >= max_model_len
+
+    def hurry(self) -> None:
+        """Give it a head start, for its deadline is at risk."""
+        self.is_hurried = True
+        self.rank = self.rank._replace(virtual_step=self.rank.virtual_step - MAX_HEAD_START_STEPS)
+
+    def emission(
+        self,
+        drawn: Drawn | None,
+        *,
+        reason: FinishReason | None = None,
+        pooled: bytes | None = None,
+        error: str | None = None,
+    ) -> Emission:
+        """Return what is told of it: tokens, its end, or both."""
+        return Emission(
+            request_id=self.request.request_id,
+            token_ids=() if drawn is None else drawn.token_ids,
+            finish_reason=reason,
+            num_cached_tokens=self.num_cached_tokens or 0,
+            logprobs=() if drawn is None or drawn.logprobs is None else (drawn.logprobs,),
+            prompt_logprobs=() if drawn is None else drawn.prompt_logprobs,
+            pooled=pooled,
+            error=error,
+        )
 
     def drop_pending(self) -> None:
         """Forget the tokens that are still to be drawn."""

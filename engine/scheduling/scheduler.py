@@ -15,8 +15,8 @@ ends. The last rests on three bounds:
   token of the budget for it beside all decodes, so that there are never more decodes than budget;
 - every other order (who is admitted, who prefills first, who is pre-empted last) is the rank that a request got when
   it came, and may lose once, to a flow that holds fewer rows than its share: its flow's turn
-  (`engine.scheduling.fair_queue`), which virtual time reaches, and in which priorities are bounded head starts
-  (`Rank`). Only finitely many can ever come before it;
+  (`engine.scheduling.fair_queue`), which virtual time reaches, and in which priorities, and a deadline at risk, are
+  bounded head starts (`Rank`). Only finitely many can ever come before it;
 - once a request has been skipped `MAX_SKIPS` times for want of a slot for its adapter, no request of an adapter that
   ranks behind it is admitted until it is: the pins that hold the slots run out.
 
@@ -122,10 +122,12 @@ class Scheduler:
         self.validate(request)
         if request.request_id in self._live:
             raise RequestError(f"A request with the id {request.request_id!r} is alive already.", field="request_id")
+        swap_s = 0.0 if request.adapter is None else self._gate.swap_s(request.adapter)
         tag = self._fair_queue.tag(
             flow_of(request),
             num_prompt=len(request.prompt_ids),
             max_output=request.params.max_tokens,
+            swap_steps=self.admission.costs.steps(swap_s, len(self._running)),
         )
         live = LiveRequest(
             request=request,
@@ -233,6 +235,9 @@ class Scheduler:
         requests, is_too_late = [*self._live.values()], self.admission.is_too_late
         for live, reason, error in hopeless(requests, self._gate, is_too_late, self._clock()):
             self._end(live, reason, error=error)
+        for live in self._waiting:
+            if not live.is_hurried and self.admission.is_at_risk(live, len(self._running), self._clock()):
+                live.hurry()
 
     def _yield_rows(self) -> None:
         """Where every row is taken, take some from flows with more than their share, for those with less that wait."""
@@ -330,7 +335,7 @@ class Scheduler:
         if is_first:
             live.first_token_at_s = now_s
         if reason is None:
-            self._emit(live, drawn)
+            self._outbox.append(live.emission(drawn))
         else:
             self._end(live, reason, drawn)
 
@@ -364,29 +369,7 @@ class Scheduler:
         num_output = len(live.output_ids) if live.request.pooling is None else None
         self._fair_queue.end(flow_of(live.request), num_output=num_output)
         self.counters.count_end(live, reason, self._clock())
-        self._emit(live, drawn, reason=reason, pooled=pooled, error=error)
-
-    def _emit(
-        self,
-        live: LiveRequest,
-        drawn: Drawn | None,
-        *,
-        reason: FinishReason | None = None,
-        pooled: bytes | None = None,
-        error: str | None = None,
-    ) -> None:
-        self._outbox.append(
-            Emission(
-                request_id=live.request.request_id,
-                token_ids=() if drawn is None else drawn.token_ids,
-                finish_reason=reason,
-                num_cached_tokens=live.num_cached_tokens or 0,
-                logprobs=() if drawn is None or drawn.logprobs is None else (drawn.logprobs,),
-                prompt_logprobs=() if drawn is None else drawn.prompt_logprobs,
-                pooled=pooled,
-                error=error,
-            )
-        )
+        self._outbox.append(live.emission(drawn, reason=reason, pooled=pooled, error=error))
 
     def _release(self, live: LiveRequest) -> None:
         assert live.row is not None

@@ -67,6 +67,11 @@ class StepCosts:
         """Return the seconds of a step in which so many rows decode."""
         return max(0.0, self._mean_s + self._row_s * (num_rows - self._mean_rows))
 
+    def steps(self, seconds: float, num_rows: int) -> float:
+        """Return how many steps of so many rows a time is worth; 0 where nothing has been measured."""
+        step_s = self.step_s(num_rows)
+        return seconds / step_s if step_s else 0.0
+
     def prompt_s(self, num_tokens: float) -> float:
         """Return the seconds that prompt tokens add to the steps that compute them."""
         return self._prompt_token_s * num_tokens

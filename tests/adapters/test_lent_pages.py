@@ -37,7 +37,7 @@ def test_an_adapter_may_lie_in_two_loans() -> None:
 def test_wrong_use_is_an_error() -> None:
     pages = LentPages()
     pages.add(FIRST, 2)
-    with pytest.raises(AssertionError, match="fewer pages"):
+    with pytest.raises(AssertionError, match="3 pages are taken where 2 are free"):
         pages.take(3)
     pages = LentPages()
     pages.add(FIRST, 2)

@@ -90,6 +90,9 @@ class ScriptedGate:
         self.pins[digest] += 1
         return True
 
+    def swap_s(self, digest: AdapterDigest) -> float:
+        return 0.0 if digest in self._resident else float(self._load_steps.get(digest, 0))
+
     def waits_for_slot(self, digest: AdapterDigest) -> bool:
         return self._is_loaded(digest) and digest not in self._resident
 

@@ -189,6 +189,35 @@ def test_an_answer_that_may_fill_the_context_is_taken_to_be_as_long_as_others_we
         simulated.engine.add(a_request("bounded", max_tokens=300, ignore_eos=False, deadline_s=2.0))
 
 
+def test_a_promise_that_is_at_risk_is_kept_before_those_who_were_promised_nothing() -> None:
+    """The machine has become slower since; three who came before have no deadline."""
+    now_s = [0.0]
+    harness = Harness(a_config(max_num_seqs=1), clock=lambda: now_s[0])
+    harness.scheduler.admission.costs = MACHINE
+    patient = [a_request(f"patient{i}", max_tokens=20) for i in range(3)]
+    late = a_request("late", max_tokens=10, deadline_s=3.0)
+    harness.add(*patient, late)
+    needed_s = 10 * MACHINE.step_s(2) + MACHINE.prompt_s(3)
+    order: list[str] = []
+    while len(order) < 4:
+        plan = harness.step()
+        order += [row.request.request_id for row in plan.rows if row.is_admission] if plan else []
+        if len(order) == 1 and not harness.tokens("late"):
+            now_s[0] = 3.0 - 1.2 * needed_s
+    assert order == ["patient0", "late", "patient1", "patient2"]
+    harness.finish()
+    assert harness.reason("late") is FinishReason.LENGTH
+
+
+def test_a_promise_that_is_not_at_risk_waits_for_its_turn() -> None:
+    harness = Harness(a_config(max_num_seqs=1))
+    harness.scheduler.admission.costs = MACHINE
+    harness.add(*(a_request(f"patient{i}") for i in range(2)), a_request("safe", deadline_s=1000.0))
+    harness.finish()
+    admitted = [row.request.request_id for plan in harness.runner.plans for row in plan.rows if row.is_admission]
+    assert admitted == ["patient0", "patient1", "safe"]
+
+
 def test_who_has_waited_too_long_to_end_in_time_is_dropped_before_it_costs_a_step() -> None:
     now_s = [0.0]
     harness = Harness(a_config(max_num_seqs=1), clock=lambda: now_s[0])

@@ -32,6 +32,14 @@ def test_others_come_before_the_backlog_of_a_flood() -> None:
     assert sum(tag < other for tag in flood) == 19
 
 
+def test_a_flow_pays_for_the_fetching_of_its_adapter_as_for_tokens() -> None:
+    queue = a_queue()
+    for flow, swap_steps in (("there", 0.0), ("fetched", 7.5)):
+        assert queue.tag(flow, num_prompt=256, max_output=8, swap_steps=swap_steps) == 0
+    there, fetched = (queue.tag(flow, num_prompt=1, max_output=1) for flow in ("there", "fetched"))
+    assert (there, fetched) == (2, 9.5)
+
+
 def test_what_a_flow_took_while_nobody_else_asked_is_forgotten() -> None:
     queue = a_queue()
     for _ in range(50):

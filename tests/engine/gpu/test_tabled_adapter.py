@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from adapters.peft_format import WHOLE_MODEL
+from adapters.weights import AdapterWeights, Columns, Extras, build_weights
+from engine.gpu.tabled_adapter import TabledAdapter
+from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, LAYERS, VOCAB, make_sources, raw, tabled
+
+
+@pytest.fixture
+def sources() -> dict[str, AdapterWeights]:
+    return make_sources()
+
+
+def test_all_of_an_adapter_is_counted(sources: dict[str, AdapterWeights]) -> None:
+    """Each matrix begins where the widest load may, and so does each row of B: what lies between is counted."""
+    up, ends = 5 * INNER, 3 * (HIDDEN + VOCAB)
+    spare = {"plain": up, "own": up, "products": up + ends, "norms": 0}
+    for name, source in sources.items():
+        between = TabledAdapter.of(source, LAYERS).num_bytes - source.num_bytes - 4 * spare[name]
+        assert 0 <= between <= 16 * 20
+
+
+def test_no_part_lies_in_two_pages_and_one_that_is_longer_keeps_the_adapter_out_of_them(
+    sources: dict[str, AdapterWeights],
+) -> None:
+    largest = VOCAB * HIDDEN * 4
+    for name, source in sources.items():
+        laid_out = TabledAdapter.of(source, LAYERS, page_bytes=largest)
+        assert laid_out.num_pages == -(-laid_out.num_bytes // largest) > (name == "own")
+        assert laid_out.num_bytes >= TabledAdapter.of(source, LAYERS).num_bytes
+    assert TabledAdapter.of(sources["own"], LAYERS, page_bytes=largest - 16).num_pages == 0
+    assert TabledAdapter.of(sources["own"], LAYERS).num_pages == 0
+    assert TabledAdapter.of(sources["own"], LAYERS, page_bytes=largest).num_pages == 3
+
+
+def test_halves_of_wider_numbers_are_not_taken_for_numbers() -> None:
+    """The lower half of 1.00034, as float16, is NaN."""
+    gain = torch.full((HIDDEN,), 0x3F807E00, dtype=torch.int32).view(torch.float32)
+    assert gain.view(torch.float16).isnan().any()
+    for shift, is_finite in ((0.0, True), (torch.inf, False)):
+        columns = {(WHOLE_MODEL, "norm"): Columns(gain=gain, shift=torch.full((HIDDEN,), shift))}
+        source = build_weights({(0, "q_proj"): raw(2, HIDDEN, HIDDEN)}, torch.float16, Extras(columns=columns))
+        assert TabledAdapter.of(source, LAYERS).is_finite() == is_finite
+
+
+def test_states_that_leave_the_engine_can_be_normed(sources: dict[str, AdapterWeights]) -> None:
+    known = sources["norms"].extras.columns[(WHOLE_MODEL, "norm")]
+    found = tabled(sources)["norms"].extras.columns[(WHOLE_MODEL, "norm")]
+    assert torch.equal(found.gain.cpu(), known.gain)
+    assert torch.equal(found.shift.cpu(), known.shift)
