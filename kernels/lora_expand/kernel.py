@@ -27,19 +27,24 @@ def lora_expand_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
 ):
-    """Program (columns, module, tile) adds to [tokens, y_width], where the modules' outputs lie side by side.
+    """Program (columns of a module, tile) adds to [tokens, y_width], where the modules' outputs lie side by side.
 
     Tiles and `shrunk` are those of `kernels.lora_shrink.kernel`, B's of TYPE with rows as long as `row_length` says;
     out_i is module i's width, 0 for none. Of an adapter with gains and shifts, float32 [2, out_i], the output is
     y * gain + shift before the sum. BLOCK_SPLITS is a power of two and at least NUM_SPLITS.
     """
-    part, module, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    part, tile = tl.program_id(0), tl.program_id(1)
     num_tiles = tl.load(count)
     start, end, table = tile_at(tiles, tile)
+    if tile >= num_tiles:
+        return
+    # Modules have as many programs as they need, one module's after the other's.
+    first_1 = tl.cdiv(out_0, BLOCK_N)
+    first_2 = first_1 + tl.cdiv(out_1, BLOCK_N)
+    module = (part >= first_1).to(tl.int32) + (part >= first_2).to(tl.int32)
     out = tl.where(module == 0, out_0, tl.where(module == 1, out_1, out_2))
     column = tl.where(module == 0, 0, tl.where(module == 1, out_0, out_0 + out_1))
-    if (tile >= num_tiles) | (part * BLOCK_N >= out):
-        return
+    part -= tl.where(module == 0, 0, tl.where(module == 1, first_1, first_2))
     rank = matrix_of(table, entry + module, 2)
     columns = matrix_of(table, entry + module, 3)
     b = tl.multiple_of(matrix_of(table, entry + module, 1).to(tl.pointer_type(TYPE)), 16)

@@ -39,7 +39,7 @@ def lora_expand(
     widths = [*splits, 0, 0][:3]
     dtype = dtype or y.dtype
     block_n = BLOCK_N if dtype.itemsize == 2 else BLOCK_N // 4
-    lora_expand_kernel[(triton.cdiv(max(splits), block_n), num_modules, max_tiles)](
+    lora_expand_kernel[(sum(triton.cdiv(split, block_n) for split in splits), max_tiles)](
         shrunk,
         tiles,
         count,
