@@ -199,7 +199,8 @@ class Scheduler:
         now_s = self._clock()
         self._num_under_way -= 1
         self._step_clock.end(plan, now_s)
-        for row in plan.rows:
+        # Backwards, for prompts are the last rows: a first token leaves before those of streams that have begun.
+        for row in reversed(plan.rows):
             request_id = row.request.request_id
             live = self._live.get(request_id)
             # It may have ended meanwhile, and its name be another's by now.
