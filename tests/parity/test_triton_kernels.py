@@ -26,7 +26,7 @@ from engine.decoder.spec import DecoderSpec
 from engine.gpu import build as gpu_build
 from engine.gpu.build import gpu_parts
 from engine.gpu.runtime import GpuRuntime
-from engine.gpu.streamed_linear import StreamedLinear
+from engine.gpu.streamed_linear import StreamedLinear, Way
 from engine.loading.checkpoint import WeightSource
 from engine.parts import Parts
 from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingParams
@@ -313,7 +313,7 @@ def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _stream_few_rows(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
     for linear in linears:
-        linear.streams = tuple(rows <= 4 for rows in linear.rows)
+        linear.ways = tuple(Way.TILES if rows <= 4 else Way.LIBRARY for rows in linear.rows)
 
 
 def _parts_of_a_gpu(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
