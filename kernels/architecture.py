@@ -34,6 +34,11 @@ def has_fp8_products() -> bool:
     return name.startswith("sm_") and int(name.removeprefix("sm_")) >= 90
 
 
+def shared_bytes() -> int:
+    """Return how much shared memory programs on one multiprocessor may take together, a KiB for each left out."""
+    return 224 * 1024 if current() in ("sm_90", "sm_100", "sm_103") else 96 * 1024
+
+
 def num_multiprocessors() -> int:
     """Return how many multiprocessors the GPU has; 2 where there is none, and each program is interpreted."""
     return _counted() if torch.cuda.is_available() else 2

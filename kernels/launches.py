@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kernels.add_rms_norm.launch import add_rms_norm
-from kernels.architecture import fp8_dtype, pretending
+from kernels.architecture import fp8_dtype, has_fp8_products, pretending
 from kernels.gated_activation.launch import silu_and_multiply
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
@@ -18,9 +18,9 @@ from kernels.paged_attention.launch import MAX_PROGRAMS, paged_attention
 from kernels.recording import Launch, recording
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import quantize_rows
-from kernels.streamed_linear.launch import MAX_ROWS, from_int4, row_linear, streamed_linear
+from kernels.streamed_linear.launch import MAX_ROWS, MAX_WIDE_ROWS, fp8_cut, from_int4, row_linear, streamed_linear
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
-from kernels.streamed_linear.reference import Int4Matrix
+from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix
 from kernels.token_choice.launch import choose_tokens
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
@@ -68,6 +68,8 @@ def all_launches(target: str) -> list[Launch]:
                         quantize_rows(_empty(64, width, dtype=torch.bfloat16), held)
         for geometry in GEOMETRIES[:2]:
             multiply(geometry, torch.bfloat16)
+            if has_fp8_products():
+                multiply_fp8(geometry)
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)
@@ -77,22 +79,44 @@ def all_launches(target: str) -> list[Launch]:
 
 def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None:
     """Launch a layer's products of few rows, with weights as they are and of 4 bits in groups."""
-    hidden, inner, arrived = geometry.hidden, geometry.inner, _empty(1 << 16, dtype=torch.int32)
-    qkv = (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim
-    for width, depth in ((qkv, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)):
+    arrived = _empty(1 << 16, dtype=torch.int32)
+    for width, depth, has_bias, is_gate_up in _products(geometry):
         held = Int4Matrix(
             _empty(width, depth // 2, dtype=torch.uint8),
             _empty(depth // group, width, dtype=torch.int32),
             dtype,
         )
-        bias = _empty(width, dtype=dtype) if geometry.has_norms and width == qkv else None
+        bias = _empty(width, dtype=dtype) if has_bias else None
         for rows in (1, 32, 64):
             streamed_linear(_empty(rows, depth, dtype=dtype), held, bias, arrived)
         dense = _empty(width, depth, dtype=dtype)
         streamed_linear(_empty(16, depth, dtype=dtype), dense, bias, arrived)
         for rows in range(1, MAX_ROWS + 1):
-            row_linear(_empty(rows, depth, dtype=dtype), dense, bias, is_gated=width == 2 * inner)
+            row_linear(_empty(rows, depth, dtype=dtype), dense, bias, is_gated=is_gate_up)
         from_int4(held)
+
+
+def multiply_fp8(geometry: Geometry) -> None:
+    """Launch a layer's products of few rows with weights of 8-bit floats, every way that they are cut."""
+    dtype, arrived = torch.bfloat16, _empty(1 << 16, dtype=torch.int32)
+    for width, depth, has_bias, is_gate_up in _products(geometry):
+        matrix = Fp8Matrix(_empty(width, depth, dtype=FP8), _empty(width, dtype=torch.float32))
+        bias = _empty(width, dtype=dtype) if has_bias else None
+        for rows in (1, 32, 64, 128):
+            x = _empty(rows, depth, dtype=dtype)
+            for is_wide in (False, True) if rows <= MAX_WIDE_ROWS else (False,):
+                streamed_linear(x, matrix, bias, arrived, fp8_cut(rows, width, depth, is_wide=is_wide))
+        for rows in range(1, MAX_ROWS + 1):
+            row_linear(_empty(rows, depth, dtype=dtype), matrix, bias, is_gated=is_gate_up)
+
+
+def _products(geometry: Geometry) -> Iterator[tuple[int, int, bool, bool]]:
+    """Yield outputs and inputs of a layer's products, whether there is a bias, and whether the outputs are gated."""
+    hidden, inner = geometry.hidden, geometry.inner
+    yield (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, hidden, geometry.has_norms, False
+    yield hidden, hidden, False, False
+    yield 2 * inner, hidden, False, True
+    yield hidden, inner, False, False
 
 
 def attend(geometry: Geometry, dtype: torch.dtype, held: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:

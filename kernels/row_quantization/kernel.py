@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from kernels.overlap import take_turn
+
 
 @triton.jit
 def span_of(rows):
@@ -23,8 +25,9 @@ def held(rows, span, LIMIT: tl.constexpr, HELD: tl.constexpr):
 
 
 @triton.jit
-def quantize_rows_kernel(x, out, spans, width, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+def quantize_rows_kernel(x, out, spans, width, LIMIT: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """Program r rounds row r of `x` [rows, width], read once, to the type of `out`; BLOCK is at least `width`."""
+    take_turn(OVERLAPS)
     at = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     columns = tl.arange(0, BLOCK)
     place = at[:, None] * width + columns[None, :]

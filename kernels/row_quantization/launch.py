@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 
+from kernels.overlap import overlap
 from kernels.row_quantization.kernel import quantize_rows_kernel
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
@@ -20,6 +21,13 @@ def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, to
     if rows:
         block = triton.next_power_of_2(width)
         quantize_rows_kernel[(rows,)](
-            x, out, spans, width, LIMIT=LIMIT_BY_DTYPE[dtype], BLOCK=block, num_warps=16 if block > WIDE_BLOCK else 4
+            x,
+            out,
+            spans,
+            width,
+            LIMIT=LIMIT_BY_DTYPE[dtype],
+            BLOCK=block,
+            num_warps=16 if block > WIDE_BLOCK else 4,
+            **overlap(),
         )
     return out, spans

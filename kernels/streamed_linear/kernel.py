@@ -60,6 +60,7 @@ def _tile_of(matrix, row, is_row, depth, at, last, BLOCK_K: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])
 def streamed_linear_kernel(
     x,
+    spans,
     weight,
     units,
     bias,
@@ -70,6 +71,7 @@ def streamed_linear_kernel(
     width,
     depth,
     GROUP: tl.constexpr,
+    IS_FP8: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BITS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
@@ -83,7 +85,8 @@ def streamed_linear_kernel(
     Which one is last is chance, the order in which parts are added is not. `parts` is float32 [splits, rows, width];
     `arrived` int32, a zero for each tile of outputs and rows, and zeros again in the end. Products are transposed:
     weights that were converted come from registers, and matrix units take only their left side from there. Weights have
-    4 bits in groups of GROUP inputs, or where that is 0 the type of `x`.
+    4 bits in groups of GROUP inputs, or where that is 0 the type of `x`. Where that IS_FP8, sums are multiplied by
+    `spans` [rows] and `units` [width] in the end.
     """
     take_turn(OVERLAPS)
     part_n, part_m, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -92,6 +95,10 @@ def streamed_linear_kernel(
     share = tl.cdiv(tl.cdiv(depth, BLOCK_K), NUM_SPLITS) * BLOCK_K
     first, last = split * share, tl.minimum(depth, (split + 1) * share)
     product = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    if IS_FP8:
+        # Asked for when there is time: in the end each program would wait for them.
+        unit = tl.load(units + n, mask=is_output, other=0.0)
+        span = tl.load(spans + m, mask=is_row, other=0.0)
     for at in range(first, last, BLOCK_K):
         if GROUP:
             low, high = _block_of(weight, units, n, is_output, width, depth, at, GROUP, BITS, x.dtype.element_ty)
@@ -100,7 +107,12 @@ def streamed_linear_kernel(
         else:
             w_tile = _tile_of(weight, n, is_output, depth, at, last, BLOCK_K)
             x_tile = tl.trans(_tile_of(x, m, is_row, depth, at, last, BLOCK_K))
-            product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
+            if IS_FP8:
+                # Hopper's matrix units keep 14 bits of such sums, which are therefore added up in float32 every 128
+                # inputs (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.3.2).
+                product = tl.dot(w_tile, x_tile, product, max_num_imprecise_acc=128)
+            else:
+                product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
     place = m[None, :] * width + n[:, None]
     is_place = is_output[:, None] & is_row[None, :]
     if NUM_SPLITS > 1:
@@ -114,6 +126,8 @@ def streamed_linear_kernel(
         for other in range(NUM_SPLITS):
             product += tl.load(parts + other * rows * width + place, mask=is_place, other=0.0, cache_modifier=".cg")
         tl.store(tile, 0)
+    if IS_FP8:
+        product = product * unit[:, None] * span[None, :]
     if HAS_BIAS:
         product += tl.load(bias + n, mask=is_output, other=0.0).to(tl.float32)[:, None]
     tl.store(out + place, product.to(out.dtype.element_ty), mask=is_place)

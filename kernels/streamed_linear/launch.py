@@ -7,19 +7,26 @@ from dataclasses import dataclass
 import torch
 import triton
 
-from kernels.architecture import PROGRAMS_WANTED, current
+from kernels.architecture import PROGRAMS_WANTED, current, shared_bytes
 from kernels.overlap import overlap
+from kernels.row_quantization.launch import quantize_rows
+from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 from kernels.streamed_linear.kernel import from_int4_kernel, streamed_linear_kernel
 from kernels.streamed_linear.layout import BLOCK
-from kernels.streamed_linear.reference import Int4Matrix
+from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix, Matrix
 from kernels.streamed_linear.row_kernel import row_kernel
 
 BLOCK_N, BLOCK_K, MAX_BLOCK_M = 64, 64, 64
 MAX_SPLITS = 8
 WHOLE_TILES, WHOLE_DEPTH = 64, 4096
 """From so many tiles on no depth up to this is cut: parts take longer to join than they save (measured on an H200)."""
+MAX_FP8_BLOCK_M, MAX_FP8_STAGES = 128, 8
+MAX_WIDE_ROWS = 64
+"""Of `fp8_cut`: sums of wide tiles of more rows would not fit into registers."""
 MAX_ROWS = 2
 """Of `row_linear`; with more it would compute for longer than it reads."""
+MAX_ROW_DEPTH = 4096
+"""Of 8-bit floats in one tile for few rows."""
 BITS_BY_DTYPE = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
 """The bits of 128 and of 1024: what the last four bits of their mantissas are worth is 8, 4, 2 and 1."""
 
@@ -51,12 +58,14 @@ def counters(width: int, max_rows: int, device: torch.device) -> torch.Tensor:
 
 def streamed_linear(
     x: torch.Tensor,
-    weight: torch.Tensor | Int4Matrix,
+    weight: Matrix,
     bias: torch.Tensor | None,
     arrived: torch.Tensor,
     cut: Cut | None = None,
 ) -> torch.Tensor:
     """Multiply `x` [rows, in], contiguous, by a matrix [out, in] and add `bias` [out].
+
+    For weights of 8-bit floats a launch of its own rounds the inputs.
 
     Args:
         arrived: `counters` that do for it; no other product may use them meanwhile.
@@ -66,16 +75,21 @@ def streamed_linear(
         [rows, out] in the type of `x`.
     """
     (rows, depth), width = x.shape, weight.shape[0]
+    is_fp8 = isinstance(weight, Fp8Matrix)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if not rows:
         return out
-    block_m = min(MAX_BLOCK_M, max(16, triton.next_power_of_2(rows)))
-    cut = cut or usual_cut(x, width, block_m, is_int4=isinstance(weight, Int4Matrix))
+    block_m = _tile_rows(rows, MAX_FP8_BLOCK_M if is_fp8 else MAX_BLOCK_M)
+    if is_fp8:
+        cut = cut or fp8_cut(rows, width, depth)
+    else:
+        cut = cut or usual_cut(x, width, block_m, is_int4=isinstance(weight, Int4Matrix))
     splits = cut.num_splits
     parts = torch.empty(splits, rows, width, dtype=torch.float32, device=x.device) if splits > 1 else out
-    held = (weight.held, weight.units) if isinstance(weight, Int4Matrix) else (weight, weight)
+    inputs = quantize_rows(x, weight.held.dtype) if isinstance(weight, Fp8Matrix) else (x, x)
+    held = (weight, weight) if isinstance(weight, torch.Tensor) else (weight.held, weight.units)
     streamed_linear_kernel[(triton.cdiv(width, cut.block_n), triton.cdiv(rows, block_m), splits)](
-        x,
+        *inputs,
         *held,
         out if bias is None else bias,
         parts,
@@ -85,6 +99,7 @@ def streamed_linear(
         width,
         depth,
         GROUP=weight.group if isinstance(weight, Int4Matrix) else 0,
+        IS_FP8=is_fp8,
         HAS_BIAS=bias is not None,
         BITS=BITS_BY_DTYPE.get(x.dtype, 0),
         NUM_SPLITS=splits,
@@ -100,13 +115,15 @@ def streamed_linear(
 
 def row_linear(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | Fp8Matrix,
     bias: torch.Tensor | None,
     *,
     is_gated: bool = False,
     cut: RowCut | None = None,
 ) -> torch.Tensor:
     """Multiply `x` [rows, in], contiguous and of few rows, by a matrix [out, in] and add `bias` [out].
+
+    With weights of 8-bit floats, which become numbers on their way, inputs stay as they are.
 
     Args:
         is_gated: whether the outputs are [gate | up], to be joined as `kernels.gated_activation` defines it.
@@ -118,15 +135,17 @@ def row_linear(
     (rows, depth), width = x.shape, weight.shape[0] // (2 if is_gated else 1)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if rows:
-        cut = cut or usual_row_cut(depth, is_gated=is_gated)
+        is_fp8 = isinstance(weight, Fp8Matrix)
+        cut = cut or usual_row_cut(depth, is_gated=is_gated, is_fp8=is_fp8)
         row_kernel[(triton.cdiv(width, cut.block_n),)](
             x,
-            weight,
+            *((weight.held, weight.units) if isinstance(weight, Fp8Matrix) else (weight, weight)),
             out if bias is None else bias,
             out,
             rows,
             width,
             DEPTH=depth,
+            LIMIT=weight.limit if isinstance(weight, Fp8Matrix) else 0,
             HAS_BIAS=bias is not None,
             IS_GATED=is_gated,
             BLOCK_M=triton.next_power_of_2(rows),
@@ -138,12 +157,16 @@ def row_linear(
     return out
 
 
-def usual_row_cut(depth: int, *, is_gated: bool) -> RowCut:
+def usual_row_cut(depth: int, *, is_gated: bool, is_fp8: bool) -> RowCut:
     """Return how one row is multiplied, as was measured to be the fastest within all layers of a model (H200).
 
-    What lies between one tile and two is read as one: the fewer times a program waits for memory, the better.
+    What lies between one tile and two is read as one: the fewer times a program waits for memory, the better. 8-bit
+    floats have half the bytes, so that a usual depth is asked for as a whole, before the kernel before has ended; of a
+    larger one each thread has few, for what is on its way takes registers besides the sums. That is not measured yet.
     """
-    most = 1024 if is_gated else 4096 if 2048 < depth < 4096 else 2048
+    if is_fp8 and depth > MAX_ROW_DEPTH:
+        return RowCut(block_n=2 if is_gated else 4, block_k=2048, num_warps=8)
+    most = MAX_ROW_DEPTH if is_fp8 else 1024 if is_gated else 4096 if 2048 < depth < 4096 else 2048
     return RowCut(block_n=2, block_k=min(most, triton.next_power_of_2(depth)), num_warps=4)
 
 
@@ -156,6 +179,44 @@ def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool) -> Cu
     if has_room and not is_int4 and num_tiles >= WHOLE_TILES and depth <= WHOLE_DEPTH:
         block_k, splits = 2 * BLOCK_K, 1
     return Cut(block_n=BLOCK_N, block_k=block_k, num_splits=splits, num_warps=4, num_stages=4 if has_room else 2)
+
+
+def fp8_cut(rows: int, width: int, depth: int, *, is_wide: bool = False) -> Cut:
+    """Return how `rows` rows are multiplied by 8-bit floats: two ways, reasoned and not measured yet.
+
+    Every tile reads all inputs again, from an L2 cache that gives little more than memory does. With twice as many
+    outputs as rows they are half the bytes of the weights, with wide tiles a quarter. Where tiles are fewer than
+    multiprocessors the depth is cut, until there is a program for each and no further: parts are written and read
+    again. A program has as many weights on their way as there is room for, beside another program or alone. Narrow
+    tiles of few rows go uncut where those of 16-bit weights of as many bytes do.
+    """
+    block_m = _tile_rows(rows, MAX_FP8_BLOCK_M)
+    block_n = BLOCK_N if block_m <= 32 else 2 * BLOCK_N
+    if is_wide:
+        block_n *= 2
+    # A line of the cache at least, and of inputs as many as are added up at once.
+    block_k = 4 * BLOCK_K if block_n == BLOCK_N else 2 * BLOCK_K
+    num_tiles = triton.cdiv(width, block_n) * triton.cdiv(rows, block_m)
+    programs = PROGRAMS_WANTED // 2
+    splits = min(MAX_SPLITS, _power_of_2_in(programs // num_tiles), _power_of_2_in(triton.cdiv(depth, block_k)))
+    if block_n == BLOCK_N and num_tiles >= WHOLE_TILES and depth <= 2 * WHOLE_DEPTH:
+        splits = 1
+    # Sums of more than these leave no registers for another program.
+    is_alone = num_tiles * splits <= programs or block_n * block_m > 8192
+    num_stages = shared_bytes() // (1 if is_alone else 2) // ((block_n + block_m) * block_k)
+    return Cut(
+        block_n=block_n,
+        block_k=block_k,
+        num_splits=splits,
+        num_warps=4 if block_n == BLOCK_N else 8,
+        num_stages=max(2, min(MAX_FP8_STAGES, num_stages)),
+    )
+
+
+def to_fp8(weight: torch.Tensor) -> Fp8Matrix:
+    """Round a matrix [out, in], contiguous, each output by what it spans."""
+    held, spans = quantize_rows(weight, FP8)
+    return Fp8Matrix.of(held, spans / LIMIT_BY_DTYPE[FP8])
 
 
 def from_int4(matrix: Int4Matrix) -> torch.Tensor:
@@ -174,6 +235,15 @@ def from_int4(matrix: Int4Matrix) -> torch.Tensor:
         num_warps=4,
     )
     return out
+
+
+def _tile_rows(rows: int, most: int) -> int:
+    return int(min(most, max(16, triton.next_power_of_2(rows))))
+
+
+def _power_of_2_in(count: int) -> int:
+    """Return the largest power of two up to a count, 1 where there is none."""
+    return 1 << max(0, count.bit_length() - 1)
 
 
 def num_splits(tiles: int, steps: int) -> int:

@@ -1,4 +1,4 @@
-"""Linear products of few rows, whose time is that of reading the weights: as they are, or in 4 bits each.
+"""Linear products of few rows, whose time is that of reading the weights: as they are, in 8-bit floats, or in 4 bits.
 
     y = x W^T + b,        W[o, i] = round(scale[g, o] * (level[o, i] - zero[g, o])),    g = i // group
 
@@ -10,8 +10,16 @@ however they are multiplied by.
     held   byte j of a block's 64    level of input j of 128 in the low half, of input j + 64 in the high half
     unit   four bytes of a group     the scale's bits in the low half, the zero point above
 
+With weights in 8-bit floats (e4m3) inputs are rounded to them too, as they come, save where they are a row or two:
+
+    y[t, o] = (x8[t] . w8[o]) * span(x[t]) * unit[o] + b[o],        W[o, i] = w8[o, i] * unit[o] * limit
+
+A row's span is that of `kernels.row_quantization.reference`, and the limit that goes with it lies in the weights' unit.
+A large input, or a large weight, costs only its own row's precision.
+
 Sources: weights alone in 4 bits, by groups: Frantar et al., 2022 (GPTQ, arXiv 2210.17323, section 5), Lin et al., 2023
-(AWQ, arXiv 2306.00978, section 2); the levels are those of plain rounding, which needs no examples of text.
+(AWQ, arXiv 2306.00978, section 2); the levels are those of plain rounding, which needs no examples of text. 8-bit
+floats: Micikevicius et al., 2022 (arXiv 2209.05433).
 """
 
 from __future__ import annotations
@@ -21,7 +29,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from kernels.row_quantization.reference import LIMIT_BY_DTYPE, quantize_rows
 from kernels.streamed_linear.layout import BLOCK, GROUP, LEVELS
+
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,37 @@ class Int4Matrix:
         return (self.units >> 16).to(self.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix:
+    """A matrix [out, in] in 8-bit floats.
+
+    Attributes:
+        held: e4m3 [out, in].
+        units: float32 [out].
+    """
+
+    held: torch.Tensor
+    units: torch.Tensor
+
+    @classmethod
+    def of(cls, held: torch.Tensor, scales: torch.Tensor) -> Fp8Matrix:
+        """Take e4m3 [out, in], and float32 [out] that they are to be multiplied by."""
+        return cls(held, scales / LIMIT_BY_DTYPE[held.dtype])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        return self.held.shape[0], self.held.shape[1]
+
+    @property
+    def limit(self) -> float:
+        """The largest number of its type."""
+        return LIMIT_BY_DTYPE[self.held.dtype]
+
+
+Matrix = torch.Tensor | Int4Matrix | Fp8Matrix
+
+
 def to_int4(weight: torch.Tensor) -> Int4Matrix:
     """Round a matrix [out, in], of which `GROUP` divides the inputs. A group that is not finite stays so."""
     out, depth = weight.shape
@@ -92,6 +134,22 @@ def from_int4(matrix: Int4Matrix) -> torch.Tensor:
     return (steps * matrix.scales.t().unsqueeze(-1)).view(out, depth)
 
 
-def streamed_linear(x: torch.Tensor, weight: torch.Tensor | Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+def to_fp8(weight: torch.Tensor) -> Fp8Matrix:
+    """Round a matrix [out, in], each output by what it spans. An output that is not finite stays so."""
+    held, spans = quantize_rows(weight, FP8)
+    return Fp8Matrix.of(held, spans / LIMIT_BY_DTYPE[FP8])
+
+
+def from_fp8(matrix: Fp8Matrix) -> torch.Tensor:
+    """Return the weights [out, in] that a matrix stands for, float64."""
+    return matrix.held.to(torch.float32).double() * (matrix.units.double() * matrix.limit).unsqueeze(-1)
+
+
+def streamed_linear(x: torch.Tensor, weight: Matrix, bias: torch.Tensor | None) -> torch.Tensor:
     """Multiply `x` [rows, in] by a matrix [out, in] and add `bias` [out]; returns [rows, out] in the type of `x`."""
-    return functional.linear(x, from_int4(weight) if isinstance(weight, Int4Matrix) else weight, bias)
+    if not isinstance(weight, Fp8Matrix):
+        return functional.linear(x, from_int4(weight) if isinstance(weight, Int4Matrix) else weight, bias)
+    held, spans = quantize_rows(x, weight.held.dtype)
+    product = functional.linear(held.to(torch.float32), weight.held.to(torch.float32))
+    product *= spans.unsqueeze(-1) * weight.units
+    return (product if bias is None else product + bias).to(x.dtype)

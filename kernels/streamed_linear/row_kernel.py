@@ -22,11 +22,13 @@ def _tile_of(matrix, n, k, at, DEPTH: tl.constexpr, BLOCK_K: tl.constexpr):
 def row_kernel(
     x,
     weight,
+    units,
     bias,
     out,
     rows,
     width,
     DEPTH: tl.constexpr,
+    LIMIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -37,7 +39,8 @@ def row_kernel(
     """Make BLOCK_N columns of `out` [rows, width], `rows` being at most BLOCK_M.
 
     Where it IS_GATED the weights are [gate | up], `width` outputs each, and what is written is silu(gate) * up, as
-    `kernels.gated_activation` defines it. A weight's place among its program's fits 32 bits.
+    `kernels.gated_activation` defines it. Where LIMIT is above 0, weights are 8-bit floats, of which it is the largest,
+    in `units` for each output. A weight's place among its program's fits 32 bits.
     """
     let_begin(OVERLAPS)
     dtype = out.dtype.element_ty
@@ -51,6 +54,11 @@ def row_kernel(
     up_tile = tile
     if IS_GATED:
         up_tile = _tile_of(ups, n, k, 0, DEPTH, BLOCK_K)
+    row, column = tl.arange(0, BLOCK_M)[:, None], first + tl.arange(0, BLOCK_N)[None, :]
+    if LIMIT > 0:
+        scale = tl.load(units + column, mask=column < width, other=0.0) * LIMIT
+        if IS_GATED:
+            up_scale = tl.load(units + width + column, mask=column < width, other=0.0) * LIMIT
     wait(OVERLAPS)
     m = tl.minimum(tl.arange(0, BLOCK_M), rows - 1)[:, None, None]
     sums = tl.zeros([BLOCK_M, BLOCK_N, BLOCK_K], tl.float32)
@@ -65,12 +73,15 @@ def row_kernel(
             wide = up_tile.to(tl.float32)
             up_tile = _tile_of(ups, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
             up_sums += wide * inputs
-    row, column = tl.arange(0, BLOCK_M)[:, None], first + tl.arange(0, BLOCK_N)[None, :]
     product = tl.sum(sums, axis=2)
+    if LIMIT > 0:
+        product *= scale
     if HAS_BIAS:
         product += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
     if IS_GATED:
         up = tl.sum(up_sums, axis=2)
+        if LIMIT > 0:
+            up *= up_scale
         if HAS_BIAS:
             up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
         gate = product.to(dtype).to(tl.float32)

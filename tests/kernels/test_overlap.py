@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from kernels import launches, overlap
 from kernels.architecture import pretending
 from kernels.recording import recording
+from kernels.streamed_linear.reference import FP8, Fp8Matrix
 from kernels.triton_cache import compile_launch
 
 geometry = launches.GEOMETRIES[1]
@@ -32,6 +33,9 @@ with pretending("sm_90"), recording() as found:
     weight = torch.empty(64, 1024, dtype=x.dtype, device="meta")
     launches.streamed_linear(x, weight, None, x)
     launches.row_linear(x, weight, None)
+    matrix = Fp8Matrix(torch.empty(64, 1024, dtype=FP8, device="meta"), torch.empty(64, device="meta"))
+    launches.streamed_linear(x, matrix, None, x)
+    launches.row_linear(x, matrix, None)
 for launch in found:
     if "overlaps=True" in launch.title:
         print("KERNEL", launch.kernel, compile_launch(launch, GPUTarget("cuda", 90, 32)).asm["ptx"])
@@ -48,7 +52,7 @@ def test_nothing_is_touched_before_the_kernel_before_has_ended() -> None:
     )
     assert run.returncode == 0, run.stderr[-3000:]
     kernels = run.stdout.split("KERNEL ")[1:]
-    assert len({text.split()[0] for text in kernels}) == 7
+    assert len({text.split()[0] for text in kernels}) == 8
     for text in kernels:
         touches = [match.start() for match in TOUCH.finditer(text)]
         early = [at for at in touches if at < text.rindex("griddepcontrol.wait")]
