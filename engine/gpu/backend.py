@@ -9,7 +9,6 @@ import torch
 from engine.attention import AttentionBatch
 from engine.backend import LayerCache, Product
 from engine.gpu.adapters import TritonLora
-from engine.gpu.fp8_linear import Fp8Linear
 from engine.gpu.streamed_linear import StreamedLinear
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.weight import Weight
@@ -46,10 +45,9 @@ class TritonBackend:
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Keep the weight, as it is or rounded."""
-        if self._quantization == "fp8" and (isinstance(weight, Fp8Weight) or not self._is_mixed):
-            return Fp8Linear(weight, bias)
-        is_int4 = self._quantization == "int4"
-        self.linears.append(StreamedLinear(weight, bias, is_int4=is_int4, is_gate_up=name == "gate_up"))
+        stays = self._quantization == "fp8" and self._is_mixed and not isinstance(weight, Fp8Weight)
+        quantization = None if stays else self._quantization
+        self.linears.append(StreamedLinear(weight, bias, quantization=quantization, is_gate_up=name == "gate_up"))
         return self.linears[-1]
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
@@ -118,5 +116,6 @@ class TritonBackend:
         return silu_and_multiply(gate_up)
 
     def gated(self, product: Product, x: torch.Tensor) -> torch.Tensor:
-        """Let a product that can gate its own outputs."""
-        return product.gated(x) if isinstance(product, StreamedLinear) else silu_and_multiply(product(x))
+        """Let the product do it."""
+        assert isinstance(product, StreamedLinear)
+        return product.gated(x)

@@ -1,9 +1,12 @@
-"""Linear products with weights of the model's type or of 4 bits, each by the way that was measured to be faster.
+"""Linear products with weights of the model's type, of 8 bits or of 4, each by the way that was measured to be faster.
 
 A product of few rows takes as long as its weights take to be read. Our kernels do nothing else than read them, one for
 a row or two and one for more; the vendor's library, before which 4 bits have to be turned into numbers, does what
 computes. Where one overtakes the other depends on the device and the shape, so all are timed at start, for the model's
 own shapes.
+
+With weights of 8-bit floats inputs are rounded to those too (`kernels.streamed_linear.reference`), save by the kernel
+for a row or two, which reads them as they are and saves the launch.
 """
 
 from __future__ import annotations
@@ -18,11 +21,22 @@ import torch
 from torch.nn import functional
 
 from engine.gpu.runtime import GpuRuntime
+from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, dense
 from kernels.gated_activation.launch import silu_and_multiply
-from kernels.streamed_linear.launch import MAX_ROWS, counters, from_int4, row_linear, streamed_linear
-from kernels.streamed_linear.reference import Int4Matrix, to_int4
+from kernels.row_quantization.launch import quantize_rows
+from kernels.streamed_linear.launch import (
+    MAX_ROWS,
+    MAX_WIDE_ROWS,
+    counters,
+    fp8_cut,
+    from_int4,
+    row_linear,
+    streamed_linear,
+    to_fp8,
+)
+from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix, Matrix, to_int4
 
 _logger = logging.getLogger(__name__)
 
@@ -30,6 +44,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of rows that are timed; what lies between two goes the way of the larger one."""
 MAX_DENSE_ROWS = 16
 """Beyond, weights of the model's type are the library's: it computes."""
+LARGEST_INPUT = 7.0
+"""Of those that are drawn: a 64th of the largest 8-bit float, so that a row's scale is a power of two."""
 TOLERANCE = 0.02
 """Of what two ways give, of the largest number: a kernel that is wrong on some device is not taken there."""
 
@@ -39,6 +55,7 @@ class Way(Enum):
 
     LIBRARY = "the library"
     TILES = "our kernel"
+    WIDE_TILES = "our kernel by wide tiles"
     ROWS = "our kernel of few rows"
 
 
@@ -48,8 +65,8 @@ class StreamedLinear:
     Args:
         weight: [out, in]; given away.
         bias: [out] or None.
-        is_int4: whether the weight has 4 bits or is rounded to them (`kernels.streamed_linear.reference`);
-            `engine.resolve` sees to it that its size does.
+        quantization: "fp8" or "int4" where the weight has so many bits or is rounded to them
+            (`kernels.streamed_linear.reference`); `engine.resolve` sees to it that its size does.
         is_gate_up: whether its outputs are [gate | up], mostly to be joined (`gated`).
 
     Attributes:
@@ -58,17 +75,14 @@ class StreamedLinear:
     """
 
     def __init__(
-        self, weight: Weight, bias: torch.Tensor | None, *, is_int4: bool = False, is_gate_up: bool = False
+        self, weight: Weight, bias: torch.Tensor | None, *, quantization: str | None = None, is_gate_up: bool = False
     ) -> None:
         self.is_gate_up = is_gate_up
         self.shape = weight.shape
         self.dtype, self.device = weight.dtype, weight.device
-        self.rows = ROWS if is_int4 else tuple(rows for rows in ROWS if rows <= MAX_DENSE_ROWS)
+        self.rows = ROWS if quantization else tuple(rows for rows in ROWS if rows <= MAX_DENSE_ROWS)
         self.ways = (Way.LIBRARY,) * len(self.rows)
-        if isinstance(weight, Int4Weight):
-            self._weight: torch.Tensor | Int4Matrix = weight.packed()
-        else:
-            self._weight = to_int4(dense(weight)) if is_int4 else dense(weight)
+        self._weight = _matrix(weight, quantization)
         self._bias = bias
         self._arrived = counters(weight.shape[0], self.rows[-1], weight.device)
 
@@ -83,28 +97,59 @@ class StreamedLinear:
     def multiply(self, x: torch.Tensor, way: Way) -> torch.Tensor:
         """Multiply one way, which must be open to so many rows."""
         if way is Way.ROWS:
-            assert isinstance(self._weight, torch.Tensor)
+            assert not isinstance(self._weight, Int4Matrix)
             return row_linear(x, self._weight, self._bias)
         if way is Way.TILES:
             return streamed_linear(x, self._weight, self._bias, self._arrived)
+        if way is Way.WIDE_TILES:
+            cut = fp8_cut(len(x), *self.shape, is_wide=True)
+            return streamed_linear(x, self._weight, self._bias, self._arrived, cut)
+        if isinstance(self._weight, Fp8Matrix):
+            return _scaled_linear(x, self._weight, self._bias)
         weight = from_int4(self._weight) if isinstance(self._weight, Int4Matrix) else self._weight
         return functional.linear(x, weight, self._bias)
 
     def gate(self, x: torch.Tensor, way: Way) -> torch.Tensor:
         """Multiply one way and join, by one kernel where that can."""
         if way is Way.ROWS:
-            assert isinstance(self._weight, torch.Tensor)
+            assert not isinstance(self._weight, Int4Matrix)
             return row_linear(x, self._weight, self._bias, is_gated=True)
         return silu_and_multiply(self.multiply(x, way))
 
     def open_ways(self, rows: int) -> list[Way]:
         """Return who can multiply so many rows of `self.rows`."""
-        has_rows_way = rows <= MAX_ROWS and isinstance(self._weight, torch.Tensor)
-        return [Way.LIBRARY, Way.TILES, *([Way.ROWS] if has_rows_way else [])]
+        open_ways = [Way.LIBRARY, Way.TILES]
+        if rows <= MAX_WIDE_ROWS and isinstance(self._weight, Fp8Matrix):
+            open_ways.append(Way.WIDE_TILES)
+        if rows <= MAX_ROWS and not isinstance(self._weight, Int4Matrix):
+            open_ways.append(Way.ROWS)
+        return open_ways
 
     def _way(self, rows: int) -> Way:
         index = bisect_left(self.rows, rows)
         return self.ways[index] if index < len(self.rows) else Way.LIBRARY
+
+
+def _matrix(weight: Weight, quantization: str | None) -> Matrix:
+    """Lay a weight out."""
+    if quantization == "fp8":
+        return weight.matrix() if isinstance(weight, Fp8Weight) else to_fp8(dense(weight))
+    if quantization == "int4":
+        return weight.packed() if isinstance(weight, Int4Weight) else to_int4(dense(weight))
+    return dense(weight)
+
+
+def _scaled_linear(x: torch.Tensor, weight: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply by the library's product with a scale for each row of both sides, which makes bfloat16."""
+    held, spans = quantize_rows(x, weight.held.dtype)
+    return torch._scaled_mm(
+        held,
+        weight.held.t(),
+        scale_a=spans.unsqueeze(1),
+        scale_b=weight.units.unsqueeze(0),
+        bias=bias,
+        out_dtype=x.dtype,
+    )
 
 
 @torch.inference_mode()
@@ -115,7 +160,7 @@ def measure(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
         ways = tuple(_fastest(alike, rows, runtime) for rows in numbers)
         for linear in alike:
             linear.ways = ways
-        for way in (Way.ROWS, Way.TILES):
+        for way in alike[0].open_ways(numbers[0])[1:]:
             chosen = [rows for rows, taken in zip(numbers, ways, strict=True) if taken is way]
             _logger.info("products by %s: %s for %s rows", tuple(shape), way.value, chosen or "no")
 
@@ -149,7 +194,7 @@ def _last(products: Iterator[torch.Tensor]) -> torch.Tensor:
 def _fastest(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) -> Way:
     """Return who multiplies so many rows in the least time, and right."""
     first = alike[0]
-    x = torch.randn(rows, first.shape[1], dtype=first.dtype, device=runtime.device)
+    x = _inputs(first, rows, runtime.device)
 
     def run(way: Way) -> Callable[[], torch.Tensor]:
         return lambda: _last(_usual(linear, x, way) for linear in alike)
@@ -158,6 +203,13 @@ def _fastest(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) ->
         if way is Way.LIBRARY or _is_right(first, x, way):
             return way
     raise AssertionError("the library is one of them")
+
+
+def _inputs(linear: StreamedLinear, rows: int, device: torch.device) -> torch.Tensor:
+    """Draw inputs that 8-bit floats hold as they are: whether a way rounds them makes no difference."""
+    x = torch.randn(rows, linear.shape[1], device=device).clamp(-LARGEST_INPUT, LARGEST_INPUT)
+    x[:, 0] = LARGEST_INPUT
+    return x.to(FP8).to(linear.dtype)
 
 
 def _usual(linear: StreamedLinear, x: torch.Tensor, way: Way) -> torch.Tensor:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.decoder.stored_fp8 import StoredFp8
+from kernels.streamed_linear.reference import Fp8Matrix
 
 FP8 = torch.float8_e4m3fn
 
@@ -46,6 +47,10 @@ class Fp8Weight:
     def dense(self) -> torch.Tensor:
         """Return the numbers, multiplied in float32 and rounded once."""
         return (self.held.float() * self.scales.unsqueeze(1)).to(self.dtype)
+
+    def matrix(self) -> Fp8Matrix:
+        """Return what products take."""
+        return Fp8Matrix.of(self.held, self.scales)
 
 
 def read_fp8(

@@ -24,6 +24,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec
 from engine.gpu import build as gpu_build
+from engine.gpu import streamed_linear
 from engine.gpu.build import gpu_parts
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.streamed_linear import StreamedLinear, Way
@@ -35,7 +36,8 @@ from kernels import overlap
 from kernels.architecture import pretending
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.streamed_linear import launch as streamed_launch
-from kernels.streamed_linear.reference import from_int4, to_int4
+from kernels.streamed_linear.reference import from_int4, to_fp8, to_int4
+from kernels.streamed_linear.reference import streamed_linear as by_definition
 from tests.deployments.tiny_models import write_chat_model
 from tests.engine import fp8_checkpoints, int4_checkpoints
 from tests.engine.gpu.host_runtime import HostRuntime
@@ -263,6 +265,31 @@ def test_a_checkpoint_of_eight_bits_gives_the_probabilities_of_the_numbers_it_st
     with _a_gpu(monkeypatch):
         found = _logprobs(replace(config_of(str(tmp_path / "stored")), dtype=dtype))
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < tolerance
+
+
+@pytest.mark.skipif(HAS_GPU, reason="the library's product, which a GPU would be asked for too, makes no float16")
+def test_our_products_of_eight_bits_give_the_probabilities_of_the_definition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an engine that is the same otherwise; what is off is a rounding that another order of a sum turns."""
+    make_model("llama2", hidden_size=128, intermediate_size=128).save_pretrained(tmp_path)
+    config = replace(config_of(str(tmp_path)), dtype="float16", quantization="fp8")
+    monkeypatch.setattr(resolve, "_why_not_fp8", lambda *_: None)
+    monkeypatch.setattr(gpu_build, "measure", _stream_all)
+    # Interpreted, a program for each output takes its time.
+    monkeypatch.setattr(streamed_linear, "to_fp8", to_fp8)
+    with _a_gpu(monkeypatch):
+        found = _logprobs(config)
+        monkeypatch.setattr(
+            StreamedLinear, "multiply", lambda linear, x, _: by_definition(x, linear._weight, linear._bias)
+        )
+        expected = _logprobs(config)
+    assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
+
+
+def _stream_all(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
+    for linear in linears:
+        linear.ways = (Way.TILES,) * len(linear.rows)
 
 
 def _save(

@@ -41,13 +41,13 @@ class Timed(HostRuntime):
         return self._times.get(self._last, 2.0)
 
 
-@pytest.mark.parametrize("is_int4", [False, True])
-def test_each_number_of_rows_goes_the_fastest_way(monkeypatch: pytest.MonkeyPatch, is_int4: bool) -> None:
-    linear = StreamedLinear(WEIGHT, None, is_int4=is_int4)
-    assert linear.rows == (ROWS if is_int4 else ROWS[:5])
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_each_number_of_rows_goes_the_fastest_way(monkeypatch: pytest.MonkeyPatch, quantization: str | None) -> None:
+    linear = StreamedLinear(WEIGHT, None, quantization=quantization)
+    assert linear.rows == (ROWS if quantization else ROWS[:5])
     times = {(Way.TILES, rows): 1.0 for rows in (2, 4, 16)} | {(Way.ROWS, 1): 1.0, (Way.ROWS, 2): 1.5}
     measure([linear], Timed(monkeypatch, times))
-    one = Way.LIBRARY if is_int4 else Way.ROWS
+    one = Way.LIBRARY if quantization else Way.ROWS
     assert linear.ways[:5] == (one, Way.TILES, Way.TILES, Way.LIBRARY, Way.TILES)
     taken: list[Way] = []
     monkeypatch.setattr(linear, "multiply", lambda _, way: taken.append(way))
@@ -68,12 +68,12 @@ def test_a_gated_product_is_measured_as_it_is_used(monkeypatch: pytest.MonkeyPat
 
 def test_all_ways_multiply_by_the_same_weights() -> None:
     bias, x = WEIGHT[0].repeat(2)[:48], WEIGHT[1:3] + 1
-    for is_int4 in (False, True):
-        linear = StreamedLinear(WEIGHT, bias, is_int4=is_int4)
-        whole = from_int4(to_int4(WEIGHT)) if is_int4 else WEIGHT
+    for quantization in (None, "int4"):
+        linear = StreamedLinear(WEIGHT, bias, quantization=quantization)
+        whole = from_int4(to_int4(WEIGHT)) if quantization else WEIGHT
         expected = x.double() @ whole.double().T + bias
         ways = linear.open_ways(len(x))
-        assert ways == [Way.LIBRARY, Way.TILES] + ([] if is_int4 else [Way.ROWS])
+        assert ways == [Way.LIBRARY, Way.TILES] + ([] if quantization else [Way.ROWS])
         for way in ways:
             torch.testing.assert_close(linear.multiply(x, way).double(), expected, atol=0.03, rtol=1e-3)
             torch.testing.assert_close(linear.gate(x, way).double(), silu_and_multiply(expected), atol=0.1, rtol=5e-3)
