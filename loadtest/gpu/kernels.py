@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
+from engine.gpu.streamed_linear import StreamedLinear
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products
 from kernels.gated_activation.launch import silu_and_multiply
@@ -41,6 +42,7 @@ def benches(
         _elementwise(geometry, device, tokens=8192 // scale),
         *(_quantization(geometry, device, tokens=some, held=held) for held in held_types),
         *(_products(geometry, device, rows=rows) for rows in sorted({max(1, rows // scale) for rows in (1, 16, 64)})),
+        *(_fp8_products(geometry, device, rows=max(1, rows // scale)) for rows in (1, 16, 64, 128)),
         *(_library_products(geometry, device, rows=max(1, rows // scale)) for rows in (64, 8192)),
         *(_lora(geometry, device, tokens=max(2, some), adapters=max(1, adapters // scale)) for adapters in (1, 8, 64)),
         _token_choices(device, rows=some, vocab=VOCAB // scale),
@@ -113,6 +115,26 @@ def _products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterato
                 name=f"weights from int4, {width} x {depth}",
                 run=lambda w=matrix: from_int4(w),  # type: ignore[misc]
                 num_bytes=(BYTES_PER_WEIGHT + 2) * width * depth,
+            )
+
+
+def _fp8_products(geometry: Geometry, device: torch.device, *, rows: int) -> Iterator[Bench]:
+    """Each shape of a layer's products by 8-bit floats, every way that is open to so many rows, as the engine has it.
+
+    With the rounding of the inputs where there is one: the floor knows only what the product must read and write.
+    """
+    if not has_fp8_products():
+        return
+    hidden, inner = geometry.hidden, geometry.inner
+    for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):
+        x, weight = (random_numbers(count, depth, device=device).to(torch.bfloat16) for count in (rows, width))
+        linear = StreamedLinear(weight, None, quantization="fp8")
+        for way in linear.open_ways(rows):
+            yield Bench(
+                name=f"fp8 product by {way.value}, {rows} rows by {width} x {depth}",
+                run=partial(linear.multiply, x, way),
+                num_bytes=width * depth + x.nbytes + rows * width * x.element_size(),
+                num_flop=2.0 * rows * width * depth,
             )
 
 

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from kernels.architecture import has_fp8_products
 from kernels.launches import Geometry
 from kernels.paged_attention.launch import Share
-from kernels.streamed_linear.launch import Cut, streamed_linear
-from kernels.streamed_linear.reference import to_int4
+from kernels.streamed_linear.launch import Cut, fp8_cut, streamed_linear, to_fp8
+from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, to_int4
 from loadtest.gpu.attention import attention_inputs
 from loadtest.gpu.bench import random_numbers
 from loadtest.gpu.kernels import SHORT
@@ -39,6 +40,10 @@ DENSE = (
     *((128, 128, 8, 3), (32, 128, 4, 4), (32, 256, 4, 3), (16, 256, 4, 4)),
 )
 INT4 = ((64, 128, 4, 4), (64, 128, 4, 3), (64, 128, 4, 6), (32, 128, 4, 4), (32, 128, 2, 6), (128, 128, 8, 4))
+FP8 = (
+    *((64, 128, 4, 6), (64, 256, 4, 4), (64, 256, 4, 8), (128, 128, 4, 4), (128, 128, 8, 4), (128, 128, 8, 8)),
+    *((128, 256, 8, 4), (256, 128, 8, 3), (256, 128, 8, 5)),
+)
 """Outputs, inputs, warps and stages."""
 
 
@@ -83,6 +88,7 @@ def sweeps(
         for rows, context in ((1, 8192), (64, 4096), (64, 1024))
     ]
     families += [_products(geometry, device, rows) for rows in (1, 16)]
+    families += [_fp8_products(geometry, device, max(1, rows // scale)) for rows in (16, 64)]
     for family in families:
         with attempt("inputs"):
             yield from family
@@ -139,25 +145,35 @@ def _products(geometry: Geometry, device: torch.device, rows: int) -> Iterator[S
     hidden, inner = geometry.hidden, geometry.inner
     for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):
         weight = random_numbers(width, depth, device=device)
-        yield _product(weight, rows, is_int4=False)
+        yield _product(weight, rows, weight.dtype, DENSE)
         if rows == 1:
-            yield _product(weight.to(SHORT), rows, is_int4=True)
+            yield _product(to_int4(weight.to(SHORT)), rows, SHORT, INT4)
 
 
-def _product(weight: torch.Tensor, rows: int, *, is_int4: bool) -> Sweep:
+def _fp8_products(geometry: Geometry, device: torch.device, rows: int) -> Iterator[Sweep]:
+    """As it is, is by tiles that are not wide; those stand among the others."""
+    if has_fp8_products():
+        hidden, inner = geometry.hidden, geometry.inner
+        for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):
+            wide = fp8_cut(rows, width, depth, is_wide=True)
+            cuts = {*FP8, (wide.block_n, wide.block_k, wide.num_warps, wide.num_stages)}
+            yield _product(to_fp8(random_numbers(width, depth, device=device)), rows, torch.bfloat16, sorted(cuts))
+
+
+def _product(weight: Matrix, rows: int, dtype: torch.dtype, cuts: Sequence[tuple[int, int, int, int]]) -> Sweep:
     width, depth = weight.shape
-    x = random_numbers(rows, depth, device=weight.device).to(weight.dtype)
-    held = to_int4(weight) if is_int4 else weight
-    arrived = torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=weight.device)
+    held = weight if isinstance(weight, torch.Tensor) else weight.held
+    x = random_numbers(rows, depth, device=held.device).to(dtype)
+    arrived = torch.zeros(MAX_COUNTERS, dtype=torch.int32, device=held.device)
     others = []
-    for block_n, block_k, num_warps, num_stages in INT4 if is_int4 else DENSE:
+    for block_n, block_k, num_warps, num_stages in cuts:
         for count in (1, 2, 4, 8):
             cut = Cut(block_n=block_n, block_k=block_k, num_splits=count, num_warps=num_warps, num_stages=num_stages)
-            others.append((asdict(cut), lambda cut=cut: streamed_linear(x, held, None, arrived, cut)))
-    num_bytes = weight.nbytes / (4 if is_int4 else 1) + x.nbytes + rows * width * x.element_size()
+            others.append((asdict(cut), lambda cut=cut: streamed_linear(x, weight, None, arrived, cut)))
+    kind = "int4" if isinstance(weight, Int4Matrix) else "fp8" if isinstance(weight, Fp8Matrix) else "streamed"
     return Sweep(
-        name=f"{'int4' if is_int4 else 'streamed'} product, {rows} rows by {width} x {depth}",
-        num_bytes=num_bytes,
-        usual=lambda: streamed_linear(x, held, None, arrived),
+        name=f"{kind} product, {rows} rows by {width} x {depth}",
+        num_bytes=held.nbytes + x.nbytes + rows * width * x.element_size(),
+        usual=lambda: streamed_linear(x, weight, None, arrived),
         others=others,
     )

@@ -1,0 +1,45 @@
+"""What is measured of products by 8-bit floats, run on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.gpu.streamed_linear import Way
+from kernels.architecture import pretending
+from kernels.launches import Geometry
+from loadtest.gpu import kernels, sweep
+from loadtest.gpu.timing import Ceilings
+from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
+
+HERE = torch.device("cpu")
+GEOMETRY = Geometry(name="tiny", hidden=64, inner=96, heads=2, kv_heads=1, head_dim=32)
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tries on a CPU what is measured on a GPU")
+
+
+def test_every_way_is_timed_in_every_shape() -> None:
+    assert not list(kernels._fp8_products(GEOMETRY, HERE, rows=2))
+    with pretending("sm_90"):
+        benches = list(kernels._fp8_products(GEOMETRY, HERE, rows=2))
+        for one in benches:
+            assert isinstance(found := one.run(), torch.Tensor)
+            assert found.isfinite().all()
+    assert [one.name for one in benches[:4]] == [f"fp8 product by {way.value}, 2 rows by 64 x 64" for way in Way]
+    # Weights of a byte each, and inputs and outputs of two.
+    assert benches[0].num_bytes == 64 * 64 + 2 * 2 * 64 * 2
+    assert len(benches) == 3 * len(Way)
+
+
+def test_other_cuts_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "FP8", ((64, 128, 4, 4),))
+    times = iter(range(1000, 0, -1))
+    timer = type("Timer", (), {"seconds": lambda _self, run: [run(), float(next(times))][1]})()
+    assert not list(sweep._fp8_products(GEOMETRY, HERE, 17))
+    with pretending("sm_90"):
+        for one in sweep._fp8_products(GEOMETRY, HERE, 17):
+            found = sweep.measure(one, Ceilings(bytes_per_s=1e12, flop_per_s=1e12), timer)
+            assert found.name.startswith("fp8 product, 17 rows by")
+            # The one above and the wide one, by 1, 2, 4 and 8 parts of the depth.
+            assert len(found.us_by_cut) == 8
+            assert None not in found.us_by_cut.values()
