@@ -17,7 +17,7 @@ from kernels.lora_shrink.launch import lora_shrink
 from kernels.paged_attention.launch import MAX_PROGRAMS, paged_attention
 from kernels.recording import Launch, recording
 from kernels.rope_kv_write.launch import rope_kv_write
-from kernels.row_quantization.launch import quantize_rows
+from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from kernels.streamed_linear.launch import MAX_ROWS, MAX_WIDE_ROWS, fp8_cut, from_int4, row_linear, streamed_linear
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
 from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix
@@ -97,13 +97,17 @@ def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None
 
 
 def multiply_fp8(geometry: Geometry) -> None:
-    """Launch a layer's products of few rows with weights of 8-bit floats, every way that they are cut."""
+    """Launch a layer's products of few rows with weights of 8-bit floats, every way, and what rounds their inputs."""
     dtype, arrived = torch.bfloat16, _empty(1 << 16, dtype=torch.int32)
     for width, depth, has_bias, is_gate_up in _products(geometry):
         matrix = Fp8Matrix(_empty(width, depth, dtype=FP8), _empty(width, dtype=torch.float32))
         bias = _empty(width, dtype=dtype) if has_bias else None
         for rows in (1, 32, 64, 128):
             x = _empty(rows, depth, dtype=dtype)
+            norm = _empty(depth, dtype=dtype)
+            add_rms_norm(x, x, norm, 1e-5, empty_rounded(x, FP8))
+            add_rms_norm(x, None, norm, 1e-5, empty_rounded(x, FP8))
+            silu_and_multiply(_empty(rows, 2 * depth, dtype=dtype), empty_rounded(x, FP8))
             for is_wide in (False, True) if rows <= MAX_WIDE_ROWS else (False,):
                 streamed_linear(x, matrix, bias, arrived, fp8_cut(rows, width, depth, is_wide=is_wide))
         for rows in range(1, MAX_ROWS + 1):

@@ -8,14 +8,13 @@ import torch
 
 from engine.attention import AttentionBatch
 from engine.backend import LayerCache, Product
-from engine.gpu.adapters import TritonLora
+from engine.gpu.adapters import Reach, TritonLora
+from engine.gpu.rounding import InputRounding
 from engine.gpu.streamed_linear import StreamedLinear
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, LoraProducts
-from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.embedding.reference import take_rows
-from kernels.gated_activation.launch import silu_and_multiply
 from kernels.paged_attention.launch import counters, paged_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 
@@ -42,13 +41,17 @@ class TritonBackend:
         self.linears: list[StreamedLinear] = []
         self._quantization = quantization
         self._is_mixed = is_mixed
+        self._rounding = InputRounding(is_wanted=quantization == "fp8")
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Keep the weight, as it is or rounded."""
         stays = self._quantization == "fp8" and self._is_mixed and not isinstance(weight, Fp8Weight)
         quantization = None if stays else self._quantization
-        self.linears.append(StreamedLinear(weight, bias, quantization=quantization, is_gate_up=name == "gate_up"))
-        return self.linears[-1]
+        product = StreamedLinear(
+            weight, bias, quantization=quantization, is_gate_up=name == "gate_up", rounding=self._rounding
+        )
+        self.linears.append(product)
+        return product
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Keep both as they are; all steps' logits come to lie in one place, or each recording had one of its own."""
@@ -75,7 +78,8 @@ class TritonBackend:
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """Add and norm, one pass."""
-        return add_rms_norm(x, delta, weight, eps)
+        is_final = self.adapters.reach < Reach.WHOLE_MODEL
+        return self._rounding.add_rms_norm(x, delta, weight, eps, is_final=is_final)
 
     def rotate_and_write(
         self,
@@ -113,7 +117,7 @@ class TritonBackend:
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Gate, one pass."""
-        return silu_and_multiply(gate_up)
+        return self._rounding.silu_and_multiply(gate_up)
 
     def gated(self, product: Product, x: torch.Tensor) -> torch.Tensor:
         """Let the product do it."""

@@ -20,12 +20,12 @@ from enum import Enum
 import torch
 from torch.nn import functional
 
+from engine.gpu.rounding import InputRounding
 from engine.gpu.runtime import GpuRuntime
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, dense
-from kernels.gated_activation.launch import silu_and_multiply
-from kernels.row_quantization.launch import quantize_rows
+from kernels.row_quantization.launch import Rounded
 from kernels.streamed_linear.launch import (
     MAX_ROWS,
     MAX_WIDE_ROWS,
@@ -68,6 +68,7 @@ class StreamedLinear:
         quantization: "fp8" or "int4" where the weight has so many bits or is rounded to them
             (`kernels.streamed_linear.reference`); `engine.resolve` sees to it that its size does.
         is_gate_up: whether its outputs are [gate | up], mostly to be joined (`gated`).
+        rounding: where its inputs may lie rounded, and its joined outputs are rounded for the next product.
 
     Attributes:
         rows: those of `ROWS` that our kernels may be taken for.
@@ -75,7 +76,13 @@ class StreamedLinear:
     """
 
     def __init__(
-        self, weight: Weight, bias: torch.Tensor | None, *, quantization: str | None = None, is_gate_up: bool = False
+        self,
+        weight: Weight,
+        bias: torch.Tensor | None,
+        *,
+        quantization: str | None = None,
+        is_gate_up: bool = False,
+        rounding: InputRounding | None = None,
     ) -> None:
         self.is_gate_up = is_gate_up
         self.shape = weight.shape
@@ -84,6 +91,7 @@ class StreamedLinear:
         self.ways = (Way.LIBRARY,) * len(self.rows)
         self._weight = _matrix(weight, quantization)
         self._bias = bias
+        self._rounding = rounding or InputRounding()
         self._arrived = counters(weight.shape[0], self.rows[-1], weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -99,13 +107,15 @@ class StreamedLinear:
         if way is Way.ROWS:
             assert not isinstance(self._weight, Int4Matrix)
             return row_linear(x, self._weight, self._bias)
+        rounded = self._rounding.take(x) if isinstance(self._weight, Fp8Matrix) else None
         if way is Way.TILES:
-            return streamed_linear(x, self._weight, self._bias, self._arrived)
+            return streamed_linear(x, self._weight, self._bias, self._arrived, rounded=rounded)
         if way is Way.WIDE_TILES:
             cut = fp8_cut(len(x), *self.shape, is_wide=True)
-            return streamed_linear(x, self._weight, self._bias, self._arrived, cut)
+            return streamed_linear(x, self._weight, self._bias, self._arrived, cut, rounded)
         if isinstance(self._weight, Fp8Matrix):
-            return _scaled_linear(x, self._weight, self._bias)
+            assert rounded is not None
+            return _scaled_linear(rounded, self._weight, self._bias, x.dtype)
         weight = from_int4(self._weight) if isinstance(self._weight, Int4Matrix) else self._weight
         return functional.linear(x, weight, self._bias)
 
@@ -114,7 +124,7 @@ class StreamedLinear:
         if way is Way.ROWS:
             assert not isinstance(self._weight, Int4Matrix)
             return row_linear(x, self._weight, self._bias, is_gated=True)
-        return silu_and_multiply(self.multiply(x, way))
+        return self._rounding.silu_and_multiply(self.multiply(x, way))
 
     def open_ways(self, rows: int) -> list[Way]:
         """Return who can multiply so many rows of `self.rows`."""
@@ -139,16 +149,16 @@ def _matrix(weight: Weight, quantization: str | None) -> Matrix:
     return dense(weight)
 
 
-def _scaled_linear(x: torch.Tensor, weight: Fp8Matrix, bias: torch.Tensor | None) -> torch.Tensor:
+def _scaled_linear(x: Rounded, weight: Fp8Matrix, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     """Multiply by the library's product with a scale for each row of both sides, which makes bfloat16."""
-    held, spans = quantize_rows(x, weight.held.dtype)
+    held, spans = x
     return torch._scaled_mm(
         held,
         weight.held.t(),
         scale_a=spans.unsqueeze(1),
         scale_b=weight.units.unsqueeze(0),
         bias=bias,
-        out_dtype=x.dtype,
+        out_dtype=dtype,
     )
 
 

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from kernels.overlap import let_begin, wait
+from kernels.row_quantization.kernel import store_held
 
 
 @triton.jit
@@ -12,19 +13,26 @@ def add_rms_norm_kernel(
     delta,
     weight,
     out,
+    held,
+    spans,
     width,
     eps,
     HAS_DELTA: tl.constexpr,
     BLOCK: tl.constexpr,
+    LIMIT: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Rows [width] of `x`, `delta` and `out` lie one after the other; BLOCK is a power of two and at least `width`."""
+    """Rows [width] of `x`, `delta` and `out` lie one after the other; BLOCK is a power of two and at least `width`.
+
+    Where LIMIT is not 0, rows of `out` are also rounded to `held`, as `kernels.row_quantization` defines it.
+    """
     let_begin(OVERLAPS)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     gain = tl.load(weight + columns, mask=inside, other=0.0)
     wait(OVERLAPS)
-    at = tl.program_id(0).to(tl.int64) * width + columns
+    row = tl.program_id(0).to(tl.int64)
+    at = row * width + columns
     value = tl.load(x + at, mask=inside, other=0.0)
     if HAS_DELTA:
         added = tl.load(delta + at, mask=inside, other=0.0)
@@ -32,5 +40,7 @@ def add_rms_norm_kernel(
         tl.store(x + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
-    normed = (wide * scale).to(value.dtype).to(tl.float32) * gain.to(tl.float32)
-    tl.store(out + at, normed.to(value.dtype), mask=inside)
+    normed = ((wide * scale).to(value.dtype).to(tl.float32) * gain.to(tl.float32)).to(value.dtype)
+    tl.store(out + at, normed, mask=inside)
+    if LIMIT > 0:
+        store_held(normed, held, spans, row, columns, width, LIMIT)

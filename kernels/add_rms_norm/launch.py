@@ -7,10 +7,22 @@ import triton
 
 from kernels.add_rms_norm.kernel import add_rms_norm_kernel
 from kernels.overlap import overlap
+from kernels.row_quantization.launch import Rounded
+from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
 
-def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Add `delta` to `x` in place and return the norm of the sum; arguments as the reference's, contiguous."""
+def add_rms_norm(
+    x: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    rounded: Rounded | None = None,
+) -> torch.Tensor:
+    """Add `delta` to `x` in place and return the norm of the sum; arguments as the reference's, contiguous.
+
+    Args:
+        rounded: room for the rows of the norm in one byte a number, as `kernels.row_quantization` rounds them.
+    """
     out = torch.empty_like(x)
     rows, width = x.shape
     if rows:
@@ -20,10 +32,12 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tens
             x if delta is None else delta,
             weight,
             out,
+            *(rounded or (out, out)),
             width,
             eps,
             HAS_DELTA=delta is not None,
             BLOCK=block,
+            LIMIT=LIMIT_BY_DTYPE[rounded[0].dtype] if rounded else 0,
             num_warps=min(16, max(1, block // 512)),
             **overlap(),
         )

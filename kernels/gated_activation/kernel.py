@@ -1,14 +1,21 @@
-"""The GPU's gated activation, elementwise."""
+"""The GPU's gated activation."""
 
 import triton
 import triton.language as tl
 
 from kernels.overlap import take_turn
+from kernels.row_quantization.kernel import store_held
 
 
 @triton.jit
-def silu_and_multiply_kernel(gate_up, out, width, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
-    """Rows of `gate_up` are [gate | up], each `width` long; program (row, part) makes BLOCK numbers of `out`."""
+def silu_and_multiply_kernel(
+    gate_up, out, held, spans, width, BLOCK: tl.constexpr, LIMIT: tl.constexpr, OVERLAPS: tl.constexpr
+):
+    """Rows of `gate_up` are [gate | up], each `width` long; program (row, part) makes BLOCK numbers of `out`.
+
+    Where LIMIT is not 0, BLOCK is at least `width` and rows of `out` are also rounded to `held`, as
+    `kernels.row_quantization` defines it.
+    """
     take_turn(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -17,4 +24,7 @@ def silu_and_multiply_kernel(gate_up, out, width, BLOCK: tl.constexpr, OVERLAPS:
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    tl.store(out + row * width + columns, (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype), mask=inside)
+    gated = (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    tl.store(out + row * width + columns, gated, mask=inside)
+    if LIMIT > 0:
+        store_held(gated, held, spans, row, columns, width, LIMIT)

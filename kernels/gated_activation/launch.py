@@ -7,16 +7,31 @@ import triton
 
 from kernels.gated_activation.kernel import silu_and_multiply_kernel
 from kernels.overlap import overlap
+from kernels.row_quantization.launch import WIDE_BLOCK, Rounded
+from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
 BLOCK = 1024
 
 
-def silu_and_multiply(gate_up: torch.Tensor) -> torch.Tensor:
-    """Return silu(first half) * second half of the last dimension: [rows, 2 * width], contiguous, to [rows, width]."""
+def silu_and_multiply(gate_up: torch.Tensor, rounded: Rounded | None = None) -> torch.Tensor:
+    """Return silu(first half) * second half of the last dimension: [rows, 2 * width], contiguous, to [rows, width].
+
+    Args:
+        rounded: room for the rows in one byte a number, as `kernels.row_quantization` rounds them.
+    """
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
+    # What a row spans only a program knows that has all of it.
+    block = triton.next_power_of_2(width) if rounded else BLOCK
     if rows:
-        silu_and_multiply_kernel[(rows, triton.cdiv(width, BLOCK))](
-            gate_up, out, width, BLOCK=BLOCK, num_warps=4, **overlap()
+        silu_and_multiply_kernel[(rows, triton.cdiv(width, block))](
+            gate_up,
+            out,
+            *(rounded or (out, out)),
+            width,
+            BLOCK=block,
+            LIMIT=LIMIT_BY_DTYPE[rounded[0].dtype] if rounded else 0,
+            num_warps=16 if block > WIDE_BLOCK else 4,
+            **overlap(),
         )
     return out

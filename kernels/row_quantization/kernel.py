@@ -25,6 +25,17 @@ def held(rows, span, LIMIT: tl.constexpr, HELD: tl.constexpr):
 
 
 @triton.jit
+def store_held(numbers, held_numbers, spans, row, columns, width, LIMIT: tl.constexpr):
+    """Round one row's numbers [BLOCK], zeros from `width` on, as `quantize_rows_kernel` rounds what it reads."""
+    rows = numbers.to(tl.float32)[None, :]
+    span = span_of(rows)
+    place = row * width + columns[None, :]
+    rounded = held(rows, span, LIMIT, held_numbers.dtype.element_ty)
+    tl.store(held_numbers + place, rounded, mask=(columns < width)[None, :])
+    tl.store(spans + row + tl.arange(0, 1), span)
+
+
+@triton.jit
 def quantize_rows_kernel(x, out, spans, width, LIMIT: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """Program r rounds row r of `x` [rows, width], read once, to the type of `out`; BLOCK is at least `width`."""
     take_turn(OVERLAPS)

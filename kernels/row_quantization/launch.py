@@ -12,12 +12,20 @@ from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 WIDE_BLOCK = 8192
 """From here on a row takes more warps, or its numbers would not fit into their registers."""
 
+Rounded = tuple[torch.Tensor, torch.Tensor]
+"""Rows in one byte a number, and float32 [rows] that they span."""
 
-def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+
+def empty_rounded(x: torch.Tensor, dtype: torch.dtype) -> Rounded:
+    """Return room for the rows of `x` [rows, width] in `dtype`."""
+    held = torch.empty(x.shape, dtype=dtype, device=x.device)
+    return held, torch.empty(len(x), dtype=torch.float32, device=x.device)
+
+
+def quantize_rows(x: torch.Tensor, dtype: torch.dtype) -> Rounded:
     """Return (held, spans) of `x` [rows, width], contiguous: [rows, width] in `dtype`, and float32 [rows]."""
     rows, width = x.shape
-    out = torch.empty(rows, width, dtype=dtype, device=x.device)
-    spans = torch.empty(rows, dtype=torch.float32, device=x.device)
+    out, spans = empty_rounded(x, dtype)
     if rows:
         block = triton.next_power_of_2(width)
         quantize_rows_kernel[(rows,)](

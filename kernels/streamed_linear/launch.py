@@ -9,7 +9,7 @@ import triton
 
 from kernels.architecture import PROGRAMS_WANTED, current, shared_bytes
 from kernels.overlap import overlap
-from kernels.row_quantization.launch import quantize_rows
+from kernels.row_quantization.launch import Rounded, quantize_rows
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 from kernels.streamed_linear.kernel import from_int4_kernel, streamed_linear_kernel
 from kernels.streamed_linear.layout import BLOCK
@@ -62,14 +62,14 @@ def streamed_linear(
     bias: torch.Tensor | None,
     arrived: torch.Tensor,
     cut: Cut | None = None,
+    rounded: Rounded | None = None,
 ) -> torch.Tensor:
     """Multiply `x` [rows, in], contiguous, by a matrix [out, in] and add `bias` [out].
-
-    For weights of 8-bit floats a launch of its own rounds the inputs.
 
     Args:
         arrived: `counters` that do for it; no other product may use them meanwhile.
         cut: for who looks for a better one, and brings counters that do for that.
+        rounded: for weights of 8-bit floats, the rows of `x` rounded to those; None for a launch of its own.
 
     Returns:
         [rows, out] in the type of `x`.
@@ -86,7 +86,7 @@ def streamed_linear(
         cut = cut or usual_cut(x, width, block_m, is_int4=isinstance(weight, Int4Matrix))
     splits = cut.num_splits
     parts = torch.empty(splits, rows, width, dtype=torch.float32, device=x.device) if splits > 1 else out
-    inputs = quantize_rows(x, weight.held.dtype) if isinstance(weight, Fp8Matrix) else (x, x)
+    inputs = rounded or quantize_rows(x, weight.held.dtype) if isinstance(weight, Fp8Matrix) else (x, x)
     held = (weight, weight) if isinstance(weight, torch.Tensor) else (weight.held, weight.units)
     streamed_linear_kernel[(triton.cdiv(width, cut.block_n), triton.cdiv(rows, block_m), splits)](
         *inputs,

@@ -17,7 +17,7 @@ from kernels.launches import Geometry
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_shrink.launch import cut, lora_shrink, whole_rows
 from kernels.rope_kv_write.launch import rope_kv_write
-from kernels.row_quantization.launch import quantize_rows
+from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from kernels.streamed_linear.launch import MAX_ROWS, counters, from_int4, row_linear, streamed_linear
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from kernels.streamed_linear.reference import to_int4
@@ -84,6 +84,17 @@ def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held
         name=f"row quantization, {tokens} tokens to {held}",
         run=lambda: quantize_rows(x, held),
         num_bytes=x.nbytes + x.numel(),
+    )
+    delta, gate_up, room = x.clone(), x.repeat(1, 2), empty_rounded(x, held)
+    yield Bench(
+        name=f"add, norm and round, {tokens} tokens to {held}",
+        run=lambda: add_rms_norm(x, delta, x[0], 1e-5, room),
+        num_bytes=4 * x.nbytes + x.numel(),
+    )
+    yield Bench(
+        name=f"gated activation and rounding, {tokens} tokens to {held}",
+        run=lambda: silu_and_multiply(gate_up, room),
+        num_bytes=3 * x.nbytes + x.numel(),
     )
 
 

@@ -11,7 +11,9 @@ from kernels.gated_activation import launch as gate_launch
 from kernels.gated_activation.reference import silu_and_multiply
 from kernels.rope_kv_write import launch as rope_launch
 from kernels.rope_kv_write.reference import rope_kv_write
+from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 
 BLOCKS, BLOCK_TOKENS = 5, 16
 
@@ -32,6 +34,25 @@ def test_a_norm_is_that_of_the_sum(dtype: torch.dtype, has_delta: bool, rows: in
 def test_the_second_half_is_gated_by_the_first(dtype: torch.dtype, rows: int, width: int) -> None:
     gate_up = randn(rows, 2 * width, dtype=dtype) * 4
     assert_near(gate_launch.silu_and_multiply(gate_up), silu_and_multiply(gate_up.double()))
+
+
+@pytest.mark.parametrize("held", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 1), (3, 100), (2, 9000)])
+def test_rows_are_rounded_on_the_way_as_by_a_launch_of_their_own(held: torch.dtype, rows: int, width: int) -> None:
+    x, delta, gate_up = (randn(rows, size, dtype=torch.float32) for size in (width, width, 2 * width))
+    weight = randn(width, dtype=torch.float32)
+    if rows > 2:
+        # A row of zeros, and one that is not finite.
+        x[0] = delta[0] = gate_up[0] = 0
+        x[1, 3] = gate_up[1, 3] = torch.nan
+    of_norm, of_gate = ([part.fill_(7) for part in empty_rounded(x, held)] for _ in range(2))
+    h = norm_launch.add_rms_norm(x.clone(), delta, weight, 1e-6, of_norm)
+    gated = gate_launch.silu_and_multiply(gate_up, of_gate)
+    torch.testing.assert_close(h, norm_launch.add_rms_norm(x, delta, weight, 1e-6), equal_nan=True)
+    torch.testing.assert_close(gated, gate_launch.silu_and_multiply(gate_up), equal_nan=True)
+    for found, meant in ((of_norm, h), (of_gate, gated)):
+        for part, expected in zip(found, quantize_rows(meant, held), strict=True):
+            torch.testing.assert_close(part.float(), expected.float(), atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,51 @@
+"""Inputs of products of 8-bit floats, rounded by who makes them: norms and activations have whole rows at hand."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.add_rms_norm.launch import add_rms_norm
+from kernels.gated_activation.launch import silu_and_multiply
+from kernels.row_quantization.launch import Rounded, empty_rounded, quantize_rows
+from kernels.streamed_linear.launch import MAX_ROWS
+from kernels.streamed_linear.reference import FP8
+
+
+class InputRounding:
+    """Keeps what was rounded as it was made for the one product that reads it; other inputs take a launch of their own.
+
+    Args:
+        is_wanted: whether products read inputs of 8 bits at all. Those of a row or two do not (`row_linear`).
+    """
+
+    def __init__(self, *, is_wanted: bool = False) -> None:
+        self._is_wanted = is_wanted
+        self._kept: tuple[torch.Tensor, Rounded] | None = None
+
+    def add_rms_norm(
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, *, is_final: bool
+    ) -> torch.Tensor:
+        """Add and norm, one pass; `is_final` where nobody changes the norm before it is read."""
+        if not (self._is_needed(x) and is_final):
+            return add_rms_norm(x, delta, weight, eps)
+        rounded = empty_rounded(x, FP8)
+        return self._keep(add_rms_norm(x, delta, weight, eps, rounded), rounded)
+
+    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Gate, one pass."""
+        if not self._is_needed(gate_up):
+            return silu_and_multiply(gate_up)
+        rounded = empty_rounded(gate_up[:, : gate_up.shape[1] // 2], FP8)
+        return self._keep(silu_and_multiply(gate_up, rounded), rounded)
+
+    def take(self, x: torch.Tensor) -> Rounded:
+        """Return the rows of `x` rounded, for the only product that asks."""
+        kept, self._kept = self._kept, None
+        return kept[1] if kept is not None and kept[0] is x else quantize_rows(x, FP8)
+
+    def _is_needed(self, x: torch.Tensor) -> bool:
+        return self._is_wanted and len(x) > MAX_ROWS
+
+    def _keep(self, x: torch.Tensor, rounded: Rounded) -> torch.Tensor:
+        self._kept = x, rounded
+        return x
