@@ -87,7 +87,7 @@ def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held
     )
     delta, gate_up, room = x.clone(), x.repeat(1, 2), empty_rounded(x, held)
     yield Bench(
-        name=f"add norm and round, {tokens} tokens to {held}",
+        name=f"norm and rounding, {tokens} tokens to {held}",
         run=lambda: add_rms_norm(x, delta, x[0], 1e-5, room),
         num_bytes=4 * x.nbytes + x.numel(),
     )
