@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from app.http.errors import ApiError, retry_after
-from deployments.accounts.values import Admission, Quota
+from deployments.accounts.values import Admission, Quota, TenantLimits
+from engine.errors import RequestError
 
 CHARS_PER_TOKEN = 4
 """A guess, until the tokenizer has counted."""
@@ -32,6 +33,20 @@ def quota_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
     if tokens:
         headers |= _headers("tokens", min(tokens, key=lambda quota: quota.remaining))
     return headers
+
+
+def check_fits(count: int, limits: TenantLimits, *, field: str) -> None:
+    """Refuse a request whose answers are more than a limit ever lets through, each of them counting as one.
+
+    Raises:
+        RequestError: they are.
+    """
+    for name in ("concurrent_requests", "requests_per_minute"):
+        most = getattr(limits, name)
+        if most is not None and count > most:
+            raise RequestError(
+                f"{count} answers are more than the limit of {most} {_WORDS_BY_LIMIT[name]}.", field=field
+            )
 
 
 def over_limit(admission: Admission, limit: int) -> ApiError:

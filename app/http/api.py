@@ -67,7 +67,9 @@ def create_app(
         sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
             would reach clients as "id, id".
     """
-    app = FastAPI(title="Antiphon", version="1", description=_DESCRIPTION, redirect_slashes=False, redoc_url=None)
+    app = FastAPI(
+        title="Antiphon", version="1", description=_DESCRIPTION, redirect_slashes=False, docs_url=None, redoc_url=None
+    )
     app.state.gateway = gateway
     app.state.limits = limits or LimitSettings()
     app.state.moderation_model = moderation_model

@@ -22,7 +22,7 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
     head = context.head("chatcmpl", body.model)
     classifier = chat_classifier(body.moderation, context.moderation_model)
     generations = chat_generations(body, context.limits, request_id=context.generation_id(head))
-    answers = [context.generate(generation) for generation in generations]
+    answers = context.generate_all(generations, made_many_by="n")
     shape = ChatShape(
         tells_scores=bool(body.logprobs),
         num_prompt_logprobs=body.prompt_logprobs,

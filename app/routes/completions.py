@@ -20,7 +20,8 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
     """Continue one or several prompts, at once or as a stream."""
     head = context.head("cmpl", body.model)
     generations = text_generations(body, context.limits, request_id=context.generation_id(head))
-    answers = [context.generate(generation) for generation in generations]
+    num_per_prompt = answers_per_prompt(body)
+    answers = context.generate_all(generations, made_many_by="n" if num_per_prompt > 1 else "prompt")
     shape = CompletionShape(
         num_choices=body.n or 1,
         num_scores=body.logprobs,
@@ -31,4 +32,4 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
         frames = CompletionFrames(head, extras=stream_extras(body), shape=shape)
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
     whole = await collect(answers)
-    return JsonResponse(completion(head, whole, answers_per_prompt=answers_per_prompt(body), shape=shape))
+    return JsonResponse(completion(head, whole, answers_per_prompt=num_per_prompt, shape=shape))

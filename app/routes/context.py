@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
 from app.access.admin import check_admin, is_admin
+from app.access.limits import check_fits
 from app.access.tenants import KeyRing, TenantGateway
 from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
 from app.schemas.errors import ErrorResponse
 from app.settings import LimitSettings
 from app.translation.render import ResponseHead
+from deployments.accounts.values import TenantLimits
 from deployments.gateway.inside import INSIDE, Insider
 from deployments.generation import GenerationEvent, GenerationRequest
 
@@ -52,6 +54,7 @@ class RouteContext:
         timeout_s: how long the client waits for the whole answer; None for as long as the configuration says.
         trace_parent: as in W3C's Trace Context; what is none is ignored, as it says.
         tenant: who asks; empty where no keys are known.
+        tenant_limits: what it may use.
         priority: added to that of each answer, where the server itself asks.
     """
 
@@ -62,6 +65,7 @@ class RouteContext:
     timeout_s: float | None = None
     trace_parent: str = ""
     tenant: str = ""
+    tenant_limits: TenantLimits = field(default_factory=TenantLimits)
     priority: int = 0
 
     def generate(self, generation: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
@@ -74,6 +78,20 @@ class RouteContext:
                 priority=generation.priority + self.priority,
             )
         )
+
+    def generate_all(
+        self, generations: Sequence[GenerationRequest], *, made_many_by: str
+    ) -> list[AsyncGenerator[GenerationEvent, None]]:
+        """Return the events of each answer.
+
+        Args:
+            made_many_by: the field that says how many.
+
+        Raises:
+            RequestError: the tenant's limits never let so many through.
+        """
+        check_fits(len(generations), self.tenant_limits, field=made_many_by)
+        return [self.generate(generation) for generation in generations]
 
     def head(self, prefix: str, model: str, *, joint: str = "-") -> ResponseHead:
         """Return a new response id, the time, and the model's name."""
@@ -101,7 +119,7 @@ async def _context(request: Request) -> RouteContext:  # a dependency that is no
     else:
         tenant = ring.named(insider.tenant)
     gateway = TenantGateway(context.gateway, tenant, request.state.response_headers)
-    return replace(context, gateway=gateway, tenant=tenant.name)
+    return replace(context, gateway=gateway, tenant=tenant.name, tenant_limits=tenant.limits)
 
 
 def _insider(request: Request) -> Insider | None:

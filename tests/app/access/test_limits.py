@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.access.limits import over_limit, quota_headers
-from deployments.accounts.values import Admission, Quota
+from app.access.limits import check_fits, over_limit, quota_headers
+from deployments.accounts.values import Admission, Quota, TenantLimits
+from engine.errors import RequestError
 
 QUOTAS = {
     "requests_per_minute": Quota(10, 7, 30.0),
@@ -35,3 +36,13 @@ def test_who_is_over_a_limit_is_told_which_and_when_to_come_back(refused_by: str
     assert (error.status, error.code, error.error_type) == (429, "rate_limit_exceeded", kind)
     assert 13 <= int(error.headers["retry-after"]) <= 17
     assert words in error.message
+
+
+@pytest.mark.parametrize("name", ["concurrent_requests", "requests_per_minute"])
+def test_more_answers_than_a_limit_ever_lets_through_are_a_mistake(name: str) -> None:
+    limits = TenantLimits(**{name: 2})
+    check_fits(2, limits, field="n")
+    check_fits(100, TenantLimits(input_tokens_per_minute=1), field="n")
+    with pytest.raises(RequestError, match="3 answers are more than the limit of 2 requests") as caught:
+        check_fits(3, limits, field="n")
+    assert caught.value.field == "n"

@@ -10,9 +10,11 @@ from starlette.datastructures import Headers
 
 from app.access.tenants import KeyRing, Tenant, given_key, key_digest
 from app.http.api import create_app
+from deployments.accounts.values import TenantLimits
 from tests.app.scripted_gateway import ScriptedGateway
 
 ALL, SOME = Tenant(name="all", priority=3), Tenant(name="some", models=frozenset({"shout"}))
+FEW = Tenant(name="few", limits=TenantLimits(concurrent_requests=2))
 CHAT: dict[str, Any] = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
 MESSAGE = CHAT | {"max_tokens": 5}
 
@@ -20,8 +22,11 @@ MESSAGE = CHAT | {"max_tokens": 5}
 @pytest.fixture
 def guarded(gateway: ScriptedGateway) -> httpx.AsyncClient:
     ring = KeyRing(
-        tenant_by_name={"all": ALL, "some": SOME},
-        name_by_digest={key_digest("key-a"): "all", key_digest("key-b"): "all", key_digest("key-c"): "some"},
+        tenant_by_name={tenant.name: tenant for tenant in (ALL, SOME, FEW)},
+        name_by_digest={
+            key_digest(key): name
+            for key, name in (("key-a", "all"), ("key-b", "all"), ("key-c", "some"), ("key-d", "few"))
+        },
     )
     app = create_app(gateway, key_ring=ring, admin_key_sha256=key_digest("admin"), sends_request_id=True)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
@@ -120,6 +125,29 @@ async def test_models_of_others_do_not_exist(guarded: httpx.AsyncClient, gateway
     assert (await guarded.post("/v1/chat/completions", json=CHAT | {"model": "shout"}, headers=some)).status_code == 200
     assert SOME.may_use("shout@3")
     assert not SOME.may_use("shout-3")
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "field"),
+    [
+        ("/v1/chat/completions", CHAT | {"n": 3}, "n"),
+        ("/v1/completions", {"model": "base", "prompt": "a", "n": 3}, "n"),
+        ("/v1/completions", {"model": "base", "prompt": ["a", "b", "c"]}, "prompt"),
+    ],
+)
+async def test_more_answers_than_may_ever_be_under_way_are_refused_before_any_is_counted(
+    guarded: httpx.AsyncClient, gateway: ScriptedGateway, path: str, asked: dict[str, Any], field: str
+) -> None:
+    refused = await guarded.post(path, json=asked, headers=bearer("key-d"))
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"]) == (400, field)
+    assert "3 answers are more than the limit of 2 requests at once" in error["message"]
+    assert gateway.requests == []
+
+
+async def test_a_page_that_loads_from_elsewhere_is_not_served(guarded: httpx.AsyncClient) -> None:
+    for path in ("/docs", "/docs/oauth2-redirect", "/redoc"):
+        assert (await guarded.get(path, headers=bearer("key-a"))).status_code == 404
 
 
 async def test_operators_need_no_tenant_s_key(guarded: httpx.AsyncClient) -> None:
