@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from deployments.accounts.ledger import Ledger, pages
+from deployments.accounts.ledger import Ledger
 from deployments.accounts.limiter import Limiter
 from deployments.accounts.values import (
     Admission,
@@ -69,12 +69,7 @@ class Accounts:
 
     async def record(self, records: Sequence[UsageRecord]) -> None:
         """Keep records; when this returns they are on the disk."""
-
-        def work() -> None:
-            for page in pages(records):
-                self._ledger.record(page)
-
-        await _on(self._recording, work)
+        await _on(self._recording, self._ledger.record, records)
 
     async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
         """Add up records by tenant, model and adapter."""

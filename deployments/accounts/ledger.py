@@ -6,31 +6,28 @@ written counts more than what a replica knows of an answer whose gateway has die
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import (
     Column,
-    Engine,
     Float,
     Index,
     Integer,
     MetaData,
+    RowMapping,
     Select,
     String,
     Table,
     case,
-    create_engine,
-    event,
     func,
     insert,
     select,
 )
-from sqlalchemy.engine import make_url
 
 from deployments.accounts.values import GATEWAY_LOST, KeyInfo, UsageQuestion, UsageRecord, UsageTotal
+from deployments.database import open_database
 from deployments.timeline import GOOD_OUTCOMES
 
 _PAGE = 1000
@@ -67,20 +64,20 @@ class Ledger:
         url: of SQLAlchemy, such as "sqlite:///folder/accounts.sqlite" or "postgresql+psycopg://host/name".
 
     Raises:
-        sqlalchemy.exc.SQLAlchemyError: it cannot be opened.
+        OSError, sqlalchemy.exc.SQLAlchemyError: it cannot be opened.
     """
 
     def __init__(self, url: str) -> None:
-        parsed = make_url(url)
-        if parsed.get_backend_name() == "sqlite" and parsed.database:
-            Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
-        self._engine: Engine = create_engine(parsed)
-        if parsed.get_backend_name() == "sqlite":
-            event.listen(self._engine, "connect", _tune_sqlite)
-        _metadata.create_all(self._engine)
+        self._engine = open_database(url, _metadata)
 
     def record(self, records: Sequence[UsageRecord]) -> int:
-        """Keep records that are not kept yet, all or none; return how many were new."""
+        """Keep records that are not kept yet; return how many were new.
+
+        They are kept in order, as many at once as one statement takes: where it fails, a first part may be kept.
+        """
+        return sum(self._record_page(records[start : start + _PAGE]) for start in range(0, len(records), _PAGE))
+
+    def _record_page(self, records: Sequence[UsageRecord]) -> int:
         by_id: dict[str, UsageRecord] = {}
         for record in records:
             if record.record_id not in by_id or _is_guess(by_id[record.record_id].outcome):
@@ -115,17 +112,13 @@ class Ledger:
             ),
             question,
         )
-        with self._engine.connect() as connection:
-            rows = connection.execute(statement.group_by(*groups).order_by(*groups)).mappings().all()
-        return [UsageTotal(**row) for row in rows]
+        return [UsageTotal(**row) for row in self._rows(statement.group_by(*groups).order_by(*groups))]
 
     def records(self, question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
         """Return records in the order in which they started, `limit` of them at most."""
         columns = [_usage.c[field.name] for field in fields(UsageRecord)]
         statement = _asked(select(*columns), question).order_by(_usage.c.started_unix_s, _usage.c.record_id)
-        with self._engine.connect() as connection:
-            rows = connection.execute(statement.limit(limit)).mappings().all()
-        return [UsageRecord(**row) for row in rows]
+        return [UsageRecord(**row) for row in self._rows(statement.limit(limit))]
 
     def add_key(self, key: KeyInfo) -> None:
         """Keep a key."""
@@ -139,19 +132,15 @@ class Ledger:
 
     def keys(self) -> list[KeyInfo]:
         """Return all keys."""
-        with self._engine.connect() as connection:
-            rows = connection.execute(select(_keys).order_by(_keys.c.created_unix_s)).mappings().all()
-        return [KeyInfo(**row) for row in rows]
+        return [KeyInfo(**row) for row in self._rows(select(_keys).order_by(_keys.c.created_unix_s))]
 
     def close(self) -> None:
         """Close the database."""
         self._engine.dispose()
 
-
-def pages(records: Sequence[UsageRecord]) -> Iterator[Sequence[UsageRecord]]:
-    """Cut records into as many as one statement takes."""
-    for start in range(0, len(records), _PAGE):
-        yield records[start : start + _PAGE]
+    def _rows(self, statement: Select[Any]) -> Sequence[RowMapping]:
+        with self._engine.connect() as connection:
+            return connection.execute(statement).mappings().all()
 
 
 def _is_guess(outcome: str) -> bool:
@@ -166,10 +155,3 @@ def _asked(statement: Select[Any], question: UsageQuestion) -> Select[Any]:
     if question.model is not None:
         statement = statement.where(c.model == question.model)
     return statement
-
-
-def _tune_sqlite(connection: Any, record: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()

@@ -21,7 +21,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, Table, delete, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from deployments.batches.tables import batch_of, batch_row, batches, file_of, files, open_database
+from deployments.batches.tables import batch_of, batches, file_of, files, metadata
 from deployments.batches.values import (
     INPUT_PURPOSE,
     OUTPUT_PURPOSE,
@@ -35,6 +35,7 @@ from deployments.batches.values import (
     PageQuestion,
     StoredFile,
 )
+from deployments.database import open_database
 from engine.errors import RequestError
 
 UPLOAD_LASTS_S = 3600.0
@@ -68,7 +69,7 @@ class BatchStore:
         for path in (self._files, self._uploads):
             path.mkdir(parents=True, exist_ok=True)
         self._lock = _taken(Path(folder, "lock"))
-        self._engine = open_database(str(Path(folder, "batches.sqlite")))
+        self._engine = open_database(f"sqlite:///{Path(folder, 'batches.sqlite')}", metadata)
         self._sweep()
 
     def content_path(self, file_id: str) -> str:
@@ -220,7 +221,7 @@ class BatchStore:
                 created_s=now_s,
                 expires_s=now_s + int(WINDOW_S),
             )
-            connection.execute(insert(batches), [batch_row(batch)])
+            connection.execute(insert(batches), [asdict(batch)])
         return batch
 
     def batch(self, batch_id: str, tenant: str | None = None) -> Batch:
@@ -293,7 +294,7 @@ class BatchStore:
     def _moved(self, connection: Connection, batch: Batch, to: BatchStatus, **changes: Any) -> Batch:
         reached = batch.reached_s | {str(to): int(self._clock())}
         moved = replace(batch, status=to, reached_s=reached, **changes)
-        connection.execute(update(batches).where(batches.c.batch_id == batch.batch_id).values(**batch_row(moved)))
+        connection.execute(update(batches).where(batches.c.batch_id == batch.batch_id).values(**asdict(moved)))
         return moved
 
     def _batch(self, connection: Connection, batch_id: str, tenant: str | None) -> Batch:
