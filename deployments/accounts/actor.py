@@ -50,10 +50,6 @@ class Accounts:
         asked = (tenant, limits, gateway, input_tokens)
         return await _on(self._limiting, self._limiter.admit, *asked, num_here=num_here, turn=turn)
 
-    async def hear(self, gateway: str, running: Mapping[str, int], turn: int) -> None:
-        """Take a gateway's word for what it has under way; see `Limiter.hear`."""
-        await _on(self._limiting, self._limiter.hear, gateway, running, turn=turn)
-
     async def settle(
         self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge], turn: int
     ) -> list[KeyInfo]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 from ray.serve.handle import DeploymentHandle
 
@@ -52,6 +52,10 @@ class Meter:
 
     def __init__(self, accounts: DeploymentHandle, spool: Spool, gateway: str, traces: TraceSource) -> None:
         self._accounts = accounts
+        absence = "The accounts cannot be reached."
+        self._ask = partial(
+            ask_actor, accounts, absence=absence, retry_after_s=ADMIT_TIMEOUT_S, timeout_s=RECORD_TIMEOUT_S
+        )
         self.spool = spool
         self._gateway = gateway
         self._traces = traces
@@ -127,9 +131,7 @@ class Meter:
         """Tell the accounts what is under way and what was used, and learn the keys; what fails is told again."""
         charges, self._charges = self._charges, []
         try:
-            async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                told = self._accounts.settle.remote(self._gateway, +self._running, charges, self._next_turn())
-                self._take_keys(await told)
+            self._take_keys(await self._tell(charges))
         except UNREACHED as error:
             self._charges = charges + self._charges
             _logger.warning("the accounts cannot be reached: %s", error)
@@ -194,6 +196,13 @@ class Meter:
         self._turn += 1
         return self._turn
 
+    async def _tell(self, charges: list[Charge]) -> list[KeyInfo]:
+        """Tell what is under way and what was used; return the keys."""
+        async with asyncio.timeout(ADMIT_TIMEOUT_S):
+            told = self._accounts.settle.remote(self._gateway, +self._running, charges, self._next_turn())
+            keys: list[KeyInfo] = await told
+        return keys
+
     async def _send_records(self) -> None:
         while self.spool.num_pending:
             records = self.spool.pending(MAX_BATCH)
@@ -214,16 +223,6 @@ class Meter:
                 record = replace(record, queue_s=sum(waited), device_s=sum(trace.device_s for trace in known))
             completed.append(record)
         return completed
-
-    async def _ask(self, method: str, *args: object) -> Any:
-        return await ask_actor(
-            self._accounts,
-            method,
-            *args,
-            absence="The accounts cannot be reached.",
-            retry_after_s=ADMIT_TIMEOUT_S,
-            timeout_s=RECORD_TIMEOUT_S,
-        )
 
     def _take_keys(self, keys: Sequence[KeyInfo]) -> None:
         self.tenant_by_key = {key.digest: key.tenant for key in keys}
@@ -254,5 +253,4 @@ class Meter:
             self._has_freed.clear()
             # What does not arrive is told with the next settling.
             with suppress(*UNREACHED):
-                async with asyncio.timeout(ADMIT_TIMEOUT_S):
-                    await self._accounts.hear.remote(self._gateway, +self._running, self._next_turn())
+                await self._tell([])

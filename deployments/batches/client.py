@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from functools import partial
 
 from ray.serve.handle import DeploymentHandle
 
@@ -22,6 +22,8 @@ class BatchClient:
 
     def __init__(self, actor: DeploymentHandle) -> None:
         self._actor = actor
+        absence = "Files and batches cannot be reached."
+        self._ask = partial(ask_actor, actor, absence=absence, retry_after_s=RETRY_AFTER_S)
 
     async def add_file(self, new: NewFile, content: AsyncIterator[bytes]) -> StoredFile:
         """Keep a content, which comes in parts, as a tenant's file."""
@@ -80,7 +82,3 @@ class BatchClient:
         """Give up a batch; what was answered stays in its output file."""
         batch: Batch = await self._ask("cancel", tenant, batch_id)
         return batch
-
-    async def _ask(self, method: str, *args: object) -> Any:
-        absence = "Files and batches cannot be reached."
-        return await ask_actor(self._actor, method, *args, absence=absence, retry_after_s=RETRY_AFTER_S)

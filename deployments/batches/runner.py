@@ -12,7 +12,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
-from functools import partial
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from deployments.batches.disk import Disk, Sleep
@@ -29,14 +29,13 @@ from deployments.batches.values import (
     LineError,
 )
 from deployments.config import BatchesConfig
-from engine.errors import OverloadError
 
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
 Ask = Callable[[InsideCall], Awaitable[InsideAnswer]]
-"""Answers a request; raises `OverloadError` where nobody can be asked now."""
+"""Answers a request; a 503 where nobody can be asked now."""
 
 _MESSAGE_BY_END = {
     BatchStatus.CANCELLED: ("batch_cancelled", "The batch was cancelled before this request was answered."),
@@ -49,7 +48,6 @@ class BatchRunner:
 
     Args:
         turns: how many requests of all batches may be under way at once; fair, first come, first served.
-        clock: Unix seconds.
     """
 
     def __init__(
@@ -61,7 +59,6 @@ class BatchRunner:
         turns: asyncio.Semaphore,
         batch: Batch,
         *,
-        clock: Callable[[], float],
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._config = config
@@ -70,7 +67,6 @@ class BatchRunner:
         self._ask = ask
         self._turns = turns
         self._batch = batch
-        self._clock = clock
         self._sleep = sleep
         self._is_cancelled = asyncio.Event()
         self._results: ResultFile | None = None
@@ -125,7 +121,7 @@ class BatchRunner:
     async def _check_model(self, model: str) -> list[LineError]:
         # A version of an adapter's name is not listed; whether there is one is told to each line.
         path = f"/v1/models/{model.partition('@')[0]}"
-        answer = await self._answer(partial(self._call, "GET", path, self._line_id()))
+        answer = await self._answer("GET", path, self._line_id())
         if answer is None or answer.status == 200:
             return []
         if answer.status == 404:
@@ -168,7 +164,7 @@ class BatchRunner:
             if line is None:
                 return
             line_id = self._line_id()
-            answer = await self._answer(partial(self._call, "POST", self._batch.endpoint, line_id, line.body))
+            answer = await self._answer("POST", self._batch.endpoint, line_id, line.body)
             if answer is not None:
                 text = answered_line(line_id, line.custom_id, answer.status, answer.body)
                 await self._write(line.custom_id, text, is_good=200 <= answer.status < 300)
@@ -190,12 +186,14 @@ class BatchRunner:
         assert file is not None
         await self._disk.surely(file.append, custom_id, text)
 
-    async def _answer(self, call: Callable[[], InsideCall]) -> InsideAnswer | None:
+    async def _answer(self, method: str, path: str, line_id: str, body: bytes = b"") -> InsideAnswer | None:
         """Ask until there is an answer that stays; None where the batch is over before."""
+        call = InsideCall(tenant=self._batch.tenant, method=method, path=path, request_id=line_id, body=body)
         retries = Retries()
         while not self._is_over:
             async with self._turns:
-                answer = None if self._is_over else await self._unless_over(self._asked(call()))
+                asked = replace(call, timeout_s=self._left_s)
+                answer = None if self._is_over else await self._unless_over(self._ask(asked))
             if answer is None:
                 return None
             wait_s = retries.wait_s(answer)
@@ -203,12 +201,6 @@ class BatchRunner:
                 return answer
             await self._unless_over(self._sleep(wait_s))
         return None
-
-    async def _asked(self, call: InsideCall) -> InsideAnswer:
-        try:
-            return await self._ask(call)
-        except OverloadError as error:
-            return InsideAnswer(status=503, retry_after_s=error.retry_after_s)
 
     async def _unless_over(self, work: Awaitable[T]) -> T | None:
         """Await something until the batch is cancelled or expires."""
@@ -221,19 +213,9 @@ class BatchRunner:
             cancelled.cancel()
             await asyncio.wait({task, cancelled})
 
-    def _call(self, method: str, path: str, line_id: str, body: bytes = b"") -> InsideCall:
-        return InsideCall(
-            tenant=self._batch.tenant,
-            method=method,
-            path=path,
-            request_id=line_id,
-            body=body,
-            timeout_s=self._left_s,
-        )
-
     @property
     def _left_s(self) -> float:
-        return max(0.0, self._batch.expires_s - self._clock())
+        return max(0.0, self._batch.expires_s - self._store.clock())
 
     @property
     def _is_over(self) -> bool:

@@ -16,14 +16,15 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Select, Table, delete, func, insert, select, update
+from sqlalchemy import Column, Connection, RowMapping, Select, delete, func, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from deployments.batches.tables import batch_of, batches, file_of, files, metadata
 from deployments.batches.values import (
     INPUT_PURPOSE,
+    MAX_PART_BYTES,
     OUTPUT_PURPOSE,
     UNFINISHED,
     WINDOW_S,
@@ -37,6 +38,8 @@ from deployments.batches.values import (
 )
 from deployments.database import open_database
 from engine.errors import RequestError
+
+T = TypeVar("T")
 
 UPLOAD_LASTS_S = 3600.0
 """An upload that has not grown for so long has been left."""
@@ -52,6 +55,7 @@ class BatchStore:
     Args:
         max_tenant_bytes: of all files of a tenant together.
         max_unfinished: batches of a tenant at once.
+        clock: Unix seconds, by which everything of a batch ends.
 
     Raises:
         FolderTakenError: another process has it.
@@ -63,7 +67,7 @@ class BatchStore:
     ) -> None:
         self._files, self._uploads = Path(folder, "files"), Path(folder, "uploads")
         self._max_tenant_bytes, self._max_unfinished = max_tenant_bytes, max_unfinished
-        self._clock = clock
+        self.clock = clock
         # An age, by a clock that nobody sets: an upload does not outlive this process.
         self._uploaded_at_s: dict[str, float] = {}
         for path in (self._files, self._uploads):
@@ -111,16 +115,7 @@ class BatchStore:
             self.drop_upload(upload_id)
             message = f"Files of {used} bytes are kept already; {self._max_tenant_bytes} are allowed. Delete some."
             raise RequestError(message, field="file", code="storage_full")
-        now_s = int(self._clock())
-        stored = StoredFile(
-            file_id=f"file-{uuid.uuid4().hex}",
-            tenant=new.tenant,
-            name=new.name,
-            purpose=new.purpose,
-            num_bytes=num_bytes,
-            created_s=now_s,
-            expires_s=None if new.lasts_s is None else now_s + new.lasts_s,
-        )
+        stored = self._stored(f"file-{uuid.uuid4().hex}", new, num_bytes)
         # A content without a row is swept away at the next start; a row without a content would be a lie.
         os.replace(self._uploads / upload_id, self._files / stored.file_id)
         self._uploaded_at_s.pop(upload_id, None)
@@ -152,11 +147,21 @@ class BatchStore:
         Raises:
             RequestError: `after` is none of them.
         """
-        statement = select(files).where(files.c.tenant == tenant, self._is_current())
+        statement = select(files).where(self._is_current())
         if question.purpose is not None:
             statement = statement.where(files.c.purpose == question.purpose)
-        rows, has_more = self._page(files, files.c.file_id, statement, tenant, question)
-        return Page(items=tuple(map(file_of, rows)), has_more=has_more)
+        return self._page(statement, files.c.file_id, file_of, tenant, question)
+
+    def read_file(self, tenant: str, file_id: str, offset: int) -> bytes:
+        """Return a part of a file's content from `offset` on; empty at its end.
+
+        Raises:
+            RequestError: it has none of this id.
+        """
+        stored = self.file(tenant, file_id)
+        with open(self.content_path(stored.file_id), "rb") as file:
+            file.seek(offset)
+            return file.read(MAX_PART_BYTES)
 
     def delete_file(self, tenant: str, file_id: str) -> None:
         """Delete a file of a tenant.
@@ -177,7 +182,7 @@ class BatchStore:
 
     def drop_expired(self) -> int:
         """Delete what has come to its end, uploads that were left among it; return how many files."""
-        now_s = self._clock()
+        now_s = self.clock()
         with self._engine.begin() as connection:
             c = files.c
             expired = set(connection.execute(select(c.file_id).where(c.expires_s <= now_s)).scalars())
@@ -199,7 +204,7 @@ class BatchStore:
         Raises:
             RequestError: its input is no file of the tenant's or not one for batches, or too many are unfinished.
         """
-        now_s = int(self._clock())
+        now_s = int(self.clock())
         with self._engine.begin() as connection:
             c = batches.c
             source = self._file(connection, new.tenant, new.input_file_id, field="input_file_id")
@@ -211,12 +216,8 @@ class BatchStore:
                 message = f"{self._max_unfinished} batches are unfinished already; no more are allowed at once."
                 raise RequestError(message, field="input_file_id", code="batch_limit_exceeded")
             batch = Batch(
+                **asdict(new),
                 batch_id=f"batch_{uuid.uuid4().hex}",
-                tenant=new.tenant,
-                endpoint=new.endpoint,
-                input_file_id=new.input_file_id,
-                metadata=new.metadata,
-                outputs_last_s=new.outputs_last_s,
                 status=BatchStatus.VALIDATING,
                 created_s=now_s,
                 expires_s=now_s + int(WINDOW_S),
@@ -239,9 +240,7 @@ class BatchStore:
         Raises:
             RequestError: `after` is none of them.
         """
-        statement = select(batches).where(batches.c.tenant == tenant)
-        rows, has_more = self._page(batches, batches.c.batch_id, statement, tenant, question)
-        return Page(items=tuple(map(batch_of, rows)), has_more=has_more)
+        return self._page(select(batches), batches.c.batch_id, batch_of, tenant, question)
 
     def unfinished(self) -> list[Batch]:
         """Return all batches that have not ended, the oldest first."""
@@ -271,7 +270,9 @@ class BatchStore:
                 num_bytes = _size(self._files / file_id)
                 if num_bytes:
                     kept[f"{kind}_file_id"] = file_id
-                    connection.execute(insert(files), [asdict(self._output(batch, kind, file_id, num_bytes))])
+                    name = f"{batch_id}_{kind}.jsonl"
+                    new = NewFile(tenant=batch.tenant, name=name, purpose=OUTPUT_PURPOSE, lasts_s=batch.outputs_last_s)
+                    connection.execute(insert(files), [asdict(self._stored(file_id, new, num_bytes))])
             return self._moved(connection, batch, to, **kept, **changes)
 
     def close(self) -> None:
@@ -279,20 +280,20 @@ class BatchStore:
         self._engine.dispose()
         os.close(self._lock)
 
-    def _output(self, batch: Batch, kind: str, file_id: str, num_bytes: int) -> StoredFile:
-        now_s = int(self._clock())
+    def _stored(self, file_id: str, new: NewFile, num_bytes: int) -> StoredFile:
+        now_s = int(self.clock())
         return StoredFile(
             file_id=file_id,
-            tenant=batch.tenant,
-            name=f"{batch.batch_id}_{kind}.jsonl",
-            purpose=OUTPUT_PURPOSE,
+            tenant=new.tenant,
+            name=new.name,
+            purpose=new.purpose,
             num_bytes=num_bytes,
             created_s=now_s,
-            expires_s=None if batch.outputs_last_s is None else now_s + batch.outputs_last_s,
+            expires_s=None if new.lasts_s is None else now_s + new.lasts_s,
         )
 
     def _moved(self, connection: Connection, batch: Batch, to: BatchStatus, **changes: Any) -> Batch:
-        reached = batch.reached_s | {str(to): int(self._clock())}
+        reached = batch.reached_s | {str(to): int(self.clock())}
         moved = replace(batch, status=to, reached_s=reached, **changes)
         connection.execute(update(batches).where(batches.c.batch_id == batch.batch_id).values(**asdict(moved)))
         return moved
@@ -315,7 +316,7 @@ class BatchStore:
         return file_of(row)
 
     def _is_current(self) -> Any:
-        return (files.c.expires_s.is_(None)) | (files.c.expires_s > self._clock())
+        return (files.c.expires_s.is_(None)) | (files.c.expires_s > self.clock())
 
     def _read_by_batches(self, connection: Connection) -> set[str]:
         statement = select(batches.c.input_file_id).where(batches.c.status.in_(UNFINISHED))
@@ -327,19 +328,26 @@ class BatchStore:
             return int(connection.execute(statement).scalar_one())
 
     def _page(
-        self, table: Table, id_column: Any, statement: Select[Any], tenant: str, question: PageQuestion
-    ) -> tuple[list[Any], bool]:
-        number = table.c.number
+        self,
+        statement: Select[Any],
+        item_id: Column[str],
+        value_of: Callable[[RowMapping], T],
+        tenant: str,
+        question: PageQuestion,
+    ) -> Page[T]:
+        c = item_id.table.c
+        statement = statement.where(c.tenant == tenant)
         with self._engine.connect() as connection:
             if question.after is not None:
-                last = select(number).where(id_column == question.after, table.c.tenant == tenant)
+                last = select(c.number).where(item_id == question.after, c.tenant == tenant)
                 place = connection.execute(last).scalar_one_or_none()
                 if place is None:
                     raise RequestError(f"There is no '{question.after[:128]}' in the list.", field="after")
-                statement = statement.where(number > place if question.is_ascending else number < place)
-            order = number.asc() if question.is_ascending else number.desc()
+                statement = statement.where(c.number > place if question.is_ascending else c.number < place)
+            order = c.number.asc() if question.is_ascending else c.number.desc()
             rows = connection.execute(statement.order_by(order).limit(question.limit + 1)).mappings().all()
-        return list(rows[: question.limit]), len(rows) > question.limit
+        items = tuple(map(value_of, rows[: question.limit]))
+        return Page(items=items, has_more=len(rows) > question.limit)
 
     def _upload(self, upload_id: str) -> Any:
         try:

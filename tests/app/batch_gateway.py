@@ -49,13 +49,13 @@ class BatchGateway(ScriptedGateway):
         self.actor = Batches.__new__(Batches)
         await Batches.__init__(self.actor, config, partial_ask(app))  # type: ignore[misc]
         self.batches = BatchClient(LocalHandle(self.actor))  # type: ignore[assignment,arg-type]
-        while self.actor._server is None:
+        while self.actor.store is None:
             await asyncio.sleep(0.001)
 
     async def ended(self, tenant: str, batch_id: str) -> Batch:
         """Wait until a batch has ended."""
         assert self.actor is not None
-        await self.actor._opened.until_idle()
+        await self.actor.until_idle()
         return await self.actor.batch(tenant, batch_id)
 
 

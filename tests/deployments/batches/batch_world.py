@@ -17,8 +17,8 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from deployments.batches import result_file
-from deployments.batches.actor import BatchServer
 from deployments.batches.disk import Disk
+from deployments.batches.server import BatchServer
 from deployments.batches.store import BatchStore, output_ids
 from deployments.batches.values import Batch, InsideAnswer, InsideCall, NewBatch, NewFile
 from deployments.config import BatchesConfig
@@ -200,5 +200,6 @@ def open_world(folder: Path, *, fate: Fate | None = None, **changes: Any) -> Wor
     store = FatefulStore(str(folder), **LIMITS, clock=lambda: now_s[0])
     store.fate = fate
     disk, ask = Disk(sleep=sleep), Asked(fate=fate)
-    server = BatchServer(config(folder, **changes), store, disk, ask, clock=lambda: now_s[0], sleep=sleep)
+    server = BatchServer(config(folder, **changes), disk, ask, sleep=sleep)
+    server.store = store
     return World(folder, ask, store, server, disk, slept, now_s)

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from deployments.batches.disk import RETRY_S
-from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideCall, NewBatch
+from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideCall
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
 from tests.deployments.batches.batch_world import (
@@ -44,7 +44,7 @@ def lines(*names: str, **body: object) -> list[dict[str, object]]:
 
 async def run(world: World, *given: object, **fields: object) -> Batch:
     batch = a_batch(world.store, *given, **fields)  # type: ignore[arg-type]
-    await world.server.resume()
+    await world.server.resume(world.store)
     return await world.end(batch)
 
 
@@ -72,19 +72,6 @@ async def test_who_is_told_to_come_back_does_and_failures_are_tried_again(world:
     assert world.ask.names.count("a") == 4
 
 
-async def test_nobody_to_ask_is_waited_for(world: World) -> None:
-    times = [3]
-
-    def away(call: InsideCall) -> None:
-        times[0] -= 1
-        if times[0] >= 0:
-            raise UnavailableError("No gateway answers.", retry_after_s=5.0)
-
-    world.ask.on_call = away
-    batch = await run(world, *lines("a"))
-    assert (world.ended(batch), world.slept) == ({"a": "200"}, [5.0] * 3)
-
-
 @pytest.mark.parametrize(
     ("bad", "code", "line"),
     [(a_line("x", model="gone"), "model_not_found", 1), (["no"], "invalid_json_line", 1)],
@@ -108,7 +95,7 @@ async def test_counts_move_while_it_runs_and_a_cancelled_batch_keeps_what_it_has
         world.ask.never_answers = len(world.ask.calls) > 3
 
     world.ask.on_call = look
-    await world.server.resume()
+    await world.server.resume(world.store)
     while (now := await world.server.batch("blue", batch.batch_id)).counts.completed < 3:
         seen.append(now.counts.completed)
     assert now.counts.total == 6
@@ -126,7 +113,7 @@ async def test_counts_move_while_it_runs_and_a_cancelled_batch_keeps_what_it_has
 async def test_a_batch_that_is_cancelled_before_it_was_looked_at_has_no_lines(world: World) -> None:
     batch = a_batch(world.store, *lines("a"))
     await world.server.cancel("blue", batch.batch_id)
-    await world.server.resume()
+    await world.server.resume(world.store)
     batch = await world.end(batch)
     assert (batch.status, world.ask.calls, batch.error_file_id) == (BatchStatus.CANCELLED, [], None)
 
@@ -145,7 +132,7 @@ async def test_what_is_not_answered_in_time_has_expired(world: World) -> None:
 async def test_so_many_requests_are_under_way_and_no_more(world: World) -> None:
     world.ask.never_answers = True
     batches = [a_batch(world.store, *lines(*"abcd")) for _ in range(2)]
-    await world.server.resume()
+    await world.server.resume(world.store)
     while len(world.ask.calls) < 3:
         await asyncio.sleep(0.001)
     for _ in range(20):
@@ -167,13 +154,6 @@ async def test_a_batch_that_trips_is_gone_on_with(world: World) -> None:
     world.ask.on_call = trip
     batch = await run(world, *lines(*"abcd"))
     assert (batch.status, len(world.ended(batch))) == (BatchStatus.COMPLETED, 4)
-
-
-async def test_a_batch_begins_as_it_is_made(world: World) -> None:
-    made = a_batch(world.store, *lines("a"))
-    new = NewBatch(tenant="blue", input_file_id=made.input_file_id, endpoint=made.endpoint)
-    batch = await world.end(await world.server.create(new))
-    assert batch.status is BatchStatus.COMPLETED
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,0 +1,150 @@
+"""What the actor `Batches` answers, without Ray: files, and batches under way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from deployments.batches.disk import Disk, Sleep
+from deployments.batches.runner import Ask, BatchRunner
+from deployments.batches.store import BatchStore
+from deployments.batches.values import UNFINISHED, Batch, BatchStatus, NewBatch, Page, PageQuestion
+from deployments.config import BatchesConfig
+from deployments.errors import UnavailableError
+from engine.errors import RequestError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+RESTART_S = 10.0
+"""Seconds until a batch whose runner has failed is gone on with."""
+RETRY_AFTER_S = 5.0
+
+
+def _of_store(
+    work: Callable[Concatenate[BatchStore, P], T],
+) -> Callable[Concatenate[BatchServer, P], Coroutine[Any, Any, T]]:
+    """Make a method of the store one of the server: it runs in the disk's thread."""
+
+    @wraps(work)
+    async def method(self: BatchServer, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._disk.once(work, self._opened, *args, **kwargs)
+
+    return method
+
+
+class BatchServer:
+    """Files and batches of tenants.
+
+    Errors of every method besides its own: `UnavailableError` (the store is not there yet, or its disk takes nothing
+    now).
+
+    Attributes:
+        store: None until `resume`.
+    """
+
+    def __init__(self, config: BatchesConfig, disk: Disk, ask: Ask, *, sleep: Sleep = asyncio.sleep) -> None:
+        self.store: BatchStore | None = None
+        self._config = config
+        self._disk = disk
+        self._ask = ask
+        self._sleep = sleep
+        self._turns = asyncio.Semaphore(config.max_concurrent_requests)
+        self._runners: dict[str, BatchRunner] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    begin_upload = _of_store(BatchStore.begin_upload)
+    append_upload = _of_store(BatchStore.append_upload)
+    finish_upload = _of_store(BatchStore.finish_upload)
+    drop_upload = _of_store(BatchStore.drop_upload)
+    file = _of_store(BatchStore.file)
+    list_files = _of_store(BatchStore.list_files)
+    read_file = _of_store(BatchStore.read_file)
+    delete_file = _of_store(BatchStore.delete_file)
+
+    async def resume(self, store: BatchStore) -> None:
+        """Answer from a store from now on, and go on with what has not ended in it."""
+        unfinished = await self._disk.surely(store.unfinished)
+        self.store = store
+        for batch in unfinished:
+            self._start(batch)
+
+    async def create(self, new: NewBatch) -> Batch:
+        """Keep a batch, and begin to run it; errors as `BatchStore.add_batch`."""
+        batch = await self._disk.once(self._opened.add_batch, new)
+        self._start(batch)
+        return batch
+
+    async def batch(self, tenant: str, batch_id: str) -> Batch:
+        """Return a batch of a tenant as it stands; errors as `BatchStore.batch`."""
+        return self._counted(await self._disk.once(self._opened.batch, batch_id, tenant))
+
+    async def list_batches(self, tenant: str, question: PageQuestion) -> Page[Batch]:
+        """Return a page of a tenant's batches as they stand; errors as `BatchStore.list_batches`."""
+        page = await self._disk.once(self._opened.list_batches, tenant, question)
+        return replace(page, items=tuple(map(self._counted, page.items)))
+
+    async def cancel(self, tenant: str, batch_id: str) -> Batch:
+        """Give up a batch; what was answered stays in its output file.
+
+        Raises:
+            RequestError: there is none of this id, or it has come to its end.
+        """
+        batch = await self.batch(tenant, batch_id)
+        if batch.status not in UNFINISHED:
+            raise RequestError(
+                f"The batch has the status '{batch.status}' and cannot be cancelled.",
+                field="batch_id",
+                code="batch_not_cancellable",
+            )
+        out_of = [BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS]
+        batch = await self._disk.once(self._opened.move, batch_id, BatchStatus.CANCELLING, out_of=out_of)
+        if batch.status is BatchStatus.CANCELLING and batch_id in self._runners:
+            self._runners[batch_id].cancel()
+        return self._counted(batch)
+
+    async def until_idle(self) -> None:
+        """Return once no batch is under way."""
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    @property
+    def _opened(self) -> BatchStore:
+        if self.store is None:
+            raise UnavailableError("Files and batches are not ready yet.", retry_after_s=RETRY_AFTER_S)
+        return self.store
+
+    def _counted(self, batch: Batch) -> Batch:
+        runner = self._runners.get(batch.batch_id)
+        return batch if runner is None or batch.status not in UNFINISHED else replace(batch, counts=runner.counts)
+
+    def _start(self, batch: Batch) -> None:
+        if batch.batch_id in self._tasks:
+            return  # two runners would write each line twice
+        task = asyncio.create_task(self._run(batch))
+        self._tasks[batch.batch_id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(batch.batch_id, None))
+
+    async def _run(self, batch: Batch) -> None:
+        while True:
+            runner = self._runners[batch.batch_id] = self._new_runner(batch)
+            try:
+                await runner.run()
+            except Exception:
+                # The task's border: a batch that trips is gone on with from what is on the disk.
+                _logger.exception("running %s failed; it is tried again", batch.batch_id)
+            else:
+                return
+            finally:
+                del self._runners[batch.batch_id]
+            await self._sleep(RESTART_S)
+            batch = await self._disk.surely(self._opened.batch, batch.batch_id)
+
+    def _new_runner(self, batch: Batch) -> BatchRunner:
+        return BatchRunner(self._config, self._opened, self._disk, self._ask, self._turns, batch, sleep=self._sleep)

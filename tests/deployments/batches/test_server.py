@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deployments.batches.disk import Disk
+from deployments.batches.server import RETRY_AFTER_S, BatchServer
+from deployments.batches.values import MAX_PART_BYTES, BatchStatus, NewBatch, NewFile, PageQuestion
+from deployments.errors import UnavailableError
+from engine.errors import RequestError
+from tests.deployments.batches.batch_world import ENDPOINT, Asked, a_batch, a_line, config, open_world, upload
+
+
+async def test_until_the_folder_is_open_everybody_is_told_to_come_back(tmp_path: Path) -> None:
+    server = BatchServer(config(tmp_path), Disk(), Asked())
+    question = PageQuestion(9)
+    for call in (
+        server.begin_upload(),
+        server.append_upload("u", 0, b""),
+        server.finish_upload("u", NewFile(tenant="t", name="n", purpose="batch")),
+        server.drop_upload("u"),
+        server.file("t", "f"),
+        server.list_files("t", question),
+        server.read_file("t", "f", 0),
+        server.delete_file("t", "f"),
+        server.create(NewBatch(tenant="t", input_file_id="f", endpoint=ENDPOINT)),
+        server.batch("t", "b"),
+        server.list_batches("t", question),
+        server.cancel("t", "b"),
+    ):
+        with pytest.raises(UnavailableError) as refused:
+            await call
+        assert refused.value.retry_after_s == RETRY_AFTER_S
+
+
+async def test_a_batch_begins_as_it_is_made(tmp_path: Path) -> None:
+    world = open_world(tmp_path)
+    made = a_batch(world.store, a_line("a", name="a"))
+    new = NewBatch(tenant="blue", input_file_id=made.input_file_id, endpoint=made.endpoint)
+    batch = await world.end(await world.server.create(new))
+    assert batch.status is BatchStatus.COMPLETED
+    world.close()
+
+
+async def test_a_content_is_read_in_parts_by_its_tenant(tmp_path: Path) -> None:
+    world = open_world(tmp_path)
+    content = bytes(range(256)) * (MAX_PART_BYTES // 256 - 1)
+    file_id = upload(world.store, content)
+    parts = [await world.server.read_file("blue", file_id, offset) for offset in (0, 1000, len(content))]
+    assert parts == [content, content[1000:], b""]
+    with pytest.raises(RequestError, match="no file"):
+        await world.server.read_file("red", file_id, 0)
+    world.close()
