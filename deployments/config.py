@@ -158,6 +158,8 @@ class BatchesConfig:
 
     Attributes:
         gateway: name of the deployment that answers the requests.
+        max_tenant_bytes: of all files of a tenant together.
+        max_unfinished: batches of a tenant at once.
         max_line_bytes: of an input file.
     """
 

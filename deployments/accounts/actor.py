@@ -54,13 +54,7 @@ class Accounts:
         self, gateway: str, running: Mapping[str, int], charges: Sequence[Charge], turn: int
     ) -> list[KeyInfo]:
         """Take a gateway's word for what it has under way, count what its answers have used, and tell it the keys."""
-
-        def work() -> None:
-            self._limiter.hear(gateway, running, turn=turn)
-            for charge in charges:
-                self._limiter.charge(charge)
-
-        await _on(self._limiting, work)
+        await _on(self._limiting, self._limiter.hear, gateway, running, charges, turn=turn)
         return self._keys
 
     async def record(self, records: Sequence[UsageRecord]) -> None:

@@ -7,7 +7,7 @@ written counts more than what a replica knows of an answer whose gateway has die
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import (
@@ -116,8 +116,7 @@ class Ledger:
 
     def records(self, question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
         """Return records in the order in which they started, `limit` of them at most."""
-        columns = [_usage.c[field.name] for field in fields(UsageRecord)]
-        statement = _asked(select(*columns), question).order_by(_usage.c.started_unix_s, _usage.c.record_id)
+        statement = _asked(select(_usage), question).order_by(_usage.c.started_unix_s, _usage.c.record_id)
         return [UsageRecord(**row) for row in self._rows(statement.limit(limit))]
 
     def add_key(self, key: KeyInfo) -> None:

@@ -7,7 +7,7 @@ output tokens as an answer ends: who has some left begins, and what is over the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from limits import RateLimitItemPerMinute
@@ -91,12 +91,16 @@ class Limiter:
             if used[name]:
                 self._strategy.hit(item, charge.tenant, name, cost=used[name])
 
-    def hear(self, gateway: str, count_by_tenant: Mapping[str, int], *, turn: int) -> None:
-        """Take a gateway's word for what it has under way; `turn` as for `admit`."""
+    def hear(
+        self, gateway: str, count_by_tenant: Mapping[str, int], charges: Sequence[Charge] = (), *, turn: int
+    ) -> None:
+        """Take a gateway's word for what it has under way, and count what was used; `turn` as for `admit`."""
         self._follow_clock()
         running = self._heard(gateway)
         if turn > running.turn:
             running.turn, running.count_by_tenant = turn, dict(count_by_tenant)
+        for charge in charges:
+            self.charge(charge)
 
     def num_running(self, tenant: str) -> int:
         """Return how many answers a tenant has under way at gateways that are alive."""

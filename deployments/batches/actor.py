@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
-from pathlib import Path
 
 from ray import serve
 from ray.exceptions import RayError
@@ -55,7 +54,7 @@ class Batches(BatchServer):
         store, is_told = None, False
         while store is None:
             try:
-                store = await self._disk.surely(_open_store, self._config)
+                store = await self._disk.surely(BatchStore, self._config)
             except FolderTakenError:
                 if not is_told:
                     _logger.warning("%s is another server's: files and batches wait for it", self._config.folder)
@@ -65,11 +64,6 @@ class Batches(BatchServer):
         while True:
             await self._disk.surely(store.drop_expired)
             await asyncio.sleep(TIDY_S)
-
-
-def _open_store(config: BatchesConfig) -> BatchStore:
-    Path(config.folder).mkdir(parents=True, exist_ok=True)
-    return BatchStore(config.folder, max_tenant_bytes=config.max_tenant_bytes, max_unfinished=config.max_unfinished)
 
 
 def _gateways(name: str) -> Ask:

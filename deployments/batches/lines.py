@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -90,8 +91,7 @@ def check_input(path: str, endpoint: str, *, max_lines: int, max_line_bytes: int
     errors: list[LineError] = []
     custom_ids: set[str] = set()
     model, num_lines = "", 0
-    reader = LineReader(path, max_line_bytes)
-    try:
+    with closing(LineReader(path, max_line_bytes)) as reader:
         while (raw := reader.next()) is not None and len(errors) < MAX_ERRORS:
             num_lines += 1
             if num_lines > max_lines:
@@ -106,8 +106,6 @@ def check_input(path: str, endpoint: str, *, max_lines: int, max_line_bytes: int
                 errors.append(LineError(code=error.code, message=error.message, line=reader.number, param=error.param))
             else:
                 custom_ids.add(line.custom_id)
-    finally:
-        reader.close()
     if not num_lines:
         errors.append(LineError(code="empty_file", message="The file has no lines."))
     return InputReport(num_lines=num_lines, model=model, errors=tuple(errors))

@@ -36,6 +36,7 @@ from deployments.batches.values import (
     PageQuestion,
     StoredFile,
 )
+from deployments.config import BatchesConfig
 from deployments.database import open_database
 from engine.errors import RequestError
 
@@ -53,27 +54,24 @@ class BatchStore:
     """The files and batches in a folder, which this object has for itself.
 
     Args:
-        max_tenant_bytes: of all files of a tenant together.
-        max_unfinished: batches of a tenant at once.
-        clock: Unix seconds, by which everything of a batch ends.
+        clock: Unix seconds, by which files and batches end.
 
     Raises:
         FolderTakenError: another process has it.
         OSError, sqlalchemy.exc.SQLAlchemyError: it cannot be used.
     """
 
-    def __init__(
-        self, folder: str, *, max_tenant_bytes: int, max_unfinished: int, clock: Callable[[], float] = time.time
-    ) -> None:
-        self._files, self._uploads = Path(folder, "files"), Path(folder, "uploads")
-        self._max_tenant_bytes, self._max_unfinished = max_tenant_bytes, max_unfinished
+    def __init__(self, config: BatchesConfig, clock: Callable[[], float] = time.time) -> None:
+        folder = Path(config.folder)
+        self._files, self._uploads = folder / "files", folder / "uploads"
+        self._config = config
         self.clock = clock
         # An age, by a clock that nobody sets: an upload does not outlive this process.
         self._uploaded_at_s: dict[str, float] = {}
         for path in (self._files, self._uploads):
             path.mkdir(parents=True, exist_ok=True)
-        self._lock = _taken(Path(folder, "lock"))
-        self._engine = open_database(f"sqlite:///{Path(folder, 'batches.sqlite')}", metadata)
+        self._lock = _taken(folder / "lock")
+        self._engine = open_database(f"sqlite:///{folder / 'batches.sqlite'}", metadata)
         self._sweep()
 
     def content_path(self, file_id: str) -> str:
@@ -111,9 +109,10 @@ class BatchStore:
             num_bytes = file.seek(0, os.SEEK_END)
             os.fsync(file.fileno())
         used = self._tenant_bytes(new.tenant)
-        if used + num_bytes > self._max_tenant_bytes:
+        limit = self._config.max_tenant_bytes
+        if used + num_bytes > limit:
             self.drop_upload(upload_id)
-            message = f"Files of {used} bytes are kept already; {self._max_tenant_bytes} are allowed. Delete some."
+            message = f"Files of {used} bytes are kept already; {limit} are allowed. Delete some."
             raise RequestError(message, field="file", code="storage_full")
         stored = self._stored(f"file-{uuid.uuid4().hex}", new, num_bytes)
         # A content without a row is swept away at the next start; a row without a content would be a lie.
@@ -212,8 +211,9 @@ class BatchStore:
                 message = f"The file '{source.file_id}' has the purpose '{source.purpose}', not '{INPUT_PURPOSE}'."
                 raise RequestError(message, field="input_file_id", code="invalid_value")
             of_tenant = select(func.count()).where(c.tenant == new.tenant, c.status.in_(UNFINISHED))
-            if connection.execute(of_tenant).scalar_one() >= self._max_unfinished:
-                message = f"{self._max_unfinished} batches are unfinished already; no more are allowed at once."
+            limit = self._config.max_unfinished
+            if connection.execute(of_tenant).scalar_one() >= limit:
+                message = f"{limit} batches are unfinished already; no more are allowed at once."
                 raise RequestError(message, field="input_file_id", code="batch_limit_exceeded")
             batch = Batch(
                 **asdict(new),

@@ -197,7 +197,7 @@ def open_world(folder: Path, *, fate: Fate | None = None, **changes: Any) -> Wor
         slept.append(seconds)
         await asyncio.sleep(0)
 
-    store = FatefulStore(str(folder), **LIMITS, clock=lambda: now_s[0])
+    store = FatefulStore(config(folder), clock=lambda: now_s[0])
     store.fate = fate
     disk, ask = Disk(sleep=sleep), Asked(fate=fate)
     server = BatchServer(config(folder, **changes), disk, ask, sleep=sleep)

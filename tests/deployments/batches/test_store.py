@@ -11,7 +11,7 @@ import pytest
 from deployments.batches.store import UPLOAD_LASTS_S, BatchStore, FolderTakenError, output_ids
 from deployments.batches.values import BatchCounts, BatchStatus, LineError, NewBatch, NewFile, PageQuestion
 from engine.errors import RequestError
-from tests.deployments.batches.batch_world import ENDPOINT, LIMITS, a_batch, a_line, upload
+from tests.deployments.batches.batch_world import ENDPOINT, LIMITS, a_batch, a_line, config, upload
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def store(tmp_path: Path, now_s: list[float]) -> Iterator[BatchStore]:
 
 
 def open_store(folder: Path, now_s: list[float], **limits: int) -> BatchStore:
-    return BatchStore(str(folder), **LIMITS | limits, clock=lambda: now_s[0])
+    return BatchStore(config(folder, **limits), clock=lambda: now_s[0])
 
 
 def refusal(call: Any, *args: Any) -> str | None:
