@@ -247,11 +247,13 @@ def _print_ready(tree: Mapping[str, Any], url: str, elapsed_s: float) -> None:
         models = [model["name"] for model in application["args"]["models"]]
         body = {
             "model": models[0],
+            "temperature": 0,
             "stream": True,
             "messages": [{"role": "user", "content": "What does os.getcwd do?"}],
         }
         print(f"Models: {', '.join(models)} (with their adapters: curl {base}/v1/models). Try:\n")
-        print(f"  curl -N {base}/v1/chat/completions -H 'content-type: application/json' \\")
+        key = " -H 'authorization: Bearer KEY'" if application["args"].get("tenants") else ""
+        print(f"  curl -N {base}/v1/chat/completions -H 'content-type: application/json'{key} \\")
         print(f"    -d {shlex.quote(json.dumps(body))}")
     print("\nCtrl-C ends it.", flush=True)
 

@@ -115,8 +115,13 @@ class Admission:
         could_be = foretold.alone_s <= left_s
         raise self._refusal(
             "deadline",
-            f"The answer would take {foretold.end_s:.1f} s, and its deadline is in {max(0.0, left_s):.1f} s"
-            + ("." if could_be else "; it would not be kept even without other requests."),
+            f"The answer would take {foretold.end_s:.3g} s, and its deadline (x-request-timeout) is in "
+            f"{max(0.0, left_s):.3g} s"
+            + (
+                "."
+                if could_be
+                else "; it would not be kept even without other requests: ask for fewer tokens, or give it more time."
+            ),
             foretold.end_s - left_s if could_be else MAX_RETRY_AFTER_S,
         )
 
