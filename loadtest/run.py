@@ -44,7 +44,8 @@ class Plan:
 
 def parse(arguments: list[str] | None = None) -> Plan:
     """Read the command line; what is not ours is passed on to Locust, which refuses what it does not know."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest.run", description=__doc__)
+    epilog = "Other options go to Locust and its users: --models NAMES, --seed N and so on (loadtest/users/options.py)."
+    parser = argparse.ArgumentParser(prog="python -m loadtest.run", description=__doc__, epilog=epilog)
     parser.add_argument("--host", default="http://127.0.0.1:8000", help="base URL of the running server")
     parser.add_argument("--users", type=_numbers, default=(1, 8, 32), help="numbers of users, by commas")
     parser.add_argument("--seconds", type=int, default=20, help="length of each run")
@@ -110,7 +111,7 @@ def main() -> None:
     plan.out.mkdir(parents=True, exist_ok=True)
     for stale in [*plan.out.glob("records-*.jsonl"), *plan.out.glob("locust-*.html")]:
         stale.unlink()
-    print(f"asking {', '.join(warm_up(plan.host))} at {plan.host}", flush=True)
+    print(f"{plan.host} serves {', '.join(warm_up(plan.host))}", flush=True)
     for users in plan.users:
         print(f"{users} users for {plan.seconds} s", flush=True)
         log_path = plan.out / f"locust-{users}.log"
