@@ -38,7 +38,12 @@ TELL_TIMEOUT_S = 5.0
 LAST_FRAME_TIMEOUT_S = 10.0
 """A replica's last frame left before its call returned; if it is not here by then, the channel has lost it."""
 
-_WITHOUT_ANSWER = (FinishReason.FAILED, FinishReason.EXPIRED, FinishReason.CANCELLED)
+_WITHOUT_ANSWER = (
+    FinishReason.FAILED,
+    FinishReason.UNFOLLOWABLE,
+    FinishReason.EXPIRED,
+    FinishReason.CANCELLED,
+)
 
 
 class ChannelSource:

@@ -25,6 +25,17 @@ class RequestError(ValueError):
         return _rebuild_request_error, (self.message, self.field, self.code)
 
 
+class GrammarError(RequestError):
+    """A grammar that cannot be followed, or no further; whoever had it written knows which field asked for it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"The grammar cannot be followed: {reason}")
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return GrammarError, (self.reason,)
+
+
 def _rebuild_request_error(message: str, field: str | None, code: str | None) -> RequestError:
     return RequestError(message, field=field, code=code)
 

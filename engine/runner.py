@@ -102,6 +102,7 @@ class Runner:
             step_id=plan.step_id,
             token_id_by_request=tokens,
             error_by_request=errors,
+            unfollowable=frozenset(by_row[row] for row in drawn.unfollowable),
             forced_by_request={by_row[row]: forced for row, forced in drawn.forced.items()},
             logprobs_by_request={by_row[row]: told for row, told in drawn.logprobs.items()},
             prompt_logprobs_by_request=scores,

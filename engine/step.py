@@ -141,6 +141,7 @@ class StepResult:
         token_id_by_request: the drawn token of every row that samples and did not fail.
         forced_by_request: the tokens that must follow it, where a grammar leaves no choice.
         error_by_request: rows that failed alone (NaN logits), with one sentence each.
+        unfollowable: those of them that their grammars have failed.
         logprobs_by_request: of the drawn tokens, where they are asked for.
         prompt_logprobs_by_request: of rows that score: of the prompt tokens that follow their positions.
         pooled_by_request: the vectors of requests that asked for one and are computed; as `Emission.pooled`.
@@ -149,6 +150,7 @@ class StepResult:
     step_id: int
     token_id_by_request: dict[RequestId, int]
     error_by_request: dict[RequestId, str]
+    unfollowable: frozenset[RequestId] = frozenset()
     forced_by_request: dict[RequestId, list[int]] = field(default_factory=dict)
     logprobs_by_request: dict[RequestId, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs_by_request: dict[RequestId, list[TokenLogprobs]] = field(default_factory=dict)

@@ -11,6 +11,9 @@ from app.schemas.wire import WireRequest, missing
 
 JsonSchema = dict[str, Any]
 
+MAX_CHOICES = 1900
+"""llguidance has 2,000 items in a row, and some are of what stands around the choices."""
+
 
 class JsonSchemaFormat(WireRequest):
     """A JSON schema with its name; it is kept to whether `strict` or not."""
@@ -58,7 +61,7 @@ class StructuredOutputs(WireRequest):
     json_: JsonSchema | None = Field(default=None, alias="json", description="A JSON schema.")
     regex: str | None = Field(default=None, min_length=1, description="A regular expression, in Rust's syntax.")
     choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        default=None, min_length=1, max_length=4096, description="One of these strings."
+        default=None, min_length=1, max_length=MAX_CHOICES, description="One of these strings."
     )
     grammar: str | None = Field(default=None, min_length=1, description="A grammar, in Lark's or GBNF's syntax.")
     structural_tag: StructuralTag | None = Field(default=None, description="Free text with structures in it.")

@@ -41,8 +41,7 @@ def text_grammar(body: SamplingFields, limits: LimitSettings) -> Grammar | None:
     """Return what an answer follows by the extension alone; errors as `chat_grammar`."""
     if body.structured_outputs is None:
         return None
-    source = _of_extension(body.structured_outputs, limits)
-    return _checked(body, Grammar(source=source, field="structured_outputs"))
+    return _checked(body, _of_extension(body.structured_outputs, limits))
 
 
 def _checked(body: SamplingFields, grammar: Grammar) -> Grammar:
@@ -53,24 +52,30 @@ def _checked(body: SamplingFields, grammar: Grammar) -> Grammar:
     return grammar
 
 
-def _of_extension(wanted: StructuredOutputs, limits: LimitSettings) -> str:
-    field = "structured_outputs"
+def _of_extension(wanted: StructuredOutputs, limits: LimitSettings) -> Grammar:
     if wanted.json_ is not None:
-        return _of_schema(wanted.json_, limits, f"{field}.json")
-    if wanted.regex is not None:
-        _check_size(len(wanted.regex), limits, f"{field}.regex")
-        return LLMatcher.grammar_from_regex(wanted.regex)
-    if wanted.choice is not None:
-        _check_size(sum(map(len, wanted.choice)), limits, f"{field}.choice")
-        return grammar_from("choice", json.dumps(wanted.choice))
-    if wanted.grammar is not None:
-        _check_size(len(wanted.grammar), limits, f"{field}.grammar")
+        field = "structured_outputs.json"
+        source = _of_schema(wanted.json_, limits, field)
+    elif wanted.regex is not None:
+        field = "structured_outputs.regex"
+        _check_size(len(wanted.regex), limits, field)
+        source = LLMatcher.grammar_from_regex(wanted.regex)
+    elif wanted.choice is not None:
+        field = "structured_outputs.choice"
+        _check_size(sum(map(len, wanted.choice)), limits, field)
+        source = grammar_from("choice", json.dumps(wanted.choice))
+    elif wanted.grammar is not None:
+        field = "structured_outputs.grammar"
+        _check_size(len(wanted.grammar), limits, field)
         try:
-            return grammar_from("grammar", wanted.grammar)
+            source = grammar_from("grammar", wanted.grammar)
         except ValueError as error:
-            raise RequestError(f"'{field}.grammar' is no grammar: {str(error)[:300]}", field=field) from None
-    assert wanted.structural_tag is not None
-    return _of_tags(wanted.structural_tag, limits, f"{field}.structural_tag")
+            raise RequestError(f"'{field}' is no grammar: {str(error)[:300]}", field=field) from None
+    else:
+        assert wanted.structural_tag is not None
+        field = "structured_outputs.structural_tag"
+        source = _of_tags(wanted.structural_tag, limits, field)
+    return Grammar(source=source, field=field)
 
 
 def _of_tags(wanted: StructuralTag, limits: LimitSettings, field: str) -> str:

@@ -38,6 +38,7 @@ _FINISH_CODES: dict[FinishReason | None, int] = {
     FinishReason.CANCELLED: 3,
     FinishReason.FAILED: 4,
     FinishReason.EXPIRED: 5,
+    FinishReason.UNFOLLOWABLE: 6,
 }
 _FINISH_BY_CODE = {code: reason for reason, code in _FINISH_CODES.items()}
 _NO_ERROR = 0xFFFF

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deployments.gateway.dialect import Dialect
-from deployments.gateway.grammars import JSON_STYLE, check_grammar, followable
+from deployments.gateway.grammars import JSON_STYLE, check_grammar, followable, unfollowable
 from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolUse
 from deployments.stream.reasoning import ReasoningCounter, ReasoningFormat, ReasoningSplit
 from deployments.tools.formats import ToolFormat
 from deployments.tools.grammar import AnswerGrammar, CallRules, ThinkingRules
 from deployments.tools.parser import CallParser
-from engine.errors import RequestError
+from engine.errors import GrammarError, RequestError
 
 
 class AnswerParts:
@@ -92,8 +92,15 @@ class AnswerShape:
         source = AnswerGrammar(self._dialect.special_ids, json_style=JSON_STYLE).write(
             thinking=thinking, calls=calls, content=None if content is None else content.source
         )
-        await check_grammar(Grammar(source=source, field="tools" if content is None else content.field))
+        await check_grammar(Grammar(source=source, field=self._field()))
         return source
+
+    def refused(self, error: GrammarError) -> RequestError:
+        """Return what the engine has against the grammar, told of the field that asked for it."""
+        return unfollowable(self._field(), error.reason)
+
+    def _field(self) -> str:
+        return "tools" if self._content is None else self._content.field
 
     async def _call_rules(self, use: ToolUse) -> CallRules:
         tool_format = self._tool_format()

@@ -43,7 +43,7 @@ from deployments.patience import patiently
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream.stream_handler import Judge, StreamHandler
 from deployments.timeline import Recorder
-from engine.errors import EngineError, RequestError
+from engine.errors import EngineError, GrammarError, RequestError
 from engine.request import DryPenalty, Emission, FinishReason, RequestId
 
 REFUSAL = "I can't help with that request."
@@ -111,6 +111,8 @@ class Answer:
             async with aclosing(self._answer(call, shape, verdict)) as events:
                 while (event := await self._next(events, deadline_s)) is not None:
                     yield event
+        except GrammarError as error:
+            raise shape.refused(error) from None
         finally:
             verdict.cancel()
 

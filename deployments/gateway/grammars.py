@@ -29,7 +29,7 @@ async def check_grammar(grammar: Grammar) -> None:
     """
     reason = await asyncio.to_thread(_reason_against, grammar.source)
     if reason:
-        raise RequestError(f"'{grammar.field}' cannot be followed: {reason}", field=grammar.field)
+        raise unfollowable(grammar.field, reason)
 
 
 async def followable(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
@@ -41,6 +41,11 @@ async def followable(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     return await asyncio.to_thread(lambda: tuple(_followable(index, tool) for index, tool in enumerate(tools)))
 
 
+def unfollowable(field: str, reason: str) -> RequestError:
+    """Return the refusal of a field whose grammar cannot be followed."""
+    return RequestError(f"'{field}' cannot be followed: {reason}", field=field)
+
+
 def _followable(index: int, tool: ToolSpec) -> ToolSpec:
     parameters = tool.parameters or NO_PARAMETERS
     if parameters.get("type") != "object":
@@ -48,7 +53,7 @@ def _followable(index: int, tool: ToolSpec) -> ToolSpec:
     reason = _reason_against(LLMatcher.grammar_from_json_schema(parameters, defaults=JSON_STYLE))
     if reason and tool.is_strict:
         field = f"tools[{index}].function.parameters"
-        raise RequestError(f"'{field}' cannot be followed: {reason}", field=field)
+        raise unfollowable(field, reason)
     return replace(tool, parameters={"type": "object"} if reason else parameters)
 
 

@@ -1,7 +1,8 @@
 """Grammars that answers follow, by llguidance: compiled off the step's path, a mask over the vocabulary at every step.
 
 A compiled grammar is copied for each request that follows it. What a grammar may cost is bounded by the library's fuel:
-one that would take too long is in error, and whoever follows it fails alone.
+one that takes too much is in error, and stays so. The copies have one lexer: where it is what took too much, whoever
+follows the same grammar then fails with it, and the next one gets a grammar compiled anew.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from engine.errors import RequestError
+from engine.errors import GrammarError, RequestError
 from engine.sampling.placing import placed
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT = 256
+NUM_TRIED_TOKENS = 8
+"""As many tokens of an answer are tried as a grammar is compiled, beside those that it forces."""
 
 
 class GrammarFollower:
@@ -40,11 +44,11 @@ class GrammarFollower:
 
     def mask(self, logits: torch.Tensor) -> None:
         """Leave only what may come next in the logits [vocab]; NaN stays what it is."""
+        allowed = _allowed(self._matcher, self._vocab_size)
         if self._matcher.is_error():
+            # What the library then allows is the end.
             logits.sub_(torch.inf)
             return
-        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        allowed = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
         logits.sub_(torch.where(placed(~allowed, logits.device, torch.bool), torch.inf, 0.0))
 
     def note(self, token_id: int) -> None:
@@ -84,11 +88,17 @@ class GrammarStore:
         """Make a grammar ready.
 
         Raises:
-            RequestError: it is none, it takes too much, or this model has no tokenizer that grammars can be used with.
+            GrammarError: it is none, or takes too much.
+            RequestError: this model has no tokenizer that grammars can be used with.
         """
         matcher = self._matcher(grammar)
         if matcher.is_error():
-            raise RequestError(f"The grammar cannot be followed: {_reason(matcher)}")
+            raise GrammarError(_reason(matcher))
+
+    def forget(self, grammar: str) -> None:
+        """Compile a grammar anew for whoever follows it next: what one of its followers used up, all others lack."""
+        with self._lock:
+            self._compiled.pop(grammar, None)
 
     def follow(self, grammar: str, output_ids: Sequence[int]) -> GrammarFollower:
         """Return a place in a grammar, behind the tokens that have been generated already; it may be in error.
@@ -109,17 +119,24 @@ class GrammarStore:
                 self._compiled.move_to_end(grammar)
                 return self._compiled[grammar]
             tokenizer = self._tokenizer = self._tokenizer or self._read_tokenizer()
-        matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        # Some of what is too much shows only here.
-        if not matcher.is_error():
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            return matcher
+        matcher = self._tried(LLMatcher(tokenizer, grammar, log_level=0))
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > MAX_KEPT:
                 self._compiled.popitem(last=False)
         return matcher
+
+    def _tried(self, matcher: LLMatcher) -> LLMatcher:
+        """Return it, or in its place one in error: much of what is too much shows only where a grammar is followed."""
+        trial = matcher.deep_copy()
+        for _ in range(NUM_TRIED_TOKENS):
+            allowed = _allowed(trial, self._vocab_size)
+            allowed[self._eos_ids] = False
+            if trial.is_error() or not allowed.any():
+                break
+            trial.consume_token(int(allowed.argmax()))
+            trial.try_consume_tokens(trial.compute_ff_tokens())
+        return trial if trial.is_error() else matcher
 
     def _read_tokenizer(self) -> LLTokenizer:
         from llguidance import LLTokenizer
@@ -132,6 +149,13 @@ class GrammarStore:
             raise RequestError(f"This model cannot follow grammars: {error}") from None
 
 
+def _allowed(matcher: LLMatcher, vocab_size: int) -> npt.NDArray[np.bool_]:
+    """Return which tokens may come next; in error, now or before, it is what the library takes for the end."""
+    bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+    return np.unpackbits(bits, bitorder="little")[:vocab_size].astype(bool)
+
+
 def _reason(matcher: LLMatcher) -> str:
     # What follows is the library's own state.
-    return matcher.get_error().split("\n<state>", 1)[0].strip().splitlines()[0][:300]
+    reason = matcher.get_error().split("\n<state>", 1)[0].strip().splitlines()[0][:300]
+    return "It leaves nothing that may come next." if reason == "NoExtensionBias" else reason

@@ -63,12 +63,14 @@ class SampleResult:
     Attributes:
         token_ids: one for each row asked, in order; -1 where that row failed.
         failed: one sentence for each row (by its row index, as passed in `rows`) without usable logits.
+        unfollowable: those of them that their grammars have failed.
         logprobs: of the chosen tokens, by row index, for those that ask for them.
         forced: what the row's grammar then leaves no choice of, by row index: such tokens are output as well.
     """
 
     token_ids: list[int]
     failed: dict[int, str] = field(default_factory=dict)
+    unfollowable: frozenset[int] = frozenset()
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     forced: dict[int, list[int]] = field(default_factory=dict)
 
@@ -206,13 +208,7 @@ class Sampler:
         lineup = drawing.lineup
         rows, states = lineup.rows, lineup.states
         token_ids: list[int] = drawing.fetched().tolist()
-        failed: dict[int, str] = {}
-        if min(token_ids, default=0) < 0:
-            failed = {
-                row: (state.follower and state.follower.error) or NOT_FINITE
-                for row, state, token_id in zip(rows, states, token_ids, strict=True)
-                if token_id < 0
-            }
+        failed = {row: NOT_FINITE for row, token_id in zip(rows, token_ids, strict=True) if token_id < 0}
         forced: dict[int, list[int]] = {}
         for line in lineup.followed:
             row, state, token_id = rows[line], states[line], token_ids[line]
@@ -226,17 +222,36 @@ class Sampler:
                 state.follower.note(token_id)
                 if state.params.can_jump and token_id not in state.stop_ids:
                     forced[row] = self._take_forced(row, state, state.follower)
+        unfollowable = self._take_errors(lineup, token_ids, failed)
         logprobs: dict[int, TokenLogprobs] = {}
         if drawing.fetched_told is not None:
             for line, entry in zip(lineup.told, read_told(drawing.fetched_told()), strict=True):
                 logprobs[rows[line]] = entry._replace(top=entry.top[: states[line].params.num_logprobs])
-        return SampleResult(token_ids=token_ids, failed=failed, logprobs=logprobs, forced=forced)
+        return SampleResult(
+            token_ids=token_ids, failed=failed, unfollowable=unfollowable, logprobs=logprobs, forced=forced
+        )
 
     def _line_up(self, rows: Sequence[int]) -> Lineup:
         if self._lineup is None or self._lineup.rows != rows:
             states = [self._state_by_row[row] for row in rows]
             self._lineup = Lineup(rows, states, self._vocab_size, has_simple=self._choose is None)
         return self._lineup
+
+    def _take_errors(self, lineup: Lineup, token_ids: list[int], failed: dict[int, str]) -> frozenset[int]:
+        """Fail the rows whose grammars are in error, whatever was drawn of them, and return which they are."""
+        unfollowable = set()
+        for line in lineup.followed:
+            row, state = lineup.rows[line], lineup.states[line]
+            error = None if state.follower is None else state.follower.error
+            if error is None:
+                continue
+            assert self._grammars is not None
+            assert state.params.grammar is not None
+            self._grammars.forget(state.params.grammar)
+            token_ids[line] = -1
+            failed[row] = error
+            unfollowable.add(row)
+        return frozenset(unfollowable)
 
     def _take_forced(self, row: int, state: RowState, follower: GrammarFollower) -> list[int]:
         forced = follower.take_forced()

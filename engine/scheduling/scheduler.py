@@ -210,7 +210,8 @@ class Scheduler:
             error = result.error_by_request.get(request_id)
             if error is not None:
                 # Its blocks stay unnamed: what a failed step wrote must not be shared.
-                self._end(live, FinishReason.FAILED, error=error)
+                is_grammar = request_id in result.unfollowable
+                self._end(live, FinishReason.UNFOLLOWABLE if is_grammar else FinishReason.FAILED, error=error)
                 continue
             self._tables.name(live, row.start, row.end)
             if row.scores:

@@ -138,7 +138,7 @@ def test_what_is_not_followed_is_refused_by_name() -> None:
     ):
         with pytest.raises(RequestError, match=words) as refused:
             source_of(json.dumps(schema))
-        assert refused.value.field == "structured_outputs"
+        assert refused.value.field == "structured_outputs.json"
 
 
 def test_every_known_divergence_is_one() -> None:

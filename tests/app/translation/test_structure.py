@@ -65,7 +65,7 @@ def test_a_response_format_becomes_a_grammar_that_can_be_followed(wanted: dict[s
 def test_every_way_to_say_it_becomes_a_grammar_that_can_be_followed(wanted: dict[str, Any]) -> None:
     grammar = of_text(wanted)
     assert grammar is not None
-    assert grammar.field == "structured_outputs"
+    assert grammar.field == f"structured_outputs.{next(iter(wanted))}"
     assert LLMatcher.validate_grammar(grammar.source) == ""
     assert of_chat(structured_outputs=wanted) == grammar
 
@@ -88,7 +88,7 @@ def nested(depth: int) -> Any:
         ({"structured_outputs": {"regex": "a" * 2001}}, "structured_outputs.regex"),
         ({"structured_outputs": {"choice": ["a" * 2001]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"grammar": "a" * 2001}}, "structured_outputs.grammar"),
-        ({"structured_outputs": {"grammar": "root ::= ::="}}, "structured_outputs"),
+        ({"structured_outputs": {"grammar": "root ::= ::="}}, "structured_outputs.grammar"),
         ({"structured_outputs": {"json": nested(13)}}, "structured_outputs.json"),
         ({"structured_outputs": {"structural_tag": TAG | {"triggers": ["["]}}}, "structured_outputs.structural_tag"),
     ],

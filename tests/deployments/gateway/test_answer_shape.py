@@ -18,7 +18,7 @@ from deployments.generation import EndReason, Finished, Grammar, TextDelta, Text
 from deployments.stream.reasoning import THINK
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tools.formats import FORMATS, HERMES, JSON
-from engine.errors import RequestError
+from engine.errors import GrammarError, RequestError
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import ask, events_of
 
@@ -77,6 +77,12 @@ async def test_json_beside_calls_that_are_json_is_refused_by_field() -> None:
         assert await AnswerShape(ask(grammar=CHOICE, tool_use=use), PLAIN, "").grammar()
 
 
+def test_what_the_engine_cannot_follow_is_refused_by_the_field_that_asked_for_it() -> None:
+    for request, field in ((ask(grammar=CHOICE), "structured_outputs"), (ask(tool_use=USE), "tools")):
+        refused = AnswerShape(request, PLAIN, "").refused(GrammarError("too many states"))
+        assert (refused.field, refused.message) == (field, f"'{field}' cannot be followed: too many states")
+
+
 async def test_tools_of_a_model_with_calls_of_an_unknown_kind_are_refused() -> None:
     with pytest.raises(RequestError, match="tool_format") as refused:
         await AnswerShape(ask(tool_use=USE), replace(PLAIN, tool_format=None), "").grammar()
@@ -119,6 +125,23 @@ async def test_calls_that_are_required_come_valid_in_every_format(
     assert json.loads(call.arguments) in ({"city": "Paris"}, {"city": "Rome"})
     assert isinstance(events[-1], Finished)
     assert events[-1].reason is EndReason.TOOL_CALLS
+
+
+async def test_a_grammar_that_takes_too_much_fails_every_answer_by_the_name_of_its_field(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    opened, codec = await gateway(), TextCodec(serving.model.tokenizer_path)
+    (z,) = codec.encode_text("z")
+    # The first is refused as it is compiled, the second fails behind its first token, which is shown.
+    for regex, num_events in (("q{1000000}", 0), ("a|z[a-z]q{1000000}", 2)):
+        grammar = Grammar(source=LLMatcher.grammar_from_regex(regex), field="structured_outputs.regex")
+        for _ in range(2):
+            told = opened.generate(ask(grammar=grammar, params={"ignore_eos": False, "logit_bias": ((z, 100.0),)}))
+            assert len([await anext(told) for _ in range(num_events)]) == num_events
+            with pytest.raises(RequestError, match="too many expressions") as refused:
+                await anext(told)
+            assert refused.value.field == "structured_outputs.regex"
+    await serving.replicas.until_idle()
 
 
 async def test_a_call_that_is_cut_ends_by_its_length(gateway: OpenGateway) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from llguidance import LLMatcher, grammar_from
 from tokenizers import Tokenizer
 
 from deployments.gateway.grammars import JSON_STYLE
-from engine.errors import RequestError
+from engine.errors import GrammarError, RequestError
 from engine.request import DryPenalty, SamplingParams
 from engine.sampling.grammar import MAX_KEPT, GrammarStore
 from engine.sampling.sampler import Sampler
@@ -184,15 +185,35 @@ def test_the_end_comes_only_where_the_grammar_ends(store: GrammarStore) -> None:
         LLMatcher.grammar_from_json_schema({"type": "string", "pattern": "(.*a){20}.*", "minLength": 100}),
         LLMatcher.grammar_from_json_schema({"$ref": "http://elsewhere/x"}),
         LLMatcher.grammar_from_json_schema({"not": {"type": "string"}}),
+        # What is too much of these shows behind the first token.
+        LLMatcher.grammar_from_regex("b{1000000}"),
+        LLMatcher.grammar_from_regex("q?b{1000000}"),
+        LLMatcher.grammar_from_regex("(b{1000}{1000})?"),
+        LLMatcher.grammar_from_json_schema({"type": "string", "pattern": "^z?b{1000}{1000}$"}),
+        LLMatcher.grammar_from_json_schema(
+            {
+                "properties": {"x": {"pattern": "^k?b{1000}{1000}$", "type": "string"}},
+                "required": ["x"],
+                "type": "object",
+            },
+            defaults=JSON_STYLE,
+        ),
+        grammar_from("choice", json.dumps([f"{number:05}" for number in range(2101)])),
+        'start: "a" start',
+        "start: start",
         "no grammar at all",
         "",
     ],
 )
 def test_what_cannot_be_followed_is_refused_in_one_line(store: GrammarStore, grammar: str) -> None:
-    with pytest.raises(RequestError) as refused:
-        store.compile(grammar)
-    assert "\n" not in refused.value.message
-    assert len(refused.value.message) < 400
+    reasons = set()
+    for _ in range(2):
+        with pytest.raises(GrammarError) as refused:
+            store.compile(grammar)
+        reasons.add(pickle.loads(pickle.dumps(refused.value)).reason)
+    (reason,) = reasons
+    assert "\n" not in reason
+    assert len(reason) < 400
 
 
 def test_a_model_without_a_tokenizer_refuses(tmp_path: Path) -> None:
@@ -225,3 +246,27 @@ def test_one_that_goes_wrong_on_the_way_ends_its_own_request_with_the_reason(sto
     assert found.token_ids == [-1, -1]
     assert "nowhere" in found.failed[1]
     assert "\n" not in found.failed[0]
+    assert found.unfollowable == {0, 1}
+
+
+def test_what_takes_too_much_on_the_way_fails_whenever_it_is_followed_and_never_ends_an_answer(
+    store: GrammarStore,
+) -> None:
+    """The library's copies have one lexer; where it has failed only the end is allowed, and an answer was empty."""
+    grammar = LLMatcher.grammar_from_regex("a|z[a-z]q{1000000}")
+    store.compile(grammar)
+    z = TOKENIZER.token_to_id("z")
+    liked = torch.zeros(1, VOCAB)
+    liked[0, z] = 1.0
+    sampler = Sampler(2, VOCAB, CPU, [EOS], store)
+    for row in range(2):
+        sampler.admit(row, make_request(make_params(grammar=grammar, temperature=0)), [])
+    assert sampler.sample(liked.expand(2, -1).clone(), [0, 1], [2, 2]).token_ids == [z, z]
+    for row in (0, 1):
+        found = sampler.sample(liked.clone(), [row], [3])
+        assert found.token_ids == [-1]
+        assert found.unfollowable == found.failed.keys() == {row}
+        assert "too many" in found.failed[row]
+    # Who comes next begins with a lexer of its own.
+    sampler.admit(0, make_request(make_params(grammar=grammar, temperature=0)), [])
+    assert sampler.sample(liked.clone(), [0], [2]).token_ids == [z]
