@@ -1,15 +1,16 @@
 """Grammars that answers follow, by llguidance: compiled off the step's path, a mask over the vocabulary at every step.
 
 A compiled grammar is copied for each request that follows it. What a grammar may cost is bounded by the library's fuel:
-one that takes too much is in error, and stays so. The copies have one lexer: where it is what took too much, whoever
-follows the same grammar then fails with it, and the next one gets a grammar compiled anew.
+one that takes too much is in error, and stays so. The copies have one lexer, which fails for all of them; each then
+goes on with one of its own, so that only whoever takes too much fails.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,12 +31,29 @@ NUM_TRIED_TOKENS = 8
 
 
 class GrammarFollower:
-    """One request's place in its grammar; one in error allows nothing."""
+    """One request's place in its grammar; one in error allows nothing.
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    Args:
+        matcher: at the grammar's beginning.
+        renew: makes a matcher at the beginning that shares nothing.
+    """
+
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        output_ids: Sequence[int],
+        renew: Callable[[], LLMatcher],
+    ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._end = list(eos_ids[:1])
+        self._output_ids = list(output_ids)
+        self._renew: Callable[[], LLMatcher] | None = renew
+        if output_ids:
+            matcher.consume_tokens(self._output_ids)
+            self._try_renew()
 
     @property
     def error(self) -> str | None:
@@ -45,6 +63,8 @@ class GrammarFollower:
     def mask(self, logits: torch.Tensor) -> None:
         """Leave only what may come next in the logits [vocab]; NaN stays what it is."""
         allowed = _allowed(self._matcher, self._vocab_size)
+        if self._try_renew():
+            allowed = _allowed(self._matcher, self._vocab_size)
         if self._matcher.is_error():
             # What the library then allows is the end.
             logits.sub_(torch.inf)
@@ -54,6 +74,8 @@ class GrammarFollower:
     def note(self, token_id: int) -> None:
         """Take note of the token that was chosen."""
         self._matcher.consume_token(token_id)
+        self._output_ids.append(token_id)
+        self._try_renew()
 
     def take_forced(self) -> list[int]:
         """Take note of the tokens that must come now, for nothing else may, and return them.
@@ -61,11 +83,25 @@ class GrammarFollower:
         They are what `mask` would leave one by one. Where the grammar has ended it is an end-of-sequence token: of
         several the first, which is never shown.
         """
-        forced: list[int] = self._matcher.compute_ff_tokens()
-        # Nothing is forced that is not allowed; should it be, it is drawn, and fails with the reason.
-        forced = forced[: self._matcher.try_consume_tokens(forced)]
+        forced = self._consume_forced()
+        if self._try_renew():
+            forced = self._consume_forced()
+        self._output_ids += forced
         has_ended = self._matcher.is_stopped() and not self._matcher.is_error()
         return forced + self._end if has_ended else forced
+
+    def _consume_forced(self) -> list[int]:
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        # Nothing is forced that is not allowed; should it be, it is drawn, and fails with the reason.
+        return forced[: self._matcher.try_consume_tokens(forced)]
+
+    def _try_renew(self) -> bool:
+        """Go on with a lexer of its own, once, where this one is in error: somebody else may have failed it."""
+        if self._renew is None or not self._matcher.is_error():
+            return False
+        self._matcher, self._renew = self._renew(), None
+        self._matcher.consume_tokens(self._output_ids)
+        return True
 
 
 class GrammarStore:
@@ -95,21 +131,28 @@ class GrammarStore:
         if matcher.is_error():
             raise GrammarError(_reason(matcher))
 
-    def forget(self, grammar: str) -> None:
-        """Compile a grammar anew for whoever follows it next: what one of its followers used up, all others lack."""
-        with self._lock:
-            self._compiled.pop(grammar, None)
-
     def follow(self, grammar: str, output_ids: Sequence[int]) -> GrammarFollower:
         """Return a place in a grammar, behind the tokens that have been generated already; it may be in error.
 
         Raises:
             RequestError: the model has no tokenizer that grammars can be used with, and none was ever compiled.
         """
-        matcher = self._matcher(grammar).deep_copy()
-        if output_ids:
-            matcher.consume_tokens(list(output_ids))
-        return GrammarFollower(matcher, self._vocab_size, self._eos_ids)
+        shared = self._matcher(grammar)
+        renew = partial(self._renewed, grammar, shared)
+        return GrammarFollower(shared.deep_copy(), self._vocab_size, self._eos_ids, output_ids, renew)
+
+    def _renewed(self, grammar: str, failed: LLMatcher) -> LLMatcher:
+        """Return a matcher that nobody else has, and keep the one that has failed for nobody."""
+        from llguidance import LLMatcher
+
+        with self._lock:
+            if self._compiled.get(grammar) is failed:
+                del self._compiled[grammar]
+        assert self._tokenizer is not None
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        # With this its fuel is bounded.
+        matcher.compute_bitmask()
+        return matcher
 
     def _matcher(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher

@@ -222,7 +222,7 @@ class Sampler:
                 state.follower.note(token_id)
                 if state.params.can_jump and token_id not in state.stop_ids:
                     forced[row] = self._take_forced(row, state, state.follower)
-        unfollowable = self._take_errors(lineup, token_ids, failed)
+        unfollowable = _take_errors(lineup, token_ids, failed)
         logprobs: dict[int, TokenLogprobs] = {}
         if drawing.fetched_told is not None:
             for line, entry in zip(lineup.told, read_told(drawing.fetched_told()), strict=True):
@@ -236,22 +236,6 @@ class Sampler:
             states = [self._state_by_row[row] for row in rows]
             self._lineup = Lineup(rows, states, self._vocab_size, has_simple=self._choose is None)
         return self._lineup
-
-    def _take_errors(self, lineup: Lineup, token_ids: list[int], failed: dict[int, str]) -> frozenset[int]:
-        """Fail the rows whose grammars are in error, whatever was drawn of them, and return which they are."""
-        unfollowable = set()
-        for line in lineup.followed:
-            row, state = lineup.rows[line], lineup.states[line]
-            error = None if state.follower is None else state.follower.error
-            if error is None:
-                continue
-            assert self._grammars is not None
-            assert state.params.grammar is not None
-            self._grammars.forget(state.params.grammar)
-            token_ids[line] = -1
-            failed[row] = error
-            unfollowable.add(row)
-        return frozenset(unfollowable)
 
     def _take_forced(self, row: int, state: RowState, follower: GrammarFollower) -> list[int]:
         forced = follower.take_forced()
@@ -310,6 +294,20 @@ class Sampler:
 
     def _column(self, values: list[float]) -> torch.Tensor:
         return _column(values, self._device)
+
+
+def _take_errors(lineup: Lineup, token_ids: list[int], failed: dict[int, str]) -> frozenset[int]:
+    """Fail the rows whose grammars are in error, whatever was drawn of them, and return which they are."""
+    unfollowable = set()
+    for line in lineup.followed:
+        row, state = lineup.rows[line], lineup.states[line]
+        error = None if state.follower is None else state.follower.error
+        if error is None:
+            continue
+        token_ids[line] = -1
+        failed[row] = error
+        unfollowable.add(row)
+    return frozenset(unfollowable)
 
 
 def _likeliest(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> torch.Tensor:

@@ -155,7 +155,7 @@ def test_what_clients_may_not_bring_is_refused(server: Server) -> None:
         assert post(server, chat(**fields)).status_code == 400, list(fields)
 
 
-EXPRESSIONS = ("(" * 30_000, "[", "(a+)+$" * 500, "a{1,100000}{1,100000}", "(?<=x)y", "\\")
+EXPRESSIONS = ("(" * 30_000, "[", "(a+)+$" * 500, "a{1,100000}{1,100000}", "q?b{1000000}", "(?<=x)y", "\\")
 SCHEMAS: tuple[Any, ...] = (
     3,
     "{" * 10_000,
@@ -174,7 +174,10 @@ SCHEMAS: tuple[Any, ...] = (
 HOSTILE: list[dict[str, Any]] = [
     *({"regex": expression} for expression in EXPRESSIONS),
     *({"json": schema} for schema in SCHEMAS),
-    *({"grammar": grammar} for grammar in ("start: " + "(" * 20_000, "start: start start | start", "")),
+    *(
+        {"grammar": grammar}
+        for grammar in ("start: " + "(" * 20_000, "start: start start | start", 'start: "a" start', "")
+    ),
     *({"choice": choice} for choice in ([], ["x" * 200_000])),
 ]
 

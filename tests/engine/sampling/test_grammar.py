@@ -253,20 +253,24 @@ def test_what_takes_too_much_on_the_way_fails_whenever_it_is_followed_and_never_
     store: GrammarStore,
 ) -> None:
     """The library's copies have one lexer; where it has failed only the end is allowed, and an answer was empty."""
-    grammar = LLMatcher.grammar_from_regex("a|z[a-z]q{1000000}")
+    grammar = LLMatcher.grammar_from_regex("a|z([a-y]q{1000000}|zx)")
     store.compile(grammar)
-    z = TOKENIZER.token_to_id("z")
-    liked = torch.zeros(1, VOCAB)
-    liked[0, z] = 1.0
-    sampler = Sampler(2, VOCAB, CPU, [EOS], store)
-    for row in range(2):
+    first = store._compiled[grammar]
+    y, z = TOKENIZER.token_to_id("y"), TOKENIZER.token_to_id("z")
+    liked = torch.zeros(3, VOCAB)
+    liked[:, z] = 1.0
+    sampler = Sampler(3, VOCAB, CPU, [EOS], store)
+    for row in range(3):
         sampler.admit(row, make_request(make_params(grammar=grammar, temperature=0)), [])
-    assert sampler.sample(liked.expand(2, -1).clone(), [0, 1], [2, 2]).token_ids == [z, z]
-    for row in (0, 1):
-        found = sampler.sample(liked.clone(), [row], [3])
-        assert found.token_ids == [-1]
-        assert found.unfollowable == found.failed.keys() == {row}
-        assert "too many" in found.failed[row]
-    # Who comes next begins with a lexer of its own.
-    sampler.admit(0, make_request(make_params(grammar=grammar, temperature=0)), [])
-    assert sampler.sample(liked.clone(), [0], [2]).token_ids == [z]
+    assert sampler.sample(liked.clone(), [0, 1, 2], [2] * 3).token_ids == [z] * 3
+    liked[[0, 2], y] = 2.0
+    found = sampler.sample(liked.clone(), [0, 1, 2], [3] * 3)
+    # The second goes on where it was.
+    assert found.token_ids == [-1, z, -1]
+    assert TOKENIZER.decode(found.forced[1]) == "x"
+    assert found.unfollowable == found.failed.keys() == {0, 2}
+    assert all("too many" in reason for reason in found.failed.values())
+    # Who comes next begins with a lexer that has not failed.
+    store.compile(grammar)
+    assert store._compiled[grammar] is not first
+    assert allowed(store, grammar) == {TOKENIZER.token_to_id("a"), z}
