@@ -208,7 +208,9 @@ class Sampler:
         lineup = drawing.lineup
         rows, states = lineup.rows, lineup.states
         token_ids: list[int] = drawing.fetched().tolist()
-        failed = {row: NOT_FINITE for row, token_id in zip(rows, token_ids, strict=True) if token_id < 0}
+        failed: dict[int, str] = {}
+        if min(token_ids, default=0) < 0:
+            failed = {row: NOT_FINITE for row, token_id in zip(rows, token_ids, strict=True) if token_id < 0}
         forced: dict[int, list[int]] = {}
         for line in lineup.followed:
             row, state, token_id = rows[line], states[line], token_ids[line]
