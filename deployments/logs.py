@@ -6,6 +6,7 @@ where every figure of an answer is a field of its own.
 
 from __future__ import annotations
 
+import builtins
 import errno
 import json
 import logging
@@ -17,6 +18,7 @@ from typing import Any
 
 from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
 from deployments.timeline import Timeline
+from engine.errors import OverloadError, RequestError
 
 _OURS = ("adapters", "app", "deployments", "engine", "kernels")
 _TO_FILE = {"log_to_stderr": False}
@@ -29,13 +31,17 @@ _dropped: Counter[str] = Counter()
 def join_serve_log() -> None:
     """Send the records of this process's own packages where those of `ray.serve` go; called by every deployment.
 
-    A line that cannot be written is dropped, and counted.
+    A line that cannot be written is dropped, and counted. What is raised to refuse a request is no line at all.
     """
     # By itself `logging` tells of it on stderr, which Serve sends to the same log, and so on until the request that
     # logged it fails.
     logging.Handler.handleError = _drop  # type: ignore[assignment, method-assign]
+    # Serve's own passes what it is to print on as one tuple, where that goes to a file: all of a traceback's lines do.
+    builtins.print = _print
+    serve_logger = logging.getLogger("ray.serve")
+    serve_logger.addFilter(_is_no_refusal)
     for package in _OURS:
-        logging.getLogger(package).parent = logging.getLogger("ray.serve")
+        logging.getLogger(package).parent = serve_logger
 
 
 def dropped_lines() -> Mapping[str, int]:
@@ -44,6 +50,26 @@ def dropped_lines() -> Mapping[str, int]:
     The last few thousand bytes of them may be written after all once there is room.
     """
     return {"disk_full": 0} | _dropped
+
+
+def _print(
+    *objects: object, sep: str | None = None, end: str | None = None, file: Any = None, flush: bool = False
+) -> None:
+    """Do as `print` does by itself; of a replica's process that goes to the log too, as all of its stdout."""
+    stream = sys.stdout if file is None else file
+    stream.write((" " if sep is None else sep).join(map(str, objects)) + ("\n" if end is None else end))
+    if flush:
+        stream.flush()
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """Tell whether Serve may log `record`: it has an error with its traceback for all that a call raises.
+
+    A mistake of a client's, or a queue that is full, is nothing to look into, and any client could fill the disk with
+    them. The call is told of in a line for calls, as one that failed.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, (RequestError, OverloadError))
 
 
 def _drop(handler: logging.Handler, record: logging.LogRecord) -> None:

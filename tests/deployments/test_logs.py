@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +36,33 @@ except RecursionError:
     print("the request fails")
 else:
     print("the line is dropped", dropped_lines() if sys.argv[1] == "ours" else "")
+"""
+
+LOGS_AS_A_REPLICA = """
+import builtins, logging, sys
+from ray.serve._private import logging_utils
+from engine.errors import OverloadError, RequestError
+
+target, logger, stdout = sys.argv[1], logging.getLogger("ray.serve"), sys.stdout
+handler = logging.FileHandler(target)
+forms = {"text": logging_utils.ServeFormatter("a", "b"), "json": logging_utils.JSONFormatter()}
+handler.setFormatter(forms[sys.argv[2]])
+logger.addHandler(handler)
+logger.propagate = False
+logger.setLevel(logging.INFO)
+builtins.print = logging_utils.redirected_print
+sys.stdout = logging_utils.StreamToLogger(logger, logging.INFO, stdout)
+if sys.argv[3] == "ours":
+    from deployments.logs import join_serve_log
+
+    join_serve_log()
+print("told", "twice", flush=True)
+for error in (RequestError("no such thing"), OverloadError("full", retry_after_s=1.0), ValueError("a bug")):
+    try:
+        raise error
+    except Exception:
+        logger.exception("Request failed.")
+logger.info("CALL encode ERROR 1.0ms")
 """
 
 
@@ -107,6 +136,34 @@ def test_a_line_that_a_full_disk_does_not_take_fails_no_request_and_is_counted(k
     command = [sys.executable, "-c", LOGS_TO_A_FULL_DISK, kind]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert told in run.stdout
+
+
+def _log_of_a_replica(folder: Path, form: str, whose: str) -> str:
+    command = [sys.executable, "-c", LOGS_AS_A_REPLICA, str(folder / "log"), form, whose]
+    subprocess.run(command, cwd=ROOT, check=True)
+    return (folder / "log").read_text()
+
+
+def test_refusals_are_no_errors_and_tracebacks_can_be_read(tmp_path: Path) -> None:
+    told, _, failure = _log_of_a_replica(tmp_path, "text", "ours").partition("Request failed.")
+    assert told.count(" -- told twice\n") == 1
+    assert failure.startswith('\nTraceback (most recent call last):\n  File "<string>", line ')
+    assert "\nValueError: a bug\nINFO " in failure
+    assert failure.endswith(" -- CALL encode ERROR 1.0ms\n")
+    assert "Request failed." not in failure
+
+
+def test_a_traceback_can_be_read_in_json_too(tmp_path: Path) -> None:
+    lines = _log_of_a_replica(tmp_path, "json", "ours").splitlines()
+    [told] = [line["exc_text"] for line in map(json.loads, lines) if "exc_text" in line]
+    assert told.startswith("Traceback (most recent call last):\n  File ")
+
+
+def test_serve_by_itself_writes_neither(tmp_path: Path) -> None:
+    """What has to be kept from happening; once it does not, `join_serve_log` can do less."""
+    log = _log_of_a_replica(tmp_path, "text", "serve's")
+    assert log.count("Request failed.") == 3
+    assert "('Traceback (most recent call last):\\n',)" in log
 
 
 def test_what_is_dropped_is_told_by_reason(monkeypatch: pytest.MonkeyPatch) -> None:
