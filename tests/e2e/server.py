@@ -128,6 +128,14 @@ class Server:
         """The server's processes whose title contains `title`, as Ray writes it."""
         return [p for p in psutil.Process(self.process.pid).children(recursive=True) if title in _title_of(p)]
 
+    def log_folder(self) -> Path:
+        """Where the logs of Ray, Serve and all deployments are."""
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            found = re.search(r"--(?:log_dir|logs-dir|log-dir)=(\S+)", " ".join(process.cmdline()))
+            if found:
+                return Path(found.group(1))
+        raise AssertionError("no process of Ray's names its folder of logs")
+
     def client(self, **options: Any) -> OpenAI:
         defaults = {"api_key": "unused", "max_retries": 0, "timeout": 60}
         return OpenAI(base_url=f"{self.url}/v1", http_client=DefaultHttpxClient(verify=False), **defaults | options)

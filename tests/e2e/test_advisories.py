@@ -390,7 +390,7 @@ def is_loopback(address: str) -> bool:
 def test_logs_hold_neither_keys_nor_prompts(server: Server) -> None:
     assert post(server, chat(messages=[{"role": "user", "content": f"What is {MARK}?"}])).status_code == 200
     assert post(server, chat(messages=[{"role": "user", "content": MARK}], frobnicate=1)).status_code == 400
-    folder = log_folder(server)
+    folder = server.log_folder()
     files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 5
     until(lambda: any(b"/v1/chat/completions" in path.read_bytes() for path in files), "an access log")
@@ -404,7 +404,7 @@ def test_each_answer_is_a_line_of_json_with_its_request_id_and_figures(server: S
     request_id = answered.headers["x-request-id"]
 
     def line() -> dict[str, Any] | None:
-        texts = (path.read_text() for path in log_folder(server).rglob("replica_*_Gateway_*.log"))
+        texts = (path.read_text() for path in server.log_folder().rglob("replica_*_Gateway_*.log"))
         lines = (line for text in texts for line in text.splitlines() if f'"{request_id}"' in line)
         return next((fields for fields in map(json.loads, lines) if "answer_id" in fields), None)
 
@@ -414,11 +414,3 @@ def test_each_answer_is_a_line_of_json_with_its_request_id_and_figures(server: S
     assert (fields["request_id"], fields["tenant"], fields["model"]) == (request_id, "blue", BASE)
     assert (fields["outcome"], fields["output_tokens"]) == (answered.json()["choices"][0]["finish_reason"], 2)
     assert 0 < fields["ttft_s"] <= fields["duration_s"]
-
-
-def log_folder(server: Server) -> Path:
-    for process in psutil.Process(server.process.pid).children(recursive=True):
-        found = re.search(r"--(?:log_dir|logs-dir|log-dir)=(\S+)", " ".join(process.cmdline()))
-        if found:
-            return Path(found.group(1))
-    raise AssertionError("no process of Ray's names its folder of logs")

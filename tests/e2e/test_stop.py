@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.server import ROOT, Server, config_on_a_free_port, until
-from tests.e2e.streams import Streamed, follow
+from tests.e2e.streams import NUM_TOKENS, Streamed, follow
 
 pytestmark = pytest.mark.e2e
 
@@ -26,6 +26,7 @@ def test_streams_end_whole_newcomers_are_told_to_come_back_and_nothing_is_left(t
         server.wait_until_ready()
         expected = [follow(server, number, Streamed()).text for number in range(2)]
         [engine] = server.processes("Model-")
+        logs = server.log_folder()
         with ThreadPoolExecutor(2) as pool, server.http() as http:
             ends = [pool.submit(follow, server, number, stream) for number, stream in enumerate(seen)]
             for stream in seen:
@@ -51,6 +52,8 @@ def test_streams_end_whole_newcomers_are_told_to_come_back_and_nothing_is_left(t
         print(f"it ended {time.monotonic() - ended_at_s:.1f} s after its last answer")
         said = [line for line in server.whole_output()[num_lines:] if line.strip()]
         assert said == [f"Stopping; answers have {LIMIT_S:g} s. Once more to stop at once.\n", "Stopped.\n"]
+        [gateway_log] = logs.rglob("replica_*_Gateway_*.log")
+        assert gateway_log.read_text().count(f" output_tokens={NUM_TOKENS} ") == 4, "each answer's line, the last too"
         with pytest.raises(httpx.TransportError), server.http() as http:
             http.get("/health")
     finally:
