@@ -48,10 +48,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Server:
         path.write_text(yaml.safe_dump(tree))
         return path
 
-    with pytest.MonkeyPatch.context() as patch:
-        # Or else what is logged of requests waits for a thousand of them.
-        patch.setenv("RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE", "1")
-        return shared("guarded", make_config)
+    return shared("guarded", make_config)
 
 
 @pytest.fixture

@@ -36,8 +36,6 @@ def disk() -> Iterator[Path]:
 @pytest.fixture
 def server(disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setenv("RAY_TMPDIR", str(disk / "ray"))
-    # Or else what is logged of requests waits for a thousand of them.
-    monkeypatch.setenv("RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE", "1")
     (disk / "ray").mkdir()
     path = config_on_a_free_port(ROOT / "serve_config.yaml", tmp_path)
     tree = yaml.safe_load(path.read_text())
