@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import io
 import logging
-import re
 import signal
 import sys
 import time
@@ -27,13 +26,13 @@ from ray.serve import scripts
 from ray.serve.exceptions import RayServeException
 
 from app.cli import serve_environment, worker_forks
+from app.cli.server_process import COLOUR
 from deployments.config import GATEWAY
 
 DRAIN_MARGIN_S = 5.0
 """Beyond the seconds of the answers, for the word to reach the gateways and their last ones to reach the clients."""
 POLL_S = 0.1
 STATUS_PERIOD_S = 1.0
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
@@ -108,7 +107,7 @@ def _applications() -> Mapping[str, ApplicationStatusOverview]:
 def _reason(application: ApplicationStatusOverview) -> str:
     messages = [application.message, *(part.message for part in application.deployments.values())]
     text = "\n".join(message.strip() for message in messages if message) or "Serve gives no reason"
-    return _COLOUR.sub("", text)
+    return COLOUR.sub("", text)
 
 
 def _start_ray(address: str, *, has_dashboard: bool) -> None:

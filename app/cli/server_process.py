@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +22,13 @@ GRACE_S = 20.0
 
 TERM_S = 8.0
 
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
 
 class ServerProcess:
     """The child and all that it starts.
 
-    Its output is copied line by line to ours.
+    Its output is copied line by line to ours; Ray colours it wherever it goes, which only a terminal can show.
 
     Args:
         drain_s: seconds that answers under way have once it is stopped (`app.cli.serve_run`).
@@ -96,10 +99,12 @@ class ServerProcess:
 
     def _copy_output(self) -> None:
         assert self._child.stdout is not None
+        has_colours = sys.stdout.isatty()
         for line in self._child.stdout:
-            sys.stdout.write(line)
+            told = line if has_colours else COLOUR.sub("", line)
+            sys.stdout.write(told)
             sys.stdout.flush()
-            self._last_line = line.rstrip()
+            self._last_line = told.rstrip()
 
 
 def kill_session(session_id: int) -> None:

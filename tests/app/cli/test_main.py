@@ -78,7 +78,7 @@ def test_env_prints_lines_for_a_shell(capsys: pytest.CaptureFixture[str]) -> Non
     assert any(line.startswith("export RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=45 ") for line in lines)
 
 
-def test_serve_sets_and_prints_the_environment_and_says_when_it_is_ready(
+def test_serve_sets_the_environment_tells_what_it_keeps_and_says_when_it_is_ready(
     config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -87,6 +87,7 @@ def test_serve_sets_and_prints_the_environment_and_says_when_it_is_ready(
     monkeypatch.setattr(cli, "_POLL_S", 0)
     monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
     monkeypatch.setenv("RAY_SERVE_HAPROXY_NBTHREAD", "3")
+    monkeypatch.setattr(cli.os, "cpu_count", lambda: 2)
     assert cli.main(["serve", str(config), "--drain-s", "7"]) == 0
     output = capsys.readouterr().out
     (started,) = server.started
@@ -96,7 +97,9 @@ def test_serve_sets_and_prints_the_environment_and_says_when_it_is_ready(
     assert started.environment["RAY_AUTH_MODE"] == "token"
     assert started.environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "0"
     assert started.environment["RAY_SERVE_HAPROXY_NBTHREAD"] == "3"
-    assert "RAY_SERVE_THROUGHPUT_OPTIMIZED=1" in output
+    assert started.environment["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+    [kept] = [line for line in output.splitlines() if "RAY_" in line]
+    assert kept.startswith("note: RAY_SERVE_HAPROXY_NBTHREAD=3 is kept; ")
     assert asked == ["http://127.0.0.1:8000/health"] * 2
     assert "at http://127.0.0.1:8000" in output
     assert "curl -N http://127.0.0.1:8000/v1/chat/completions" in output

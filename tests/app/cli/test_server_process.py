@@ -25,7 +25,7 @@ def cli(arguments, prog_name, standalone_mode):
     if serve.mode == "stubborn":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    print("up", flush=True)
+    print("\\x1b[36mup\\x1b[0m", flush=True)
 """
 STAND_IN_RAY = """
 def init(address, **options):
@@ -109,7 +109,7 @@ def until(is_true: Callable[[], bool]) -> None:
 
 def test_stopping_is_graceful_and_leaves_nobody(start: Start) -> None:
     server = start("runs")
-    start.until_printed("up")
+    assert "\nup\n" in start.until_printed("up\n"), "without colours, where this is no terminal"
     assert server.failure() is None
     assert len(session_members(server.session_id)) == 2
     server.stop()
