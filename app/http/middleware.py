@@ -21,7 +21,8 @@ from app.http.errors import ApiError, is_our_fault, to_api_error
 from app.http.hosts import HostRule
 from app.http.json_route import error_response
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_ID_HEADER = "x-request-id"
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +40,9 @@ class Border:
             await self._app(scope, receive, send)
             return
         started_s = time.perf_counter()
-        request_id = _request_id(scope)
+        given = Headers(scope=scope).get(_ID_HEADER)
+        is_refused = given is not None and _REQUEST_ID.fullmatch(given) is None
+        request_id = f"req_{uuid.uuid4().hex}" if given is None or is_refused else given
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         # Routes and what they call put further ones in here.
@@ -53,13 +56,21 @@ class Border:
                 has_answered = True
                 headers = MutableHeaders(scope=message)
                 if self._sends_request_id:
-                    headers["x-request-id"] = request_id
+                    headers[_ID_HEADER] = request_id
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - started_s) * 1000))
                 headers.setdefault("cache-control", "no-store")
                 headers.update(response_headers)
             await send(message)
 
         try:
+            if is_refused:
+                # Another one in its place would not be the one that Serve answers with, and nobody would find it.
+                raise ApiError(
+                    400,
+                    f"'{_ID_HEADER}' must be 1 to 128 visible ASCII characters.",
+                    param=_ID_HEADER,
+                    code="invalid_value",
+                )
             await self._app(scope, receive, send_named)
         except Exception as error:  # noqa: BLE001 - the ASGI border: logged, then answered
             if is_our_fault(error):
@@ -166,8 +177,3 @@ def _replay(body: bytes) -> Receive:
 async def _until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _request_id(scope: Scope) -> str:
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"

@@ -13,7 +13,7 @@ from deployments.timeline import Timeline
 router = APIRouter(route_class=JsonRoute, tags=["operations"])
 
 
-@router.get("/requests/{request_id}", response_model=RequestTimeline, responses=ERRORS)
+@router.get("/requests/{request_id:path}", response_model=RequestTimeline, responses=ERRORS)
 async def request_timeline(context: ReaderContext, request_id: str = Path(max_length=128)) -> Response:
     """Tell the timeline of one of the last requests, by the `x-request-id` of its response."""
     found = await context.gateway.timelines(request_id)

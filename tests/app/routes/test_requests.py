@@ -51,6 +51,12 @@ async def test_a_request_is_told_to_its_tenant_and_to_the_admin(guarded: httpx.A
     assert answer.adapter is None
 
 
+async def test_a_client_s_own_id_may_have_a_slash(guarded: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    gateway.known_timelines["host/r1"] = [TIMELINE]
+    response = await guarded.get("/requests/host%2Fr1", headers={"authorization": "Bearer blue"})
+    assert (response.status_code, response.json()["id"]) == (200, "host/r1")
+
+
 @pytest.mark.parametrize(("key", "name"), [("red", "r1"), ("blue", "r2"), ("boss", "r2")])
 async def test_what_is_another_s_or_nobody_s_is_not_found(guarded: httpx.AsyncClient, key: str, name: str) -> None:
     response = await guarded.get(f"/requests/{name}", headers={"authorization": f"Bearer {key}"})
