@@ -115,8 +115,7 @@ class Admission:
         could_be = foretold.alone_s <= left_s
         raise self._refusal(
             "deadline",
-            f"The answer would take {foretold.end_s:.3g} s, and its deadline (x-request-timeout) is in "
-            f"{max(0.0, left_s):.3g} s"
+            f"The answer would take {_told(foretold.end_s)}, and its deadline is in {_told(max(0.0, left_s))}"
             + (
                 "."
                 if could_be
@@ -138,3 +137,7 @@ class Admission:
         self.refused_by_reason[reason] = self.refused_by_reason.get(reason, 0) + 1
         bounded_s = min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, retry_after_s))
         return OverloadError(message, retry_after_s=bounded_s, reason=reason)
+
+
+def _told(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.3f} s"
