@@ -113,14 +113,11 @@ class Admission:
         if foretold.end_s <= left_s:
             return
         could_be = foretold.alone_s <= left_s
+        never = "; it would not be kept even without other requests: ask for fewer tokens, or give it more time"
+        advice = "" if could_be else never
         raise self._refusal(
             "deadline",
-            f"The answer would take {_told(foretold.end_s)}, and its deadline is in {_told(max(0.0, left_s))}"
-            + (
-                "."
-                if could_be
-                else "; it would not be kept even without other requests: ask for fewer tokens, or give it more time."
-            ),
+            f"The answer would take {_told(foretold.end_s)}, and its deadline is in {_told(max(0.0, left_s))}{advice}.",
             foretold.end_s - left_s if could_be else MAX_RETRY_AFTER_S,
         )
 
