@@ -1,14 +1,18 @@
 """Pydantic's validation failures -> one `ApiError` that names the field as the client wrote it, and the bound.
 
 Pydantic places an error by a path that mixes keys of the body with tags of union branches; walking the body itself
-tells them apart. Of the failures of one field the deepest is the most telling.
+tells them apart. Of the failures of one field the deepest is the most telling. What pydantic says is never passed on:
+its words are for programmers.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
+
+from pydantic_core.core_schema import ErrorType
 
 from app.http.errors import ApiError
 
@@ -16,10 +20,13 @@ _TEXT_BY_TYPE = {
     "bool_type": "must be true or false",
     "dict_type": "must be an object",
     "finite_number": "must be a finite number",
+    "float_parsing": "must be a number",
     "float_type": "must be a number",
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "int_from_float": "must be an integer",
+    "int_parsing": "must be an integer",
+    "int_parsing_size": "must be an integer of at most 4,300 digits",
     "int_type": "must be an integer",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
@@ -27,12 +34,25 @@ _TEXT_BY_TYPE = {
     "literal_error": "must be one of {expected}",
     "model_attributes_type": "must be an object",
     "model_type": "must be an object",
+    "string_pattern_mismatch": "must match the pattern {pattern}",
     "string_too_long": "must have at most {max_length} characters",
     "string_too_short": "must have at least {min_length} characters",
     "string_type": "must be a string",
     "too_long": "must have at most {max_length} items",
     "too_short": "must have at least {min_length} items",
 }
+_KINDS_OF_PYDANTIC = frozenset(get_args(ErrorType))
+_IS_KEY = "[key]"
+"""How pydantic ends the place of a key, which it places like its value."""
+_NOT_JSON = {
+    "depth limit exceeded": "it is nested more than 1,024 deep",
+    "invalid high surrogate in string": "a string has a lone surrogate",
+    "no low surrogate in string": "a string has a lone surrogate",
+    "number is infinity when parsed as double": "a number is beyond what a double holds, 1.8e308",
+    "str is not valid UTF-8: surrogates not allowed": "it is not UTF-8",
+}
+"""orjson's reasons of which a client may ask what they mean."""
+_NO_NUMBER = re.compile(r"-?(?:NaN|Infinity)")
 _OWN_CODES = ("unsupported_parameter", "unsupported_value", "unknown_parameter", "invalid_type")
 
 
@@ -52,7 +72,8 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
         body: the parsed JSON.
     """
     if errors and errors[0]["type"] == "json_invalid":
-        return ApiError(400, "The request body is not valid JSON.", code="invalid_json")
+        reason = _why_not_json(errors[0], body)
+        return ApiError(400, f"The request body is not valid JSON{reason}.", code="invalid_json")
     failures = [_failure(error, body) for error in errors]
     root = _root(failures[0].param)
     of_field = [failure for failure in failures if _root(failure.param) == root]
@@ -61,15 +82,24 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     return _answer(deepest, list(dict.fromkeys(failure.text for failure in same)))
 
 
+def _why_not_json(error: Mapping[str, Any], body: object) -> str:
+    reason = _NOT_JSON.get(error["ctx"]["error"])
+    # orjson tells of the character behind the sign.
+    start = max(0, error["loc"][-1] - 1)
+    if reason is None and isinstance(body, str) and (found := _NO_NUMBER.search(body, start, start + 10)):
+        reason = f"{found[0]} is no number there"
+    return "" if reason is None else f": {reason}"
+
+
 def _answer(failure: _Failure, texts: list[str]) -> ApiError:
+    if failure.kind == "unknown_parameter":
+        message = f"Unknown parameter: '{failure.param}'{failure.text or '.'}"
+        return ApiError(400, message, param=failure.param, code="unknown_parameter")
     param = failure.param or None
     if failure.kind == "missing":
         if param is None:
             return ApiError(400, "The request body is empty; a JSON object is expected.", code="missing_body")
         return ApiError(400, f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter")
-    if failure.kind == "unknown_parameter":
-        message = f"Unknown parameter: '{param}'{failure.text or '.'}"
-        return ApiError(400, message, param=param, code="unknown_parameter")
     text = " or ".join([texts[0], *(text.removeprefix("must be ") for text in texts[1:])])
     code = (
         failure.kind if failure.kind in _OWN_CODES else "invalid_type" if "_type" in failure.kind else "invalid_value"
@@ -89,21 +119,27 @@ def _failure(error: Mapping[str, Any], body: object) -> _Failure:
     elif place != "body":
         keys = [place, *keys]
     here, param, depth = body, "", 0
-    for key in keys:
+    is_missing = kind == "missing" and "field" not in context
+    for number, key in enumerate(keys, 1):
         if isinstance(key, int) and isinstance(here, list) and key < len(here):
             here, param = here[key], f"{param}[{key}]"
         elif isinstance(key, str) and isinstance(here, dict) and key in here:
             here, param = here[key], f"{param}.{key}" if param else key
-        elif isinstance(key, str) and isinstance(here, dict) and kind == "missing" and "field" not in context:
+        elif isinstance(key, str) and isinstance(here, dict) and is_missing and number == len(keys):
             param = f"{param}.{key}" if param else key
         else:
             continue  # the tag of a union's branch
         depth += 1
     if "field" in context:
         param, depth = f"{param}.{context['field']}" if param else str(context["field"]), depth + 1
-    template = _TEXT_BY_TYPE.get(kind)
-    text = template.format(**context) if template else str(error["msg"])
-    return _Failure(param=param, depth=depth, kind=kind, text=text)
+    text = _text(kind, context, str(error["msg"]))
+    return _Failure(param=param, depth=depth, kind=kind, text=f"is a key, which {text}" if _IS_KEY in keys else text)
+
+
+def _text(kind: str, context: Mapping[str, Any], message: str) -> str:
+    if kind in _TEXT_BY_TYPE:
+        return re.sub(r"\b(1 (?:character|item))s$", r"\1", _TEXT_BY_TYPE[kind].format(**context))
+    return "has a value that is not allowed" if kind in _KINDS_OF_PYDANTIC else message
 
 
 def _root(param: str) -> str:

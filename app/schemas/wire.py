@@ -6,6 +6,7 @@ Nothing is ignored: a field is either done, or asks for nothing (`NEUTRAL`), or 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,6 +15,8 @@ from pydantic_core import PydanticCustomError
 
 ASKS_NOTHING: tuple[object, ...] = (None,)
 """Only null leaves the field unused."""
+MIN_LIKENESS = 0.8
+"""Of an unknown field to the one that is hinted at: a slip of the hand, not another word."""
 
 
 class WireRequest(BaseModel):
@@ -37,7 +40,10 @@ class WireRequest(BaseModel):
     @classmethod
     def _refuse_what_we_do_not_do(cls, data: Any) -> Any:
         known = cls.wire_names()
-        if not isinstance(data, dict) or data.keys() <= known:
+        if not isinstance(data, dict):
+            return data
+        data = {name: _whole(value) for name, value in data.items()}
+        if data.keys() <= known:
             return data
         kept = {}
         for name, value in data.items():
@@ -48,6 +54,11 @@ class WireRequest(BaseModel):
             elif not any(value == neutral and type(value) is type(neutral) for neutral in cls.NEUTRAL[name]):
                 raise PydanticCustomError("unsupported_parameter", "this server does not do it yet", {"field": name})
         return kept
+
+
+def _whole(value: Any) -> Any:
+    """Return an integer that the parser has made a float of, so that its field tells of the bound that it is over."""
+    return int(value) if type(value) is float and 2.0**63 <= abs(value) < math.inf else value
 
 
 def missing(field: str) -> PydanticCustomError:
@@ -67,7 +78,7 @@ def refuse_types(data: Any, is_foreign: Callable[[str], bool], words: str) -> No
 
 
 def _unknown_field(name: str, known: list[str]) -> PydanticCustomError:
-    near = difflib.get_close_matches(name[:64], known, n=1)
+    near = difflib.get_close_matches(name[:64], known, n=1, cutoff=MIN_LIKENESS)
     hint = f". Did you mean '{near[0]}'?" if near else ""
     return PydanticCustomError("unknown_parameter", "{hint}", {"field": name[:64], "hint": hint})
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
+from app.http.field_errors import invalid_body
+from app.messages_api.schemas import MessagesRequest
+from app.responses_api.schemas import ResponsesRequest
+from app.schemas.chat import ChatCompletionRequest
+from app.schemas.wire import WireRequest
 from tests.app.scripted_gateway import ScriptedGateway
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -58,6 +66,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"min_p": 2}, "min_p"),
     ({"top_k": -2}, "top_k"),
     ({"top_k": 1.5}, "top_k"),
+    ({"top_k": 10**30}, "top_k"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
@@ -117,6 +126,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [TOOL], "tool_choice": NAMED | {"function": {"name": "g"}}}, "tool_choice.function.name"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": NAMED}, "tool_choice"),
+    ({"tool_choice": {}}, "tool_choice.type"),
     ({"chat_template_kwargs": {"x": DEEP}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {str(i): 1 for i in range(33)}}, "chat_template_kwargs"),
     ({"continue_final_message": True}, "continue_final_message"),
@@ -239,43 +249,102 @@ async def test_messages_name_the_bound_and_suggest_the_near_name(client: httpx.A
     assert await message({"stop": 5}) == "Invalid value: 'stop' must be a string or an array."
     assert await message({"store": True}) == "Unsupported: 'store': this server does not do it yet."
     assert await message({"messages": [USER] * 9}) == "'messages' has 9 items; at most 8 are allowed."
+    assert await message({"messages": []}) == "Invalid value: 'messages' must have at least 1 item."
+    assert await message({"top_k": 10**30}) == "Invalid value: 'top_k' must be at most 2147483647."
+    assert await message({"priority": -(10**30)}) == "Invalid value: 'priority' must be at least -2147483648."
+    assert await message({"": 1}) == "Unknown parameter: ''."
+    schema = {"type": "json_schema", "json_schema": {"name": "a b", "schema": {}}}
+    where = "Invalid value: 'response_format.json_schema.name' must match the pattern "
+    assert await message({"response_format": schema}) == where + "^[a-zA-Z0-9_-]{1,64}$."
 
 
-async def test_codes_tell_unknown_from_unsupported_from_wrong(client: httpx.AsyncClient) -> None:
-    codes = {}
-    for change in (
-        {"store": True},
-        {"n": 500},
-        {"temprature": 1},
-        {"temperature": "1"},
-        {"temperature": 9},
-        {"model": None},
-    ):
-        response = await client.post(CHAT, json={"model": "base", "messages": [USER]} | change)
-        codes[next(iter(change))] = response.json()["error"]["code"]
-    assert codes == {
-        "store": "unsupported_parameter",
-        "n": "invalid_value",
-        "temprature": "unknown_parameter",
-        "temperature": "invalid_value",
-        "model": "invalid_type",
-    }
+@pytest.mark.parametrize("name", ["truncate_prompt_tokens", "return_token_ids", "return_tokens_as_token_ids"])
+async def test_another_word_is_no_hint(client: httpx.AsyncClient, name: str) -> None:
+    response = await client.post(CHAT, json={"model": "base", "messages": [USER], name: True})
+    assert response.json()["error"]["message"] == f"Unknown parameter: '{name}'."
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
+    ("value", "reason"),
     [
-        (b'{"model": "base", "model": "shout", "messages": []}', "model"),
-        (b'{"model": "base", "messages": [{"role": "user", "content": "a", "role": "system"}]}', "role"),
+        (b"NaN", ": NaN is no number there"),
+        (b"-Infinity", ": -Infinity is no number there"),
+        (b"1e999", ": a number is beyond what a double holds, 1.8e308"),
+        (b"1" * 5000, ": a number is beyond what a double holds, 1.8e308"),
+        (b'"\\ud800"', ": a string has a lone surrogate"),
+        (b'"\\udc00"', ": a string has a lone surrogate"),
+        (b"[" * 1500 + b"]" * 1500, ": it is nested more than 1,024 deep"),
+        (b'"\xff"', ": it is not UTF-8"),
+        (b"nan", ""),
+        (b"", ""),
     ],
+    ids=lambda value: repr(value[:20]),
 )
-async def test_a_key_that_stands_twice_is_refused(client: httpx.AsyncClient, body: bytes, param: str) -> None:
-    response = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+async def test_what_is_no_json_is_told_why(client: httpx.AsyncClient, value: bytes, reason: str) -> None:
+    response = await client.post(CHAT, content=b'{"model": "base", "user": ' + value + b"}", headers=JSON)
     error = response.json()["error"]
-    assert (response.status_code, error["param"], error["code"]) == (400, param, "duplicate_key")
+    assert (error["message"], error["code"]) == (f"The request body is not valid JSON{reason}.", "invalid_json")
 
 
-@pytest.mark.parametrize("body", [b"{", b"[" * 1000, b"[" * 100_000, b'{"a":' * 1020 + b"1" + b"}" * 1020, b"\xff"])
-async def test_what_is_no_json_or_too_deep_is_refused_by_who_reads_it(client: httpx.AsyncClient, body: bytes) -> None:
-    response = await client.post(CHAT, content=body[:19_000], headers={"content-type": "application/json"})
-    assert response.status_code == 400
+def _schemas(parent: type[WireRequest]) -> Iterator[type[WireRequest]]:
+    for schema in parent.__subclasses__():
+        yield schema
+        yield from _schemas(schema)
+
+
+SCALARS: list[Any] = [None, True, "", "a b", -1, 1.5, 1e300, 10**30, 2**63]
+ODD: list[Any] = [
+    *SCALARS,
+    {},
+    {"nope": 1},
+    {"": {}},
+    {"1": 0},
+    {"x": 5},
+    [],
+    [{}],
+    [[]],
+    *([scalar] for scalar in SCALARS),
+]
+
+
+def _wrong(node: dict[str, Any], defined: dict[str, Any], depth: int) -> Iterator[Any]:
+    """Yield values of which nearly none is right for a JSON schema, and which reach into each of its branches."""
+    yield from ODD
+    if depth == 0:
+        return
+    node = defined[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+    for choice in node.get("anyOf", []):
+        yield from _wrong(choice, defined, depth - ("$ref" not in choice))
+    if "items" in node:
+        yield from ([item] for item in _wrong(node["items"], defined, depth - 1))
+    for name, inner in node.get("properties", {}).items():
+        others = {other: value["const"] for other, value in node["properties"].items() if "const" in value}
+        yield from (others | {name: value} for value in _wrong(inner, defined, depth - 1))
+        for kind in node["properties"].get("type", {}).get("enum", []):
+            yield {"type": kind}
+
+
+def _keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(inner)
+
+
+def test_nothing_of_pydantic_reaches_a_client() -> None:
+    """A field was `tool_choice.function-after[_has_what_its_type_says(), ToolChoice].type`."""
+    schemas = set(_schemas(WireRequest))
+    assert {ChatCompletionRequest, ResponsesRequest, MessagesRequest} < schemas
+    for schema in schemas:
+        document = schema.model_json_schema()
+        defined = document.get("$defs", {})
+        names = {name for one in (document, *defined.values()) for name in one.get("properties", {})}
+        for body in _wrong(document, defined, 4):
+            try:
+                schema.model_validate(body)
+            except ValidationError as failed:
+                placed = [error | {"loc": ("body", *error["loc"])} for error in failed.errors()]
+                error = invalid_body(placed, body)
+                parts = set(re.split(r"\.|\[\d+\]", error.param or "")) - {""}
+                assert parts <= names | set(_keys(body)), (error.message, body)
+                assert not re.search(r"should|pydantic|\bInput\b|function-", error.message), (error.message, body)
