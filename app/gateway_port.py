@@ -146,6 +146,10 @@ class GatewayPort(Protocol):
         """Return every servable name, bases before their adapters."""
         ...
 
+    def model(self, name: str) -> ModelCard | None:
+        """Return one servable name, which may be a version of an adapter; None where there is none."""
+        ...
+
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer; closing the iterator frees the request.
 

@@ -166,6 +166,7 @@ class GenerationRequest:
         model: public name of a base model or an adapter.
         params: sampling; its `max_tokens` is overwritten by the gateway.
         max_tokens: asked bound, None for the rest of the context.
+        max_tokens_field: what the client calls it.
         clips_max_tokens: where the context has less room it is that; else such a request is refused.
         stop: stop strings; the text ends before the first of them.
         bad_words: strings that the answer never has, neither at its front nor after a space.
@@ -188,6 +189,7 @@ class GenerationRequest:
     prompt: Prompt
     params: SamplingParams
     max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"
     clips_max_tokens: bool = False
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()

@@ -153,6 +153,10 @@ class TenantGateway:
         """Return the servable names that the tenant may use."""
         return [card for card in self._gateway.models() if self._tenant.may_use(card.name)]
 
+    def model(self, name: str) -> ModelCard | None:
+        """Return one servable name that the tenant may use."""
+        return self._gateway.model(name) if self._tenant.may_use(name) else None
+
     def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer.
 

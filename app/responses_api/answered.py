@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from app.http.errors import ApiError
@@ -31,12 +31,16 @@ class ResponseWriter:
     Args:
         head: its id, time and model.
         tells_scores: whether log-probabilities are told.
+        unix_s: tells the time at which a response is complete.
     """
 
-    def __init__(self, body: ResponsesRequest, head: ResponseHead, *, tells_scores: bool) -> None:
+    def __init__(
+        self, body: ResponsesRequest, head: ResponseHead, *, tells_scores: bool, unix_s: Callable[[], int]
+    ) -> None:
         self._body = body
         self._head = head
         self._tells_scores = tells_scores
+        self._unix_s = unix_s
 
     def whole(self, answer: Answer) -> ResponseObject:
         """Return the response that a whole answer makes."""
@@ -57,6 +61,7 @@ class ResponseWriter:
         return ResponseObject(
             id=self._head.response_id,
             created_at=self._head.created_s,
+            completed_at=self._unix_s() if status == "completed" else None,
             status=status,
             error=error,
             incomplete_details={"reason": why} if why else None,

@@ -243,7 +243,7 @@ class ResponseObject(WireResponse):
     id: str
     object: Literal["response"] = "response"
     created_at: int = Field(description="Unix time in seconds.")
-    completed_at: int | None = None
+    completed_at: int | None = Field(default=None, description="Likewise; null unless the status is `completed`.")
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     background: bool = False
     error: dict[str, Any] | None = None

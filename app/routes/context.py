@@ -93,9 +93,14 @@ class RouteContext:
         check_fits(len(generations), self.tenant_limits, field=made_many_by)
         return [self.generate(generation) for generation in generations]
 
+    @staticmethod
+    def unix_s() -> int:
+        """Return the time as answers tell it."""
+        return int(time.time())
+
     def head(self, prefix: str, model: str, *, joint: str = "-") -> ResponseHead:
         """Return a new response id, the time, and the model's name."""
-        return ResponseHead(response_id=f"{prefix}{joint}{uuid.uuid4().hex}", created_s=int(time.time()), model=model)
+        return ResponseHead(response_id=f"{prefix}{joint}{uuid.uuid4().hex}", created_s=self.unix_s(), model=model)
 
     def generation_id(self, head: ResponseHead) -> str:
         """Return a unique id that can be found by the client's: a client may send the same one twice."""

@@ -21,8 +21,8 @@ async def list_models(context: Context) -> Response:
 
 @router.get("/v1/models/{model:path}", response_model=Model, responses=ERRORS)
 async def retrieve_model(model: str, context: Context) -> Response:
-    """Describe one base model or adapter."""
-    for card in context.gateway.models():
-        if card.name == model:
-            return JsonResponse(render.model(card))
-    raise model_not_found(model)
+    """Describe one base model, adapter or version of an adapter."""
+    card = context.gateway.model(model)
+    if card is None:
+        raise model_not_found(model)
+    return JsonResponse(render.model(card))

@@ -25,7 +25,7 @@ async def create_response(body: ResponsesRequest, context: Context) -> Response:
         chat = chat_of(body)
         generations = chat_generations(chat, context.limits, request_id=context.generation_id(head))
         answers = [context.generate(generation) for generation in generations]
-        writer = ResponseWriter(body, head, tells_scores=bool(chat.logprobs))
+        writer = ResponseWriter(body, head, tells_scores=bool(chat.logprobs), unix_s=context.unix_s)
         if body.stream:
             events = await EventBatches(answers).open()
             return EventStream(events, ResponseFrames(writer), request_id=context.request_id)

@@ -75,6 +75,7 @@ def chat_generations(
         moderation=moderation_asked(body.moderation),
         salt=_salt(body),
         retention_s=_retention_s(body),
+        max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
         priority=_PRIORITY_BY_TIER.get(body.service_tier or "default", base.priority),
     )
     choices = _choices([base], body.n or 1, limits, request_id, _seed(body, draw_seed))
@@ -109,7 +110,10 @@ def text_generations(
         asked = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
         params = replace(base.params, num_logprobs=scores, num_prompt_logprobs=max(asked, default=None))
         bases.append(replace(base, params=params, echoes=bool(body.echo), grammar=grammar))
-    return with_beams(body, _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed)), num_answers)
+    # Of `n` and `best_of` the one that says how many there are.
+    field = "n" if num_answers == num_wanted else "best_of"
+    choices = _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed), field=field)
+    return with_beams(body, choices, num_answers)
 
 
 def answers_per_prompt(body: CompletionRequest) -> int:
@@ -254,12 +258,19 @@ def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...
 
 
 def _choices(
-    bases: Sequence[GenerationRequest], count: int, limits: LimitSettings, request_id: str, seed: int
+    bases: Sequence[GenerationRequest],
+    count: int,
+    limits: LimitSettings,
+    request_id: str,
+    seed: int,
+    *,
+    field: str = "n",
 ) -> tuple[GenerationRequest, ...]:
     """Return each request `count` times, with ids of their own; the answers to one prompt draw from unlike seeds."""
     if len(bases) * count > limits.max_choices:
         raise RequestError(
-            f"This request asks for {len(bases) * count} answers; at most {limits.max_choices} are allowed.", field="n"
+            f"This request asks for {len(bases) * count} answers; at most {limits.max_choices} are allowed.",
+            field=field,
         )
     seeds = [(seed + index * _SEED_STEP) & _SEED_MASK for index in range(count)]
     return tuple(

@@ -158,6 +158,14 @@ class Answer:
         field = "messages" if isinstance(self._request.prompt, ChatPrompt) else "prompt"
         if not num_prompt:
             raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
+        if num_prompt < limit <= (asked or 1):
+            name = self._request.max_tokens_field
+            raise RequestError(
+                f"'{name}' is {asked}, but this model's maximum context length is {limit} tokens, of the prompt and "
+                "the completion together.",
+                field=name,
+                code="context_length_exceeded",
+            )
         if num_prompt + (asked or 1) > limit:
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens. However, you requested "
@@ -197,6 +205,7 @@ class Answer:
         named: dict[str, Sequence[int]] = {
             "logit_bias": [token_id for token_id, _ in params.logit_bias],
             "allowed_token_ids": params.allowed_token_ids,
+            "stop_token_ids": params.stop_token_ids,
         }
         for field, token_ids in named.items():
             check_vocabulary(token_ids, self._model.config.vocab_size, field=field)

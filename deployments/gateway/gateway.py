@@ -168,6 +168,10 @@ class Gateway:
         """Return every servable name, bases before their adapters, and cross-encoders last."""
         return self._names.cards()
 
+    def model(self, name: str) -> ModelCard | None:
+        """Return one servable name, which may be a version of an adapter; None where there is none."""
+        return self._names.card(name)
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         """Yield the events of one answer; closing the iterator frees the request in the engine.
 

@@ -44,6 +44,19 @@ class ServedNames:
         entry, version = found
         return Target(model=entry.base, adapter=version.ref)
 
+    def card(self, name: str) -> ModelCard | None:
+        """Return what `/v1/models/{name}` shows, also of a version by its number or as the latest."""
+        listed = next((card for card in self.cards() if card.name == name), None)
+        if listed is not None or (found := self._adapters.find(name)) is None:
+            return listed
+        entry, version = found
+        return ModelCard(
+            name=name,
+            parent=entry.base,
+            created_s=version.created_s or self._created_s,
+            max_model_len=self._model_by_name[entry.base].max_model_len,
+        )
+
     def cards(self) -> Sequence[ModelCard]:
         """Return what `/v1/models` shows: bases before their adapters, and cross-encoders last."""
         cards = []

@@ -39,7 +39,7 @@ def test_a_name_stands_for_its_split_and_a_version_for_itself(name: str, draw: f
 
 
 @pytest.mark.parametrize(
-    "name", ["other", "sql@3", "sql@", "sql@x", "sql@-1", "sql@1@1", "sql@²", "sql@" + "9" * 400, "@1"]
+    "name", ["other", "sql@3", "sql@01", "sql@", "sql@x", "sql@-1", "sql@1@1", "sql@²", "sql@" + "9" * 400, "@1"]
 )
 def test_what_does_not_exist_stands_for_nothing(name: str) -> None:
     assert CATALOGUE.find(name, 0.0) is None

@@ -155,6 +155,9 @@ class ScriptedGateway:
             ModelCard(name="shout", parent="base", created_s=1700000001, max_model_len=512),
         )
 
+    def model(self, name: str) -> ModelCard | None:
+        return next((card for card in self.models() if card.name == name), None)
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[GenerationEvent, None]:
         self.requests.append(request)
         self.num_open += 1

@@ -78,7 +78,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/classifiers/cross_encoder.py": "test_reranking.py compares its scores with transformers",
     "deployments/classifiers/sequence_checkpoint.py": "test_classifier.py loads whole and broken ones",
     "deployments/classifiers/sequence_window.py": "test_reranking.py reads the windows of several kinds",
-    "deployments/gateway/served_names.py": "tests/deployments/gateway/test_gateway.py lists them and asks for others",
     "deployments/gateway/served_model.py": "tests/deployments/gateway/test_gateway.py reads answers of served models",
     "deployments/tokenizer/tokenizer_folder.py": "test_generic_tokenizer.py loads by it what only transformers reads",
     "deployments/tokenizer/token_pieces.py": "tests/deployments/stream/test_detokenizer_properties.py decodes by it",

@@ -197,6 +197,7 @@ async def test_a_wrong_chat_is_a_400_that_names_the_field(
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"echo": 1}, "echo"),
         ({"n": 65, "prompt": ["a", "b"]}, "n"),
+        ({"best_of": 65, "prompt": ["a", "b"]}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
@@ -348,3 +349,43 @@ def test_nothing_of_pydantic_reaches_a_client() -> None:
                 parts = set(re.split(r"\.|\[\d+\]", error.param or "")) - {""}
                 assert parts <= names | set(_keys(body)), (error.message, body)
                 assert not re.search(r"should|pydantic|\bInput\b|function-", error.message), (error.message, body)
+
+
+async def test_codes_tell_unknown_from_unsupported_from_wrong(client: httpx.AsyncClient) -> None:
+    codes = {}
+    for change in (
+        {"store": True},
+        {"n": 500},
+        {"temprature": 1},
+        {"temperature": "1"},
+        {"temperature": 9},
+        {"model": None},
+    ):
+        response = await client.post(CHAT, json={"model": "base", "messages": [USER]} | change)
+        codes[next(iter(change))] = response.json()["error"]["code"]
+    assert codes == {
+        "store": "unsupported_parameter",
+        "n": "invalid_value",
+        "temprature": "unknown_parameter",
+        "temperature": "invalid_value",
+        "model": "invalid_type",
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"model": "base", "model": "shout", "messages": []}', "model"),
+        (b'{"model": "base", "messages": [{"role": "user", "content": "a", "role": "system"}]}', "role"),
+    ],
+)
+async def test_a_key_that_stands_twice_is_refused(client: httpx.AsyncClient, body: bytes, param: str) -> None:
+    response = await client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, param, "duplicate_key")
+
+
+@pytest.mark.parametrize("body", [b"{", b"[" * 1000, b"[" * 100_000, b'{"a":' * 1020 + b"1" + b"}" * 1020, b"\xff"])
+async def test_what_is_no_json_or_too_deep_is_refused_by_who_reads_it(client: httpx.AsyncClient, body: bytes) -> None:
+    response = await client.post(CHAT, content=body[:19_000], headers={"content-type": "application/json"})
+    assert response.status_code == 400

@@ -53,6 +53,7 @@ async def test_a_whole_response_has_every_field_and_item(client: httpx.AsyncClie
     ResponseObject.model_validate(answer)
     Response.model_validate(answer, strict=False)
     assert answer["status"] == "completed"
+    assert answer["completed_at"] >= answer["created_at"]
     assert answer["instructions"] == "Be brief."
     assert answer["metadata"] == {"a": "b"}
     assert answer["usage"] == {
@@ -110,6 +111,7 @@ async def test_a_response_that_was_cut_is_incomplete(
     gateway.end = EndReason(end)
     answer = (await client.post(PATH, json=GOOD)).json()
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": reason})
+    assert answer["completed_at"] is None
     assert (await streamed(client, GOOD))[-1]["type"] == "response.incomplete"
 
 

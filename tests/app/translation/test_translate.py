@@ -178,6 +178,11 @@ def test_scores_are_asked_for_as_each_endpoint_has_them() -> None:
     assert choices(logprobs=2)[0].params.num_prompt_logprobs is None
 
 
+def test_a_bound_on_the_answer_is_called_what_the_client_called_it() -> None:
+    assert translate(max_tokens=5).max_tokens_field == "max_tokens"
+    assert translate(max_completion_tokens=5).max_tokens_field == "max_completion_tokens"
+
+
 def test_edits_of_the_logits_arrive() -> None:
     generation = translate(logit_bias={"5": -100, "7": 1.5}, allowed_token_ids=[3, 4, 3], bad_words=["x", "y", "x"])
     assert generation.params.logit_bias == ((5, -100.0), (7, 1.5))

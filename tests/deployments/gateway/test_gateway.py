@@ -345,7 +345,9 @@ async def test_safety_that_fails_open_lets_pass(gateway: OpenGateway) -> None:
         ({"text": TokenPrompt(token_ids=(-1,))}, "prompt", None, "0 to 288"),
         ({"text": TokenPrompt(token_ids=())}, "prompt", None, "at least 1"),
         ({"text": TextPrompt(text="x" * 300)}, "prompt", "context_length_exceeded", "256"),
-        ({"max_tokens": 300}, "messages", "context_length_exceeded", "256"),
+        ({"max_tokens": 255}, "messages", "context_length_exceeded", "256"),
+        ({"max_tokens": 256}, "max_tokens", "context_length_exceeded", "256"),
+        ({"params": {"stop_token_ids": (289,)}}, "stop_token_ids", None, "0 to 288"),
     ],
 )
 async def test_what_can_never_be_served_is_refused_by_field_and_bound(

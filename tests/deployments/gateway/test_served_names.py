@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deployments.classifiers.reranking import Rerankers
+from deployments.config import ChannelConfig, GatewayConfig
+from deployments.gateway.served_names import ServedNames
+from deployments.registry.adapter_directory import AdapterDirectory
+from engine.errors import RequestError
+from tests.deployments.registry.test_adapter_directory import MODEL
+
+UNASKED: Any = None
+
+
+@pytest.fixture
+def names() -> ServedNames:
+    config = GatewayConfig(models=(MODEL,), channel=ChannelConfig(secret=b""), created_s=5)
+    adapters = AdapterDirectory([MODEL], {"m": UNASKED}, None, lambda: UNASKED)
+    return ServedNames(config, adapters, Rerankers([], {}))
+
+
+def test_a_version_is_described_as_it_is_asked_for_and_not_listed(names: ServedNames) -> None:
+    assert [card.name for card in names.cards()] == ["m", "sql"]
+    for name, parent in (("m", None), ("sql", "m"), ("sql@1", "m"), ("sql@latest", "m")):
+        names.target(name)
+        card = names.card(name)
+        assert card is not None
+        assert (card.name, card.parent, card.created_s, card.max_model_len) == (name, parent, 5, 64)
+
+
+@pytest.mark.parametrize("name", ["nope", "sql@2", "sql@01", "m@1", ""])
+def test_what_nobody_can_ask_is_not_described(names: ServedNames, name: str) -> None:
+    assert names.card(name) is None
+    with pytest.raises(RequestError, match="does not exist"):
+        names.target(name)
