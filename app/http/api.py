@@ -14,7 +14,7 @@ from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
 from app.http.hosts import HostRule
 from app.http.json_route import error_response
-from app.http.middleware import Border, HostCheck, RequestBody
+from app.http.middleware import Border, HeadAsGet, HostCheck, RequestBody
 from app.http.openapi import document
 from app.routes import (
     accounts,
@@ -83,7 +83,8 @@ def create_app(
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
     app.add_middleware(HostCheck, rule=host_rule or HostRule())
-    app.add_middleware(Border, sends_request_id=sends_request_id)  # the last one added is the outermost
+    app.add_middleware(Border, sends_request_id=sends_request_id)
+    app.add_middleware(HeadAsGet)  # the last one added is the outermost
     app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
 

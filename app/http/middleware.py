@@ -1,8 +1,8 @@
-"""Pure ASGI layers around every route: the outermost border, and the request's body and end.
+"""Pure ASGI layers around every route: the border, and the request's method, body and end.
 
-`Border` names the request, measures it, and turns whatever was raised into OpenAI's error shape. `HostCheck` refuses
-what was not meant for this server. `RequestBody` bounds the body while it is read, and cancels the work for a client
-that has gone.
+`HeadAsGet` lets every route that is read be asked for its headers alone. `Border` names the request, measures it, and
+turns whatever was raised into OpenAI's error shape. `HostCheck` refuses what was not meant for this server.
+`RequestBody` bounds the body while it is read, and cancels the work for a client that has gone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Border:
-    """Outermost layer: request id, processing time, and the one place where an unforeseen error becomes a 500."""
+    """The border: request id, processing time, and the one place where an unforeseen error becomes a 500."""
 
     def __init__(self, app: ASGIApp, *, sends_request_id: bool) -> None:
         self._app = app
@@ -77,6 +77,24 @@ class Border:
                 _log.exception("request %s failed", request_id)
             if not has_answered:
                 await error_response(to_api_error(error), scope)(scope, receive, send_named)
+
+
+class HeadAsGet:
+    """Answers `HEAD` as `GET`, without the body: wherever the one is a route, so is the other."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_without_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_without_body)
 
 
 class HostCheck:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from app.schemas.chat import ONLY_TEXT, PromptCacheOptions, ReasoningEffort
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
+from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, missing, refuse_types
 
 _FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
 
@@ -194,7 +194,7 @@ class ResponsesRequest(WireRequest):
         default=None, description="`message.output_text.logprobs` tells scores; thoughts are told anyway, in the open."
     )
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    metadata: dict[str, str] | None = Field(default=None, max_length=16, description="Repeated in the response.")
+    metadata: Metadata | None = Field(default=None, description="Repeated in the response.")
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = Field(default=None, description="Refused: no response is kept.")
     prompt_cache_key: str | None = Field(default=None, max_length=256)

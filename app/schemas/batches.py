@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from app.schemas.files import ExpiresAfter
-from app.schemas.wire import WireRequest, WireResponse
-
-MetadataKey = Annotated[str, Field(max_length=64)]
-MetadataValue = Annotated[str, Field(max_length=512)]
+from app.schemas.wire import Metadata, WireRequest, WireResponse
 
 
 class BatchRequest(WireRequest):
@@ -21,9 +18,7 @@ class BatchRequest(WireRequest):
         description="The route of every line."
     )
     completion_window: Literal["24h"] = Field(description="What is not answered by then is given up.")
-    metadata: dict[MetadataKey, MetadataValue] | None = Field(
-        default=None, max_length=16, description="Told again with the batch."
-    )
+    metadata: Metadata | None = Field(default=None, description="Told again with the batch.")
     output_expires_after: ExpiresAfter | None = Field(
         default=None, description="When the output files go by themselves; null: never."
     )

@@ -18,7 +18,7 @@ from app.schemas.common import (
 from app.schemas.moderations import ChatModeration, ChatModerationRequest
 from app.schemas.structured import ResponseFormat
 from app.schemas.tools import EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
+from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -168,7 +168,7 @@ class ChatCompletionRequest(SamplingFields):
     service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
         default=None, description="Who is served first: `priority` before `default` before `flex`, none for ever."
     )
-    metadata: dict[str, str] | None = Field(default=None, max_length=16, description="Accepted, and without effect.")
+    metadata: Metadata | None = Field(default=None, description="Accepted, and without effect.")
     safety_identifier: str | None = Field(default=None, max_length=128, description="Accepted, and without effect.")
     moderation: ChatModerationRequest | None = Field(
         default=None, description="Tell what the safety classifier finds in the chat, and block more than it does."

@@ -8,11 +8,15 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+"""What a client notes on something, within OpenAI's bounds."""
 ASKS_NOTHING: tuple[object, ...] = (None,)
 """Only null leaves the field unused."""
 MIN_LIKENESS = 0.8

@@ -14,8 +14,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -117,9 +118,8 @@ class RegistryServer:
             raise OverloadError("Too many adapters are being loaded.", retry_after_s=RETRY_AFTER_S)
         self._num_registering += 1
         try:
-            return await self._register(wanted, base)
-        except AdapterError as error:
-            raise _refused(error) from error
+            with _refusing("lora_name"):
+                return await self._register(wanted, base)
         except SourceError as error:
             raise UnavailableError(str(error), retry_after_s=RETRY_AFTER_S) from error
         finally:
@@ -127,14 +127,16 @@ class RegistryServer:
 
     async def _register(self, wanted: Registration, base: AdapterBase) -> Catalogue:
         self._check_name(wanted)
-        incoming = await self._bring(wanted, base)
+        with _refusing("lora_path"):
+            incoming = await self._bring(wanted, base)
         try:
             async with self._lock:
                 # Again: others have been at it meanwhile.
                 self._check_name(wanted)
-                ref = await asyncio.to_thread(
-                    self._files.keep, wanted.name, incoming, base.module_shapes, base.max_rank
-                )
+                with _refusing("lora_path"):
+                    ref = await asyncio.to_thread(
+                        self._files.keep, wanted.name, incoming, base.module_shapes, base.max_rank
+                    )
                 try:
                     await self._changed(self._store.add, ref, base.name, takes_traffic=wanted.takes_traffic)
                 finally:
@@ -150,10 +152,10 @@ class RegistryServer:
             RequestError: there is no such name or version, or they do not make 100.
         """
         async with self._lock:
-            try:
+            if name not in self._catalogue.entries:
+                raise RequestError(f"The model '{name[:128]}' does not exist.", field="name", code="model_not_found")
+            with _refusing("split"):
                 await self._changed(self._store.route, name, dict(split))
-            except AdapterError as error:
-                raise _refused(error, field="split") from error
         return self._catalogue
 
     async def unregister(self, name: str, number: int | None = None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
@@ -164,10 +166,8 @@ class RegistryServer:
         """
         async with self._lock:
             before = self._catalogue
-            try:
+            with _refusing("lora_name", code="model_not_found"):
                 await self._changed(self._store.remove, name, number)
-            except AdapterError as error:
-                raise _refused(error, code="model_not_found") from error
             left = self._catalogue.digests()
             gone = tuple(
                 version.ref
@@ -377,5 +377,10 @@ def _signatures(root: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _refused(error: AdapterError, *, field: str = "lora_name", code: str | None = None) -> RequestError:
-    return RequestError(str(error), field=field, code=code)
+@contextmanager
+def _refusing(field: str, *, code: str | None = None) -> Iterator[None]:
+    """Tell what is wrong with an adapter as what is wrong with a field of the request."""
+    try:
+        yield
+    except AdapterError as error:
+        raise RequestError(str(error), field=field, code=code) from error

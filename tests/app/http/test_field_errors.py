@@ -114,6 +114,8 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"user": 5}, "user"),
     ({"metadata": {"a": 5}}, "metadata.a"),
     ({"metadata": {str(i): "" for i in range(17)}}, "metadata"),
+    ({"metadata": {"k": "v" * 513}}, "metadata.k"),
+    ({"metadata": {"k" * 65: ""}}, f"metadata.{'k' * 65}"),
     ({"store": True}, "store"),
     ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),

@@ -36,6 +36,15 @@ async def test_every_answer_says_how_long_it_took_and_is_not_cached(client: http
     assert response.headers["cache-control"] == "no-store"
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/v1/models", "/v1/models/base", "/v1/models/nope", "/nope"])
+async def test_a_head_is_the_get_without_its_body(client: httpx.AsyncClient, path: str) -> None:
+    got, asked = await client.get(path), await client.head(path)
+    assert asked.status_code == got.status_code
+    assert asked.headers["content-length"] == got.headers["content-length"]
+    assert (bool(got.content), asked.content) == (True, b"")
+    assert (await client.head("/v1/chat/completions")).status_code == 405
+
+
 async def test_two_requests_with_one_id_are_two_generations(
     client: httpx.AsyncClient, gateway: ScriptedGateway
 ) -> None:

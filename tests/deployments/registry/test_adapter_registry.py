@@ -89,9 +89,14 @@ async def test_a_name_that_is_loaded_gets_a_new_version_only_where_that_is_said(
     assert [version.number for version in entry.versions] == [1, 2]
     assert entry.split == ((2, 100),)
     assert (await registry.route("a", {1: 100})).entries["a"].split == ((1, 100),)
-    with pytest.raises(RequestError) as refused:
-        await registry.route("a", {1: 50})
-    assert refused.value.field == "split"
+    for name, split, field, code in (
+        ("a", {1: 50}, "split", None),
+        ("a", {7: 100}, "split", None),
+        ("nope", {1: 100}, "name", "model_not_found"),
+    ):
+        with pytest.raises(RequestError) as refused:
+            await registry.route(name, split)
+        assert (refused.value.field, refused.value.code) == (field, code)
 
 
 async def test_unregistering_tells_which_contents_nobody_uses_any_more(place: Place) -> None:
@@ -135,8 +140,9 @@ async def test_a_pickle_is_refused_by_its_name(place: Place) -> None:
 async def test_no_folder_outside_the_permitted_ones_is_read(place: Place, tmp_path: Path, folder: str) -> None:
     write(tmp_path / "outside", tensors=make_tensors(seed=0))
     (place.dropin / "link").symlink_to(tmp_path / "outside")
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError) as refused:
         await place.open().register(Registration(name="x", place=folder, base="m"))
+    assert refused.value.field == "lora_path"
 
 
 def damage(folder: Path, kind: str) -> None:
@@ -170,6 +176,7 @@ async def test_an_adapter_at_fault_is_refused_and_leaves_nothing_behind(place: P
     registry = place.open()
     with pytest.raises(RequestError) as refused:
         await registry.register(wanted("a"))
+    assert refused.value.field == "lora_path"
     assert str(place.dropin) not in refused.value.message
     assert registry.catalogue.entries == {}
     assert not place.copies.exists() or not list(place.copies.iterdir())
@@ -178,8 +185,9 @@ async def test_an_adapter_at_fault_is_refused_and_leaves_nothing_behind(place: P
 @pytest.mark.parametrize("name", ["m", "other", "judge", "a/b", "..", "", "a@1", "a" * 200, "ä"])
 async def test_a_name_that_cannot_be_is_refused(place: Place, name: str) -> None:
     place.put("a")
-    with pytest.raises(RequestError):
+    with pytest.raises(RequestError) as refused:
         await place.open().register(wanted(name, "a"))
+    assert refused.value.field == "lora_name"
 
 
 async def test_an_adapter_names_its_base(place: Place) -> None:
@@ -287,7 +295,7 @@ async def test_an_adapter_from_elsewhere_is_trusted_no_more_than_another(place: 
     registry = place.open()
     with pytest.raises(RequestError) as refused:
         await registry.register(wanted("a", f"memory://registry/{kind}"))
-    assert refused.value.field == "lora_name"
+    assert refused.value.field == "lora_path"
     assert registry.catalogue.entries == {}
     assert list(place.copies.iterdir()) == []
 
@@ -298,8 +306,9 @@ async def test_a_source_that_fails_is_told_as_that(place: Place) -> None:
     with pytest.raises(UnavailableError, match="cannot be read now"):
         await registry.register(wanted("a", "http://127.0.0.1:9/a"))
     for url in ("http://127.0.0.1:10/a", "org/name"):
-        with pytest.raises(RequestError):
+        with pytest.raises(RequestError) as refused:
             await registry.register(wanted("a", url))
+        assert refused.value.field == "lora_path"
     assert list(place.copies.iterdir()) == []
 
 
