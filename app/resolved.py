@@ -6,7 +6,7 @@ import importlib.util
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -15,7 +15,7 @@ from adapters.identity import AdapterRef, read_adapter
 from adapters.registry import DeclaredNames, reference, scan
 from adapters.validate import validate
 from app.access.tenants import KeyRing, Tenant
-from app.checkpoint_source import local_folder
+from app.checkpoint_source import is_hub_id, local_folder
 from app.cluster_memory import remembered
 from app.fingerprint import model_fingerprint
 from app.settings import (
@@ -31,7 +31,7 @@ from app.settings import (
 )
 from deployments.accounts.values import TenantLimits
 from deployments.batches.values import MAX_LINE_BYTES
-from deployments.classifiers.sequence_window import read_window
+from deployments.classifiers.sequence_window import read_num_labels, read_window
 from deployments.config import (
     GATEWAY,
     AccountsConfig,
@@ -62,10 +62,7 @@ def registry_config(settings: Settings, registry: RegistrySettings, models: tupl
         ConfigError: the library is missing that a source needs.
     """
     folder = os.path.abspath(registry.folder)
-    for prefix in registry.sources:
-        module = LIBRARY_BY_SCHEME.get(prefix.partition(":")[0])
-        if module is not None and importlib.util.find_spec(module) is None:
-            raise ConfigError(f"args.registry.sources: '{prefix}' needs `pip install {module}`")
+    _check_sources(registry)
     allowed = tuple(map(os.path.abspath, registry.allowed_folders))
     return RegistryConfig(
         store_path=os.path.join(folder, "adapters.sqlite"),
@@ -87,6 +84,13 @@ def registry_config(settings: Settings, registry: RegistrySettings, models: tupl
         cross_encoders=tuple(reranker.name for reranker in settings.rerankers),
         watch_period_s=registry.watch_period_s,
     )
+
+
+def _check_sources(registry: RegistrySettings) -> None:
+    for prefix in registry.sources:
+        module = LIBRARY_BY_SCHEME.get(prefix.partition(":")[0])
+        if module is not None and importlib.util.find_spec(module) is None:
+            raise ConfigError(f"args.registry.sources: '{prefix}' needs `pip install {module}`")
 
 
 def adapter_cache_config(settings: Settings) -> AdapterCacheConfig | None:
@@ -175,6 +179,34 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     )
 
 
+def mistakes(settings: Settings) -> Iterator[str]:
+    """Yield what `gateway_config` and `registry_config` would refuse, one mistake of each part, by the files here.
+
+    Of what a hub has to be asked for nothing is known yet.
+    """
+    names = DeclaredNames()
+    parts: list[Callable[[], object]] = []
+    for index, model in enumerate(settings.models):
+        if not any(map(is_hub_id, _paths(model))):
+            parts.append(partial(_model_config, model, f"models[{index}]", names, settings.slo))
+    for index, reranker in enumerate(settings.rerankers):
+        if not is_hub_id(reranker.path):
+            parts.append(partial(_reranker_config, reranker, f"rerankers[{index}]"))
+    if settings.tracing is not None:
+        parts.append(partial(_tracing, settings.tracing))
+    if settings.registry is not None:
+        parts.append(partial(_check_sources, settings.registry))
+    for part in parts:
+        try:
+            part()
+        except ConfigError as error:
+            yield str(error)
+
+
+def _paths(model: ModelSettings) -> list[str]:
+    return [model.path, *filter(None, [model.tokenizer_path]), *(adapter.path for adapter in model.adapters)]
+
+
 def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
     """Return how long a request may wait for its turn: by far not all of an objective.
 
@@ -247,7 +279,9 @@ def _reranker_config(reranker: RerankerSettings, place: str) -> RerankerConfig:
     fields = reranker.model_dump(exclude={"path", "max_tokens"})
     with _at(f"{place}.path"):
         path = str(local_folder(reranker.path))
-        window = read_window(path)
+        window, num_labels = read_window(path), read_num_labels(path)
+    if num_labels != 1:
+        raise ConfigError(f"args.{place}.path: a cross-encoder has one label, and this one {num_labels}")
     if (reranker.max_tokens or 0) > window:
         raise ConfigError(f"args.{place}.max_tokens: {reranker.max_tokens} is over the checkpoint's {window} tokens")
     return RerankerConfig(model_path=path, max_tokens=reranker.max_tokens or window, **fields)

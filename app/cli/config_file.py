@@ -11,6 +11,21 @@ BUILDER = "app.builder:build"
 """The `import_path` whose `args` are our `Settings`."""
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping: YAML forbids it, and the last would win in silence."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Return a mapping of the text, its keys looked at before references are put in their places."""
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                problem = f"the key '{key.value}' stands twice in one mapping"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(str(key.value))
+        return node
+
+
 def read_config(path: str | Path) -> dict[str, Any]:
     """Return the parsed file.
 
@@ -18,7 +33,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
         ValueError: one line: there is no such file, it is not YAML, or not a mapping.
     """
     try:
-        tree = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        tree = _Loader(Path(path).read_text(encoding="utf-8")).get_single_data()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -6,6 +6,8 @@ Serve accepts unknown keys in silence, at every level above `args`; here each is
 from __future__ import annotations
 
 import difflib
+import importlib.machinery
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from ray.serve.schema import (
 
 from app.checkpoint_source import is_hub_id
 from app.cli.config_file import BUILDER, read_config
+from app.cli.preflight import is_loopback, listen_address
+from app.resolved import mistakes
 from app.settings import Settings
 from deployments.config import GATEWAY, REGISTRY
 
@@ -36,8 +40,13 @@ def lint_config(path: str | Path) -> list[str]:
     if not lines:
         lines += _validation_lines(ServeDeploySchema, tree, "")
     for index, application in enumerate(_list(tree.get("applications"))):
+        place = f"applications[{index}]"
         if isinstance(application, dict) and application.get("import_path") == BUILDER:
-            lines += _lint_application(application, f"applications[{index}]")
+            lines += _lint_application(application, place)
+        elif isinstance(application, dict):
+            lines += _missing_module(application, f"{place}.import_path")
+    if not lines:
+        lines += _open_to_strangers(tree)
     return list(dict.fromkeys(lines))
 
 
@@ -74,7 +83,31 @@ def _lint_application(application: dict[str, Any], place: str) -> list[str]:
         scales = deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config") is not None
         if name in singles and scales:
             lines.append(f"{here}.num_replicas: of '{name}' there is one replica")
-    return lines + list(_missing_folders(settings, f"{place}.args"))
+    lines += _missing_folders(settings, f"{place}.args")
+    return lines or [f"{place}.{mistake}" for mistake in mistakes(settings)]
+
+
+def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]:
+    """Yield that an application is not there: of our house there is one, and others' are looked for here."""
+    module, _, name = str(application.get("import_path")).partition(":")
+    if module.partition(".")[0] == BUILDER.partition(".")[0]:
+        yield f"{place}: there is no '{module}:{name}'; did you mean '{BUILDER}'?"
+    elif (
+        not application.get("runtime_env")
+        and importlib.machinery.PathFinder.find_spec(module.partition(".")[0], [str(Path.cwd()), *sys.path]) is None
+    ):
+        yield f"{place}: there is no module '{module}' here"
+
+
+def _open_to_strangers(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Yield that everybody may ask a server that others than this machine reach."""
+    host, _ = listen_address(tree)
+    ours = [application["args"] for application in tree["applications"] if application["import_path"] == BUILDER]
+    if not is_loopback(host) and any(not args.get("tenants") and not args.get("allow_anonymous") for args in ours):
+        yield (
+            f"http_options.host: everybody who reaches {host} could ask: give `tenants` with API keys in args, listen "
+            "on 127.0.0.1, or set `allow_anonymous: true`"
+        )
 
 
 def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
@@ -119,13 +152,27 @@ def _validation_lines(schema: type[BaseModel], tree: object, place: str) -> list
     try:
         schema.model_validate(tree)
     except ValidationError as error:
-        return [_validation_line(item, place) for item in error.errors()]
+        # One line of each place: where a value may be of several types, it is none of them.
+        first_by_place: dict[str, Mapping[str, Any]] = {}
+        for item in error.errors():
+            first_by_place.setdefault(_place(item, tree), item)
+        return [_validation_line(item, _join(place, at) if at else place) for at, item in first_by_place.items()]
     return []
 
 
+def _place(error: Mapping[str, Any], tree: object) -> str:
+    """Return the keys of the file in an error's path: others in it are branches of types."""
+    place, here = "", tree
+    for number, key in enumerate(error["loc"], 1):
+        is_there = key in here if isinstance(here, dict) else isinstance(here, list) and isinstance(key, int)
+        if is_there:
+            here = here[key]  # type: ignore[index]
+        if is_there or (error["type"] == "missing" and number == len(error["loc"])):
+            place = _join(place, key)
+    return place
+
+
 def _validation_line(error: Mapping[str, Any], place: str) -> str:
-    for key in error["loc"]:
-        place = _join(place, key)
     if error["type"] == "unknown_key":
         context = error["ctx"]
         return f"{_join(place, context['key'])}: unknown key; {context['hint']}"

@@ -6,7 +6,6 @@ says when the server answers, and ends all that it has started.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import shlex
@@ -168,13 +167,8 @@ def _mistakes(config: str) -> list[str]:
 
 def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_dashboard: bool) -> int:
     tree = read_config(config)
-    host, port = _listen_address(tree)
+    host, port = preflight.listen_address(tree)
     own = serve_environment.of_this_process()
-    if not _is_loopback(host) and any(_is_open(application["args"]) for application in _our_applications(tree)):
-        return _refuse(
-            f"everybody who reaches {host} could ask: give `tenants` with API keys in args, listen on 127.0.0.1 "
-            "(http_options.host), or set `allow_anonymous: true`"
-        )
     if not preflight.is_port_free(host, port):
         return _refuse(
             f"port {port} on {host} is in use: stop what listens there, or set http_options.port in {config}"
@@ -209,7 +203,7 @@ def _child_environment(own: Mapping[str, str], host: str, port: int, *, is_local
         variable.name: variable.value
         for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=0)
     }
-    if is_local and _is_loopback(host):
+    if is_local and preflight.is_loopback(host):
         variables[serve_environment.LOCAL_ONLY.name] = serve_environment.LOCAL_ONLY.value
     if preflight.has_haproxy():
         variables |= preflight.haproxy_places(port, own)
@@ -271,22 +265,6 @@ def _prefixes(tree: Mapping[str, Any]) -> list[str]:
 
 def _prefix(application: Mapping[str, Any]) -> str:
     return str(application.get("route_prefix") or "/").rstrip("/")
-
-
-def _listen_address(tree: Mapping[str, Any]) -> tuple[str, int]:
-    options = tree.get("http_options") or {}
-    return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _is_open(args: Mapping[str, Any]) -> bool:
-    return not args.get("tenants") and not args.get("allow_anonymous")
 
 
 def _reachable(host: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import random
 import socket
 import tempfile
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 HAPROXY_PORTS = (
     "RAY_SERVE_HAPROXY_STATS_PORT",
@@ -29,6 +31,20 @@ class ClusterFile:
     path: Path
     address: str
     is_alive: bool
+
+
+def listen_address(tree: Mapping[str, Any]) -> tuple[str, int]:
+    """Return where a server of this configuration listens."""
+    options = tree.get("http_options") or {}
+    return str(options.get("host", "0.0.0.0")), int(options.get("port", 8000))
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine reaches `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def is_port_free(host: str, port: int) -> bool:

@@ -1,4 +1,4 @@
-"""How many tokens a sequence-classification checkpoint reads at once. Needs no torch."""
+"""How many tokens a sequence-classification checkpoint reads at once, and its labels' number. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from engine.errors import CheckpointError
 OFFSET_POSITION_TYPES = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer"})
 """Model types whose positions begin after the padding token's."""
 DEFAULT_WINDOW_TOKENS = 512
+DEFAULT_NUM_LABELS = 2
+"""What a config.json that says nothing of labels means to transformers."""
 
 
 def window_of(model_type: str, positions: int | None, pad_id: int | None, tokenizer_bound: float) -> int:
@@ -35,6 +37,12 @@ def read_window(folder: str) -> int:
     return window_of(
         str(config.get("model_type")), config.get("max_position_embeddings"), config.get("pad_token_id"), bound
     )
+
+
+def read_num_labels(folder: str) -> int:
+    """Return how many labels a checkpoint tells apart; errors as `read_window`."""
+    config = _read(Path(folder) / "config.json")
+    return len(config.get("id2label") or ()) or int(config.get("num_labels") or DEFAULT_NUM_LABELS)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from app.cli.config_lint import deployment_names, lint_config
 from app.settings import Settings
+from loadtest.geometries import CONFIG_BY_NAME
 
 GOOD = """
 http_options: {host: 127.0.0.1, port: 8000}
@@ -27,13 +29,20 @@ def lint(tmp_path: Path) -> Lint:
     return Lint(tmp_path)
 
 
+def good_config(folder: Path) -> str:
+    """Return a config file that is good, and put a checkpoint that it names in a folder."""
+    (folder / "config.json").write_text(json.dumps(CONFIG_BY_NAME["smollm2-135m"] | {"eos_token_id": 0}))
+    return GOOD.replace("FOLDER", str(folder))
+
+
 class Lint:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, *changes: tuple[str, str]) -> list[str]:
-        text = GOOD.replace("FOLDER", str(self.folder))
+        text = good_config(self.folder)
         for old, new in changes:
+            old, new = (part.replace("FOLDER", str(self.folder)) for part in (old, new))
             assert old in text
             text = text.replace(old, new)
         path = self.folder / "config.yaml"
@@ -70,9 +79,72 @@ def test_each_mistake_is_one_line_with_its_place(lint: Lint, old: str, new: str,
     assert all("\n" not in found for found in lines)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "place", "words"),
+    [
+        ("FOLDER}", "FOLDER, engine: {max_model_len: 99999}}", "args.models[0].engine.max_model_len", "over the check"),
+        (
+            "FOLDER}",
+            "FOLDER, adapters: [{name: a, path: FOLDER}]}",
+            "args.models[0].adapters[0]",
+            "adapter_config.json",
+        ),
+        ("app.builder:build", "app.nope:build", "import_path", "did you mean 'app.builder:build'?"),
+        ("app.builder:build", "nowhere:app", "import_path", "there is no module 'nowhere' here"),
+    ],
+)
+def test_what_cannot_start_is_a_mistake_beforehand(lint: Lint, old: str, new: str, place: str, words: str) -> None:
+    (line,) = lint((old, new))
+    assert line.startswith(f"applications[0].{place}: ")
+    assert words in line
+
+
+@pytest.mark.parametrize(("old", "new"), [("host: 127.0.0.1, ", ""), ("host: 127.0.0.1", "host: 10.0.0.5")])
+def test_a_server_that_anybody_could_ask_is_a_mistake(lint: Lint, old: str, new: str) -> None:
+    (line,) = lint((old, new))
+    assert line.startswith("http_options.host: everybody who reaches ")
+
+
+def test_a_key_that_stands_twice_is_a_mistake(lint: Lint) -> None:
+    (line,) = lint(("port: 8000", "port: 8000, port: 8001"))
+    assert line.endswith("line 2, column 45: not valid YAML: the key 'port' stands twice in one mapping")
+
+
 def test_a_folder_that_is_not_there_is_named(lint: Lint, tmp_path: Path) -> None:
     lines = lint((f"path: {tmp_path}", f"path: {tmp_path}/nope"))
     assert lines == [f"applications[0].args.models[0].path: the folder '{tmp_path}/nope' does not exist"]
+
+
+def test_a_value_of_no_type_that_it_may_have_is_one_mistake(lint: Lint) -> None:
+    (line,) = lint(("num_replicas: 2", "num_replicas: -1"))
+    assert line.startswith("applications[0].deployments[0].num_replicas: input should be greater than")
+
+
+def test_a_classifier_of_several_labels_is_no_cross_encoder(lint: Lint) -> None:
+    folder = lint.folder / "guard"
+    folder.mkdir()
+    rerankers = f"      rerankers: [{{name: judge, path: {folder}}}]\n"
+    for labels, num_labels in (({"id2label": {"0": "x", "1": "y", "2": "z"}}, 3), ({}, 2), ({"num_labels": 4}, 4)):
+        (folder / "config.json").write_text(json.dumps(labels))
+        assert lint(("    deployments:", f"{rerankers}    deployments:")) == [
+            f"applications[0].args.rerankers[0].path: a cross-encoder has one label, and this one {num_labels}"
+        ]
+
+
+@pytest.mark.parametrize("more", ["allow_anonymous: true", f"tenants: [{{name: a, keys_sha256: [{'a' * 64}]}}]"])
+def test_a_server_for_others_knows_them_or_says_that_it_is_open(lint: Lint, more: str) -> None:
+    assert lint(("host: 127.0.0.1", "host: 0.0.0.0"), ("    args:", f"    args:\n      {more}")) == []
+
+
+def test_a_key_may_stand_in_a_reference_and_beside_it(lint: Lint) -> None:
+    changes = (
+        ("{name: Gateway, num_replicas: 2", "&first {name: Gateway, num_replicas: 2"),
+        (
+            "{name: Model-base,",
+            "{<<: *first, name: Model-base, num_replicas: 1,",
+        ),
+    )
+    assert not any("twice" in line for line in lint(*changes))
 
 
 def test_a_hub_id_is_no_missing_folder(lint: Lint, tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ import yaml
 
 from app.cli import main as cli
 from loadtest.geometries import CONFIG_BY_NAME
-from tests.app.cli.test_config_lint import GOOD
+from tests.app.cli.test_config_lint import good_config
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text(GOOD.replace("FOLDER", str(tmp_path)))
+    path.write_text(good_config(tmp_path))
     return path
 
 
