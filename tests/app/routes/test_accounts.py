@@ -131,6 +131,11 @@ async def test_what_is_wrong_is_named(
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
+async def test_a_time_that_is_none_is_told_in_our_words(served: httpx.AsyncClient) -> None:
+    error = (await served.get("/admin/usage?since=yesterday", headers=ADMIN)).json()["error"]
+    assert (error["message"], error["param"]) == ("Invalid value: 'since' must be a number.", "since")
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "/admin/usage"), ("GET", "/admin/usage.csv"), ("GET", "/admin/keys"), ("DELETE", "/admin/keys/x")],
