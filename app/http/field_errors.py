@@ -87,7 +87,7 @@ def _why_not_json(error: Mapping[str, Any], body: object) -> str:
     # orjson tells of the character behind the sign.
     start = max(0, error["loc"][-1] - 1)
     if reason is None and isinstance(body, str) and (found := _NO_NUMBER.search(body, start, start + 10)):
-        reason = f"{found[0]} is no number there"
+        reason = f"{found[0]} is no JSON number"
     return "" if reason is None else f": {reason}"
 
 

@@ -270,8 +270,8 @@ async def test_another_word_is_no_hint(client: httpx.AsyncClient, name: str) -> 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"NaN", ": NaN is no number there"),
-        (b"-Infinity", ": -Infinity is no number there"),
+        (b"NaN", ": NaN is no JSON number"),
+        (b"-Infinity", ": -Infinity is no JSON number"),
         (b"1e999", ": a number is beyond what a double holds, 1.8e308"),
         (b"1" * 5000, ": a number is beyond what a double holds, 1.8e308"),
         (b'"\\ud800"', ": a string has a lone surrogate"),
