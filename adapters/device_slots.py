@@ -32,6 +32,11 @@ class _Slot:
     pins: int = 0
     reserved_until_s: float = 0.0
 
+    @property
+    def own_bytes(self) -> int:
+        """What it takes of the memory that is for adapters."""
+        return 0 if self.pages else self.num_bytes
+
 
 class DeviceSlots:
     """The slots of one device, bounded in number, in bytes and in pages. Not thread-safe: its owner holds a lock.
@@ -91,8 +96,9 @@ class DeviceSlots:
         for victim in evicted:
             self._free(victim)
         is_own = self._own_bytes + num_bytes <= self._max_bytes
-        self._slot_by_digest[digest] = _Slot(num_bytes=num_bytes, pages=() if is_own else self._lent.take(num_pages))
-        self._own_bytes += num_bytes if is_own else 0
+        slot = _Slot(num_bytes=num_bytes, pages=() if is_own else self._lent.take(num_pages))
+        self._slot_by_digest[digest] = slot
+        self._own_bytes += slot.own_bytes
         return evicted
 
     def lend(self, run: range, num_pages: int) -> None:
@@ -158,7 +164,7 @@ class DeviceSlots:
         """Raise AssertionError where an invariant is broken."""
         assert len(self._slot_by_digest) <= self._num_slots
         slots = self._slot_by_digest.values()
-        assert self._own_bytes == sum(slot.num_bytes for slot in slots if not slot.pages) <= self._max_bytes
+        assert self._own_bytes == sum(slot.own_bytes for slot in slots) <= self._max_bytes
         self._lent.check(page for slot in slots for page in slot.pages)
         for slot in slots:
             assert slot.pins >= 0
@@ -177,13 +183,13 @@ class DeviceSlots:
                 return None
             victims.append(digest)
             num_left -= 1
-            bytes_left -= 0 if slot.pages else slot.num_bytes
+            bytes_left -= slot.own_bytes
             pages_free += len(slot.pages)
         return victims
 
     def _free(self, digest: AdapterDigest) -> None:
         slot = self._slot_by_digest.pop(digest)
-        self._own_bytes -= 0 if slot.pages else slot.num_bytes
+        self._own_bytes -= slot.own_bytes
         self._lent.release(slot.pages)
 
 

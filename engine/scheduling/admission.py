@@ -96,18 +96,19 @@ class Admission:
 
     def is_too_late(self, live: LiveRequest, now_s: float) -> bool:
         """Whether a waiting request could not end by its deadline even if it had the engine for itself from now on."""
-        deadline_s = live.request.deadline_s
-        if deadline_s is None or live.output_ids or not self.costs.is_known(now_s):
-            return False
-        return now_s + least_s(self.reader.load(live), self._capacity(Backlog(), 0), self.costs) > deadline_s
+        return not live.output_ids and self._is_short_of_time(live, now_s, num_rows=1, margin=1.0)
 
     def is_at_risk(self, live: LiveRequest, num_running: int, now_s: float) -> bool:
         """Whether a waiting request will miss its deadline unless it begins soon, beside those that run."""
+        return self._is_short_of_time(live, now_s, num_rows=num_running + 1, margin=RISK)
+
+    def _is_short_of_time(self, live: LiveRequest, now_s: float, *, num_rows: int, margin: float) -> bool:
+        """Whether a deadline leaves less than `margin` times what the answer takes in steps of so many rows."""
         deadline_s = live.request.deadline_s
         if deadline_s is None or not self.costs.is_known(now_s):
             return False
-        beside = least_s(self.reader.load(live), self._capacity(Backlog(), 0), self.costs, num_running + 1)
-        return now_s + RISK * beside > deadline_s
+        takes_s = least_s(self.reader.load(live), self._capacity(Backlog(), 0), self.costs, num_rows)
+        return now_s + margin * takes_s > deadline_s
 
     def _check_deadline(self, foretold: Forecast, left_s: float) -> None:
         if foretold.end_s <= left_s:

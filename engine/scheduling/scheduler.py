@@ -234,11 +234,12 @@ class Scheduler:
 
     def _end_hopeless(self) -> None:
         """End the requests that nobody waits for any more, or will by then, and those whose adapter cannot be had."""
-        requests, is_too_late = [*self._live.values()], self.admission.is_too_late
-        for live, reason, error in hopeless(requests, self._gate, is_too_late, self._clock()):
+        requests, now_s, is_too_late = [*self._live.values()], self._clock(), self.admission.is_too_late
+        for live, reason, error in hopeless(requests, self._gate, is_too_late, now_s):
             self._end(live, reason, error=error)
-        for live in self._waiting:
-            if not live.is_hurried and self.admission.is_at_risk(live, len(self._running), self._clock()):
+        # Most have no deadline, and all who wait are looked at in every step.
+        for live in [live for live in self._waiting if live.request.deadline_s is not None and not live.is_hurried]:
+            if self.admission.is_at_risk(live, len(self._running), now_s):
                 live.hurry()
 
     def _yield_rows(self) -> None:

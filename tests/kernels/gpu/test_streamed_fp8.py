@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 
 from kernels.architecture import PROGRAMS_WANTED, pretending, shared_bytes
-from kernels.gated_activation.reference import silu_and_multiply
 from kernels.row_quantization.reference import dequantize_rows, quantize_rows
 from kernels.streamed_linear import launch
 from kernels.streamed_linear.reference import FP8, Fp8Matrix, from_fp8, streamed_linear, to_fp8
-from tests.kernels.gpu.conftest import DEVICE, TOLERANCE, assert_near, randn
+from tests.kernels.gpu.conftest import DEVICE, TOLERANCE, randn
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
+from tests.kernels.gpu.test_streamed_linear import check_alone, check_few_rows, few_rows_of_any_size
 
 # Inputs and weights are 8-bit floats, so that the interpreter multiplies no bfloat16.
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -82,32 +82,19 @@ def test_parts_of_a_depth_are_added_in_their_order() -> None:
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
-    matrix, x = drawn(70, 300), randn(9, 300, dtype=torch.float32)
-    together = launch.streamed_linear(x, matrix, None, ARRIVED)
-    order = torch.randperm(9, device=DEVICE)
-    assert torch.equal(launch.streamed_linear(x[order], matrix, None, ARRIVED), together[order])
+    check_alone(drawn(70, 300), ARRIVED)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width", "depth"), [(1, 64, 64), (2, 130, 1400), (1, 2, 1024), (2, 26, 4112)])
 def test_few_rows_are_multiplied_as_they_are(dtype: torch.dtype, rows: int, width: int, depth: int) -> None:
     """Also gated, and with a matrix that no cut divides."""
-    x, matrix = randn(rows, depth, dtype=dtype) / depth**0.5, to_fp8(randn(width, depth, dtype=torch.float32))
-    for bias in (None, randn(width, dtype=dtype)):
-        expected = x.double() @ from_fp8(matrix).T + (0 if bias is None else bias.double())
-        assert_near(launch.row_linear(x, matrix, bias), expected)
-        found = launch.row_linear(x, matrix, bias, is_gated=True)
-        assert_near(found, silu_and_multiply(launch.row_linear(x, matrix, bias).double()))
+    matrix = to_fp8(randn(width, depth, dtype=torch.float32))
+    check_few_rows(randn(rows, depth, dtype=dtype) / depth**0.5, matrix, from_fp8(matrix))
 
 
 @settings(deadline=None, max_examples=12)
-@given(
-    rows=st.integers(1, 4),
-    width=st.integers(1, 30),
-    depth=st.integers(1, 700),
-    block_n=st.sampled_from([1, 2, 8]),
-    block_k=st.sampled_from([64, 256, 1024]),
-)
+@few_rows_of_any_size
 def test_any_sizes_and_any_cut_of_few_rows(rows: int, width: int, depth: int, block_n: int, block_k: int) -> None:
     x, matrix = randn(rows, depth, dtype=torch.float32), drawn(width, depth)
     found = launch.row_linear(x, matrix, None, cut=launch.RowCut(block_n=block_n, block_k=block_k, num_warps=1))

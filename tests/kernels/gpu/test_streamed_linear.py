@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from kernels.gated_activation.reference import silu_and_multiply
 from kernels.streamed_linear import launch
 from kernels.streamed_linear.layout import GROUP
-from kernels.streamed_linear.reference import Int4Matrix, from_int4, pack_int4, to_int4
+from kernels.streamed_linear.reference import Int4Matrix, Matrix, from_int4, pack_int4, to_int4
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
 
 SHORT = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
@@ -77,33 +77,46 @@ def test_any_sizes_and_any_cut(rows: int, width: int, steps: int, splits: int, i
             check(randn(width, steps * launch.BLOCK_K - 9, dtype=torch.float32), rows, torch.float32, has_bias=False)
 
 
-def test_a_row_does_not_depend_on_its_company() -> None:
-    weight, x = randn(70, 300, dtype=torch.float32), randn(9, 300, dtype=torch.float32)
-    together = launch.streamed_linear(x, weight, None, ARRIVED)
+def check_alone(weight: Matrix, arrived: torch.Tensor) -> None:
+    """A row does not depend on its company."""
+    x = randn(9, weight.shape[1], dtype=torch.float32)
+    together = launch.streamed_linear(x, weight, None, arrived)
     order = torch.randperm(9, device=DEVICE)
-    assert torch.equal(launch.streamed_linear(x[order], weight, None, ARRIVED), together[order])
+    assert torch.equal(launch.streamed_linear(x[order], weight, None, arrived), together[order])
+
+
+def check_few_rows(x: torch.Tensor, weight: Matrix, meant: torch.Tensor) -> None:
+    """As float64 has it, with a bias and without, and gated; `meant` is what the weights stand for."""
+    for bias in (None, randn(len(meant), dtype=x.dtype)):
+        expected = x.double() @ meant.double().T + (0 if bias is None else bias.double())
+        assert_near(launch.row_linear(x, weight, bias), expected)
+        found = launch.row_linear(x, weight, bias, is_gated=True)
+        assert_near(found, silu_and_multiply(launch.row_linear(x, weight, bias).double()))
+
+
+def test_a_row_does_not_depend_on_its_company() -> None:
+    check_alone(randn(70, 300, dtype=torch.float32), ARRIVED)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width", "depth"), [(1, 64, 64), (2, 130, 1400), (1, 2, 1024), (2, 26, 4104)])
 def test_few_rows(dtype: torch.dtype, rows: int, width: int, depth: int) -> None:
     """Also gated, and with a matrix that no cut divides."""
-    x, weight = randn(rows, depth, dtype=dtype) / depth**0.5, randn(width, depth, dtype=dtype)
-    for bias in (None, randn(width, dtype=dtype)):
-        expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
-        assert_near(launch.row_linear(x, weight, bias), expected)
-        found = launch.row_linear(x, weight, bias, is_gated=True)
-        assert_near(found, silu_and_multiply(launch.row_linear(x, weight, bias).double()))
+    weight = randn(width, depth, dtype=dtype)
+    check_few_rows(randn(rows, depth, dtype=dtype) / depth**0.5, weight, weight)
 
 
-@settings(deadline=None, max_examples=12)
-@given(
+few_rows_of_any_size = given(
     rows=st.integers(1, 4),
     width=st.integers(1, 30),
     depth=st.integers(1, 700),
     block_n=st.sampled_from([1, 2, 8]),
     block_k=st.sampled_from([64, 256, 1024]),
 )
+
+
+@settings(deadline=None, max_examples=12)
+@few_rows_of_any_size
 def test_any_sizes_and_any_cut_of_few_rows(rows: int, width: int, depth: int, block_n: int, block_k: int) -> None:
     x, weight = (randn(count, depth, dtype=torch.float32) for count in (rows, width))
     cut = launch.RowCut(block_n=block_n, block_k=block_k, num_warps=1)
