@@ -179,14 +179,19 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     )
 
 
-def mistakes(settings: Settings) -> Iterator[str]:
+def mistakes(settings: Settings, *, reads_adapters: bool) -> Iterator[str]:
     """Yield what `gateway_config` and `registry_config` would refuse, one mistake of each part, by the files here.
 
     Of what a hub has to be asked for nothing is known yet.
+
+    Args:
+        reads_adapters: the declared ones are read too, each from end to end, as they will be when the server starts.
     """
     names = DeclaredNames()
     parts: list[Callable[[], object]] = []
     for index, model in enumerate(settings.models):
+        if not reads_adapters:
+            model = model.model_copy(update={"adapters": (), "adapter_folder": None})
         if not any(map(is_hub_id, _paths(model))):
             parts.append(partial(_model_config, model, f"models[{index}]", names, settings.slo))
     for index, reranker in enumerate(settings.rerankers):

@@ -30,8 +30,12 @@ from app.settings import Settings
 from deployments.config import GATEWAY, REGISTRY
 
 
-def lint_config(path: str | Path) -> list[str]:
-    """Return one line for each mistake in the Serve config file at `path`; empty where it is good."""
+def lint_config(path: str | Path, *, reads_adapters: bool = True) -> list[str]:
+    """Return one line for each mistake in the Serve config file at `path`; empty where it is good.
+
+    Args:
+        reads_adapters: see `app.resolved.mistakes`.
+    """
     try:
         tree = read_config(path)
     except ValueError as error:
@@ -42,7 +46,7 @@ def lint_config(path: str | Path) -> list[str]:
     for index, application in enumerate(_list(tree.get("applications"))):
         place = f"applications[{index}]"
         if isinstance(application, dict) and application.get("import_path") == BUILDER:
-            lines += _lint_application(application, place)
+            lines += _lint_application(application, place, reads_adapters=reads_adapters)
         elif isinstance(application, dict):
             lines += _missing_module(application, f"{place}.import_path")
     if not lines:
@@ -67,7 +71,7 @@ def single_names(settings: Settings) -> list[str]:
     return [name for name, wanted in singles.items() if wanted is not None]
 
 
-def _lint_application(application: dict[str, Any], place: str) -> list[str]:
+def _lint_application(application: dict[str, Any], place: str, *, reads_adapters: bool) -> list[str]:
     args = application.get("args") or {}
     lines = _validation_lines(Settings, args, f"{place}.args")
     if lines:
@@ -84,7 +88,7 @@ def _lint_application(application: dict[str, Any], place: str) -> list[str]:
         if name in singles and scales:
             lines.append(f"{here}.num_replicas: of '{name}' there is one replica")
     lines += _missing_folders(settings, f"{place}.args")
-    return lines or [f"{place}.{mistake}" for mistake in mistakes(settings)]
+    return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_adapters=reads_adapters)]
 
 
 def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]:

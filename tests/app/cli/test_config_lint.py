@@ -187,3 +187,10 @@ def test_deployments_follow_the_settings() -> None:
     args |= {"rerankers": [], "safety": {"path": "y", "placement": "inline"}, "tokenizer": {"placement": "inline"}}
     args |= {"registry": None, "accounts": None, "batches": None, "rerankers": []}
     assert deployment_names(Settings.model_validate(args)) == ["Gateway", "Model-a"]
+
+
+def test_a_start_is_not_held_up_by_adapters_that_it_will_read_anyway(lint: Lint) -> None:
+    (lint.folder / "broken").mkdir()
+    (found,) = lint(("path: FOLDER}", "path: FOLDER, adapters: [{name: a, path: FOLDER/broken}]}"))
+    assert "args.models[0].adapters[0]" in found
+    assert lint_config(lint.folder / "config.yaml", reads_adapters=False) == []
