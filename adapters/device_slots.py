@@ -12,6 +12,7 @@ lends.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -42,16 +43,17 @@ class DeviceSlots:
     """The slots of one device, bounded in number, in bytes and in pages. Not thread-safe: its owner holds a lock.
 
     Args:
+        num_slots: at least 1; None for as many as the bytes hold.
         max_bytes: of all that do not lie in lent pages.
 
     Attributes:
         lacks_room: whether an adapter found no room, or took another's, that would have lain in more pages.
     """
 
-    def __init__(self, num_slots: int, max_bytes: int, reserve_s: float = 1.0) -> None:
-        if num_slots < 1:
+    def __init__(self, num_slots: int | None, max_bytes: int, reserve_s: float = 1.0) -> None:
+        self._num_slots = sys.maxsize if num_slots is None else num_slots
+        if self._num_slots < 1:
             raise ValueError(f"num_slots is {num_slots}, and at least 1 is needed")
-        self._num_slots = num_slots
         self._max_bytes = max_bytes
         self._own_bytes = 0
         self._lent = LentPages()

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -20,15 +20,6 @@ from adapters.weights import AdapterWeights
 _logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Entry:
-    """`is_taken`: somebody has got it since it was loaded; before that it is evicted only when it grows old."""
-
-    weights: AdapterWeights
-    loaded_s: float
-    is_taken: bool = False
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
     reason: str
@@ -36,11 +27,12 @@ class _Failure:
 
 
 class HostCache:
-    """Adapter weights by digest, at most `max_entries` of them and `max_bytes` together. Thread-safe.
+    """Adapter weights by digest, at most `max_bytes` together. Thread-safe.
 
-    Entries and loads under way count together, and an entry that nobody has got yet keeps its place for `reserve_s`:
-    a request beyond that is put off until it is repeated, so that a crowd of new adapters cannot push one another out.
-    The byte bound is met by evicting after a load: it is passed for a moment by the adapters under way.
+    An entry that nobody has got yet keeps its place for `reserve_s`. Loads under way count as much as the mean of the
+    entries, and a request for which they and those that keep their places leave no room is put off until it is
+    repeated, so that a crowd of new adapters cannot push one another out. The bound is met by evicting after a load:
+    it is passed for a moment by the adapters under way.
 
     Args:
         load: reads one adapter; called on a loader thread; raises AdapterError for an adapter at fault.
@@ -52,7 +44,6 @@ class HostCache:
         self,
         load: Callable[[AdapterDigest], AdapterWeights],
         *,
-        max_entries: int,
         max_bytes: int,
         num_threads: int = 2,
         failure_s: float = 10.0,
@@ -61,14 +52,17 @@ class HostCache:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
-        self._max_entries = max_entries
         self._max_bytes = max_bytes
+        self._num_threads = num_threads
         self._failure_s = failure_s
         self._reserve_s = reserve_s
         self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
-        self._entry_by_digest: OrderedDict[AdapterDigest, _Entry] = OrderedDict()
+        # Least recently used first.
+        self._weights_by_digest: OrderedDict[AdapterDigest, AdapterWeights] = OrderedDict()
+        # Those of them that nobody has got yet, by when they were loaded, the oldest first.
+        self._loaded_s_by_digest: dict[AdapterDigest, float] = {}
         self._failure_by_digest: dict[AdapterDigest, _Failure] = {}
         self._loading: set[AdapterDigest] = set()
         self._num_bytes = 0
@@ -78,13 +72,9 @@ class HostCache:
     def request(self, digest: AdapterDigest) -> None:
         """Start loading an adapter unless it is here, on its way, has just failed, or must wait for room."""
         with self._lock:
-            if self._is_closed or digest in self._entry_by_digest or digest in self._loading:
+            if self._is_closed or digest in self._weights_by_digest or digest in self._loading:
                 return
-            if self._failure(digest) is not None:
-                return
-            now_s = self._clock()
-            num_kept = sum(not self._is_evictable(entry, now_s) for entry in self._entry_by_digest.values())
-            if num_kept + len(self._loading) >= self._max_entries:
+            if self._failure(digest) is not None or not self._has_room():
                 return
             self._loading.add(digest)
             self._threads.submit(self._run, digest)
@@ -92,18 +82,15 @@ class HostCache:
     def get(self, digest: AdapterDigest) -> AdapterWeights | None:
         """Return an adapter that is here, and make it the most recently used."""
         with self._lock:
-            entry = self._entry_by_digest.get(digest)
-            if entry is None:
-                return None
-            entry.is_taken = True
-            self._entry_by_digest.move_to_end(digest)
-            return entry.weights
+            weights = self._weights_by_digest.get(digest)
+            if weights is not None:
+                self._loaded_s_by_digest.pop(digest, None)
+                self._weights_by_digest.move_to_end(digest)
+            return weights
 
     def peek(self, digest: AdapterDigest) -> AdapterWeights | None:
         """Return an adapter that is here; whoever only looks has not got it."""
-        with self._lock:
-            entry = self._entry_by_digest.get(digest)
-            return None if entry is None else entry.weights
+        return self._weights_by_digest.get(digest)
 
     def error(self, digest: AdapterDigest) -> str | None:
         """Return why the last load failed, as long as that is remembered."""
@@ -125,15 +112,12 @@ class HostCache:
     def drop(self, digest: AdapterDigest) -> int:
         """Let go of an adapter, if it is here; return its bytes."""
         with self._lock:
-            entry = self._entry_by_digest.pop(digest, None)
-            freed = 0 if entry is None else entry.weights.num_bytes
-            self._num_bytes -= freed
-            return freed
+            return self._remove(digest)
 
     def places(self) -> dict[AdapterDigest, str]:
         """Return "host" for each adapter that is here and "loading" for each on its way."""
         with self._lock:
-            return dict.fromkeys(self._loading, "loading") | dict.fromkeys(self._entry_by_digest, "host")
+            return dict.fromkeys(self._loading, "loading") | dict.fromkeys(self._weights_by_digest, "host")
 
     @property
     def num_bytes(self) -> int:
@@ -141,10 +125,10 @@ class HostCache:
         return self._num_bytes
 
     def __contains__(self, digest: AdapterDigest) -> bool:
-        return digest in self._entry_by_digest
+        return digest in self._weights_by_digest
 
     def __len__(self) -> int:
-        return len(self._entry_by_digest)
+        return len(self._weights_by_digest)
 
     def close(self) -> None:
         """Drop everything and end the threads once the loads under way are done; idempotent."""
@@ -152,7 +136,8 @@ class HostCache:
             self._is_closed = True
         self._threads.shutdown(wait=True, cancel_futures=True)
         with self._lock:
-            self._entry_by_digest.clear()
+            self._weights_by_digest.clear()
+            self._loaded_s_by_digest.clear()
             self._loading.clear()
             self._num_bytes = 0
 
@@ -174,18 +159,49 @@ class HostCache:
             self._loading.discard(digest)
             if self._is_closed:
                 return
-            self._entry_by_digest[digest] = _Entry(weights=weights, loaded_s=self._clock())
+            self._weights_by_digest[digest] = weights
+            self._loaded_s_by_digest[digest] = self._clock()
             self._num_bytes += weights.num_bytes
             self._evict(keep=digest)
 
     def _evict(self, keep: AdapterDigest) -> None:
-        """Evict the least recently used until the bounds hold, or only the newest and the reserved are left."""
-        now_s = self._clock()
-        for digest in list(self._entry_by_digest):
-            if len(self._entry_by_digest) <= self._max_entries and self._num_bytes <= self._max_bytes:
+        """Evict the least recently used until the bound holds, or only the newest and the reserved are left."""
+        reserved = self._reserved()
+        for digest in list(self._weights_by_digest):
+            if self._num_bytes <= self._max_bytes:
                 return
-            if digest != keep and self._is_evictable(self._entry_by_digest[digest], now_s):
-                self._num_bytes -= self._entry_by_digest.pop(digest).weights.num_bytes
+            if digest != keep and digest not in reserved:
+                self._remove(digest)
+
+    def _remove(self, digest: AdapterDigest) -> int:
+        """Let go of an entry, if there is one; return its bytes."""
+        weights = self._weights_by_digest.pop(digest, None)
+        self._loaded_s_by_digest.pop(digest, None)
+        freed = 0 if weights is None else weights.num_bytes
+        self._num_bytes -= freed
+        return freed
+
+    def _has_room(self) -> bool:
+        """Tell whether one more adapter finds room beside those that may not be evicted."""
+        num_loading, num_entries = len(self._loading), len(self._weights_by_digest)
+        if not num_entries:
+            # How much each takes is known with the first of them.
+            return num_loading < self._num_threads
+        reserved = self._reserved()
+        if not reserved and not num_loading:
+            return True
+        kept_bytes = sum(self._weights_by_digest[digest].num_bytes for digest in reserved)
+        return kept_bytes + (num_loading + 1) * self._num_bytes / num_entries <= self._max_bytes
+
+    def _reserved(self) -> Collection[AdapterDigest]:
+        """Return the entries that nobody has got yet and that are not old; the lock is held."""
+        now_s = self._clock()
+        while self._loaded_s_by_digest:
+            digest, loaded_s = next(iter(self._loaded_s_by_digest.items()))
+            if now_s - loaded_s < self._reserve_s:
+                break
+            del self._loaded_s_by_digest[digest]
+        return self._loaded_s_by_digest.keys()
 
     def _failure(self, digest: AdapterDigest) -> _Failure | None:
         """Return a failure that is still remembered; the lock is held."""
@@ -194,6 +210,3 @@ class HostCache:
             del self._failure_by_digest[digest]
             return None
         return failure
-
-    def _is_evictable(self, entry: _Entry, now_s: float) -> bool:
-        return entry.is_taken or now_s - entry.loaded_s >= self._reserve_s

@@ -77,16 +77,18 @@ class EngineSettings(SettingsNode):
         "of `slo.ttft_s`, where that is set, else 30.",
     )
     max_adapter_rank: int = Field(default=128, ge=1, description="Highest LoRA rank that is loaded.")
-    max_device_adapters: int | None = Field(
-        default=None, ge=1, description="Adapters on the device at once; null: as many as in host memory."
-    )
+    max_device_adapters: int | None = Field(default=None, ge=1, description="Adapters on the device; null: any number.")
     max_device_adapter_bytes: int | None = Field(
-        default=None, ge=1, description="Bytes of those; null: on a GPU 1/32 of what the engine may use, else 8 GiB."
+        default=None,
+        ge=1,
+        description="Their bytes; null: on a GPU 1/32 of what the engine may use, else those on the host.",
     )
     max_lent_cache_share: float = Field(
         default=0.25, ge=0, le=1, description="Share of a GPU's KV cache that adapters may borrow beyond that."
     )
-    max_host_adapters: int = Field(default=256, ge=1, description="Adapters kept in host memory.")
+    max_host_adapter_bytes: int | None = Field(
+        default=None, ge=1, description="Their bytes on the host; null: a quarter of what is free, 32 GiB at most."
+    )
 
 
 class ModelSettings(SettingsNode):
@@ -317,9 +319,7 @@ class LimitSettings(SettingsNode):
 
     max_body_bytes: int = Field(default=4_000_000, ge=1024, description="Bytes of a request body.")
     max_messages: int = Field(default=2048, ge=1, description="Messages in one chat.")
-    max_prompt_chars: int = Field(
-        default=2_000_000, ge=1, description="Characters in all messages or prompts together."
-    )
+    max_prompt_chars: int = Field(default=2_000_000, ge=1, description="Characters of all messages or prompts.")
     max_prompts: int = Field(
         default=64, ge=1, description="Prompts in one completions request, texts in one moderation."
     )

@@ -28,9 +28,6 @@ from engine.errors import EngineError
 
 _logger = logging.getLogger(__name__)
 
-MAX_HOST_BYTES = 8 << 30
-"""Of what adapters hold; beside a GPU each takes up to the next power of two, which torch page-locks."""
-
 Locate = Callable[[AdapterRef], AdapterRef]
 LentMemory = Callable[[range], Sequence[torch.Tensor]]
 
@@ -80,7 +77,6 @@ class AdapterPool:
         *,
         lent_memory: LentMemory = lambda run: [],
         locate: Locate = lambda ref: ref,
-        max_host_bytes: int = MAX_HOST_BYTES,
         on_change: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,9 +94,7 @@ class AdapterPool:
         self._load_s = 0.0
         self._max_bytes = config.max_device_adapter_bytes
         self._slots = DeviceSlots(config.max_device_adapters, self._max_bytes)
-        self._host = HostCache(
-            self._load, max_entries=config.max_host_adapters, max_bytes=max_host_bytes, on_change=on_change, clock=clock
-        )
+        self._host = HostCache(self._load, max_bytes=config.max_host_adapter_bytes, on_change=on_change, clock=clock)
         self._uploads: ThreadPoolExecutor | None = None
         if device.type == "cuda":
             self._uploads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="adapter-upload")

@@ -41,12 +41,13 @@ class EngineConfig:
         max_queue_s: longest wait for its turn that a new request may be foretold; beyond it is refused with
             `OverloadError`.
         max_adapter_rank: adapters of a higher rank are refused at load.
-        max_device_adapters: adapters resident on the device at once; None for as many as lie in host memory.
+        max_device_adapters: adapters resident on the device at once; None for as many as its bytes hold.
         max_device_adapter_bytes: memory of those together, each with its own rank and modules. None: on a GPU a share
             of what this engine may use, on a CPU, where it is the host's, as much as the host keeps.
         max_lent_cache_share: share of a GPU's KV cache that adapters may borrow beyond that while no request needs
             it.
-        max_host_adapters: adapters kept in host memory, least recently used out first.
+        max_host_adapter_bytes: memory of the adapters kept on the host, least recently used out first. None: a share of
+            what is free.
     """
 
     model_path: str
@@ -71,7 +72,7 @@ class EngineConfig:
     max_device_adapters: int | None = None
     max_device_adapter_bytes: int | None = None
     max_lent_cache_share: float = 0.25
-    max_host_adapters: int = 256
+    max_host_adapter_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +100,13 @@ class ResolvedConfig:
     enable_prefix_cache: bool
     max_queued_requests: int
     max_adapter_rank: int
-    max_device_adapters: int
-    max_host_adapters: int
+    max_host_adapter_bytes: int
     quantization: str | None = None
     kv_cache_dtype: str | None = None
     max_prefill_tokens_with_decodes: int | None = None
     max_decode_gap_s: float | None = None
     max_queue_s: float = math.inf
+    max_device_adapters: int | None = None
     max_device_adapter_bytes: int = 8 << 30
     lent_run_blocks: int = 0
     max_lent_blocks: int = 0

@@ -22,7 +22,8 @@ FP8_MULTIPLE, INT4_MULTIPLE = 16, 128
 CACHE_DTYPES = ("int8", "fp8")
 CPU_CACHE_SHARE = 0.2
 """Of the free memory; a laptop has other things to do."""
-CPU_ADAPTER_BYTES = 8 << 30
+HOST_ADAPTER_SHARE, MAX_HOST_ADAPTER_BYTES = 0.25, 32 << 30
+"""Of the free memory, and at most; beside a GPU each takes up to the next power of two, which torch page-locks."""
 GPU_ADAPTER_SHARE = 1 / 32
 """Of what the engine may use: 4 GiB of 140, where an adapter of rank 16 for 8 billion parameters takes 80 MiB."""
 LENT_PAGE_BYTES, LENT_ALIGNMENT = 2 << 20, 16
@@ -39,6 +40,7 @@ class Hardware:
         num_cores: cores that this process may run on.
         free_bytes: on a CPU memory that is free; on a GPU what this process may take of it, and once a full step has
             been measured what is left for the cache.
+        host_bytes: memory of the host that is free; on a CPU that is `free_bytes`.
         has_fast_bfloat16: whether the device multiplies bfloat16 by instructions of its own.
         has_fp8: whether it converts 8-bit floating-point numbers (e4m3) by instructions of its own.
         has_fp8_products: whether it multiplies matrices of them, with a scale for each row.
@@ -47,6 +49,7 @@ class Hardware:
     device: str
     num_cores: int
     free_bytes: int
+    host_bytes: int
     has_fast_bfloat16: bool
     has_fp8: bool = False
     has_fp8_products: bool = False
@@ -60,10 +63,12 @@ def probe(config: EngineConfig) -> Hardware:
     """
     if config.device == "cuda":
         return _probe_gpu(config.gpu_memory_fraction)
+    free_bytes = _available_bytes()
     return Hardware(
         device="cpu",
         num_cores=len(os.sched_getaffinity(0)),
-        free_bytes=_available_bytes(),
+        free_bytes=free_bytes,
+        host_bytes=free_bytes,
         has_fast_bfloat16=has_fast_bfloat16(),
     )
 
@@ -79,6 +84,7 @@ def _probe_gpu(fraction: float) -> Hardware:
         device="cuda",
         num_cores=len(os.sched_getaffinity(0)),
         free_bytes=int(total_bytes * fraction) - (total_bytes - free_bytes),
+        host_bytes=_available_bytes(),
         has_fast_bfloat16=torch.cuda.is_bf16_supported(),
         has_fp8=architecture.fp8_dtype() is not None,
         has_fp8_products=architecture.has_fp8_products(),
@@ -135,11 +141,11 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         enable_prefix_cache=config.enable_prefix_cache,
         max_queued_requests=config.max_queued_requests,
         max_adapter_rank=config.max_adapter_rank,
-        max_device_adapters=config.max_device_adapters or config.max_host_adapters,
-        max_device_adapter_bytes=_adapter_bytes(config, hardware),
+        max_device_adapters=config.max_device_adapters,
+        max_device_adapter_bytes=_device_adapter_bytes(config, hardware),
         lent_run_blocks=_lent_run_blocks(config, spec, hardware, element_bytes),
         max_lent_blocks=min(int(num_blocks * config.max_lent_cache_share), num_blocks - blocks_per_request),
-        max_host_adapters=config.max_host_adapters,
+        max_host_adapter_bytes=_host_adapter_bytes(config, hardware),
         max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
         max_decode_gap_s=config.max_decode_gap_s or (CPU_DECODE_GAP_S if hardware.device == "cpu" else None),
         max_queue_s=config.max_queue_s,
@@ -159,19 +165,26 @@ def _lent_run_blocks(config: EngineConfig, spec: DecoderSpec, hardware: Hardware
     return -(-LENT_PAGE_BYTES // stretch_bytes)
 
 
-def _adapter_bytes(config: EngineConfig, hardware: Hardware) -> int:
+def _device_adapter_bytes(config: EngineConfig, hardware: Hardware) -> int:
     if config.max_device_adapter_bytes is not None:
         return config.max_device_adapter_bytes
-    return CPU_ADAPTER_BYTES if hardware.device == "cpu" else int(hardware.free_bytes * GPU_ADAPTER_SHARE)
+    if hardware.device == "cpu":
+        return _host_adapter_bytes(config, hardware)
+    return int(hardware.free_bytes * GPU_ADAPTER_SHARE)
+
+
+def _host_adapter_bytes(config: EngineConfig, hardware: Hardware) -> int:
+    share_bytes = int(hardware.host_bytes * HOST_ADAPTER_SHARE)
+    return config.max_host_adapter_bytes or min(share_bytes, MAX_HOST_ADAPTER_BYTES)
 
 
 def _check_ranges(config: EngineConfig) -> None:
-    for name in ("max_num_seqs", "max_batched_tokens", "block_tokens", "max_adapter_rank", "max_host_adapters"):
+    for name in ("max_num_seqs", "max_batched_tokens", "block_tokens", "max_adapter_rank"):
         value = getattr(config, name)
         if value < 1:
             raise ConfigError(f"{name}: {value} is less than 1.")
     optional = ("max_model_len", "num_threads", "kv_cache_bytes", "max_prefill_tokens_with_decodes")
-    for name in (*optional, "max_device_adapters", "max_device_adapter_bytes"):
+    for name in (*optional, "max_device_adapters", "max_device_adapter_bytes", "max_host_adapter_bytes"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ConfigError(f"{name}: {value} is less than 1.")

@@ -2,7 +2,8 @@
 
     python -m loadtest.adapter_residency models/stdlib-chat --registered 1000 --slots 32
 
-Random adapters of `--rank` are written into a temporary folder. Streams ask one after the other, each time for an
+Random adapters of `--rank` are written into a temporary folder. Each is asked for once, so that host memory has what it
+has room for. Then streams ask one after the other, each time for an
 adapter drawn anew: always the same one; one of all that are registered, by Zipf's law; one of as many as there are
 slots on the device, and of twice as many, all alike. The third beside the first tells what it costs that requests of
 one batch have different adapters, the second beside the third that not all fit. Prompts are new every time, and answers
@@ -120,6 +121,12 @@ def one_of(digests: Sequence[AdapterDigest]) -> Draw:
     return lambda rng: rng.choice(digests)
 
 
+def each_of(digests: Sequence[AdapterDigest]) -> Draw:
+    """Draw one after the other, in no particular order."""
+    left = iter(sorted(digests))
+    return lambda _rng: next(left)
+
+
 def write_adapters(folder: Path, model: str, count: int, rank: int) -> list[AdapterRef]:
     """Write so many different adapters."""
     refs = []
@@ -164,7 +171,7 @@ def main() -> None:
     parser.add_argument("model", help="checkpoint folder")
     parser.add_argument("--registered", type=int, default=1000)
     parser.add_argument("--slots", type=int, default=32, help="adapters that fit on the device at once")
-    parser.add_argument("--host", type=int, default=256, help="adapters that fit into host memory")
+    parser.add_argument("--host-bytes", type=int, help="of adapters that are kept in host memory; else the default")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--zipf", type=float, default=1.0, help="exponent of the popularity")
     parser.add_argument("--streams", type=int, default=16)
@@ -183,13 +190,14 @@ def main() -> None:
         max_num_seqs=options.streams,
         max_model_len=PROMPT_TOKENS + 2 * options.answer_tokens,
         max_device_adapters=options.slots,
-        max_host_adapters=options.host,
+        max_host_adapter_bytes=options.host_bytes,
     )
     with TemporaryDirectory(prefix="adapters-") as folder:
         refs = write_adapters(Path(folder), options.model, options.registered, options.rank)
         digests = [ref.digest for ref in refs]
         engine = build_engine(config, refs)
         streams = Streams(engine=engine, num_streams=options.streams, answer_tokens=options.answer_tokens)
+        streams.run(each_of(digests), len(digests))
         draws = {
             "one": one_of(digests[:1]),
             "zipf": by_zipf(digests, options.zipf),

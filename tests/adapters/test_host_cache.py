@@ -40,11 +40,10 @@ class Disk:
             raise self.faults[digest]
         return make_weights()
 
-    def cache(self, max_entries: int = 3, max_bytes: int = 1 << 20, reserve_s: float = 5.0) -> HostCache:
+    def cache(self, room_for: int = 3, reserve_s: float = 5.0) -> HostCache:
         return HostCache(
             self.load,
-            max_entries=max_entries,
-            max_bytes=max_bytes,
+            max_bytes=room_for * BYTES,
             reserve_s=reserve_s,
             on_change=self.changes.release,
             clock=lambda: self.now_s,
@@ -90,7 +89,7 @@ def test_several_load_at_once(disk: Disk) -> None:
         both.wait(WAIT_S)
         return make_weights()
 
-    cache = HostCache(load, max_entries=4, max_bytes=1 << 20, on_change=disk.changes.release)
+    cache = HostCache(load, max_bytes=1 << 20, on_change=disk.changes.release)
     cache.request(AdapterDigest("a"))
     cache.request(AdapterDigest("b"))
     disk.wait(2)
@@ -103,7 +102,7 @@ def test_one_that_is_read_for_long_holds_up_nobody_else(disk: Disk) -> None:
         assert digest != "slow" or disk.gate.wait(WAIT_S)
         return make_weights()
 
-    cache = HostCache(load, max_entries=9, max_bytes=1 << 20, on_change=disk.changes.release)
+    cache = HostCache(load, max_bytes=1 << 20, on_change=disk.changes.release)
     disk.gate.clear()
     cache.request(AdapterDigest("slow"))
     for digest in "abcd":
@@ -115,20 +114,49 @@ def test_one_that_is_read_for_long_holds_up_nobody_else(disk: Disk) -> None:
     cache.close()
 
 
-def test_the_least_recently_used_entry_goes_when_the_count_or_the_bytes_are_reached(disk: Disk) -> None:
-    for cache in (disk.cache(max_entries=2), disk.cache(max_entries=10, max_bytes=2 * BYTES)):
-        fetch(disk, cache, "a")
-        fetch(disk, cache, "b")
-        assert cache.get(AdapterDigest("a")) is not None
-        fetch(disk, cache, "c")
-        assert cache.get(AdapterDigest("b")) is None
-        assert cache.get(AdapterDigest("a")) is not None
-        assert cache.num_bytes == 2 * BYTES
-        cache.close()
+def test_the_least_recently_used_entry_goes_when_the_bytes_are_reached(disk: Disk) -> None:
+    cache = disk.cache(room_for=2)
+    fetch(disk, cache, "a")
+    fetch(disk, cache, "b")
+    assert cache.get(AdapterDigest("a")) is not None
+    fetch(disk, cache, "c")
+    assert cache.get(AdapterDigest("b")) is None
+    assert cache.get(AdapterDigest("a")) is not None
+    assert cache.num_bytes == 2 * BYTES
+    cache.close()
+
+
+def test_a_crowd_is_let_in_as_far_as_there_is_room_for_all_of_it(disk: Disk) -> None:
+    cache = disk.cache(room_for=3)
+    disk.gate.clear()
+    crowd = [AdapterDigest(name) for name in "abcdefgh"]
+    for digest in crowd:
+        cache.request(digest)
+    assert len(cache.places()) == 2, "nobody knows yet how much each takes"
+    disk.gate.set()
+    disk.wait(2)
+    for digest in crowd:
+        cache.request(digest)
+    disk.wait()
+    assert sorted(cache.places()) == ["a", "b", "c"]
+    for digest in crowd[:3]:
+        assert cache.get(digest) is not None
+    for digest in crowd[3:]:
+        assert fetch(disk, cache, digest) is not None
+    assert cache.num_bytes == 3 * BYTES
+    cache.close()
+
+
+def test_one_that_is_larger_than_all_room_is_held_alone(disk: Disk) -> None:
+    cache = disk.cache(room_for=0)
+    assert fetch(disk, cache, "a") is not None
+    assert fetch(disk, cache, "b") is not None
+    assert cache.places() == {"b": "host"}
+    cache.close()
 
 
 def test_an_entry_nobody_has_got_keeps_its_place_for_a_while(disk: Disk) -> None:
-    cache = disk.cache(max_entries=1, reserve_s=5.0)
+    cache = disk.cache(room_for=1, reserve_s=5.0)
     cache.request(AdapterDigest("a"))
     disk.wait()
     cache.request(AdapterDigest("b"))

@@ -31,7 +31,7 @@ CONFIG = ResolvedConfig(
     max_queued_requests=8,
     max_adapter_rank=8,
     max_device_adapters=2,
-    max_host_adapters=8,
+    max_host_adapter_bytes=1 << 20,
     vocab_size=VOCAB_SIZE,
 )
 

@@ -39,7 +39,7 @@ def config_of(block_tokens: int, max_len: int = 1024) -> ResolvedConfig:
         max_queued_requests=1,
         max_adapter_rank=1,
         max_device_adapters=1,
-        max_host_adapters=1,
+        max_host_adapter_bytes=1 << 20,
     )
 
 

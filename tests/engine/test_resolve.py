@@ -13,11 +13,11 @@ from engine.decoder.spec import DecoderSpec, read_spec
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
-from engine.resolve import CPU_ADAPTER_BYTES, LENT_PAGE_BYTES, Hardware, probe, resolve
+from engine.resolve import LENT_PAGE_BYTES, Hardware, probe, resolve
 from tests.deployments.tiny_models import CONTEXT, write_chat_model
 
-PLAIN = Hardware(device="cpu", num_cores=3, free_bytes=1 << 30, has_fast_bfloat16=False)
-FAST = Hardware(device="cpu", num_cores=3, free_bytes=1 << 30, has_fast_bfloat16=True)
+PLAIN = Hardware(device="cpu", num_cores=3, free_bytes=1 << 30, host_bytes=1 << 30, has_fast_bfloat16=False)
+FAST = Hardware(device="cpu", num_cores=3, free_bytes=1 << 30, host_bytes=1 << 30, has_fast_bfloat16=True)
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +104,21 @@ def test_adapters_on_the_device_are_bounded_by_their_bytes(spec: DecoderSpec) ->
     gpu = replace(PLAIN, device="cuda", free_bytes=32 << 22)
     assert resolve(config(), spec, gpu).max_device_adapter_bytes == 1 << 22
     assert resolve(config(max_device_adapter_bytes=7), spec, gpu).max_device_adapter_bytes == 7
-    found = resolve(config(max_host_adapters=5), spec, PLAIN)
-    assert (found.max_device_adapters, found.max_device_adapter_bytes) == (5, CPU_ADAPTER_BYTES)
     assert resolve(config(max_device_adapters=3), spec, PLAIN).max_device_adapters == 3
     with pytest.raises(ConfigError, match="max_device_adapter_bytes: 0"):
         resolve(config(max_device_adapter_bytes=0), spec, PLAIN)
+
+
+def test_adapters_on_the_host_take_a_share_of_what_is_free_and_on_a_cpu_they_are_those_of_the_device(
+    spec: DecoderSpec,
+) -> None:
+    found = resolve(config(), spec, PLAIN)
+    assert found.max_host_adapter_bytes == found.max_device_adapter_bytes == 1 << 28
+    assert resolve(config(), spec, replace(PLAIN, host_bytes=1 << 40)).max_host_adapter_bytes == 32 << 30
+    found = resolve(config(max_host_adapter_bytes=5, max_device_adapter_bytes=3), spec, PLAIN)
+    assert (found.max_host_adapter_bytes, found.max_device_adapter_bytes) == (5, 3)
+    with pytest.raises(ConfigError, match="max_host_adapter_bytes: 0"):
+        resolve(config(max_host_adapter_bytes=0), spec, PLAIN)
 
 
 def test_only_a_gpu_lends_of_its_cache_and_a_full_request_fits_beside(spec: DecoderSpec) -> None:

@@ -201,7 +201,7 @@ def test_eight_adapters_and_base_requests_mix_in_one_batch(
 def test_more_adapters_than_slots_all_get_their_turn(
     serve: Callable[..., Serving], expected: Expected, slots: int
 ) -> None:
-    serving = serve(max_device_adapters=slots, max_host_adapters=slots + 1)
+    serving = serve(max_device_adapters=slots, max_host_adapter_bytes=80_000)
     assert serving.answers(list(expected)) == list(expected.values())
     assert serving.engine.snapshot().num_resident_adapters <= slots
 

@@ -31,7 +31,7 @@ TINY = {
     "eos_token_id": 2,
     "hidden_act": "silu",
 }
-HARDWARE = Hardware(device="cpu", num_cores=1, free_bytes=16 << 30, has_fast_bfloat16=False)
+HARDWARE = Hardware(device="cpu", num_cores=1, free_bytes=16 << 30, host_bytes=16 << 30, has_fast_bfloat16=False)
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is pretended here is true there")
 

@@ -30,7 +30,7 @@ CONFIG = ResolvedConfig(
     max_queued_requests=1,
     max_adapter_rank=1,
     max_device_adapters=1,
-    max_host_adapters=1,
+    max_host_adapter_bytes=1 << 20,
 )
 PROMPT = tuple(range(300))
 
