@@ -12,22 +12,19 @@ import argparse
 import json
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import gevent  # type: ignore[import-untyped, unused-ignore]
-
 from loadtest.compare import ask_together
+from loadtest.flood import IDS, flooding
 from loadtest.measure import Exchange, percentile, summarise
 from loadtest.random_adapter import rank_of_size, write_adapter
 from loadtest.stream_client import StreamClient
 from loadtest.tables import markdown_table, number
-from loadtest.workloads import TokenRange, token_ask, token_prompt
+from loadtest.workloads import token_ask, token_prompt
 
 COLUMNS = ("case", "value", "target")
-IDS = TokenRange(start=300, end=1000)
 
 
 class Admin:
@@ -92,28 +89,6 @@ def light_ttft_ms(client: StreamClient, model: str, *, count: int, name: str) ->
     return found
 
 
-def during_flood(
-    client: StreamClient, flooder: str, measure: Callable[[], list[float]], *, streams: int
-) -> list[float]:
-    """Return what is measured while another tenant keeps so many streams open."""
-    is_over = False
-
-    def keep_asking(place: int) -> None:
-        number_asked = 0
-        while not is_over:
-            number_asked += 1
-            prompt = token_prompt(128, seed=f"flood/{place}/{number_asked}", ids=IDS)
-            client.ask(token_ask(flooder, prompt, 128, workload="flood"))
-
-    floods = [gevent.spawn(keep_asking, place) for place in range(streams)]
-    gevent.sleep(2.0)
-    try:
-        return measure()
-    finally:
-        is_over = True
-        gevent.joinall(floods)
-
-
 def new_adapters(client: StreamClient, admin: Admin, options: argparse.Namespace) -> list[list[str]]:
     """Load adapters that nobody has seen, ask each at once, and return rows of the table; they stay as `life-<i>`."""
     times = []
@@ -134,12 +109,8 @@ def new_adapters(client: StreamClient, admin: Admin, options: argparse.Namespace
 def flood(client: StreamClient, options: argparse.Namespace) -> list[list[str]]:
     """Let `life-1` flood, ask `life-0` now and then, and return rows of the table."""
     alone = light_ttft_ms(client, "life-0", count=20, name="alone")
-    flooded = during_flood(
-        client,
-        "life-1",
-        lambda: light_ttft_ms(client, "life-0", count=20, name="flooded"),
-        streams=options.flood_streams,
-    )
+    with flooding(options.url, "life-1", options.flood_streams):
+        flooded = light_ttft_ms(client, "life-0", count=20, name="flooded")
     label = f"beside {options.flood_streams} streams of another"
     return [
         ["light tenant alone: TTFT p50, ms", number(median(alone)), ""],
@@ -179,7 +150,7 @@ def main() -> None:
     parser.add_argument("--registered", type=int, default=1000)
     parser.add_argument("--flood-streams", type=int, default=80)
     options = parser.parse_args()
-    client = StreamClient(options.url, concurrency=options.flood_streams + 8)
+    client = StreamClient(options.url, concurrency=8)
     admin = Admin(options.url, options.admin_key)
     base = next(model.name for model in client.models() if model.parent is None)
     rows = new_adapters(client, admin, options)

@@ -1,0 +1,91 @@
+"""A tenant that asks without a pause, in a process of its own: who measures beside it shares no interpreter with it.
+
+    python -m loadtest.flood --url http://127.0.0.1:8000 --model NAME --streams 80
+
+Says so on standard output as soon as every stream has its first answer under way, and runs until standard input closes.
+What is read is thrown away unparsed, since on a small machine the flood's client takes from the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import gevent  # type: ignore[import-untyped, unused-ignore]
+from gevent.fileobject import FileObjectPosix  # type: ignore[import-untyped, unused-ignore]
+from geventhttpclient import HTTPClient  # type: ignore[import-untyped, unused-ignore]
+
+from loadtest.workloads import TokenRange, token_ask, token_prompt
+
+IDS = TokenRange(start=300, end=1000)
+PROMPT_TOKENS = ANSWER_TOKENS = 128
+PIECE_BYTES = 1 << 16
+HEADERS = {"Content-Type": "application/json"}
+
+
+@contextmanager
+def flooding(url: str, model: str, streams: int) -> Iterator[None]:
+    """Have a flood from before the block begins until it ends.
+
+    Raises:
+        RuntimeError: it ended before its streams had begun, or a stream failed.
+    """
+    command = [sys.executable, "-m", "loadtest.flood", "--url", url, "--model", model, "--streams", str(streams)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if not process.stdout.readline():
+                raise RuntimeError("the flood ended before it began")
+            yield
+        finally:
+            process.stdin.close()
+            has_failed = process.wait() != 0
+    if has_failed:
+        raise RuntimeError("a stream of the flood failed")
+
+
+def keep_asking(client: HTTPClient, model: str, place: int, has_begun: gevent.event.Event) -> None:
+    """Ask one prompt after the other, each a new one.
+
+    Raises:
+        RuntimeError: an answer's status is not 200.
+    """
+    number = 0
+    while True:
+        prompt = token_prompt(PROMPT_TOKENS, seed=f"flood/{os.getpid()}/{place}/{number}", ids=IDS)
+        ask = token_ask(model, prompt, ANSWER_TOKENS, workload="flood")
+        with client.post(ask.path, json.dumps(ask.body | {"stream": True}), HEADERS) as response:
+            if response.status_code != 200:
+                raise RuntimeError(f"HTTP {response.status_code}: {response.read()[:500]!r}")
+            while response.read(PIECE_BYTES):
+                has_begun.set()
+        number += 1
+
+
+def main() -> None:
+    """Flood until nobody wants it any more."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.flood", description=__doc__)
+    parser.add_argument("--url", required=True, help="http://host:port")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--streams", type=int, default=80)
+    options = parser.parse_args()
+    client = HTTPClient.from_url(options.url, concurrency=options.streams, network_timeout=300)
+    begun = [gevent.event.Event() for _ in range(options.streams)]
+    streams = [gevent.spawn(keep_asking, client, options.model, place, event) for place, event in enumerate(begun)]
+    for stream in streams:
+        # What a greenlet raises is printed and forgotten otherwise.
+        stream.link_exception(lambda _: os._exit(1))
+    gevent.wait(begun)
+    print("begun", flush=True)
+    FileObjectPosix(0).read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
