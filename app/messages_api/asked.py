@@ -9,7 +9,15 @@ from typing import Any
 from app.messages_api.schemas import ContentBlock, CountRequest, MessagesRequest, MessagesToolChoice
 from app.schemas.chat import ChatCompletionRequest, Message
 from app.schemas.structured import JsonSchemaFormat, ResponseFormat
-from app.schemas.tools import CalledFunction, ChosenFunction, EarlierCall, ToolChoice, function_tool
+from app.schemas.tools import (
+    MAX_EARLIER_CALLS,
+    CalledFunction,
+    ChosenFunction,
+    EarlierCall,
+    ToolChoice,
+    function_tool,
+)
+from app.translation.bounds import check_count
 from engine.errors import RequestError
 
 FIELD_NAMES = {
@@ -20,6 +28,7 @@ FIELD_NAMES = {
     r"(tools\[\d+\])\.function": r"\1",
     r"tool_choice\.function": "tool_choice",
     "max_completion_tokens": "max_tokens",
+    "continue_final_message": "messages",
 }
 """What a chat's fields are called here."""
 
@@ -114,6 +123,7 @@ def _of_assistant(blocks: Sequence[ContentBlock], field: str) -> Message:
         for block in blocks
         if block.type == "tool_use"
     ]
+    check_count(len(calls), MAX_EARLIER_CALLS, "calls", field=field)
     return Message(
         role="assistant",
         content="".join(block.text or "" for block in blocks),

@@ -8,6 +8,7 @@ from app.responses_api.schemas import InputItem, InputPart, ResponsesRequest, Re
 from app.schemas.chat import ChatCompletionRequest, Message
 from app.schemas.structured import JsonSchemaFormat, ResponseFormat
 from app.schemas.tools import (
+    MAX_EARLIER_CALLS,
     AllowedTools,
     CalledFunction,
     ChosenFunction,
@@ -16,6 +17,7 @@ from app.schemas.tools import (
     ToolChoice,
     function_tool,
 )
+from app.translation.bounds import check_count
 from engine.errors import RequestError
 
 FIELD_NAMES = {
@@ -89,6 +91,7 @@ def _messages(items: Sequence[InputItem]) -> list[Message]:
                 )
                 before = turns[-1] if turns and turns[-1].role == "assistant" and not thoughts else None
                 calls = [*((before.tool_calls or []) if before is not None else []), call]
+                check_count(len(calls), MAX_EARLIER_CALLS, "calls in one turn", field="input")
                 if before is not None:
                     turns[-1] = before.model_copy(update={"tool_calls": calls})
                 else:

@@ -17,7 +17,7 @@ from app.schemas.common import (
 )
 from app.schemas.moderations import ChatModeration, ChatModerationRequest
 from app.schemas.structured import ResponseFormat
-from app.schemas.tools import EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
+from app.schemas.tools import MAX_EARLIER_CALLS, EarlierCall, MessageToolCall, Tool, ToolCallDelta, ToolChoice
 from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -64,7 +64,9 @@ class Message(WireRequest):
     content: str | list[ContentPart] | None = Field(default=None, description="Text, or text parts, which are joined.")
     name: str | None = Field(default=None, max_length=64, description="Passed to the chat template.")
     refusal: str | None = Field(default=None, description="Of an assistant's earlier turn.")
-    tool_calls: list[EarlierCall] | None = Field(default=None, max_length=128, description="Of an assistant's turn.")
+    tool_calls: list[EarlierCall] | None = Field(
+        default=None, max_length=MAX_EARLIER_CALLS, description="Of an assistant's turn."
+    )
     tool_call_id: str | None = Field(
         default=None, min_length=1, max_length=128, description="Of a tool's turn: the call whose result it is."
     )

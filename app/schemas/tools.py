@@ -10,6 +10,8 @@ from pydantic_core import PydanticCustomError
 from app.schemas.structured import JsonSchema
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
 
+MAX_EARLIER_CALLS = 128
+"""Calls in one earlier turn of the assistant."""
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -100,7 +102,7 @@ class CalledFunction(WireRequest):
 class EarlierCall(WireRequest):
     """A call in an earlier turn of the assistant."""
 
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"index": (None, *range(128))}
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"index": (None, *range(MAX_EARLIER_CALLS))}
 
     id: str = Field(min_length=1, max_length=128)
     type: Literal["function"] = "function"

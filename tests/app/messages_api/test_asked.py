@@ -11,6 +11,7 @@ from tests.app.http.test_field_errors import DEEP
 from tests.app.scripted_gateway import ScriptedGateway
 
 GOOD: dict[str, Any] = {"model": "base", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
 TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
 
 
@@ -114,6 +115,8 @@ def test_a_model_thinks_only_where_it_is_asked_to() -> None:
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
             "messages[0].content[0].type",
         ),
+        ({"messages": [{"role": "assistant", "content": [TOOL_USE] * 129}]}, "messages[0].content"),
+        ({"messages": [*GOOD["messages"], {"role": "assistant", "content": ""}]}, "messages"),
         ({"messages": [{"role": "user", "content": "a" * 6000}]}, "messages"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
