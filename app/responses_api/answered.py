@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from app.http.errors import ApiError
@@ -47,12 +47,14 @@ class ResponseWriter:
         return self.response(blocks_of(answer), answer.finished)
 
     def response(
-        self, blocks: Iterable[Block], finished: Finished | None, error: dict[str, Any] | None = None
+        self, blocks: Sequence[Block], finished: Finished | None, error: dict[str, Any] | None = None
     ) -> ResponseObject:
         """Return the response as it stands: with `finished` and `error` None it is in progress."""
         body = self._body
         why = None if finished is None else _WHY_INCOMPLETE.get(finished.reason)
-        items = [self.item(block, is_whole=why is None) for block in blocks]
+        is_whole = finished is not None and why is None
+        # What cuts an answer cuts the last of its items.
+        items = [self.item(block, is_whole=is_whole or block is not blocks[-1]) for block in blocks]
         if finished is not None and finished.refusal is not None:
             items.append(self.refusal(finished.refusal))
         status: Status = "completed"
@@ -193,8 +195,11 @@ class ResponseFrames:
                 ),
             }[block.kind]()
             done += self._part(block, "done", block.text)
+            is_whole = self._finished is None or self._finished.reason not in _WHY_INCOMPLETE
             return done + self._frame(
-                "response.output_item.done", output_index=block.index, item=self._writer.item(block)
+                "response.output_item.done",
+                output_index=block.index,
+                item=self._writer.item(block, is_whole=is_whole),
             )
         if block.kind is BlockKind.CALL:
             return self._frame("response.function_call_arguments.delta", **place, delta=step.piece)

@@ -19,13 +19,13 @@ class InputPart(WireRequest):
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "annotations": (None, []),
-        "logprobs": (None, []),
         "prompt_cache_breakpoint": ASKS_NOTHING,
     }
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: str | None = None
     refusal: str | None = None
+    logprobs: list[dict[str, Any]] | None = Field(default=None, description="Of an earlier answer; without effect.")
 
     @model_validator(mode="before")
     @classmethod

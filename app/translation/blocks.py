@@ -56,14 +56,18 @@ class BlockReader:
 
     def __init__(self) -> None:
         self._open: Block | None = None
+        self._early_scores: tuple[TokenScore, ...] = ()
         self.blocks: list[Block] = []
 
     def feed(self, delta: TextDelta) -> Iterator[Step]:
         """Yield what a piece of the answer does to its blocks."""
         if delta.reasoning:
             yield from self._grow(BlockKind.THOUGHTS, delta.reasoning)
+        # Those of text that might have become a call come before it does.
+        self._early_scores += delta.scores
         if delta.text:
-            yield from self._grow(BlockKind.TEXT, delta.text, delta.scores)
+            scores, self._early_scores = self._early_scores, ()
+            yield from self._grow(BlockKind.TEXT, delta.text, scores)
         for call in delta.calls:
             if call.call_id is not None:
                 yield from self.close()

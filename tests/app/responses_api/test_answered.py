@@ -11,7 +11,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from app.responses_api.schemas import ResponseObject
-from deployments.generation import CallDelta, EndReason, TextDelta
+from deployments.generation import CallDelta, EndReason, TextDelta, TokenScore
 from engine.errors import EngineError
 from tests.app.scripted_gateway import ScriptedGateway
 
@@ -112,7 +112,23 @@ async def test_a_response_that_was_cut_is_incomplete(
     answer = (await client.post(PATH, json=GOOD)).json()
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": reason})
     assert answer["completed_at"] is None
-    assert (await streamed(client, GOOD))[-1]["type"] == "response.incomplete"
+    events = await streamed(client, GOOD)
+    assert events[-1]["type"] == "response.incomplete"
+    (done,) = (event["item"] for event in events if event["type"] == "response.output_item.done")
+    assert done["status"] == "incomplete"
+    assert events[-1]["response"]["output"] == [done]
+
+
+async def test_only_the_last_item_of_an_answer_that_was_cut_is_incomplete(
+    client: httpx.AsyncClient, calling: ScriptedGateway
+) -> None:
+    calling.end = EndReason.LENGTH
+    statuses = ["completed", "completed", "completed", "incomplete"]
+    assert [item["status"] for item in (await client.post(PATH, json=GOOD)).json()["output"]] == statuses
+    events = await streamed(client, GOOD)
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["status"] for item in done] == statuses
+    assert events[-1]["response"]["output"] == done
 
 
 async def test_a_refused_input_is_a_refusal(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
@@ -141,3 +157,15 @@ async def test_scores_are_told_where_they_are_included(client: httpx.AsyncClient
     events = await streamed(client, body)
     told = [score["token"] for event in events if "delta" in event for score in event["logprobs"]]
     assert told == gateway.pieces
+
+
+async def test_scores_that_come_before_their_text_come_with_it(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    scores = [TokenScore(place, text, text.encode(), -0.5) for place, text in enumerate("{}!")]
+    # What might have become a call is held back, and the scores are not.
+    gateway.deltas = [TextDelta(scores=(score,)) for score in scores[:2]] + [TextDelta(text="{}!", scores=(scores[2],))]
+    gateway.pieces = []
+    events = await streamed(client, GOOD | {"include": ["message.output_text.logprobs"]})
+    (part,) = events[-1]["response"]["output"][0]["content"]
+    assert [score["token"] for score in part["logprobs"]] == ["{", "}", "!"]

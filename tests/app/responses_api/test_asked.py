@@ -10,6 +10,9 @@ from app.responses_api.schemas import ResponsesRequest
 from tests.app.http.test_field_errors import DEEP
 from tests.app.scripted_gateway import ScriptedGateway
 
+CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+SCORES = [{"token": "I look.", "logprob": -0.5, "bytes": [73], "top_logprobs": []}]
+
 
 def chat(**body: Any) -> dict[str, Any]:
     found = chat_of(ResponsesRequest.model_validate({"model": "m"} | body)).model_dump(by_alias=True, exclude_none=True)
@@ -26,7 +29,7 @@ def test_items_become_the_turns_of_a_chat() -> None:
             "id": "msg_1",
             "role": "assistant",
             "status": "completed",
-            "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": []}],
+            "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": SCORES}],
         },
         {"type": "function_call", "id": "fc_1", "call_id": "1", "name": "f", "arguments": "{}", "status": "completed"},
         {"type": "function_call", "call_id": "2", "name": "g", "arguments": "{}"},
@@ -116,6 +119,7 @@ TOOL = {"type": "function", "name": "f"}
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": ""}]}, "input[0].call_id"),
+        ({"input": [CALL] * 129}, "input"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"store": True}, "store"),
         ({"background": True}, "background"),
