@@ -51,7 +51,7 @@ _NOT_JSON = {
     "number is infinity when parsed as double": "a number is beyond what a double holds, 1.8e308",
     "str is not valid UTF-8: surrogates not allowed": "it is not UTF-8",
 }
-"""orjson's reasons of which a client may ask what they mean."""
+"""Those of orjson's reasons of which a client may ask what they mean."""
 _NO_NUMBER = re.compile(r"-?(?:NaN|Infinity)")
 _OWN_CODES = ("unsupported_parameter", "unsupported_value", "unknown_parameter", "invalid_type")
 
@@ -73,7 +73,7 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
     """
     if errors and errors[0]["type"] == "json_invalid":
         reason = _why_not_json(errors[0], body)
-        return ApiError(400, f"The request body is not valid JSON{reason}.", code="invalid_json")
+        return ApiError(400, f"The request body is not valid JSON: {reason}.", code="invalid_json")
     failures = [_failure(error, body) for error in errors]
     root = _root(failures[0].param)
     of_field = [failure for failure in failures if _root(failure.param) == root]
@@ -83,12 +83,14 @@ def invalid_body(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
 
 
 def _why_not_json(error: Mapping[str, Any], body: object) -> str:
-    reason = _NOT_JSON.get(error["ctx"]["error"])
+    told = error["ctx"]["error"]
+    if told in _NOT_JSON:
+        return _NOT_JSON[told]
     # orjson tells of the character behind the sign.
     start = max(0, error["loc"][-1] - 1)
-    if reason is None and isinstance(body, str) and (found := _NO_NUMBER.search(body, start, start + 10)):
-        reason = f"{found[0]} is no JSON number"
-    return "" if reason is None else f": {reason}"
+    if isinstance(body, str) and (found := _NO_NUMBER.search(body, start, start + 10)):
+        return f"{found[0]} is no JSON number"
+    return f"{told}, at character {error['loc'][-1] + 1}"
 
 
 def _answer(failure: _Failure, texts: list[str]) -> ApiError:

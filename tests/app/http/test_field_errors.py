@@ -270,23 +270,24 @@ async def test_another_word_is_no_hint(client: httpx.AsyncClient, name: str) -> 
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (b"NaN", ": NaN is no JSON number"),
-        (b"-Infinity", ": -Infinity is no JSON number"),
-        (b"1e999", ": a number is beyond what a double holds, 1.8e308"),
-        (b"1" * 5000, ": a number is beyond what a double holds, 1.8e308"),
-        (b'"\\ud800"', ": a string has a lone surrogate"),
-        (b'"\\udc00"', ": a string has a lone surrogate"),
-        (b"[" * 1500 + b"]" * 1500, ": it is nested more than 1,024 deep"),
-        (b'"\xff"', ": it is not UTF-8"),
-        (b"nan", ""),
-        (b"", ""),
+        (b"NaN", "NaN is no JSON number"),
+        (b"-Infinity", "-Infinity is no JSON number"),
+        (b"1e999", "a number is beyond what a double holds, 1.8e308"),
+        (b"1" * 5000, "a number is beyond what a double holds, 1.8e308"),
+        (b'"\\ud800"', "a string has a lone surrogate"),
+        (b'"\\udc00"', "a string has a lone surrogate"),
+        (b"[" * 1500 + b"]" * 1500, "it is nested more than 1,024 deep"),
+        (b'"\xff"', "it is not UTF-8"),
+        (b"nan", "invalid literal, expected 'null', at character 27"),
+        (b"", "unexpected character, expected a JSON value, at character 27"),
+        (b"1,", "trailing comma is not allowed, at character 28"),
     ],
     ids=lambda value: repr(value[:20]),
 )
 async def test_what_is_no_json_is_told_why(client: httpx.AsyncClient, value: bytes, reason: str) -> None:
     response = await client.post(CHAT, content=b'{"model": "base", "user": ' + value + b"}", headers=JSON)
     error = response.json()["error"]
-    assert (error["message"], error["code"]) == (f"The request body is not valid JSON{reason}.", "invalid_json")
+    assert (error["message"], error["code"]) == (f"The request body is not valid JSON: {reason}.", "invalid_json")
 
 
 def _schemas(parent: type[WireRequest]) -> Iterator[type[WireRequest]]:
