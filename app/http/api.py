@@ -7,6 +7,8 @@ from functools import partial
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Scope
 
 from app.access.tenants import KeyRing
 from app.gateway_port import GatewayPort
@@ -100,8 +102,16 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         api_error = ApiError(404, f"Unknown route: {target}.", code="unknown_url")
     elif error.status_code == 405:
-        api_error = ApiError(405, f"Method not allowed: {target}.", code="method_not_allowed")
+        allowed = {"Allow": ", ".join(_methods(request.scope))}
+        api_error = ApiError(405, f"Method not allowed: {target}.", code="method_not_allowed", headers=allowed)
     else:
         api_error = ApiError(error.status_code, "The request was not understood.")
-    api_error.headers.update(error.headers or {})
+    api_error.headers = {**(error.headers or {}), **api_error.headers}
     return error_response(api_error, request.scope)
+
+
+def _methods(scope: Scope) -> list[str]:
+    """Return the methods of all routes of a path; the routing itself knows only of the first."""
+    routes = (route for resource in _RESOURCES for route in resource.router.routes)
+    methods = {name for route in routes if route.matches(scope)[0] is not Match.NONE for name in route.methods}
+    return sorted(methods | ({"HEAD"} if "GET" in methods else set()))

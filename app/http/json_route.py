@@ -54,7 +54,7 @@ class JsonRoute(APIRoute):
         async def handle_json(request: Request) -> Response:
             asked = JsonRequest(request.scope, request.receive)
             if has_body:
-                _check_content_type(request)
+                _check_content(request)
                 _check_keys(await asked.body())
             return await handle(asked)
 
@@ -79,7 +79,15 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> None:
         seen.add(key)
 
 
-def _check_content_type(request: Request) -> None:
+def _check_content(request: Request) -> None:
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise ApiError(
+            415,
+            "A body with a 'content-encoding' is not read; send it as it is.",
+            param="content-encoding",
+            code="unsupported_media_type",
+            headers={"accept-encoding": "identity"},
+        )
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")

@@ -93,7 +93,12 @@ async def test_unknown_routes_and_methods_have_openais_shape(client: httpx.Async
         response = await client.request(method, path)
         assert response.status_code == status, (method, path)
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
-    assert (await client.get("/v1/chat/completions")).headers["allow"] == "POST"
+    for method, path, allowed in (
+        ("GET", "/v1/chat/completions", "POST"),
+        ("PUT", "/v1/files", "GET, HEAD, POST"),
+        ("PUT", "/v1/files/file-1", "DELETE, GET, HEAD"),
+    ):
+        assert (await client.request(method, path)).headers["allow"] == allowed
 
 
 async def test_only_json_is_read(client: httpx.AsyncClient) -> None:
@@ -101,10 +106,12 @@ async def test_only_json_is_read(client: httpx.AsyncClient) -> None:
         response = await client.post("/v1/chat/completions", content=b"{}", headers=headers)
         assert response.status_code == 415
         assert response.json()["error"]["code"] == "unsupported_media_type"
-    response = await client.post(
-        "/v1/chat/completions", content=b"{}", headers={"content-type": "application/json; x=y"}
-    )
+    json = {"content-type": "application/json; x=y"}
+    response = await client.post("/v1/chat/completions", content=b"{}", headers=json)
     assert response.status_code == 400
+    response = await client.post("/v1/chat/completions", content=b"{}", headers=json | {"content-encoding": "gzip"})
+    assert (response.status_code, response.json()["error"]["param"]) == (415, "content-encoding")
+    assert response.headers["accept-encoding"] == "identity"
 
 
 async def test_the_openapi_document_describes_every_answer(client: httpx.AsyncClient) -> None:
