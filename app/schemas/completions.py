@@ -71,7 +71,7 @@ class CompletionLogprobs(WireResponse):
     tokens: list[str]
     token_logprobs: list[float | None] = Field(description="Natural logarithms; null for the first of a prompt.")
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int] = Field(description="Characters before each token.")
+    text_offset: list[int] = Field(description="Whole characters before each token.")
 
 
 class CompletionChoice(WithoutUnused):

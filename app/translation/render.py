@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -203,6 +204,7 @@ class TextScores:
 
     def __init__(self) -> None:
         self._offset = 0
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def next(self, scores: Iterable[TokenScore]) -> CompletionLogprobs:
         """Return the scores of the next piece."""
@@ -210,7 +212,8 @@ class TextScores:
         offsets = []
         for score in scores:
             offsets.append(self._offset)
-            self._offset += len(score.text)
+            # A character may be spread over several tokens.
+            self._offset += len(self._utf8.decode(score.raw))
         return CompletionLogprobs(
             tokens=[score.text for score in scores],
             token_logprobs=[None if score.logprob is None else _finite(score.logprob) for score in scores],
