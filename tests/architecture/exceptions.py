@@ -42,7 +42,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "app/routes/responses.py": "every test of tests/app/responses_api goes through it",
     "app/http/openapi.py": "tests/app/http/test_api.py reads the document that it makes",
     "app/resolved.py": "tests/app/test_builder.py resolves settings of every kind",
-    "app/translation/render.py": "tests/app/routes compares whole answers with the contract",
     "app/routes/context.py": "every test of tests/app/routes goes through it",
     "app/schemas/chat.py": "tests/app/routes/test_chat.py sends every field",
     "app/schemas/completions.py": "tests/app/routes/test_completions.py sends every field",
