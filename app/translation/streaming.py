@@ -123,8 +123,11 @@ class EventBatches:
             async with aclosing(generation) as events:
                 async for event in events:
                     await self._ready.put(ChoiceEvent(index, event))
-        except Exception as caught:  # noqa: BLE001 - carried to the reader, which raises it
-            error = caught
+        except asyncio.CancelledError:
+            raise
+        except BaseException as caught:  # noqa: BLE001 - carried to the reader, which raises it
+            # The panic of a library in Rust is no `Exception`, and without a word the reader waits for ever.
+            error = caught if isinstance(caught, Exception) else RuntimeError(repr(caught))
         await self._ready.put(_Ended(index, error))
 
 

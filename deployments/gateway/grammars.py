@@ -60,5 +60,11 @@ def _followable(index: int, tool: ToolSpec) -> ToolSpec:
 @lru_cache(MAX_KNOWN)
 def _reason_against(source: str) -> str:
     # Bounded by the library's own limits, a tenth of a second for the largest that a request can hold.
-    complaint = LLMatcher.validate_grammar(source)
+    try:
+        complaint = LLMatcher.validate_grammar(source)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            raise
+        # It panics where it would quote a long value that is wrong, and a panic is no `Exception`.
+        return "The grammar library gave up on a value in it."
     return "" if complaint.startswith("WARNING") else " ".join(complaint.split())[:MAX_REASON_CHARS]

@@ -14,7 +14,7 @@ END = Finished(reason=EndReason.STOP, num_prompt_tokens=1, num_completion_tokens
 class Source:
     """Yields what it is given; counts what was taken and whether it was closed."""
 
-    def __init__(self, *events: GenerationEvent | Exception | asyncio.Event) -> None:
+    def __init__(self, *events: GenerationEvent | BaseException | asyncio.Event) -> None:
         self.events = events
         self.num_taken = 0
         self.is_closed = False
@@ -24,7 +24,7 @@ class Source:
             for event in self.events:
                 if isinstance(event, asyncio.Event):
                     await event.wait()
-                elif isinstance(event, Exception):
+                elif isinstance(event, BaseException):
                     raise event
                 else:
                     self.num_taken += 1
@@ -69,6 +69,15 @@ async def test_opening_waits_for_every_first_event_and_raises_what_came_before_i
     assert slow.is_closed
     assert ready.is_closed
     assert broken.is_closed
+
+
+class Panic(BaseException):
+    """What a library in Rust raises where it gives up."""
+
+
+async def test_a_failure_that_is_no_exception_leaves_nobody_waiting() -> None:
+    with pytest.raises(RuntimeError, match="Panic"):
+        await asyncio.wait_for(collect([Source(STARTED, Panic()).run()]), 5)
 
 
 async def test_closing_ends_every_source() -> None:

@@ -22,6 +22,13 @@ async def test_a_good_grammar_passes_and_a_bad_one_names_its_field() -> None:
         assert len(refused.value.message) < 400
 
 
+async def test_a_schema_that_the_library_panics_at_is_refused() -> None:
+    """It cuts the value that it complains of after 100 bytes, in the midst of a character; the request then hung."""
+    source = LLMatcher.grammar_from_json_schema({"type": "string", "minLength": "🙂" * 30})
+    with pytest.raises(RequestError, match=r"'response_format' cannot be followed: The grammar library gave up"):
+        await check_grammar(Grammar(source=source, field="response_format"))
+
+
 async def test_while_a_grammar_is_looked_at_the_event_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     loop_goes_on = threading.Event()
     monkeypatch.setattr(grammars, "_reason_against", lambda source: "" if loop_goes_on.wait(20) else "it stood still")
