@@ -59,8 +59,8 @@ async def file_form(request: Request, *, max_file_bytes: int) -> AsyncIterator[F
     asked = Request(request.scope, _bounded(request.receive, max_file_bytes))
     try:
         form = await asked.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_OTHER_BYTES)
-    except (HTTPException, KeyError) as error:
-        raise ApiError(400, "The form could not be read.", code="invalid_form") from error
+    except HTTPException as error:
+        raise ApiError(400, f"The form could not be read: {error.detail}", code="invalid_form") from error
     except ClientDisconnect as error:
         raise ApiError(400, "The upload was interrupted.", param="file", code="invalid_form") from error
     try:

@@ -132,6 +132,12 @@ async def test_what_is_no_form_is_refused(http: httpx.AsyncClient, content_type:
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+async def test_why_a_form_cannot_be_read_is_told(http: httpx.AsyncClient) -> None:
+    files = [("file", ("a.jsonl", b"{}")), ("file", ("b.jsonl", b"{}"))]
+    error = (await http.post("/v1/files", data=BATCH, files=files)).json()["error"]
+    assert error["message"] == "The form could not be read: Too many files. Maximum number of files is 1."
+
+
 async def test_more_than_a_tenant_may_keep_is_refused(tmp_path: Path) -> None:
     _, client = await serve(tmp_path, max_tenant_bytes=100)
     async with client as http:
