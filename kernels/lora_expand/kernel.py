@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from kernels.lora_shrink.kernel import matrix_of, row_length, tile_at
+from kernels.overlap import let_begin, wait
 
 
 @triton.jit(do_not_specialize=["num_tokens", "entry", "num_modules"])
@@ -26,17 +27,21 @@ def lora_expand_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (columns of a module, tile) adds to [tokens, y_width], where the modules' outputs lie side by side.
 
     Tiles and `shrunk` are those of `kernels.lora_shrink.kernel`, B's of TYPE with rows as long as `row_length` says;
     out_i is module i's width, 0 for none. Of an adapter with gains and shifts, float32 [2, out_i], the output is
     y * gain + shift before the sum. BLOCK_SPLITS is a power of two and at least NUM_SPLITS.
+    What is read and who waits is as in `kernels.lora_shrink.kernel`.
     """
+    let_begin(OVERLAPS)
     part, tile = tl.program_id(0), tl.program_id(1)
     num_tiles = tl.load(count)
     start, end, table = tile_at(tiles, tile)
     if tile >= num_tiles:
+        wait(OVERLAPS)
         return
     # Modules have as many programs as they need, one module's after the other's.
     first_1 = tl.cdiv(out_0, BLOCK_N)
@@ -49,6 +54,7 @@ def lora_expand_kernel(
     columns = matrix_of(table, entry + module, 3)
     b = tl.multiple_of(matrix_of(table, entry + module, 1).to(tl.pointer_type(TYPE)), 16)
     if (rank == 0) & (columns == 0):
+        wait(OVERLAPS)
         return
     n = part * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column, length = n < out, row_length(rank)
@@ -64,10 +70,12 @@ def lora_expand_kernel(
             r = low + tl.arange(0, BLOCK_R)
             is_number = is_column[:, None] & (r < length)[None, :]
             rows = tl.load(b + n[:, None] * length + r[None, :], mask=is_number, other=0.0)
+            wait(OVERLAPS)
             from_split = source + (split * num_tokens + start)[:, None] * num_modules * room
             parts = tl.load(from_split + r[None, :], mask=(split < NUM_SPLITS)[:, None], other=0.0)
             numbers = tl.sum(parts, axis=0).to(TYPE)
             total += tl.sum(rows.to(tl.float32) * numbers.to(tl.float32)[None, :], axis=1)
+        wait(OVERLAPS)
         to_row = y + start * y_width + column + n
         total += tl.load(to_row, mask=is_column, other=0.0).to(tl.float32) * gain + shift
         tl.store(to_row, total.to(y.dtype.element_ty), mask=is_column)
@@ -77,13 +85,15 @@ def lora_expand_kernel(
         product = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for low in range(0, rank, BLOCK_R):
             r = low + tl.arange(0, BLOCK_R)
+            is_inside = is_column[None, :] & (r < length)[:, None]
+            b_tile = tl.load(b + n[None, :] * length + r[:, None], mask=is_inside, other=0.0)
+            wait(OVERLAPS)
             h = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
             for number in tl.static_range(NUM_SPLITS):
                 from_token = source + (number * num_tokens + token)[:, None] * num_modules * room
                 h += tl.load(from_token + r[None, :], mask=is_token[:, None], other=0.0)
-            is_inside = is_column[None, :] & (r < length)[:, None]
-            b_tile = tl.load(b + n[None, :] * length + r[:, None], mask=is_inside, other=0.0)
             product += tl.dot(h.to(b_tile.dtype), b_tile, input_precision="ieee")
+        wait(OVERLAPS)
         target = y + token[:, None] * y_width + (column + n)[None, :]
         is_target = is_token[:, None] & is_column[None, :]
         product += tl.load(target, mask=is_target, other=0.0).to(tl.float32) * gain[None, :] + shift[None, :]

@@ -10,6 +10,7 @@ import triton.language as tl
 
 from kernels.lora_expand.kernel import lora_expand_kernel
 from kernels.lora_shrink.launch import BLOCK_R, TILE
+from kernels.overlap import overlap
 
 BLOCK_N = 256
 TYPE_BY_DTYPE = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -60,4 +61,5 @@ def lora_expand(
         BLOCK_SPLITS=triton.next_power_of_2(num_parts),
         num_warps=4,
         num_stages=1,
+        **overlap(),
     )

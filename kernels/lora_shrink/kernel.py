@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from kernels.overlap import let_begin, wait
+
 ROW_STEP = tl.constexpr(8)
 """What divides the length of a row of B, zeros behind the rank's numbers: the widest load takes as many short ones."""
 
@@ -49,6 +51,7 @@ def lora_shrink_kernel(
     BLOCK_K: tl.constexpr,
     STEP: tl.constexpr,
     PARTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Program (split of the depth, module, tile) writes float32 [splits, tokens, modules, room].
 
@@ -57,11 +60,16 @@ def lora_shrink_kernel(
     Tiles are [first token, end, address of a table], int64, `count` of them, a number on the device. Of one token they
     are a product of a matrix and a vector, BLOCK_K numbers of each row of A in flight at once; of more, PARTS of a STEP
     of the depth are matrix products side by side, or each would wait for the one before it.
+
+    What adapters hold is read while the kernel before ends. Programs without work wait too: when all have ended, the
+    next kernel takes what was before this one for done.
     """
+    let_begin(OVERLAPS)
     split, module, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     num_tiles = tl.load(count)
     start, end, table = tile_at(tiles, tile)
     if tile >= num_tiles:
+        wait(OVERLAPS)
         return
     rank = matrix_of(table, entry + module, 2)
     a = tl.multiple_of(matrix_of(table, entry + module, 0).to(tl.pointer_type(x.dtype.element_ty)), 16)
@@ -78,10 +86,14 @@ def lora_shrink_kernel(
                 is_depth = k < last
                 is_number = is_rank[:, None] & is_depth[None, :]
                 rows = tl.load(a + r[:, None] * width + k[None, :], mask=is_number, other=0.0)
+                wait(OVERLAPS)
                 numbers = tl.load(x + start * width + k, mask=is_depth, other=0.0)
                 total += tl.sum(rows.to(tl.float32) * numbers.to(tl.float32)[None, :], axis=1)
+            wait(OVERLAPS)
             tl.store(target + start * num_modules * room + r, total)
+        wait(OVERLAPS)
     else:
+        wait(OVERLAPS)
         token = start + tl.arange(0, BLOCK_M)
         is_token = token < end
         lanes = tl.arange(0, PARTS)[:, None] * (STEP // PARTS) + tl.arange(0, STEP // PARTS)[None, :]

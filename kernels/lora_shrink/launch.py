@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from kernels.architecture import PROGRAMS_WANTED
 from kernels.lora_shrink.kernel import ROW_STEP, lora_shrink_kernel
+from kernels.overlap import overlap
 
 TILE = 16
 """Tokens of a tile at most."""
@@ -66,6 +67,7 @@ def lora_shrink(
         PARTS=PARTS,
         num_warps=4,
         num_stages=3 if is_short else 2,
+        **overlap(),
     )
     return shrunk
 
