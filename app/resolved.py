@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 from adapters.errors import AdapterError
 from adapters.identity import AdapterRef, read_adapter
@@ -50,6 +51,7 @@ from deployments.slo import Slo
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import CheckpointError, ConfigError
+from engine.loading.weight_files import check_weight_files
 
 LIBRARY_BY_SCHEME = {"s3": "s3fs", "gs": "gcsfs"}
 """What fsspec reads an object store by."""
@@ -193,7 +195,9 @@ def mistakes(settings: Settings, *, reads_adapters: bool) -> Iterator[str]:
         if not reads_adapters:
             model = model.model_copy(update={"adapters": (), "adapter_folder": None})
         if not any(map(is_hub_id, _paths(model))):
-            parts.append(partial(_model_config, model, f"models[{index}]", names, settings.slo))
+            parts.append(partial(_check_model, model, f"models[{index}]", names, settings.slo))
+    if settings.safety is not None and not is_hub_id(settings.safety.path):
+        parts.append(partial(_check_safety, settings.safety))
     for index, reranker in enumerate(settings.rerankers):
         if not is_hub_id(reranker.path):
             parts.append(partial(_reranker_config, reranker, f"rerankers[{index}]"))
@@ -206,6 +210,19 @@ def mistakes(settings: Settings, *, reads_adapters: bool) -> Iterator[str]:
             part()
         except ConfigError as error:
             yield str(error)
+
+
+def _check_model(model: ModelSettings, place: str, names: DeclaredNames, slo: SloSettings | None) -> None:
+    _model_config(model, place, names, slo)
+    with _at(f"{place}.path"):
+        check_weight_files(local_folder(model.path))
+
+
+def _check_safety(safety: SafetySettings) -> None:
+    path = _safety_config(safety).model_path
+    with _at("safety.path"):
+        read_window(path)
+        check_weight_files(Path(path))
 
 
 def _paths(model: ModelSettings) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.machinery
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -29,6 +30,9 @@ from app.resolved import mistakes
 from app.settings import Settings
 from deployments.config import GATEWAY, REGISTRY
 
+MAX_PORT = 65_535
+ROUTE_PREFIX = re.compile(r"/|(?:/[^/{}\s]+)+")
+
 
 def lint_config(path: str | Path, *, reads_adapters: bool = True) -> list[str]:
     """Return one line for each mistake in the Serve config file at `path`; empty where it is good.
@@ -43,6 +47,8 @@ def lint_config(path: str | Path, *, reads_adapters: bool = True) -> list[str]:
     lines = list(_unknown_keys(tree))
     if not lines:
         lines += _validation_lines(ServeDeploySchema, tree, "")
+    if not lines:
+        lines += _unreachable(tree)
     for index, application in enumerate(_list(tree.get("applications"))):
         place = f"applications[{index}]"
         if isinstance(application, dict) and application.get("import_path") == BUILDER:
@@ -78,10 +84,16 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_adapters
         return lines
     settings = Settings.model_validate(args)
     known, singles = deployment_names(settings), single_names(settings)
+    seen: set[object] = set()
     for index, deployment in enumerate(_list(application.get("deployments"))):
         if not isinstance(deployment, dict):
             continue
         name, here = deployment.get("name"), f"{place}.deployments[{index}]"
+        if name in seen:
+            lines.append(f"{here}.name: '{name}' stands twice, and Serve takes the last")
+        seen.add(name)
+        if isinstance(scaling := deployment.get("autoscaling_config"), dict):
+            lines += _validation_lines(AutoscalingConfig, scaling, f"{here}.autoscaling_config")
         if isinstance(name, str) and name not in known:
             lines.append(f"{here}.name: no deployment '{name}'; {_hint(name, known)}")
         scales = deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config") is not None
@@ -89,6 +101,21 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_adapters
             lines.append(f"{here}.num_replicas: of '{name}' there is one replica")
     lines += _missing_folders(settings, f"{place}.args")
     return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_adapters=reads_adapters)]
+
+
+def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what Serve takes, and nobody could ask a server by."""
+    _, port = listen_address(tree)
+    if not 1 <= port <= MAX_PORT:
+        yield f"http_options.port: {port} is not between 1 and {MAX_PORT}"
+    if not tree["applications"]:
+        yield "applications: there is none, and nothing to serve"
+    for index, application in enumerate(tree["applications"]):
+        prefix, place = application.get("route_prefix", "/"), f"applications[{index}].route_prefix"
+        if prefix is None and application["import_path"] == BUILDER:
+            yield f"{place}: without one it is not served over HTTP"
+        if prefix is not None and not ROUTE_PREFIX.fullmatch(prefix):
+            yield f"{place}: '{prefix}' is not '/' alone, or a path that begins with a slash and ends without one"
 
 
 def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ says when the server answers, and ends all that it has started.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
@@ -61,7 +62,9 @@ def serve_command(
         str, typer.Option(help="Ray cluster: 'local' starts one of its own, 'auto' joins the one here.")
     ] = "local",
     ready_timeout_s: Annotated[float, typer.Option(help="Seconds to wait until it answers.")] = 900.0,
-    drain_s: Annotated[float, typer.Option(help="Seconds that answers under way have once it is stopped.")] = 20.0,
+    drain_s: Annotated[
+        float, typer.Option(min=0, help="Seconds that answers under way have once it is stopped.")
+    ] = 20.0,
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Start Ray's dashboard too, which `serve deploy` goes by; 0.3 GB.")
     ] = False,
@@ -83,7 +86,7 @@ def check(config: Config = DEFAULT_CONFIG) -> None:
 
 
 @app.command("env")
-def env(drain_s: Annotated[int, typer.Option(help="Seconds a stopping gateway takes requests.")] = 30) -> None:
+def env(drain_s: Annotated[int, typer.Option(min=0, help="Seconds a stopping gateway takes requests.")] = 30) -> None:
     """Print the variables for `ray start` on the nodes of a cluster."""
     for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=drain_s):
         print(f"export {variable.name}={shlex.quote(variable.value)}  # {variable.purpose}")
@@ -144,7 +147,11 @@ def plan_command(
         print(f"note: of {concurrency} answers at once only {found.max_concurrency} fit")
 
 
-@app.command("bench", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(
+    "bench",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
 def bench(context: typer.Context) -> None:
     """Time the engine alone on this machine; what follows goes to `loadtest.bench_engine`."""
     raise typer.Exit(subprocess.call([sys.executable, "-m", "loadtest.bench_engine", *context.args]))
@@ -170,7 +177,9 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
     tree = read_config(config)
     host, port = preflight.listen_address(tree)
     own = serve_environment.of_this_process()
-    if not preflight.is_port_free(host, port):
+    if (error := preflight.listen_error(host, port)) is not None:
+        if error.errno != errno.EADDRINUSE:
+            return _refuse(f"nothing can listen on {host}, port {port}: {error.strerror}; see http_options in {config}")
         return _refuse(
             f"port {port} on {host} is in use: stop what listens there, or set http_options.port in {config}"
         )

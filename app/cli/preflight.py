@@ -49,15 +49,20 @@ def is_loopback(host: str) -> bool:
 
 def is_port_free(host: str, port: int) -> bool:
     """Tell whether a server could listen on `host`:`port` now."""
+    return listen_error(host, port) is None
+
+
+def listen_error(host: str, port: int) -> OSError | None:
+    """Return why no server could listen on `host`:`port` now, None where one could."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
             probe.listen()
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error
+    return None
 
 
 def free_ports(count: int) -> list[int]:

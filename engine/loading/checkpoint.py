@@ -6,13 +6,12 @@ and shapes are checked against config.json before the first byte of a tensor is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored import Stored
@@ -20,9 +19,8 @@ from engine.decoder.tensor_kinds import TensorKind
 from engine.errors import CheckpointError
 from engine.loading.names import IGNORED_SUFFIXES, Parameter, parameters
 from engine.loading.weight import Weight, dense, is_passed_over, read_stored, stack
+from engine.loading.weight_files import open_whole, weight_files
 from kernels.arena import lazy_zeros
-
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 WeightSource = Callable[[str, DecoderSpec, torch.dtype, torch.device], Iterable[tuple[str, Weight]]]
 """What `load_parameters` is: where the parameters of a decoder come from."""
@@ -68,11 +66,8 @@ def _opened(folder: Path) -> Iterator[Mapping[str, safe_open]]:
     """Open a checkpoint's files; the file of each tensor, by the tensor's name."""
     with ExitStack() as opened:
         file_by_tensor: dict[str, safe_open] = {}
-        for path in _weight_files(folder):
-            try:
-                file = opened.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{path}: not a whole safetensors file ({error}).") from None
+        for path in weight_files(folder):
+            file = opened.enter_context(open_whole(path, framework="pt"))
             for name in file.keys():  # noqa: SIM118  (safe_open is no mapping)
                 if name in file_by_tensor:
                     raise CheckpointError(f"{path}: the tensor {name} is in another file of the checkpoint as well.")
@@ -119,27 +114,6 @@ def _is_linear(spec: DecoderSpec, name: str) -> bool:
     """Tell whether a tensor is of a linear module of the layers."""
     module = name.rpartition(".")[0]
     return module.endswith("_proj") and module in spec.linear_shapes()
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    if (folder / INDEX).is_file():
-        try:
-            names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise CheckpointError(f"{folder / INDEX}: not an index of safetensors files.") from None
-        paths = [folder / str(name) for name in names]
-        for path in paths:
-            # A name with a way out of the folder in it would read what the operator did not configure.
-            if path.name not in names or not path.is_file():
-                raise CheckpointError(
-                    f"{folder / INDEX}: it names {str(path)!r}, but there is no such file in the folder."
-                )
-        return paths
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
-    hint = f" It has {others[0]}, but only safetensors are read: pickled weights can run code." if others else ""
-    raise CheckpointError(f"{folder}: there is neither {SINGLE} nor {INDEX}.{hint}")
 
 
 def _expected(

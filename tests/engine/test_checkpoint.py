@@ -9,7 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
-from engine.loading.checkpoint import INDEX, SINGLE, load_parameters
+from engine.loading.checkpoint import load_parameters
+from engine.loading.weight_files import INDEX, SINGLE
 from tests.engine.checkpoint_folder import write_checkpoint, write_config
 
 CPU = torch.device("cpu")

@@ -23,6 +23,9 @@ applications:
       - {name: Model-base, autoscaling_config: {min_replicas: 1, max_replicas: 2}}
 """
 
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"
+"""A whole safetensors file."""
+
 
 @pytest.fixture
 def lint(tmp_path: Path) -> Lint:
@@ -32,6 +35,7 @@ def lint(tmp_path: Path) -> Lint:
 def good_config(folder: Path) -> str:
     """Return a config file that is good, and put a checkpoint that it names in a folder."""
     (folder / "config.json").write_text(json.dumps(CONFIG_BY_NAME["smollm2-135m"] | {"eos_token_id": 0}))
+    (folder / "model.safetensors").write_bytes(NO_TENSORS)
     return GOOD.replace("FOLDER", str(folder))
 
 
@@ -70,6 +74,15 @@ def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
         ("name: Gateway", "name: Gatway", "applications[0].deployments[0].name: no deployment 'Gatway'; did you mean"),
         ("Model-base", "Model-bas", "applications[0].deployments[1].name: no deployment 'Model-bas'; did you mean"),
         ("name: Gateway", "name: Accounts", "applications[0].deployments[0].num_replicas: of 'Accounts' there is one"),
+        ("max_replicas: 2", "max_replicas: 0", "applications[0].deployments[1].autoscaling_config.max_replicas: input"),
+        ("min_replicas: 1", "min_replicas: 3", "applications[0].deployments[1].autoscaling_config: max_replicas (2)"),
+        ("name: Model-base", "name: Gateway", "applications[0].deployments[1].name: 'Gateway' stands twice, and Serve"),
+        ("port: 8000", "port: -1", "http_options.port: -1 is not between 1 and 65535"),
+        ("port: 8000", "port: 0", "http_options.port: 0 is not between 1 and 65535"),
+        ("port: 8000", "port: 70000", "http_options.port: 70000 is not between 1 and 65535"),
+        ("route_prefix: /", "route_prefix: api", "applications[0].route_prefix: 'api' is not '/' alone, or a path"),
+        ("route_prefix: /", "route_prefix: /api/", "applications[0].route_prefix: '/api/' is not '/' alone, or a path"),
+        ("route_prefix: /", "route_prefix: null", "applications[0].route_prefix: without one it is not served"),
         ("name: Gateway", "name: Safety", "applications[0].deployments[0].name: no deployment 'Safety'; known are:"),
     ],
 )  # fmt: skip
@@ -113,6 +126,29 @@ def test_a_key_that_stands_twice_is_a_mistake(lint: Lint) -> None:
 def test_a_folder_that_is_not_there_is_named(lint: Lint, tmp_path: Path) -> None:
     lines = lint((f"path: {tmp_path}", f"path: {tmp_path}/nope"))
     assert lines == [f"applications[0].args.models[0].path: the folder '{tmp_path}/nope' does not exist"]
+
+
+def test_a_file_that_serves_nothing_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("applications: []")
+    assert lint_config(tmp_path / "config.yaml") == ["applications: there is none, and nothing to serve"]
+
+
+def test_weights_that_are_missing_or_cut_off_are_named(lint: Lint) -> None:
+    """A start read them after 20 seconds only, and told of it by a traceback."""
+    lint()
+    (lint.folder / "guard").mkdir()
+    (lint.folder / "guard" / "config.json").write_text("{}")
+    (lint.folder / "guard" / "model.safetensors").write_bytes(NO_TENSORS[:-1])
+    safety = "      safety: {path: FOLDER/guard}\n"
+    (cut,) = lint(("    deployments:", f"{safety}    deployments:"))
+    assert cut.startswith(f"applications[0].args.safety.path: {lint.folder}/guard/model.safetensors: not a whole")
+    index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
+    (lint.folder / "model-1-of-2.safetensors").write_bytes(NO_TENSORS)
+    (lint.folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    (missing,) = lint()
+    assert missing.startswith(
+        f"applications[0].args.models[0].path: {lint.folder}/model.safetensors.index.json: it names"
+    )
 
 
 def test_a_value_of_no_type_that_it_may_have_is_one_mistake(lint: Lint) -> None:

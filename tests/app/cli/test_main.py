@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import socket
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
     monkeypatch.setattr(cli, "ServerProcess", FakeServer)
     monkeypatch.setattr(cli.compiling, "begin", lambda folder: None)
-    monkeypatch.setattr(cli.preflight, "is_port_free", lambda host, port: True)
+    monkeypatch.setattr(cli.preflight, "listen_error", lambda host, port: None)
     monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.setattr(FakeServer, "started", [])
@@ -132,12 +133,24 @@ def test_a_server_that_never_answers_is_given_up(
     assert "http://127.0.0.1:8000/health does not answer" in capsys.readouterr().err
 
 
-def test_a_port_in_use_is_one_line(
-    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EADDRINUSE, "Address already in use"), "port 8000 on 127.0.0.1 is in use"),
+        (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "127.0.0.1, port 8000: Name or service not"),
+    ],
+)
+def test_a_place_where_nothing_can_listen_is_one_line(
+    config: Path,
+    server: type[FakeServer],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: OSError,
+    told: str,
 ) -> None:
-    monkeypatch.setattr(cli.preflight, "is_port_free", lambda host, port: False)
+    monkeypatch.setattr(cli.preflight, "listen_error", lambda host, port: error)
     assert cli.main(["serve", str(config)]) == 2
-    assert "port 8000 on 127.0.0.1 is in use" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
     assert server.started == []
 
 

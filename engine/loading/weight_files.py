@@ -1,0 +1,56 @@
+"""Which files of a folder hold a checkpoint's weights, and whether each is whole, by their headers. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def check_weight_files(folder: Path) -> None:
+    """Look whether a checkpoint's files are there and as long as their headers say; errors as of what it calls."""
+    for path in weight_files(folder):
+        open_whole(path, framework="numpy")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that a checkpoint's tensors are in.
+
+    Raises:
+        CheckpointError: there are none, or one that the index names is missing.
+    """
+    if (folder / INDEX).is_file():
+        try:
+            names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise CheckpointError(f"{folder / INDEX}: not an index of safetensors files.") from None
+        paths = [folder / str(name) for name in names]
+        for path in paths:
+            # A name with a way out of the folder in it would read what the operator did not configure.
+            if path.name not in names or not path.is_file():
+                raise CheckpointError(
+                    f"{folder / INDEX}: it names {str(path)!r}, but there is no such file in the folder."
+                )
+        return paths
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
+    hint = f" It has {others[0]}, but only safetensors are read: pickled weights can run code." if others else ""
+    raise CheckpointError(f"{folder}: there is neither {SINGLE} nor {INDEX}.{hint}")
+
+
+def open_whole(path: Path, *, framework: str) -> safe_open:
+    """Open one file; a context manager.
+
+    Raises:
+        CheckpointError: it cannot be read, or is no safetensors file, or a part of one.
+    """
+    try:
+        return safe_open(path, framework=framework)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: not a whole safetensors file ({error}).") from None

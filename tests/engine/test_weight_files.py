@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.errors import CheckpointError
+from engine.loading.weight_files import INDEX, SINGLE, check_weight_files
+from tests.architecture.source_tree import ROOT
+
+WHOLE = (2).to_bytes(8, "little") + b"{}"
+
+
+def test_whole_files_are_good(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(WHOLE)
+    check_weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", WHOLE[:-1], WHOLE + b"left over"])
+def test_a_shard_that_is_not_whole_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.safetensors").write_bytes(WHOLE)
+    (tmp_path / "b.safetensors").write_bytes(content)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"b\.safetensors: not a whole safetensors file"):
+        check_weight_files(tmp_path)
+
+
+def test_no_torch_is_needed(tmp_path: Path) -> None:
+    """Who checks a configuration waits for nothing else."""
+    (tmp_path / SINGLE).write_bytes(WHOLE)
+    program = (
+        "import sys; from pathlib import Path; from engine.loading.weight_files import check_weight_files; "
+        "check_weight_files(Path(sys.argv[1])); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, check=True)
