@@ -10,6 +10,7 @@ import builtins
 import errno
 import json
 import logging
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ from engine.errors import OverloadError, RequestError
 _OURS = ("adapters", "app", "deployments", "engine", "kernels")
 _TO_FILE = {"log_to_stderr": False}
 """Serve's mark of a record that goes to the log's file only: there is one for each answer, as of its access log."""
+
+_POLLS = re.compile(r"CALL (?:catalogue|settle) OK ")
+"""Serve's lines for calls that every gateway makes each second, whether or not anything is asked of the server."""
 
 _logger = logging.getLogger(__name__)
 _dropped: Counter[str] = Counter()
@@ -40,6 +44,7 @@ def join_serve_log() -> None:
     builtins.print = _print
     serve_logger = logging.getLogger("ray.serve")
     serve_logger.addFilter(_is_no_refusal)
+    serve_logger.addFilter(_is_no_poll)
     for package in _OURS:
         logging.getLogger(package).parent = serve_logger
 
@@ -70,6 +75,11 @@ def _is_no_refusal(record: logging.LogRecord) -> bool:
     """
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, (RequestError, OverloadError))
+
+
+def _is_no_poll(record: logging.LogRecord) -> bool:
+    """Tell whether `record` is more than a poll that went well: five million of them a month hide all else."""
+    return not (hasattr(record, "serve_access_log") and _POLLS.match(record.getMessage()))
 
 
 def _drop(handler: logging.Handler, record: logging.LogRecord) -> None:

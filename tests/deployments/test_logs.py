@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from ray.serve._private.logging_utils import access_log_msg
 
 from deployments import logs
 from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
@@ -126,6 +127,18 @@ def test_our_records_go_where_those_of_serve_go(monkeypatch: pytest.MonkeyPatch)
     logging.getLogger("engine.build").info("told")
     assert [record.getMessage() for record in records] == ["told"]
     assert logging.getLogger("engine").getEffectiveLevel() == logging.INFO
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "is_told"),
+    [("catalogue", "OK", False), ("settle", "OK", False), ("catalogue", "ERROR", True), ("register", "OK", True)],
+)
+def test_polls_that_go_well_are_not_told(method: str, status: str, is_told: bool) -> None:
+    """A server that nobody asks wrote two lines a second for each gateway, and a refused adapter was one among them."""
+    join_serve_log()
+    message = access_log_msg(method="CALL", route=method, status=status, latency_ms=0.2)
+    record = logging.makeLogRecord({"msg": message, "serve_access_log": True})
+    assert bool(logging.getLogger("ray.serve").filter(record)) is is_told
 
 
 @pytest.mark.parametrize(
