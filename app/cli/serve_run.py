@@ -26,7 +26,7 @@ from ray.serve import scripts
 from ray.serve.exceptions import RayServeException
 
 from app.cli import serve_environment, worker_forks
-from app.cli.server_process import COLOUR
+from app.cli.server_process import COLOUR, REASON
 from deployments.config import GATEWAY
 
 DRAIN_MARGIN_S = 5.0
@@ -138,7 +138,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stdout.write("Shutting down...\n")
     serve.shutdown()
-    sys.exit(failure)
+    sys.exit(None if failure is None else REASON + failure)
 
 
 if __name__ == "__main__":

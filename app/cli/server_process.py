@@ -22,6 +22,9 @@ GRACE_S = 20.0
 
 TERM_S = 8.0
 
+REASON = "reason: "
+"""What the line begins with by which the child says why it ends; Ray may still tell of its own end after it."""
+
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -70,7 +73,7 @@ class ServerProcess:
         if self._child.poll() is None:
             return None
         self._copier.join(timeout=2)
-        return f"`serve run` ended with status {self._child.returncode}: {self._last_line}"
+        return f"`serve run` ended with status {self._child.returncode}: {self._last_line.removeprefix(REASON)}"
 
     @property
     def session_id(self) -> int:
@@ -80,22 +83,17 @@ class ServerProcess:
     def stop(self) -> None:
         """End the child gracefully, then by force, then whatever is left of its session; idempotent.
 
-        A `KeyboardInterrupt` while waiting (a second Ctrl-C) skips the rest of the grace.
+        A `KeyboardInterrupt` while waiting (a second Ctrl-C) skips all but the force: told by a second signal to end,
+        Ray dumps its stacks.
         """
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             for wanted, patience_s in ((signal.SIGINT, self._grace_s), (signal.SIGTERM, TERM_S)):
                 if self._child.poll() is None:
                     self._child.send_signal(wanted)
-                    self._wait(patience_s)
-        finally:
-            kill_session(self._child.pid)
-            self._child.wait()
-
-    def _wait(self, patience_s: float) -> None:
-        try:
-            self._child.wait(patience_s)
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            return
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._child.wait(patience_s)
+        kill_session(self._child.pid)
+        self._child.wait()
 
     def _copy_output(self) -> None:
         assert self._child.stdout is not None
@@ -104,7 +102,8 @@ class ServerProcess:
             told = line if has_colours else COLOUR.sub("", line)
             sys.stdout.write(told)
             sys.stdout.flush()
-            self._last_line = told.rstrip()
+            if not self._last_line.startswith(REASON):
+                self._last_line = COLOUR.sub("", line).rstrip()
 
 
 def kill_session(session_id: int) -> None:

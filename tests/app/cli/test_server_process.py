@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +14,15 @@ import pytest
 from app.cli.server_process import ServerProcess, kill_session, session_members
 
 STAND_IN = """
-import signal, subprocess, sys
+import atexit, signal, subprocess, sys
 from ray import serve
 def cli(arguments, prog_name, standalone_mode):
     command, blocking, config = arguments
     assert (command, blocking) == ("run", "--non-blocking")
     serve.mode = open(config).read().strip()
     subprocess.Popen([sys.executable, "-c", "import os, time; os.setpgid(0, 0); time.sleep(600)"])
+    if serve.mode == "never deploys":
+        atexit.register(print, "what Ray has told before [repeated 2x across cluster]", flush=True)
     if serve.mode == "fails":
         sys.exit("no such thing")
     if serve.mode == "stubborn":
@@ -134,6 +137,23 @@ def test_a_child_that_will_not_end_is_made_to(start: Start, monkeypatch: pytest.
     assert session_members(server.session_id) == []
 
 
+def test_who_is_told_twice_to_stop_kills_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM after SIGINT made Ray dump its stacks on the terminal."""
+    server = start("stubborn")
+    start.until_printed("up")
+    sent: list[int] = []
+
+    def wait(patience_s: float | None = None) -> None:
+        if patience_s is not None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(server._child, "send_signal", sent.append)
+    monkeypatch.setattr(server._child, "wait", wait)
+    server.stop()
+    assert sent == [signal.SIGINT]
+    assert session_members(server.session_id) == []
+
+
 def test_a_child_that_ends_says_why(start: Start) -> None:
     server = start("fails")
     start.until_printed("no such thing")
@@ -145,7 +165,7 @@ def test_a_child_that_ends_says_why(start: Start) -> None:
 
 def test_an_application_that_never_runs_ends_the_server_with_the_reason(start: Start) -> None:
     server = start("never deploys")
-    start.until_printed("ended gracefully")
+    start.until_printed("repeated 2x")
     until(server.has_ended)
     reason = "application 'bad' failed to deploy: no such checkpoint"
     assert server.failure() == f"`serve run` ended with status 1: {reason}"
