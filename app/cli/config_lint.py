@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.machinery
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -100,6 +101,7 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_adapters
         if name in singles and scales:
             lines.append(f"{here}.num_replicas: of '{name}' there is one replica")
     lines += _missing_folders(settings, f"{place}.args")
+    lines += _unwritable_folders(settings, f"{place}.args")
     return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_adapters=reads_adapters)]
 
 
@@ -154,6 +156,21 @@ def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
     for key, folder in folders.items():
         if folder is not None and not Path(folder).is_dir() and not is_hub_id(folder):
             yield f"{key}: the folder '{folder}' does not exist"
+
+
+def _unwritable_folders(settings: Settings, place: str) -> Iterator[str]:
+    folders: dict[str, str] = {}
+    if settings.registry is not None:
+        folders["registry.folder"] = settings.registry.folder
+    if settings.accounts is not None:
+        folders["accounts.spool_folder"] = settings.accounts.spool_folder
+    if settings.batches is not None:
+        folders["batches.folder"] = settings.batches.folder
+    for key, folder in folders.items():
+        path = Path(folder).absolute()
+        nearest = next(there for there in (path, *path.parents) if there.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            yield f"{place}.{key}: '{nearest}' is not a folder that can be written"
 
 
 def _unknown_keys(tree: dict[str, Any]) -> Iterator[str]:

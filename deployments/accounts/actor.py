@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import ParamSpec, TypeVar
+
+from limits.errors import ConfigurationError
+from sqlalchemy.exc import SQLAlchemyError
 
 from deployments.accounts.ledger import Ledger
 from deployments.accounts.limiter import Limiter
@@ -26,18 +30,34 @@ from deployments.accounts.values import (
 )
 from deployments.config import AccountsConfig
 from deployments.logs import join_serve_log
+from engine.errors import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    try:
+        yield
+    except (ConfigurationError, SQLAlchemyError, ImportError, OSError) as error:
+        # SQLAlchemy's have a second line, which leads to a page of its own.
+        raise ConfigError(f"args.accounts.{field}: {str(error).splitlines()[0]}") from error
+
+
 class Accounts:
-    """The deployment `Accounts`; there is one replica of it."""
+    """The deployment `Accounts`; there is one replica of it.
+
+    Raises:
+        ConfigError: what counts, or keeps records, cannot be opened.
+    """
 
     def __init__(self, config: AccountsConfig) -> None:
         join_serve_log()
-        self._limiter = Limiter(config.limits_url)
-        self._ledger = Ledger(config.database_url)
+        with _naming("limits_url"):
+            self._limiter = Limiter(config.limits_url)
+        with _naming("database_url"):
+            self._ledger = Ledger(config.database_url)
         self._keys = self._ledger.keys()
         # One thread each: neither is for several, and a slow disk must not keep requests from beginning.
         self._limiting = ThreadPoolExecutor(1, thread_name_prefix="limits")

@@ -30,6 +30,7 @@ from deployments.config import ChannelConfig
 from deployments.errors import ReplicaLostError
 from deployments.generation_calls import TokenAddress
 from deployments.routing.report import LoadReport, decode_report, is_report
+from engine.errors import ConfigError
 from engine.request import Emission, RequestId
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -128,8 +129,15 @@ class ChannelListener:
         self._feeders: dict[RequestId, asyncio.StreamReader] = {}
 
     async def start(self) -> TokenAddress:
-        """Listen on a free port and return the address that replicas dial."""
-        self._server = await asyncio.start_server(self._serve_connection, self._host, 0)
+        """Listen on a free port and return the address that replicas dial.
+
+        Raises:
+            ConfigError: this node has no such address.
+        """
+        try:
+            self._server = await asyncio.start_server(self._serve_connection, self._host, 0)
+        except OSError as error:
+            raise ConfigError(f"args.channel.host: cannot listen on '{self._host}': {error.strerror}") from error
         port = self._server.sockets[0].getsockname()[1]
         return TokenAddress(gateway_id=self._gateway_id, host=self._host, port=port)
 

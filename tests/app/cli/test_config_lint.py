@@ -151,6 +151,15 @@ def test_weights_that_are_missing_or_cut_off_are_named(lint: Lint) -> None:
     )
 
 
+def test_a_folder_that_cannot_be_written_is_named(lint: Lint) -> None:
+    """Batches would be "not ready yet" for ever, and usage records stay in memory."""
+    for node, key in (("registry", "folder"), ("accounts", "spool_folder"), ("batches", "folder")):
+        folder = f"      {node}: {{{key}: FOLDER/config.json/state}}\n    deployments:"
+        (line,) = lint(("    deployments:", folder))
+        place = f"applications[0].args.{node}.{key}"
+        assert line == f"{place}: '{lint.folder}/config.json' is not a folder that can be written"
+
+
 def test_a_value_of_no_type_that_it_may_have_is_one_mistake(lint: Lint) -> None:
     (line,) = lint(("num_replicas: 2", "num_replicas: -1"))
     assert line.startswith("applications[0].deployments[0].num_replicas: input should be greater than")

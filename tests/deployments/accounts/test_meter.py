@@ -18,6 +18,7 @@ from deployments.accounts.values import Admission, Charge, TenantLimits, UsageQu
 from deployments.config import AccountsConfig
 from deployments.errors import UnavailableError
 from deployments.timeline import Timeline
+from engine.errors import ConfigError
 from engine.request import RequestId
 from engine.trace import RequestTrace
 from tests.deployments.test_timeline import TRACE
@@ -154,3 +155,17 @@ async def test_keys_are_good_at_once_here_and_soon_elsewhere(handle: LocalHandle
     assert not await here.remove_key("d1")
     assert here.tenant_by_key == {}
     await elsewhere.close()
+
+
+@pytest.mark.parametrize(
+    ("field", "url", "words"),
+    [
+        ("limits_url", "foo://", "unknown storage scheme"),
+        ("database_url", "nonsense", "Could not parse SQLAlchemy URL"),
+        ("database_url", "sqlite:////dev/null/a", "File exists: ./dev/null"),
+    ],
+)
+def test_what_cannot_be_opened_is_named_in_one_line(tmp_path: Path, field: str, url: str, words: str) -> None:
+    urls = {"database_url": f"sqlite:///{tmp_path}/a.sqlite", field: url}
+    with pytest.raises(ConfigError, match=rf"^args\.accounts\.{field}: .*{words}.*$"):
+        Accounts(AccountsConfig(spool_folder=str(tmp_path), **urls))

@@ -76,6 +76,12 @@ async def test_every_stream_gets_its_own_tokens_in_order_over_one_connection() -
         assert ends.listener.num_connections == 1
 
 
+async def test_an_address_that_is_not_this_node_s_is_named() -> None:
+    listener = ChannelListener(replace(CONFIG, host="256.1.1.1"), "g1")
+    with pytest.raises(ConfigError, match=r"^args\.channel\.host: cannot listen on '256\.1\.1\.1': "):
+        await listener.start()
+
+
 async def test_two_gateways_get_only_what_is_theirs() -> None:
     async with both_ends() as ends:
         other = ChannelListener(CONFIG, "gateway-2")
