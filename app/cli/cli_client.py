@@ -53,7 +53,8 @@ def answered(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         raise AskError(f"status {response.status_code}, and no JSON: is this a server of ours?") from None
     if response.status_code >= 400:
-        raise AskError(str(body.get("error", {}).get("message", f"status {response.status_code}")))
+        hint = " Give it by --key." if response.status_code == httpx.codes.UNAUTHORIZED else ""
+        raise AskError(str(body.get("error", {}).get("message", f"status {response.status_code}")) + hint)
     return body
 
 
@@ -109,7 +110,7 @@ def unload_adapter(
     """Forget an adapter, wait for the requests that use it, and free it."""
     with connected(url, key) as client, console.status(f"waiting for the requests of {name}"):
         freed = answered(client.post("/v1/unload_lora_adapter", json={"lora_name": name, "version": version}))
-    console.print(f"{name} is gone; {sum(freed['freed_bytes']):,} bytes are free.")
+    console.print(f"{name} is gone; {sum(freed['freed_bytes']):,} bytes were freed.")
 
 
 @adapters.command("route")

@@ -47,12 +47,14 @@ def test_adapters_come_and_go(url: str, capsys: pytest.CaptureFixture[str], monk
     assert run(url, "adapters", "unload", "sql", "--version", "1") == 0
     told = capsys.readouterr().out
     assert "version 1" in told
-    assert "5 bytes" in told
+    assert "5 bytes were freed" in told
 
 
 def test_what_the_server_says_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(url, "adapters", "list") == 1
-    assert "admin key" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "admin key" in told
+    assert told.endswith("Give it by --key.\n")
     assert run("http://127.0.0.1:1", "models") == 1
     assert "does not answer" in capsys.readouterr().err
     assert run(url, "adapters", "route", "sql", "all") == 1
