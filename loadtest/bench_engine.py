@@ -120,16 +120,21 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--answer-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--device", choices=("cpu", "cuda"))
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--quantization", choices=("int8",))
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--max-batched-tokens", type=int, default=1024)
+    add_engine_options(parser)
     options = parser.parse_args(arguments)
     options.batches = tuple(int(part) for part in options.batches.split(","))
     if min(*options.batches, options.prompt_tokens, options.repeats) < 1 or options.answer_tokens < 2:
         parser.error("batches, prompt tokens and repeats must be at least 1, answer tokens at least 2")
     return options
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `engine_config` reads beside the sizes of the work."""
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--quantization", choices=("int8",))
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--max-batched-tokens", type=int, default=1024)
 
 
 def engine_config(options: argparse.Namespace, folder: Path) -> EngineConfig:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from loadtest.bench_engine import Plan, engine_config, vocabulary
+from loadtest.bench_engine import Plan, add_engine_options, engine_config, vocabulary
 from loadtest.compare import ask_together, find_server
 from loadtest.engine_alone import EngineAlone
 from loadtest.measure import Exchange
@@ -104,10 +104,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--answer-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--device", choices=("cpu", "cuda"))
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--max-batched-tokens", type=int, default=1024)
+    add_engine_options(parser)
     options = parser.parse_args(arguments)
     options.batches = tuple(int(part) for part in options.streams.split(","))
     if min(*options.batches, options.prompt_tokens, options.repeats) < 1 or options.answer_tokens < 2:

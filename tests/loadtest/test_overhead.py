@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from loadtest.bench_engine import engine_config
 from loadtest.measure import Exchange
 from loadtest.overhead import overhead_of, parse
 
@@ -42,3 +45,10 @@ def test_nonsense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--checkpoint", "x", "--streams", "0"])
     assert "at least 1" in capsys.readouterr().err
+
+
+def test_its_options_are_enough_for_an_engine() -> None:
+    """They were copied from the engine's own benchmark, and one that came later was not."""
+    options = parse(["--checkpoint", "model", "--streams", "1,8", "--quantization", "int8"])
+    config = engine_config(options, Path("model"))
+    assert (config.max_num_seqs, config.quantization) == (8, "int8")
