@@ -58,6 +58,7 @@ def lint_config(path: str | Path, *, reads_adapters: bool = True) -> list[str]:
             lines += _missing_module(application, f"{place}.import_path")
     if not lines:
         lines += _open_to_strangers(tree)
+        lines += _shared_folders(tree)
     return list(dict.fromkeys(lines))
 
 
@@ -143,6 +144,18 @@ def _open_to_strangers(tree: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def _shared_folders(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Yield that two applications have one folder: the second would wait for ever for the first to let go of it."""
+    owners: dict[tuple[str, Path], int] = {}
+    for index, application in enumerate(tree["applications"]):
+        if application["import_path"] != BUILDER:
+            continue
+        for key, folder in _state_folders(Settings.model_validate(application["args"])).items():
+            owner = owners.setdefault((key, Path(folder).absolute()), index)
+            if owner != index and key != "accounts.spool_folder":
+                yield f"applications[{index}].args.{key}: '{folder}' is that of applications[{owner}]"
+
+
 def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
     folders: dict[str, str | None] = {}
     for index, model in enumerate(settings.models):
@@ -159,6 +172,15 @@ def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
 
 
 def _unwritable_folders(settings: Settings, place: str) -> Iterator[str]:
+    for key, folder in _state_folders(settings).items():
+        path = Path(folder).absolute()
+        nearest = next(there for there in (path, *path.parents) if there.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            yield f"{place}.{key}: '{nearest}' is not a folder that can be written"
+
+
+def _state_folders(settings: Settings) -> dict[str, str]:
+    """Return the folders that an application writes, by their keys in `args`."""
     folders: dict[str, str] = {}
     if settings.registry is not None:
         folders["registry.folder"] = settings.registry.folder
@@ -166,11 +188,7 @@ def _unwritable_folders(settings: Settings, place: str) -> Iterator[str]:
         folders["accounts.spool_folder"] = settings.accounts.spool_folder
     if settings.batches is not None:
         folders["batches.folder"] = settings.batches.folder
-    for key, folder in folders.items():
-        path = Path(folder).absolute()
-        nearest = next(there for there in (path, *path.parents) if there.exists())
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            yield f"{place}.{key}: '{nearest}' is not a folder that can be written"
+    return folders
 
 
 def _unknown_keys(tree: dict[str, Any]) -> Iterator[str]:

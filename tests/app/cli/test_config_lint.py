@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from app.cli.config_lint import deployment_names, lint_config
 from app.settings import Settings
@@ -158,6 +159,19 @@ def test_a_folder_that_cannot_be_written_is_named(lint: Lint) -> None:
         (line,) = lint(("    deployments:", folder))
         place = f"applications[0].args.{node}.{key}"
         assert line == f"{place}: '{lint.folder}/config.json' is not a folder that can be written"
+
+
+def test_two_applications_have_folders_of_their_own(lint: Lint) -> None:
+    assert lint() == []
+    path = lint.folder / "config.yaml"
+    tree = yaml.safe_load(path.read_text())
+    (first,) = tree["applications"]
+    tree["applications"].append(first | {"name": "second", "route_prefix": "/second"})
+    path.write_text(yaml.safe_dump(tree))
+    assert lint_config(path) == [
+        "applications[1].args.registry.folder: '.antiphon' is that of applications[0]",
+        "applications[1].args.batches.folder: '.antiphon/batches' is that of applications[0]",
+    ]
 
 
 def test_a_value_of_no_type_that_it_may_have_is_one_mistake(lint: Lint) -> None:
