@@ -6,12 +6,11 @@ in the scope, which no client can write to (`INSIDE`).
 
 from __future__ import annotations
 
-import asyncio
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message
+import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.batches.values import InsideAnswer, InsideCall
 
@@ -42,64 +41,24 @@ class Insider:
     priority: int = BATCH_PRIORITY
 
 
-@dataclass(slots=True)
-class _Exchange:
-    """One request without a network: its body, and what was answered."""
-
-    body: bytes
-    status: int = 500
-    headers: Headers = field(default_factory=Headers)
-    pieces: list[bytes] = field(default_factory=list)
-    is_read: bool = False
-
-    async def receive(self) -> Message:
-        if self.is_read:
-            # Whoever asks stays until the answer: it never says that it has gone.
-            await asyncio.get_running_loop().create_future()
-        self.is_read = True
-        return {"type": "http.request", "body": self.body, "more_body": False}
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            self.headers = Headers(raw=list(message.get("headers", ())))
-        elif message["type"] == "http.response.body":
-            self.pieces.append(message.get("body", b""))
-
-
 async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
     """Return what the application answers; cancelling this frees what it works on."""
-    headers = [
-        (b"host", b"localhost"),
-        (b"content-type", b"application/json"),
-        (b"x-request-id", call.request_id.encode()),
-    ]
+    headers = {"content-type": "application/json", "x-request-id": call.request_id}
     if call.timeout_s is not None:
         # The bounds of `X-Request-Timeout`.
-        headers.append((b"x-request-timeout", f"{min(86_400.0, max(0.001, call.timeout_s)):.3f}".encode()))
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": call.method,
-        "scheme": "http",
-        "path": call.path,
-        "raw_path": call.path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": headers,
-        "client": None,
-        "server": None,
-        "state": {INSIDE: Insider(tenant=call.tenant)},
-    }
-    exchange = _Exchange(call.body)
-    await app(scope, exchange.receive, exchange.send)
-    if sum(map(len, exchange.pieces)) > MAX_ANSWER_BYTES:
+        headers["x-request-timeout"] = f"{min(86_400.0, max(0.001, call.timeout_s)):.3f}"
+
+    async def told(scope: Scope, receive: Receive, send: Send) -> None:
+        await app({**scope, "state": {INSIDE: Insider(tenant=call.tenant)}}, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(told), base_url="http://localhost") as client:
+        answer = await client.request(call.method, call.path, content=call.body, headers=headers, timeout=None)
+    if len(answer.content) > MAX_ANSWER_BYTES:
         return InsideAnswer(status=413, body=_TOO_LARGE)
     return InsideAnswer(
-        status=exchange.status,
-        body=b"".join(exchange.pieces),
-        retry_after_s=_seconds(exchange.headers.get("retry-after")),
+        status=answer.status_code,
+        body=answer.content,
+        retry_after_s=_seconds(answer.headers.get("retry-after")),
     )
 
 
