@@ -144,7 +144,7 @@ class RequestBody:
             has_ended = message["type"] == "http.response.body" and not message.get("more_body", False)
             await send(message)
 
-        work = asyncio.create_task(_call(self._app, scope, _replay(body), send_watched))
+        work = asyncio.ensure_future(self._app(scope, _replay(body), send_watched))
         watch = asyncio.create_task(_until_disconnect(receive))
         try:
             await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -174,10 +174,6 @@ class RequestBody:
 
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The request body is over {self._max_bytes} bytes.", code="request_too_large")
-
-
-async def _call(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    await app(scope, receive, send)
 
 
 def _replay(body: bytes) -> Receive:

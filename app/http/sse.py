@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import orjson
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.http.errors import ApiError, is_our_fault, to_api_error
-from app.schemas.common import PromptLogprobs, Usage
+from app.schemas.common import PromptLogprobs, StreamOptions, Usage
 from app.translation.moderation import chat_moderation
 from app.translation.render import (
     ChatShape,
@@ -57,38 +57,25 @@ class StreamFrames(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamExtras:
-    """What a stream carries besides the answer.
-
-    Attributes:
-        include_usage: one more chunk has the token counts.
-        continuous_usage: every chunk has the counts so far.
-        obfuscates: chunks are padded, so that their sizes do not tell the lengths of tokens.
-    """
-
-    include_usage: bool = False
-    continuous_usage: bool = False
-    obfuscates: bool = False
-
-
 class _Frames:
     """What the two kinds of streams share: the head of a chunk, and the chunk of counts."""
 
-    def __init__(self, head: ResponseHead, *, kind: str, extras: StreamExtras, answers_per_prompt: int) -> None:
+    def __init__(
+        self, head: ResponseHead, *, kind: str, options: StreamOptions | None, answers_per_prompt: int
+    ) -> None:
         self._head: dict[str, Any] = {
             "id": head.response_id,
             "object": kind,
             "created": head.created_s,
             "model": head.model,
         }
-        self._extras = extras
+        self._options = options or StreamOptions()
         self._answers_per_prompt = answers_per_prompt
         self._counted: dict[int, Finished] = {}
 
     def closing(self) -> bytes:
         """Return the chunk of counts, where it is asked for, and the end mark."""
-        if not self._extras.include_usage:
+        if not self._options.include_usage:
             return DONE
         return _frame(self._head | {"choices": [], "usage": self._counts().model_dump(mode="json")}) + DONE
 
@@ -109,7 +96,7 @@ class _Frames:
                     num_completion_tokens=0,
                 )
             case TextDelta(num_tokens=num_tokens):
-                if self._extras.continuous_usage:
+                if self._options.continuous_usage_stats:
                     self._counted[item.index] = replace(self._counted[item.index], num_completion_tokens=num_tokens)
             case Finished() as finished:
                 self._counted[item.index] = finished
@@ -119,9 +106,9 @@ class _Frames:
 
     def _chunk(self, *choices: dict[str, Any], **more: Any) -> bytes:
         chunk = self._head | {"choices": choices} | more
-        if self._extras.include_usage:
-            chunk["usage"] = self._counts().model_dump(mode="json") if self._extras.continuous_usage else None
-        if self._extras.obfuscates:
+        if self._options.include_usage:
+            chunk["usage"] = self._counts().model_dump(mode="json") if self._options.continuous_usage_stats else None
+        if self._options.include_obfuscation:
             size = len(orjson.dumps(choices))
             chunk["obfuscation"] = secrets.token_urlsafe(OBFUSCATION_STEP)[: 1 + -size % OBFUSCATION_STEP]
         return _frame(chunk)
@@ -134,11 +121,11 @@ class ChatFrames(_Frames):
         self,
         head: ResponseHead,
         *,
-        extras: StreamExtras,
+        options: StreamOptions | None,
         num_choices: int = 1,
         shape: ChatShape | None = None,
     ) -> None:
-        super().__init__(head, kind="chat.completion.chunk", extras=extras, answers_per_prompt=num_choices)
+        super().__init__(head, kind="chat.completion.chunk", options=options, answers_per_prompt=num_choices)
         self._shape = shape or ChatShape()
         if self._shape.service_tier is not None:
             self._head["service_tier"] = self._shape.service_tier
@@ -208,8 +195,8 @@ def _deltas(event: TextDelta) -> Iterator[dict[str, Any]]:
 class CompletionFrames(_Frames):
     """Chunks of text completions: the echo, pieces of text, then an empty one with the finish reason."""
 
-    def __init__(self, head: ResponseHead, *, extras: StreamExtras, shape: CompletionShape) -> None:
-        super().__init__(head, kind="text_completion", extras=extras, answers_per_prompt=shape.num_choices)
+    def __init__(self, head: ResponseHead, *, options: StreamOptions | None, shape: CompletionShape) -> None:
+        super().__init__(head, kind="text_completion", options=options, answers_per_prompt=shape.num_choices)
         self._shape = shape
         self._scores_by_choice: dict[int, TextScores] = {}
 

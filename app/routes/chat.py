@@ -11,7 +11,7 @@ from app.schemas.chat import ChatCompletion, ChatCompletionRequest
 from app.translation.moderation import chat_classifier
 from app.translation.render import ChatShape, chat_completion
 from app.translation.streaming import EventBatches, collect
-from app.translation.translate import chat_generations, served_tier, stream_extras
+from app.translation.translate import chat_generations, served_tier
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
@@ -30,6 +30,6 @@ async def create_chat_completion(body: ChatCompletionRequest, context: Context) 
         classifier=classifier,
     )
     if body.stream:
-        frames = ChatFrames(head, extras=stream_extras(body), num_choices=len(answers), shape=shape)
+        frames = ChatFrames(head, options=body.stream_options, num_choices=len(answers), shape=shape)
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
     return JsonResponse(chat_completion(head, await collect(answers), shape))

@@ -10,7 +10,7 @@ from app.routes.context import ERRORS, Context
 from app.schemas.completions import Completion, CompletionRequest
 from app.translation.render import CompletionShape, completion
 from app.translation.streaming import EventBatches, collect
-from app.translation.translate import answers_per_prompt, stream_extras, text_generations
+from app.translation.translate import answers_per_prompt, text_generations
 
 router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
@@ -29,7 +29,7 @@ async def create_completion(body: CompletionRequest, context: Context) -> Respon
         hides_answer=body.max_tokens == 0,
     )
     if body.stream:
-        frames = CompletionFrames(head, extras=stream_extras(body), shape=shape)
+        frames = CompletionFrames(head, options=body.stream_options, shape=shape)
         return EventStream(await EventBatches(answers).open(), frames, request_id=context.request_id)
     whole = await collect(answers)
     return JsonResponse(completion(head, whole, answers_per_prompt=num_per_prompt, shape=shape))

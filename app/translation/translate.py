@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
-from app.http.sse import StreamExtras
 from app.translation.beams import with_beams
 from app.translation.bounds import check_count, check_depth
 from app.translation.moderation import moderation_asked
@@ -209,18 +208,6 @@ def _retention_s(body: ChatCompletionRequest) -> float:
     return 3600 * max(hours)
 
 
-def stream_extras(body: SamplingFields) -> StreamExtras:
-    """Return what a stream carries besides the answer."""
-    options = body.stream_options
-    if options is None:
-        return StreamExtras()
-    return StreamExtras(
-        include_usage=bool(options.include_usage),
-        continuous_usage=bool(options.continuous_usage_stats),
-        obfuscates=bool(options.include_obfuscation),
-    )
-
-
 def plain_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[TextPrompt | TokenPrompt, ...]:
     """Return the prompts that `WirePrompt` spells, in order."""
     if isinstance(prompt, str):
@@ -322,10 +309,10 @@ def _lz_penalty(body: SamplingFields) -> LzPenalty | None:
 def _generation(
     body: SamplingFields, prompt: Prompt, limits: LimitSettings, max_tokens: int | None
 ) -> GenerationRequest:
-    if body.stream_options is not None and not body.stream:
+    options = body.stream_options
+    if options is not None and not body.stream:
         raise RequestError("'stream_options' needs 'stream' to be true.", field="stream_options")
-    extras = stream_extras(body)
-    if extras.continuous_usage and not extras.include_usage:
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
         field = "stream_options.continuous_usage_stats"
         raise RequestError(f"'{field}' needs 'include_usage' to be true.", field=field)
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:

@@ -131,13 +131,7 @@ class Answer:
         prompt = self._request.prompt
         if not isinstance(prompt, TokenPrompt):
             return await patiently(partial(self._model.encode, prompt), INPUT_PATIENCE_S)
-        for index, token_id in enumerate(prompt.token_ids):
-            if not 0 <= token_id < self._model.config.vocab_size:
-                raise RequestError(
-                    f"'prompt[{index}]' is {token_id}; token ids of this model are from 0 to "
-                    f"{self._model.config.vocab_size - 1}.",
-                    field="prompt",
-                )
+        check_vocabulary(prompt.token_ids, self._model.config.vocab_size, field="prompt")
         return prompt.token_ids
 
     def _prompt_tail(self) -> str:

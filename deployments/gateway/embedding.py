@@ -17,7 +17,7 @@ from adapters.identity import AdapterRef
 from deployments.config import SafetyConfig
 from deployments.errors import ReplicaLostError
 from deployments.gateway.answering import INPUT_PATIENCE_S
-from deployments.gateway.served_model import ServedModel
+from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
 from deployments.patience import patiently
@@ -112,17 +112,14 @@ class Embedding:
                 # To the tokenizer every text is a prompt.
                 message = error.message.replace("prompt", f"'{field}'", 1)
                 raise RequestError(message, field=field, code=error.code) from error
-        limit, last_id = self._model.config.max_model_len, self._model.config.vocab_size - 1
-        if not token_ids:
-            raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
+        limit = self._model.config.max_model_len
         if len(token_ids) > limit:
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens. However, '{field}' has {len(token_ids)}.",
                 field=field,
                 code="context_length_exceeded",
             )
-        if max(token_ids) > last_id or min(token_ids) < 0:
-            raise RequestError(f"'{field}' has a token id outside the vocabulary, 0 to {last_id}.", field=field)
+        check_vocabulary(token_ids, self._model.config.vocab_size, field=field)
         return token_ids
 
     async def _pooled(self, token_ids: Sequence[int]) -> GenerationResult:

@@ -32,7 +32,7 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -
     Raises:
         RequestError: it has not.
     """
-    wrong = next((token_id for token_id in token_ids if token_id >= vocab_size), None)
+    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
     if wrong is not None:
         raise RequestError(
             f"'{field}' has the token id {wrong}; those of this model are from 0 to {vocab_size - 1}.", field=field
