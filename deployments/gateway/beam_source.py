@@ -40,7 +40,7 @@ class _Asker(NamedTuple):
     on_attempt: OnAttempt
 
 
-class _SharedSearch:
+class SharedSearch:
     """One search for all who wait for it; the last who leaves before its end ends it.
 
     Attributes:
@@ -67,41 +67,27 @@ class _SharedSearch:
                 await asyncio.wait([task])
 
 
-class BeamSources:
-    """The searches under way in one gateway."""
-
-    def __init__(self) -> None:
-        # Kept by the answers that share them.
-        self._searches: WeakValueDictionary[str, _SharedSearch] = WeakValueDictionary()
-
-    def source(
-        self, replicas: TokenSource, share: BeamShare, eos_ids: frozenset[int], on_attempt: OnAttempt
-    ) -> TokenSource:
-        """Return where the tokens of one answer come from.
-
-        Args:
-            eos_ids: token ids that end an answer, unless it ignores them.
-            on_attempt: told the id of each call that is made for the answer.
-        """
-        search = self._searches.setdefault(share.group, _SharedSearch())
-        return BeamSource(replicas, share, eos_ids, search, on_attempt)
-
-
 class BeamSource:
-    """One answer of a beam search; see `deployments.gateway.resumption.TokenSource`."""
+    """One answer of a beam search; see `deployments.gateway.resumption.TokenSource`.
+
+    Args:
+        searches: those under way in this gateway, by the groups of answers that share them, which keep them.
+        eos_ids: token ids that end an answer, unless it ignores them.
+        on_attempt: told the id of each call that is made for the answer.
+    """
 
     def __init__(
         self,
+        searches: WeakValueDictionary[str, SharedSearch],
         replicas: TokenSource,
         share: BeamShare,
         eos_ids: frozenset[int],
-        shared: _SharedSearch,
         on_attempt: OnAttempt,
     ) -> None:
+        self._shared = searches.setdefault(share.group, SharedSearch())
         self._replicas = replicas
         self._share = share
         self._eos_ids = eos_ids
-        self._shared = shared
         self._on_attempt = on_attempt
 
     async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:

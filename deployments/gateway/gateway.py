@@ -13,6 +13,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakValueDictionary
 
 import ray
 from prometheus_client import Metric
@@ -32,7 +33,7 @@ from deployments.config import GatewayConfig, TracingConfig
 from deployments.errors import UnavailableError
 from deployments.gateway.answer_log import AnswerLog
 from deployments.gateway.answering import Answer
-from deployments.gateway.beam_source import BeamSources
+from deployments.gateway.beam_source import BeamSource, SharedSearch
 from deployments.gateway.dialect import dialect_of
 from deployments.gateway.embedding import Embedding
 from deployments.gateway.front_gate import FrontGate
@@ -124,7 +125,7 @@ class Gateway:
             self.meter = Meter(accounts, spool, self._name, self._overview.traces)
         self._traced: TraceWriter | None = None
         self._served: dict[str, ServedModel] = {}
-        self._beams = BeamSources()
+        self._searches = WeakValueDictionary[str, SharedSearch]()
         self._classify: Judge | None = None
         self._listener: ChannelListener | None = None
         self.batches = None if batches is None else BatchClient(batches)
@@ -193,7 +194,7 @@ class Gateway:
         ):
             if request.beams is not None:
                 eos_ids = frozenset(model.config.eos_ids)
-                source = self._beams.source(model.source, request.beams, eos_ids, recorder.note_attempt)
+                source = BeamSource(self._searches, model.source, request.beams, eos_ids, recorder.note_attempt)
                 model = replace(model, source=source)
             answer = Answer(
                 request,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from adapters.catalogue import AdapterVersion
 from adapters.identity import AdapterRef
 from deployments.classifiers.reranking import Rerankers
-from deployments.config import GatewayConfig
+from deployments.config import GatewayConfig, ModelConfig
 from deployments.generation import ModelCard
 from deployments.registry.adapter_directory import AdapterDirectory
 from engine.errors import RequestError
@@ -50,28 +51,25 @@ class ServedNames:
         if listed is not None or (found := self._adapters.find(name)) is None:
             return listed
         entry, version = found
-        return ModelCard(
-            name=name,
-            parent=entry.base,
-            created_s=version.created_s or self._created_s,
-            max_model_len=self._model_by_name[entry.base].max_model_len,
-        )
+        return self._card(self._model_by_name[entry.base], name, version)
 
     def cards(self) -> Sequence[ModelCard]:
         """Return what `/v1/models` shows: bases before their adapters, and cross-encoders last."""
         cards = []
         entries = self._adapters.entries()
         for model in self._model_by_name.values():
-            names: list[tuple[str, str | None, int]] = [(model.name, None, 0)]
-            names += [
-                (entry.name, model.name, entry.versions[-1].created_s)
+            cards.append(self._card(model, model.name))
+            cards += [
+                self._card(model, entry.name, entry.versions[-1])
                 for entry in entries
                 if entry.base == model.name and entry.split
             ]
-            cards += [
-                ModelCard(
-                    name=name, parent=parent, created_s=created_s or self._created_s, max_model_len=model.max_model_len
-                )
-                for name, parent, created_s in names
-            ]
         return cards + self._rerankers.cards(self._created_s)
+
+    def _card(self, model: ModelConfig, name: str, version: AdapterVersion | None = None) -> ModelCard:
+        return ModelCard(
+            name=name,
+            parent=None if version is None else model.name,
+            created_s=(version.created_s if version else 0) or self._created_s,
+            max_model_len=model.max_model_len,
+        )
