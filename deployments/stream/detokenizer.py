@@ -24,8 +24,8 @@ MAX_FIRST_TOKENS = 16
 class Detokenizer(Protocol):
     """The decoder of one answer."""
 
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these tokens have made certain; it may be empty."""
+    def feed(self, token_id: int) -> str:
+        """Return the text that this token has made certain; it may be empty."""
         ...
 
     def close(self) -> str:
@@ -44,9 +44,9 @@ class ByteDetokenizer:
         self._bytes_of = bytes_of
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """Return the characters that these tokens have completed."""
-        return self._utf8.decode(b"".join(map(self._bytes_of, token_ids)))
+    def feed(self, token_id: int) -> str:
+        """Return the characters that this token has completed."""
+        return self._utf8.decode(self._bytes_of(token_id))
 
     def close(self) -> str:
         """Return U+FFFD where the last character is unfinished, else nothing."""
@@ -87,21 +87,16 @@ class PieceDetokenizer:
         self._held: list[int] = []
         self._ends_in_raw_bytes = False
 
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the tokens that no later token can change."""
-        ready: list[str] = []
-        for token_id in token_ids:
-            kind = self._kind_of(token_id)
-            if kind is TokenKind.HIDDEN:
-                continue
-            is_raw = kind is TokenKind.RAW_BYTE
-            if self._held and self._ends_in_raw_bytes and not is_raw:
-                ready.append(self._take_held())
-            self._held.append(token_id)
-            self._ends_in_raw_bytes = is_raw
-            if not is_raw:
-                ready.append(self._take_held())
-        return "".join(ready)
+    def feed(self, token_id: int) -> str:
+        """Return the text of the tokens so far that no later token can change."""
+        kind = self._kind_of(token_id)
+        if kind is TokenKind.HIDDEN:
+            return ""
+        is_raw = kind is TokenKind.RAW_BYTE
+        run = self._take_held() if self._held and self._ends_in_raw_bytes and not is_raw else ""
+        self._held.append(token_id)
+        self._ends_in_raw_bytes = is_raw
+        return run if is_raw else run + self._take_held()
 
     def close(self) -> str:
         """Return the text of a run of byte tokens that the answer ends with."""
@@ -136,17 +131,13 @@ class MarkDetokenizer:
         self._text_by_id = text_by_id
         self._plain = new_plain()
 
-    def feed(self, token_ids: Sequence[int]) -> str:
-        """Return the text that these tokens have made certain."""
-        ready: list[str] = []
-        for token_id in token_ids:
-            mark = self._text_by_id.get(token_id)
-            if mark is None:
-                ready.append(self._plain.feed((token_id,)))
-            else:
-                ready += [self._plain.close(), mark]
-                self._plain = self._new_plain()
-        return "".join(ready)
+    def feed(self, token_id: int) -> str:
+        """Return the text that this token has made certain."""
+        mark = self._text_by_id.get(token_id)
+        if mark is None:
+            return self._plain.feed(token_id)
+        ended, self._plain = self._plain, self._new_plain()
+        return ended.close() + mark
 
     def close(self) -> str:
         """Return what was held back."""

@@ -85,7 +85,7 @@ class StreamHandler:
             if self.is_cut:
                 break
             self.num_tokens += 1
-            text = self._detokenizer.feed((token_id,))
+            text = self._detokenizer.feed(token_id)
             if self._reasoning is not None:
                 self._reasoning.feed(text)
             start, self._num_chars_read = self._num_chars_read, self._num_chars_read + len(text)
