@@ -136,9 +136,9 @@ def test_adapters_that_lie_in_lent_blocks_of_the_cache_give_the_tokens_of_the_cp
         for turn in range(2)
         for i, (prompt, ref) in enumerate(zip(random_prompts(len(adapters), longest=6), adapters, strict=True))
     ]
-    long = [greedy(f"long-{i}", tuple(range(3 + i, 63 + i)), 2) for i in range(3)]
+    long = [greedy(f"long-{i}", tuple(range(3 + i, 63 + i)), 2) for i in range(4)]
     turns = [[*crowd[: len(adapters)]], long, [*crowd[len(adapters) :]]]
-    config = replace(config_of(family.path), max_model_len=64, kv_cache_bytes=1 << 20)
+    config = replace(config_of(family.path), max_model_len=64, max_batched_tokens=256)
     cpu = build_engine(config, adapters)
     expected = [run_engine(cpu, requests) for requests in turns]
     monkeypatch.setattr(resolve, "LENT_PAGE_BYTES", 8192)
