@@ -57,29 +57,27 @@ def reference(name: str, folder: str) -> AdapterRef:
     return AdapterRef(name=name, path=path, digest=adapter_digest(path, name))
 
 
-def scan(folder: str) -> list[AdapterRef]:
-    """Return the adapters of a drop-in folder, one for each sub-folder with adapter_config.json, sorted by name.
-
-    Sub-folders without that file and those whose name begins with a dot are passed over.
+def reference_in(root: str, name: str) -> AdapterRef:
+    """Make the reference of one of the `sub_folders` of a drop-in folder, whose name is the adapter's.
 
     Raises:
-        AdapterError: the folder is missing, a sub-folder is a link that leads out of it, or an adapter is malformed.
+        AdapterError: as `reference`, or the sub-folder is a link that leads out of the folder.
     """
-    root = os.path.realpath(folder)
-    if not os.path.isdir(root):
-        raise AdapterError(os.path.basename(root), f"there is no folder {folder}")
-    refs = []
-    for name in sub_folders(root):
-        path = os.path.join(root, name)
-        check_name(name)
-        if os.path.commonpath((root, os.path.realpath(path))) != root:
-            raise AdapterError(name, "its folder is a link that leads out of the folder of adapters")
-        refs.append(reference(name, path))
-    return refs
+    check_name(name)
+    root, path = os.path.realpath(root), os.path.realpath(os.path.join(root, name))
+    if os.path.commonpath((root, path)) != root:
+        raise AdapterError(name, "its folder is a link that leads out of the folder of adapters")
+    return reference(name, path)
 
 
 def sub_folders(root: str) -> list[str]:
-    """Return the sub-folders with adapter_config.json, sorted; those whose name begins with a dot are passed over."""
+    """Return the sub-folders with adapter_config.json, sorted; those whose name begins with a dot are passed over.
+
+    Raises:
+        AdapterError: there is no such folder.
+    """
+    if not os.path.isdir(root):
+        raise AdapterError(os.path.basename(root), f"there is no folder {root}")
     return [
         name
         for name in sorted(os.listdir(root))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import secrets
 import time
@@ -10,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from adapters.errors import AdapterError
 from adapters.identity import AdapterRef, read_adapter
-from adapters.registry import DeclaredNames, reference, scan
+from adapters.registry import DeclaredNames, reference, reference_in, sub_folders
 from adapters.validate import validate
 from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import is_hub_id, local_folder
@@ -52,6 +54,8 @@ from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import CheckpointError, ConfigError
 from engine.loading.weight_files import check_weight_files
+
+_logger = logging.getLogger(__name__)
 
 LIBRARY_BY_SCHEME = {"s3": "s3fs", "gs": "gcsfs"}
 """What fsspec reads an object store by."""
@@ -213,7 +217,7 @@ def mistakes(settings: Settings, *, reads_adapters: bool) -> Iterator[str]:
 
 
 def _check_model(model: ModelSettings, place: str, names: DeclaredNames, slo: SloSettings | None) -> None:
-    _model_config(model, place, names, slo)
+    _model_config(model, place, names, slo, on_unfit=_refuse)
     with _at(f"{place}.path"):
         check_weight_files(local_folder(model.path))
 
@@ -239,7 +243,23 @@ def _max_queue_s(model: ModelSettings, slo: SloSettings | None) -> float:
     return DEFAULT_QUEUE_S if slo is None or slo.ttft_s is None else slo.ttft_s * QUEUE_SHARE
 
 
-def _model_config(model: ModelSettings, place: str, names: DeclaredNames, slo: SloSettings | None) -> ModelConfig:
+def _refuse(mistake: str) -> NoReturn:
+    raise ConfigError(mistake)
+
+
+def _model_config(
+    model: ModelSettings,
+    place: str,
+    names: DeclaredNames,
+    slo: SloSettings | None,
+    on_unfit: Callable[[str], None] = _logger.warning,
+) -> ModelConfig:
+    """Return what is known of a model before it is loaded.
+
+    Args:
+        on_unfit: told of what in the drop-in folder cannot be served, which keeps no server from starting: files come
+            and go there, and one that runs goes on too.
+    """
     with _at(f"{place}.path"):
         path = str(local_folder(model.path))
         spec = read_spec(path)
@@ -269,15 +289,21 @@ def _model_config(model: ModelSettings, place: str, names: DeclaredNames, slo: S
         eos_ids=spec.eos_ids,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
-        adapters=tuple(_adapters(model, place, spec, names)),
+        adapters=tuple(_adapters(model, place, spec, names, on_unfit)),
     )
 
 
-def _adapters(model: ModelSettings, place: str, spec: DecoderSpec, names: DeclaredNames) -> Iterator[AdapterRef]:
+def _adapters(
+    model: ModelSettings, place: str, spec: DecoderSpec, names: DeclaredNames, on_unfit: Callable[[str], None]
+) -> Iterator[AdapterRef]:
     if model.adapter_folder is not None:
         with _at(f"{place}.adapter_folder"):
-            for ref in scan(model.adapter_folder):
-                yield _checked(ref, spec, model.engine.max_adapter_rank, names)
+            found = sub_folders(model.adapter_folder)
+        for name in found:
+            try:
+                yield _checked(reference_in(model.adapter_folder, name), spec, model.engine.max_adapter_rank, names)
+            except AdapterError as error:
+                on_unfit(f"args.{place}.adapter_folder: {error}")
     for index, adapter in enumerate(model.adapters):
         with _at(f"{place}.adapters[{index}]"):
             ref = reference(adapter.name, str(local_folder(adapter.path)))

@@ -6,7 +6,7 @@ import pytest
 
 from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
-from adapters.registry import DeclaredNames, check_name, reference, scan
+from adapters.registry import DeclaredNames, check_name, reference, reference_in, sub_folders
 from tests.adapters.handmade import make_tensors, write
 
 
@@ -49,32 +49,31 @@ def test_plain_names_are_fine(name: str) -> None:
     check_name(name)
 
 
-def test_scan_lists_the_adapters_of_a_drop_in_folder(tmp_path: Path) -> None:
+def test_the_adapters_of_a_drop_in_folder_are_its_sub_folders(tmp_path: Path) -> None:
     write(tmp_path / "b-second", tensors=make_tensors(seed=2))
     write(tmp_path / "a-first")
     write(tmp_path / ".hidden")
     (tmp_path / "notes").mkdir()
     (tmp_path / "README.md").write_text("adapters")
-    refs = scan(str(tmp_path))
+    refs = [reference_in(str(tmp_path), name) for name in sub_folders(str(tmp_path))]
     assert [ref.name for ref in refs] == ["a-first", "b-second"]
     assert refs[0].path == str((tmp_path / "a-first").resolve())
     assert refs[1].digest == adapter_digest(str(tmp_path / "b-second"))
 
 
-def test_scan_refuses_what_it_cannot_vouch_for(tmp_path: Path) -> None:
+def test_a_drop_in_folder_is_there_and_nothing_in_it_leads_elsewhere(tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="there is no folder"):
-        scan(str(tmp_path / "nowhere"))
+        sub_folders(str(tmp_path / "nowhere"))
     elsewhere = tmp_path / "elsewhere"
     write(elsewhere / "x")
     library = tmp_path / "library"
     library.mkdir()
     (library / "x").symlink_to(elsewhere / "x")
     with pytest.raises(AdapterError, match=r"'x' .* leads out"):
-        scan(str(library))
-    (library / "x").unlink()
+        reference_in(str(library), "x")
     write(library / "bad name")
     with pytest.raises(AdapterError, match="letters, digits"):
-        scan(str(library))
+        reference_in(str(library), "bad name")
 
 
 def test_a_reference_has_a_resolved_path_and_errors_use_the_alias(tmp_path: Path) -> None:

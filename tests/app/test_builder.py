@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from app.access.admin import ADMIN_KEY_VARIABLE
 from app.access.tenants import key_digest
 from app.builder import _request_router, build
-from app.resolved import batches_config, gateway_config, registry_config
+from app.resolved import batches_config, gateway_config, mistakes, registry_config
 from app.settings import Settings
 from deployments.config import ChannelConfig
 from engine.errors import ConfigError
@@ -90,7 +90,6 @@ def test_each_part_is_a_deployment_unless_it_is_placed_inline(placement: str, na
     [
         ({"path": "/nowhere/at/all"}, ("args.models[0].path", "/nowhere/at/all")),
         ({"engine": {"max_model_len": CONTEXT + 1}}, ("engine.max_model_len", str(CONTEXT + 1), str(CONTEXT))),
-        ({"engine": {"max_adapter_rank": 4}}, ("args.models[0].adapter_folder", "large", "8", "4")),
         ({"adapter_folder": "/nowhere/at/all"}, ("args.models[0].adapter_folder", "/nowhere/at/all")),
         ({"tokenizer_path": "/nowhere/at/all"}, ("args.models[0].tokenizer_path",)),
     ],
@@ -102,6 +101,20 @@ def test_what_cannot_be_used_is_refused_with_its_place(
     with pytest.raises(ConfigError) as refused:
         build(Settings.model_validate({"models": [model]}))
     assert all(word in str(refused.value) for word in words), str(refused.value)
+
+
+def test_what_lies_unfit_in_the_drop_in_folder_keeps_no_server_from_starting(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = {"name": "chat", "path": str(folder / "chat"), "adapter_folder": str(folder / "adapters")}
+    asked = Settings.model_validate({"models": [model | {"engine": {"max_adapter_rank": 4}}]})
+    with caplog.at_level(logging.WARNING):
+        (built,) = gateway_config(asked).models
+    assert "large" not in {ref.name for ref in built.adapters}
+    words = ("args.models[0].adapter_folder", "large", "8", "4")
+    assert all(word in caplog.text for word in words), caplog.text
+    (told,) = mistakes(asked, reads_adapters=True)
+    assert all(word in told for word in words), told
 
 
 def test_an_adapter_of_another_geometry_is_refused(folder: Path, tmp_path: Path) -> None:

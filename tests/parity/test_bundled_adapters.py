@@ -7,7 +7,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from adapters.registry import scan
+from adapters.registry import reference_in, sub_folders
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.request import Request
@@ -42,7 +42,7 @@ def generate(model: torch.nn.Module, prompt: list[int]) -> list[int]:
 
 
 def test_all_bundled_adapters_and_the_base_answer_in_one_batch_as_peft_does(tokenizer: PreTrainedTokenizerBase) -> None:
-    refs = {ref.name: ref for ref in scan(str(LIBRARY))}
+    refs = {name: reference_in(str(LIBRARY), name) for name in sub_folders(str(LIBRARY))}
     assert len(refs) == 3
     base = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
     expected = {f"base {i}": generate(base, prompt) for i, prompt in enumerate(prompts(tokenizer))}
