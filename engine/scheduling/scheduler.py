@@ -11,7 +11,8 @@ Guarantees, all held by property tests: the budget is never exceeded; a block is
 adapter and salt; whatever ends, in any way and at any moment, returns its blocks, row and adapter pin; every request
 ends. The last rests on three bounds:
 
-- every decode runs in every step: a request enters the batch, and reaches its last token, only in a step that had a
+- every decode runs in every step, but for those of prompts alone (`engine.scheduling.own_step`), of which there are
+  never two in a row: a request enters the batch, and reaches its last token, only in a step that had a
   token of the budget for it beside all decodes, so that there are never more decodes than budget;
 - every other order (who is admitted, who prefills first, who is pre-empted last) is the rank that a request got when
   it came, and may lose once, to a flow that holds fewer rows than its share: its flow's turn
@@ -42,6 +43,7 @@ from engine.scheduling.forecast import Backlog
 from engine.scheduling.hopeless import hopeless
 from engine.scheduling.lending import CacheLending
 from engine.scheduling.live_request import PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
+from engine.scheduling.own_step import OwnSteps
 from engine.scheduling.pins import Pins
 from engine.scheduling.request_bounds import check_request
 from engine.scheduling.row_shares import who_yields
@@ -85,6 +87,7 @@ class Scheduler:
         self.counters = SchedulerCounters()
         reader = BacklogReader(config, self._fair_queue, self.counters)
         self.admission = Admission(config, reader, lambda: self._tables.num_lent)
+        self._own_steps = OwnSteps(self.admission.costs)
 
     @property
     def num_waiting(self) -> int:
@@ -179,6 +182,7 @@ class Scheduler:
         self._serve_prefills(draft, can_admit=self.counters.num_preemptions == num_preemptions)
         if draft.is_empty:
             return None
+        self._own_steps.choose(draft)
         self._num_plans += 1
         self._fair_queue.note_step()
         released, self._released_rows = self._released_rows, []

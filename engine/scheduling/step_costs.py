@@ -5,7 +5,8 @@ A step is taken to last
     base + per_row * decoding rows + per_token * prompt tokens
 
 seconds. Base and row are a line through the steps that only decode, by least squares, the newest weighing most; a
-prompt token is what that line leaves of the steps that compute prompts.
+prompt token is what that line leaves of the steps that compute prompts. What a step takes at least is not told by that
+line where all steps have nearly as many rows; for steps of prompts alone it is learned from those.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class StepCosts:
         self._prompt_token_s = 0.0
         self._prompt_tokens = self._prompt_steps_s = 0.0
         self._num_steps = self._num_prompt_steps = 0
+        self._alone_s, self._num_alone = 0.0, 0
         self._measured_at_s = 0.0
 
     def observe(self, *, num_decodes: int, num_prompt_tokens: int, took_s: float, now_s: float) -> None:
@@ -50,6 +52,10 @@ class StepCosts:
         else:
             self._prompt_tokens = MEMORY * self._prompt_tokens + num_prompt_tokens
             self._prompt_steps_s = MEMORY * self._prompt_steps_s + took_s
+            if not num_decodes:
+                self._num_alone += 1
+                left_s = max(0.0, took_s - self.prompt_s(num_prompt_tokens))
+                self._alone_s += max(NEW_SHARE, 1 / self._num_alone) * (left_s - self._alone_s)
             if self._num_steps >= MIN_STEPS:
                 self._learn_prompt(num_prompt_tokens, max(0.0, took_s - self.step_s(num_decodes)))
         self._measured_at_s = now_s
@@ -75,6 +81,10 @@ class StepCosts:
     def prompt_s(self, num_tokens: float) -> float:
         """Return the seconds that prompt tokens add to the steps that compute them."""
         return self._prompt_token_s * num_tokens
+
+    def prompts_alone_s(self, num_tokens: int) -> float | None:
+        """Return the seconds of a step of so many prompt tokens and nothing else; None before any has been measured."""
+        return self._alone_s + self.prompt_s(num_tokens) if self._num_alone and self._num_prompt_steps else None
 
     def _learn_decodes(self, num_rows: int, took_s: float) -> None:
         self._num_steps += 1

@@ -29,6 +29,25 @@ class StepDraft:
         """Whether nothing is to be computed."""
         return not self._end_by_live
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether there is neither a prompt in it nor anybody new."""
+        return not (self._num_prefill_tokens or self._admissions)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of prompts in it, and others that were known before they are computed."""
+        return self._num_prefill_tokens
+
+    def decodes(self) -> list[LiveRequest]:
+        """Return who has a row already and computes output."""
+        return [live for live in self._end_by_live if live.is_decoding and live not in self._admissions]
+
+    def first_tokens(self) -> list[LiveRequest]:
+        """Return whose prompt ends in this step."""
+        others = {*self.decodes()}
+        return [live for live, end in self._end_by_live.items() if live not in others and end == live.num_tokens]
+
     def share(self, live: LiveRequest) -> int:
         """Return how many tokens the request may compute beyond those it has in the draft; 0 where nothing is left.
 
@@ -69,6 +88,12 @@ class StepDraft:
         """Take it out again, if it is in."""
         if self._end_by_live.pop(live, None) is not None:
             self._take_decode(live, -1)
+
+    def drop_decodes(self) -> None:
+        """Leave the prompts alone in it; nothing more can be drafted then."""
+        for live in self.decodes():
+            del self._end_by_live[live]
+        self._num_decodes = 0
 
     def rows(self) -> tuple[StepRow, ...]:
         """Return the plan's rows: those of a single token first; within each group one adapter's rows side by side."""

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from engine.config import ResolvedConfig
 from engine.request import FinishReason, Pooling, Request
+from tests.engine.scheduling.test_own_step import teach
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
 from tests.oracles.naive_scheduler import answer_alone
 
@@ -81,11 +82,14 @@ def most_steps(all_requests: list[Request]) -> int:
 class SchedulerMachine(RuleBasedStateMachine):
     """An engine's life: requests come, are cancelled, run late or fail, while steps go on."""
 
-    @initialize(config=configs(), gate=gates(), steps_ahead=st.integers(0, 1))
-    def build(self, config: ResolvedConfig, gate: ScriptedGate, steps_ahead: int) -> None:
+    @initialize(config=configs(), gate=gates(), steps_ahead=st.integers(0, 1), knows_costs=st.booleans())
+    def build(self, config: ResolvedConfig, gate: ScriptedGate, steps_ahead: int, knows_costs: bool) -> None:
         self.now = 0.0
         failing = frozenset({"r3", "r8"})
         self.harness = Harness(config, gate, failing, clock=lambda: self.now, steps_ahead=steps_ahead)
+        if knows_costs:
+            # Then some prompts are computed without the decodes.
+            teach(self.harness.scheduler.admission.costs)
         self.requests: dict[str, Request] = {}
         self.cancelled: set[str] = set()
 
