@@ -74,6 +74,7 @@ def build(settings: Settings) -> serve.Application:
         admin_key_sha256=_admin_key(settings),
         key_ring=key_ring(settings),
         host_rule=HostRule.of(settings.allowed_hosts, is_open=not settings.tenants and not settings.allow_anonymous),
+        allowed_origins=settings.allowed_origins,
         batch_settings=settings.batches,
     )
     gateway = serve.deployment(serve.ingress()(Gateway)).options(

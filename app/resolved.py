@@ -22,7 +22,6 @@ from app.checkpoint_source import is_hub_id, local_folder
 from app.cluster_memory import remembered
 from app.fingerprint import model_fingerprint
 from app.settings import (
-    AccountSettings,
     BatchSettings,
     ModelSettings,
     RegistrySettings,
@@ -32,6 +31,7 @@ from app.settings import (
     SloSettings,
     TracingSettings,
 )
+from app.settings_access import AccountSettings
 from deployments.accounts.values import TenantLimits
 from deployments.batches.values import MAX_LINE_BYTES
 from deployments.classifiers.sequence_window import read_num_labels, read_window

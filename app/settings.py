@@ -10,10 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
-from app.settings_node import FolderPath, SettingsNode
-
-PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
-"""What a client writes into `model`: 1 to 128 letters, digits, dots, underscores and hyphens."""
+from app.settings_access import AccountSettings, HostName, KeyDigest, Origin, TenantLimitSettings, TenantSettings
+from app.settings_node import FolderPath, PublicName, SettingsNode
 
 
 class AdapterSettings(SettingsNode):
@@ -231,54 +229,6 @@ class RegistrySettings(SettingsNode):
     )
 
 
-KeyDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-"""SHA-256 of a key, in lower-case hex: `printf %s KEY | sha256sum`."""
-
-
-class TenantLimitSettings(SettingsNode):
-    """What one tenant may use, all gateways together; null: as much as there is."""
-
-    requests_per_minute: int | None = Field(default=None, ge=1, description="Answers begun; each choice is one.")
-    input_tokens_per_minute: int | None = Field(default=None, ge=1, description="Tokens of prompts.")
-    output_tokens_per_minute: int | None = Field(
-        default=None, ge=1, description="Tokens of answers; who has one left may begin, and what is over counts."
-    )
-    concurrent_requests: int | None = Field(
-        default=None, ge=1, description="Answers under way at once; each choice is one."
-    )
-
-
-class TenantSettings(SettingsNode):
-    """One tenant: its keys, and what it may do with them."""
-
-    name: PublicName = Field(description="Name of the tenant.")
-    keys_sha256: tuple[KeyDigest, ...] = Field(
-        default=(), description="SHA-256 of each of its API keys, in hex; more can be made while the server runs."
-    )
-    models: tuple[PublicName, ...] | None = Field(
-        default=None, description="Base models and adapters that it may use; null: all."
-    )
-    priority: int = Field(
-        default=0, ge=-(2**20), le=2**20, description="Added to that of its requests; lower is served first."
-    )
-    limits: TenantLimitSettings = Field(default_factory=TenantLimitSettings, description="What it may use.")
-
-
-class AccountSettings(SettingsNode):
-    """Where it is kept what tenants use; the actor `Accounts` holds it."""
-
-    database_url: str | None = Field(
-        default=None,
-        description="Database of usage records and keys, as SQLAlchemy names it; null: SQLite beside the registry.",
-    )
-    limits_url: str = Field(
-        default="memory://", description="Where limits are counted, as the `limits` library names it."
-    )
-    spool_folder: FolderPath = Field(
-        default=".antiphon/usage", description="Folder on each node for records that are on their way."
-    )
-
-
 class BatchSettings(SettingsNode):
     """Files and batches; the actor `Batches` has them and runs them behind all other requests."""
 
@@ -363,10 +313,15 @@ class Settings(SettingsNode):
     allow_anonymous: bool = Field(
         default=False, description="Whether `antiphon serve` listens beyond this machine though no tenant is known."
     )
-    allowed_hosts: tuple[Annotated[str, Field(min_length=1, max_length=253)], ...] | None = Field(
+    allowed_hosts: tuple[HostName, ...] | None = Field(
         default=None,
         description="Names in `Host` that are answered to, besides addresses and localhost; `*.name` for all under it. "
         "null: any, but none without `tenants` and `allow_anonymous`.",
+    )
+    allowed_origins: tuple[Origin, ...] = Field(
+        default=(),
+        description="Origins whose pages may ask from browsers (CORS), each `https://host[:port]`; `*` for all, which "
+        "needs `tenants` or `allow_anonymous`.",
     )
     admin_key_sha256: KeyDigest | None = Field(
         default=None,
@@ -396,4 +351,9 @@ class Settings(SettingsNode):
         limited = [tenant.name for tenant in self.tenants if tenant.limits != TenantLimitSettings()]
         if limited and self.accounts is None:
             raise ValueError(f"tenants[{limited[0]}].limits need `accounts`, which is null")
+        if "*" in self.allowed_origins and not self.tenants and not self.allow_anonymous:
+            raise ValueError(
+                "allowed_origins: with '*' every page that somebody visits could ask: name the origins, give `tenants` "
+                "with API keys, or set `allow_anonymous: true`"
+            )
         return self

@@ -11,6 +11,9 @@ from pydantic_core import PydanticCustomError
 
 FolderPath = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
+PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
+"""What a client writes into `model`: 1 to 128 letters, digits, dots, underscores and hyphens."""
+
 
 def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
     """Return the error for a key that does not exist, with the nearest one that does."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -53,6 +55,7 @@ def create_app(
     admin_key_sha256: str | None = None,
     key_ring: KeyRing | None = None,
     host_rule: HostRule | None = None,
+    allowed_origins: Sequence[str] = (),
     batch_settings: BatchSettings | None = None,
     sends_request_id: bool = False,
 ) -> FastAPI:
@@ -65,6 +68,7 @@ def create_app(
         admin_key_sha256: of the key that admin routes need; None where nobody may use them.
         key_ring: whose each API key is; None where no key is needed.
         host_rule: which names the server answers to; None: to any.
+        allowed_origins: whose pages may ask from a browser; "*" for all.
         batch_settings: bounds on files; None takes the defaults.
         sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
             would reach clients as "id, id".
@@ -86,9 +90,24 @@ def create_app(
     app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
     app.add_middleware(HostCheck, rule=host_rule or HostRule())
     app.add_middleware(Border, sends_request_id=sends_request_id)
+    if allowed_origins:
+        _let_pages_ask(app, allowed_origins)
     app.add_middleware(HeadAsGet)  # the last one added is the outermost
     app.openapi = partial(document, app)  # type: ignore[method-assign]
     return app
+
+
+def _let_pages_ask(app: FastAPI, origins: Sequence[str]) -> None:
+    """Tell browsers which pages may ask; outside of the border, for they show a page no error that does not say it."""
+    app.add_middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=("GET", "HEAD", "POST", "DELETE"),
+        # Clients bring headers of their own, and nothing that a browser adds by itself (cookies) says who asks.
+        allow_headers=("*",),
+        expose_headers=("*",),
+        allow_private_network=True,
+    )
 
 
 async def _answer_invalid_body(request: Request, error: Exception) -> Response:

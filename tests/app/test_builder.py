@@ -197,6 +197,11 @@ def test_the_admin_key_comes_from_the_environment_or_as_its_digest(
     assert known(admin_key_sha256="a" * 64) == "a" * 64
 
 
+def test_origins_reach_the_application(folder: Path) -> None:
+    app: partial[object] = build(settings(folder, allowed_origins=["https://a.example"]))._bound_deployment.init_args[1]
+    assert app.keywords["allowed_origins"] == ("https://a.example",)
+
+
 @pytest.mark.parametrize(
     ("transport", "router"), [("tcp", "FirstTokenRouter"), ("handle", "PowerOfTwoChoicesRequestRouter")]
 )

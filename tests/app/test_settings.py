@@ -59,6 +59,18 @@ def test_engine_and_safety_settings_mirror_what_they_become() -> None:
         ({"models": [MODEL | {"engine": {"max_num_seqs": 0}}]}, "greater than or equal to 1"),
         ({"models": [MODEL | {"engine": {"gpu_memory_fraction": float("nan")}}]}, "finite number"),
         ({"models": [MODEL], "safety": {"path": "x", "window_chars": 9, "overlap_chars": 9}}, "must be smaller"),
+        ({"models": [MODEL], "allowed_origins": ["*"]}, "every page that somebody visits could ask"),
+        *(
+            ({"models": [MODEL], "allowed_origins": [origin]}, "String should match pattern")
+            for origin in (
+                "https://a.example/",
+                "https://a.example/x",
+                "a.example",
+                "https://A.example",
+                "https://*.b",
+                "",
+            )
+        ),
         *(
             ({"models": [MODEL], "registry": {"sources": [prefix]}}, "String should match pattern")
             for prefix in ("s3://bucket", "s3://", "https://", "https://a@b/", "file:///etc/", "memory://", "org/", "")
@@ -69,6 +81,18 @@ def test_mistakes_are_refused_with_a_hint(args: dict[str, Any], text: str) -> No
     with pytest.raises(ValidationError) as wrong:
         Settings.model_validate(args)
     assert text in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"allowed_origins": ["https://a.example", "http://localhost:3000", "https://[::1]:8443"]},
+        {"allowed_origins": ["*"], "allow_anonymous": True},
+        {"allowed_origins": ["*"], "tenants": [{"name": "a", "keys_sha256": ["a" * 64]}]},
+    ],
+)
+def test_pages_may_ask_by_name_and_all_of_them_where_keys_or_a_word_allow_it(args: dict[str, Any]) -> None:
+    assert Settings.model_validate({"models": [MODEL]} | args).allowed_origins
 
 
 def test_settings_cannot_be_changed() -> None:

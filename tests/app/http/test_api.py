@@ -11,8 +11,10 @@ import pytest
 from fastapi import FastAPI
 
 from app.http.api import create_app
+from app.http.hosts import HostRule
 from engine.errors import EngineError, OverloadError
 from tests.app.scripted_gateway import ScriptedGateway
+from tests.contract.published import CHECKED
 
 
 @pytest.fixture
@@ -160,3 +162,47 @@ async def test_behind_serve_the_request_id_is_left_to_it(gateway: ScriptedGatewa
 def test_the_application_needs_no_ray() -> None:
     code = "import sys, app.http.api; sys.exit(bool({'ray', 'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+PAGE = "https://app.example"
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, content-type"}
+
+
+def _asked_by_pages(*origins: str) -> httpx.AsyncClient:
+    host_rule = HostRule.of([], is_open=False)
+    app = create_app(ScriptedGateway(), allowed_origins=origins, host_rule=host_rule, sends_request_id=True)
+    transport = httpx.ASGITransport(app=app)
+    return httpx.AsyncClient(transport=transport, base_url="http://localhost", event_hooks=CHECKED)
+
+
+@pytest.mark.parametrize(("origins", "told"), [((PAGE,), PAGE), (("*",), "*")])
+async def test_a_page_of_an_allowed_origin_may_ask_and_read_every_answer(origins: tuple[str, ...], told: str) -> None:
+    ask: Any = {"model": "base", "messages": MESSAGES}
+    async with _asked_by_pages(*origins) as client:
+        may = await client.options("/v1/chat/completions", headers={"origin": PAGE} | PREFLIGHT)
+        assert may.status_code == 200
+        assert {"authorization", "content-type"} <= set(may.headers["access-control-allow-headers"].split(", "))
+        assert "POST" in may.headers["access-control-allow-methods"]
+        answers = [may]
+        for url, body, status in (
+            ("/v1/chat/completions", ask, 200),
+            ("/v1/chat/completions", ask | {"stream": True}, 200),
+            ("/v1/chat/completions", {}, 400),
+            ("/v1/nope", ask, 404),
+            ("http://stranger.example/v1/chat/completions", ask, 421),
+        ):
+            answers.append(await client.post(url, json=body, headers={"origin": PAGE}))
+            assert answers[-1].status_code == status
+            assert answers[-1].headers["access-control-expose-headers"] == "*"
+    assert {answer.headers["access-control-allow-origin"] for answer in answers} == {told}
+    assert all("access-control-allow-credentials" not in answer.headers for answer in answers)
+
+
+@pytest.mark.parametrize(("origins", "status"), [((PAGE,), 400), ((), 405)])
+async def test_a_page_of_another_origin_may_not(origins: tuple[str, ...], status: int) -> None:
+    async with _asked_by_pages(*origins) as client:
+        for origin in ("https://app.example.evil.example", "http://app.example", "null"):
+            may = await client.options("/v1/chat/completions", headers={"origin": origin} | PREFLIGHT)
+            told = await client.get("/v1/models", headers={"origin": origin})
+            assert (may.status_code, told.status_code) == (status, 200)
+            assert not {"access-control-allow-origin"} & (may.headers.keys() | told.headers.keys())
