@@ -66,9 +66,11 @@ class AnswerShape:
     def parts(self) -> AnswerParts:
         """Return the stages for the answer's text."""
         split = None if self._reasoning is None else ReasoningSplit(self._reasoning, has_begun=self._has_begun)
-        if self._tool_use is None or not self._tool_use.callable_names:
+        use = self._tool_use
+        if use is None or not use.callable_names:
             return AnswerParts(split)
-        return AnswerParts(split, CallParser(self._tool_format(), sorted(self._tool_use.callable_names)))
+        calls = CallParser(self._tool_format(), sorted(use.callable_names), is_required=use.is_required)
+        return AnswerParts(split, calls)
 
     def counter(self) -> ReasoningCounter | None:
         """Return what counts the tokens of the thoughts."""

@@ -31,14 +31,21 @@ class CallParser:
 
     Args:
         tools: names that can be called.
+        is_required: the answer is nothing but calls.
         new_call_id: draws the id of each call.
     """
 
     def __init__(
-        self, tool_format: ToolFormat, tools: Sequence[str], *, new_call_id: Callable[[], str] | None = None
+        self,
+        tool_format: ToolFormat,
+        tools: Sequence[str],
+        *,
+        is_required: bool = False,
+        new_call_id: Callable[[], str] | None = None,
     ) -> None:
         self._format = tool_format
         self._tools = tuple(tools)
+        self._is_required = is_required
         self._new_call_id = new_call_id or tool_format.new_call_id
         self._state = _State.CONTENT
         self._before: tuple[str, ...] = tool_format.opening
@@ -63,8 +70,10 @@ class CallParser:
 
     def close(self) -> str:
         """Return the content that was held back; what a truncated call lacks stays lacking."""
-        is_content = self._state in (_State.CONTENT, _State.PLAIN) or not self._num_started
-        content, self._held = (self._held if is_content else ""), ""
+        # Behind what opens a call there is a call, of which nothing can be told before its name is whole.
+        is_open = self._state is _State.HEAD and bool(self._format.opening)
+        is_call = self._is_required or self._num_started > 0 or is_open
+        content, self._held = ("" if is_call else self._held), ""
         return content
 
     def _step(self, content: list[str], calls: list[CallDelta]) -> bool:

@@ -152,3 +152,4 @@ async def test_a_call_that_is_cut_ends_by_its_length(gateway: OpenGateway) -> No
         )
         assert isinstance(events[-1], Finished)
         assert events[-1].reason is EndReason.LENGTH
+        assert not any(event.text for event in events if isinstance(event, TextDelta))

@@ -36,9 +36,11 @@ def written(tool_format: ToolFormat, calls: Sequence[tuple[str, str]], space: st
     return space.join([*tool_format.opening, space.join([*tool_format.between, ""]).join(bodies), *tool_format.closing])
 
 
-def parsed(tool_format: ToolFormat, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]], bool]:
+def parsed(
+    tool_format: ToolFormat, pieces: Sequence[str], *, is_required: bool = False
+) -> tuple[str, list[tuple[str, str]], bool]:
     ids = iter(range(1000))
-    parser = CallParser(tool_format, TOOLS, new_call_id=lambda: f"id{next(ids)}")
+    parser = CallParser(tool_format, TOOLS, is_required=is_required, new_call_id=lambda: f"id{next(ids)}")
     content, deltas = "", list[CallDelta]()
     for piece in pieces:
         text, calls = parser.feed(piece)
@@ -95,6 +97,19 @@ def test_a_truncated_call_is_never_complete(tool_format: ToolFormat, place: int)
     assert has_calls == (place >= end)
     assert not calls or '{"a": "}"}'.startswith(calls[0][1])
     assert calls or text.startswith(content)
+
+
+@pytest.mark.parametrize("tool_format", FORMATS.values())
+def test_the_beginning_of_a_call_is_no_content(tool_format: ToolFormat) -> None:
+    """An answer that had to be a call, and was cut inside the call's name, showed `{"name": "ge` as its content."""
+    text = written(tool_format, [("get", "{}")], space="")
+    num_opening = len(tool_format.opening[0]) if tool_format.opening else len(text)
+    for place in range(len(text)):
+        content, calls, _ = parsed(tool_format, list(text[:place]), is_required=True)
+        assert content == ""
+        # Where it may be content it is, until what opens a call is whole.
+        content, calls, _ = parsed(tool_format, list(text[:place]))
+        assert content == ("" if calls or place >= num_opening else text[:place])
 
 
 @pytest.mark.parametrize(
