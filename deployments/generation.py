@@ -222,7 +222,7 @@ class TokenScore(NamedTuple):
 
     Attributes:
         text: its spelling; what is no whole character is U+FFFD.
-        raw: its bytes; those of neighbours joined are those of the text.
+        raw: its bytes, none where the text does not show it; those of neighbours joined are those of the text.
         logprob: natural logarithm; None for the first token of a prompt, which follows nothing.
         top: the likeliest tokens at its place, likeliest first.
         rank: of the token among all at its place, 1 for the likeliest.

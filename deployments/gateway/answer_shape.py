@@ -63,6 +63,11 @@ class AnswerShape:
         """Special tokens whose text the stages need, by id."""
         return self._dialect.shown if self._reasoning is not None or self._tool_use is not None else {}
 
+    @property
+    def hidden(self) -> frozenset[int]:
+        """Special tokens that the text does not show, by id."""
+        return frozenset(self._dialect.special_ids.values()) - self.shown.keys()
+
     def parts(self) -> AnswerParts:
         """Return the stages for the answer's text."""
         split = None if self._reasoning is None else ReasoningSplit(self._reasoning, has_begun=self._has_begun)

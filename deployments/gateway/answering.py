@@ -229,7 +229,7 @@ class Answer:
             on_resume=lambda: self._metrics.count_resumption(name),
             clock=self._clock,
         )
-        text, parts = self._stream_handler(shape), shape.parts()
+        text, parts, hidden = self._stream_handler(shape), shape.parts(), shape.hidden
         last_s: float | None = None
         async with aclosing(attempts.tokens()) as batches:
             async for batch in batches:
@@ -242,7 +242,7 @@ class Answer:
                         return
                     yield self._started(batch)
                 last_s = self._measure(len(batch.token_ids), last_s)
-                delta = _delta(parts.feed(await self._fed(text, batch)), text)
+                delta = _delta(parts.feed(await self._fed(text, batch, hidden)), text)
                 if delta is not None:
                     yield delta
                 if text.is_cut or text.is_flagged or batch.finish_reason is not None:
@@ -253,8 +253,10 @@ class Answer:
                 yield delta
         yield self._finished(text, parts, batch, await self._safety.told(verdict, text.text))
 
-    async def _fed(self, text: StreamHandler, batch: Emission) -> str:
-        scores = scored(self._model.decoder.spelling, batch.token_ids, batch.logprobs) if batch.logprobs else ()
+    async def _fed(self, text: StreamHandler, batch: Emission, hidden: frozenset[int]) -> str:
+        scores: tuple[TokenScore, ...] = ()
+        if batch.logprobs:
+            scores = scored(self._model.decoder.spelling, batch.token_ids, batch.logprobs, hidden=hidden)
         if batch.finish_reason is not FinishReason.STOP:
             return await text.feed(batch.token_ids, scores)
         # The token that ended the answer is counted, and not shown.
@@ -274,7 +276,12 @@ class Answer:
                 prompt.text if isinstance(prompt, TextPrompt) else self._model.decoder.decode(self._prompt_ids)
             )
         if self._request.params.num_prompt_logprobs is not None:
-            prompt_scores = scored_prompt(self._model.decoder.spelling, self._prompt_ids, batch.prompt_logprobs)
+            # What a client has typed is shown as it was typed.
+            special_ids = self._model.dialect.special_ids
+            hidden = {token_id for mark, token_id in special_ids.items() if mark not in (prompt_text or "")}
+            prompt_scores = scored_prompt(
+                self._model.decoder.spelling, self._prompt_ids, batch.prompt_logprobs, hidden=hidden
+            )
         return Started(
             num_prompt_tokens=len(self._prompt_ids),
             num_cached_tokens=batch.num_cached_tokens,

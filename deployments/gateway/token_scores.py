@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from deployments.generation import GenerationRequest, TokenScore
 from engine.errors import RequestError
@@ -31,10 +31,20 @@ def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> N
     )
 
 
-def scored(spelling: Spelling, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> tuple[TokenScore, ...]:
-    """Return the scores of tokens, one for each."""
+def scored(
+    spelling: Spelling,
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    *,
+    hidden: Collection[int] = (),
+) -> tuple[TokenScore, ...]:
+    """Return the scores of tokens, one for each.
+
+    Args:
+        hidden: special tokens that the text does not show.
+    """
     return tuple(
-        _score(spelling, token_id, entry.logprob)._replace(
+        _score(spelling, token_id, entry.logprob, hidden)._replace(
             top=tuple(
                 _score(spelling, other, logprob)._replace(rank=place)
                 for place, (other, logprob) in enumerate(entry.top, 1)
@@ -46,12 +56,17 @@ def scored(spelling: Spelling, token_ids: Sequence[int], logprobs: Sequence[Toke
 
 
 def scored_prompt(
-    spelling: Spelling, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    spelling: Spelling,
+    token_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs],
+    *,
+    hidden: Collection[int] = (),
 ) -> tuple[TokenScore, ...]:
-    """Return the scores of a prompt's tokens; the first has none, for it follows nothing."""
-    return _score(spelling, token_ids[0], None), *scored(spelling, token_ids[1:], logprobs)
+    """Return the scores of a prompt's tokens, as `scored`; the first has none, for it follows nothing."""
+    first = _score(spelling, token_ids[0], None, hidden)
+    return first, *scored(spelling, token_ids[1:], logprobs, hidden=hidden)
 
 
-def _score(spelling: Spelling, token_id: int, logprob: float | None) -> TokenScore:
+def _score(spelling: Spelling, token_id: int, logprob: float | None, hidden: Collection[int] = ()) -> TokenScore:
     raw = spelling(token_id)
-    return TokenScore(token_id, raw.decode("utf-8", "replace"), raw, logprob)
+    return TokenScore(token_id, raw.decode("utf-8", "replace"), b"" if token_id in hidden else raw, logprob)

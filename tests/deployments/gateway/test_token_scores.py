@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from deployments.channel.token_frames import payload_bytes
 from deployments.config import ChannelConfig
+from deployments.gateway.gateway import Gateway
 from deployments.gateway.token_scores import MAX_PROMPT_SCORES, check_prompt_scores, scored, scored_prompt
-from deployments.generation import GenerationRequest, TextPrompt
+from deployments.generation import GenerationRequest, Started, TextDelta, TextPrompt, TokenPrompt
+from deployments.tokenizer.text_codec import TextCodec
 from engine.errors import RequestError
 from engine.request import Emission, RequestId, SamplingParams, TokenLogprobs
+from tests.deployments.conftest import Serving
+from tests.deployments.in_process import ask, events_of
+
+OpenGateway = Callable[..., Awaitable[Gateway]]
 
 
 def letter(token_id: int) -> bytes:
@@ -31,6 +39,13 @@ def test_the_first_token_of_a_prompt_follows_nothing() -> None:
     assert (first.text, first.logprob, second.text, second.logprob) == ("a", None, "b", -1.0)
 
 
+def test_what_the_text_does_not_show_has_a_name_and_no_bytes_of_it() -> None:
+    (score,) = scored(letter, [2], [TokenLogprobs(-3.0, ((2, -3.0),))], hidden={2})
+    assert (score.text, score.raw, score.top[0].raw) == ("c", b"", b"c")
+    scores = scored_prompt(letter, [0, 1, 0], [TokenLogprobs(-1.0)] * 2, hidden={0})
+    assert b"".join(score.raw for score in scores) == b"b"
+
+
 @pytest.mark.parametrize("num_top", [0, 1, 20])
 def test_as_many_as_can_be_told_fit_into_what_a_stream_may_leave_unread(num_top: int) -> None:
     entry = TokenLogprobs(-1.0, ((1, -1.0),) * num_top)
@@ -46,3 +61,22 @@ def test_more_than_can_be_told_are_refused_by_the_field_that_asks() -> None:
         with pytest.raises(RequestError, match=str(MAX_PROMPT_SCORES)) as caught:
             check_prompt_scores(asking(20, echoes=echoes), MAX_PROMPT_SCORES // 21 + 1)
         assert caught.value.field == field
+
+
+async def test_the_bytes_of_tokens_are_those_of_prompt_and_answer(gateway: OpenGateway, serving: Serving) -> None:
+    """Offsets in a text counted the names of special tokens, which it does not show."""
+    codec = TextCodec(serving.model.tokenizer_path)
+    (mark, special), *_ = codec.special_ids.items()
+    ids = codec.encode_text("Say")
+    # What is typed is shown, and of token ids their text.
+    for prompt in (TextPrompt(text=f"Say{mark}"), TokenPrompt(token_ids=(special, *ids, special))):
+        asked = {"num_logprobs": 1, "num_prompt_logprobs": 1, "logit_bias": ((special, 100.0), (ids[0], 100.0))}
+        params = asked | {"frequency_penalty": 2.0}
+        started, *deltas, _ = await events_of(await gateway(), ask(prompt, max_tokens=8, echoes=True, params=params))
+        assert isinstance(started, Started)
+        scores = [score for delta in deltas if isinstance(delta, TextDelta) for score in delta.scores]
+        assert {score.token_id for score in scores} == {special, ids[0]}
+        assert special in {score.token_id for score in started.prompt_scores}
+        shown = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+        assert b"".join(score.raw for score in scores).decode() == shown
+        assert b"".join(score.raw for score in started.prompt_scores).decode() == started.prompt_text
