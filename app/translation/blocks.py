@@ -5,7 +5,8 @@ Two wire formats are made of blocks that open, grow and close: OpenAI's Response
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -56,18 +57,21 @@ class BlockReader:
 
     def __init__(self) -> None:
         self._open: Block | None = None
-        self._early_scores: tuple[TokenScore, ...] = ()
+        self._waiting_scores: tuple[TokenScore, ...] = ()
         self.blocks: list[Block] = []
 
     def feed(self, delta: TextDelta) -> Iterator[Step]:
         """Yield what a piece of the answer does to its blocks."""
         if delta.reasoning:
             yield from self._grow(BlockKind.THOUGHTS, delta.reasoning)
+            # So far they were those of thoughts.
+            self._waiting_scores = ()
         # Those of text that might have become a call come before it does.
-        self._early_scores += delta.scores
+        self._waiting_scores += delta.scores
         if delta.text:
-            scores, self._early_scores = self._early_scores, ()
-            yield from self._grow(BlockKind.TEXT, delta.text, scores)
+            waiting, place = self._waiting_scores, _place_of(delta.text, self._waiting_scores)
+            self._waiting_scores = waiting[place.stop :]
+            yield from self._grow(BlockKind.TEXT, delta.text, waiting[place])
         for call in delta.calls:
             if call.call_id is not None:
                 yield from self.close()
@@ -97,14 +101,22 @@ class BlockReader:
 
 
 def blocks_of(answer: Answer) -> list[Block]:
-    """Return the blocks of a whole answer."""
-    found: list[Block] = []
-    if answer.reasoning:
-        found.append(Block(kind=BlockKind.THOUGHTS, index=0, text=answer.reasoning))
-    if answer.text:
-        found.append(Block(kind=BlockKind.TEXT, index=len(found), text=answer.text, scores=list(answer.scores)))
-    for call in answer.calls:
-        found.append(
-            Block(kind=BlockKind.CALL, index=len(found), text=call.arguments, call_id=call.call_id, name=call.name)
-        )
-    return found
+    """Return the blocks of a whole answer: those of its stream."""
+    reader = BlockReader()
+    for delta in answer.deltas:
+        deque(reader.feed(delta), maxlen=0)
+    return reader.blocks
+
+
+def _place_of(text: str, scores: Sequence[TokenScore]) -> slice:
+    """Return where the tokens of a text stand: before them are marks and white space, behind them what is held back."""
+    raw, start, end = text.encode(), 0, len(scores)
+    while end - start > 1 and raw in _bytes_of(scores[start + 1 : end]):
+        start += 1
+    while end - start > 1 and raw in _bytes_of(scores[start : end - 1]):
+        end -= 1
+    return slice(start, end)
+
+
+def _bytes_of(scores: Sequence[TokenScore]) -> bytes:
+    return b"".join(score.raw for score in scores)

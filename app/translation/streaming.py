@@ -36,7 +36,11 @@ class ChoiceEvent:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer."""
+    """A whole answer.
+
+    Attributes:
+        deltas: the pieces that it came in.
+    """
 
     text: str
     finished: Finished
@@ -44,6 +48,7 @@ class Answer:
     scores: tuple[TokenScore, ...] = ()
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
+    deltas: Sequence[TextDelta] = ()
 
     @property
     def mean_logprob(self) -> float:
@@ -161,6 +166,7 @@ async def collect(generations: Sequence[AsyncGenerator[GenerationEvent, None]]) 
             scores=tuple(score for delta in deltas for score in delta.scores),
             reasoning="".join(delta.reasoning for delta in deltas),
             calls=joined_calls(call for delta in deltas for call in delta.calls),
+            deltas=deltas,
         )
         for index, deltas in enumerate(pieces)
     ]

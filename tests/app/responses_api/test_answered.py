@@ -169,3 +169,40 @@ async def test_scores_that_come_before_their_text_come_with_it(
     events = await streamed(client, GOOD | {"include": ["message.output_text.logprobs"]})
     (part,) = events[-1]["response"]["output"][0]["content"]
     assert [score["token"] for score in part["logprobs"]] == ["{", "}", "!"]
+
+
+@pytest.mark.parametrize("num_at_once", [1, 2, 12])
+async def test_scores_are_those_of_the_text_alone_streamed_or_not(
+    client: httpx.AsyncClient, gateway: ScriptedGateway, num_at_once: int
+) -> None:
+    """A whole response told those of thoughts and calls too, a stream those of thoughts and of no call."""
+    call = CallDelta(index=0, call_id="call_a", name="f", arguments="{}")
+    tokens = (
+        ("<think>", {}), ("Hm", {"reasoning": "Hm"}), (".", {"reasoning": "."}), ("</think>", {}), ("\n", {}),
+        ("I", {"text": "I"}), (" ", {}), ("see", {"text": " see"}), (".", {"text": "."}), (" ", {}),
+        ("<call>f", {}), ("{}", {"calls": (call,)}),
+    )  # fmt: skip
+    told = [
+        TextDelta(**found, scores=(TokenScore(place, text, text.encode(), -0.5),))  # type: ignore[arg-type]
+        for place, (text, found) in enumerate(tokens)
+    ]
+    batches = (told[place : place + num_at_once] for place in range(0, len(told), num_at_once))
+    gateway.deltas = [joined(batch) for batch in batches]
+    gateway.pieces = []
+    body = GOOD | {"include": ["message.output_text.logprobs"]}
+    for output in (
+        (await client.post(PATH, json=body)).json()["output"],
+        (await streamed(client, body))[-1]["response"]["output"],
+    ):
+        (part,) = output[1]["content"]
+        assert part["text"] == "I see."
+        assert [score["token"] for score in part["logprobs"]] == ["I", " ", "see", "."]
+
+
+def joined(deltas: list[TextDelta]) -> TextDelta:
+    return TextDelta(
+        text="".join(delta.text for delta in deltas),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        calls=tuple(call for delta in deltas for call in delta.calls),
+        scores=tuple(score for delta in deltas for score in delta.scores),
+    )
