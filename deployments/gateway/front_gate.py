@@ -17,6 +17,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.errors import OverloadError
@@ -35,19 +36,12 @@ HOLD_SHARE = 0.25
 MAX_HOLDS = 4096
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Passage:
     """One request that waits for its first text."""
 
-    def __init__(self, gate: FrontGate, flow: Hashable, priority: int) -> None:
-        self._gate: FrontGate | None = gate
-        self.flow = flow
-        self.priority = priority
-
-    def end(self, *, has_passed: bool = True) -> None:
-        """Note that the text is there, or will never be; only the first call counts."""
-        gate, self._gate = self._gate, None
-        if gate is not None:
-            gate.note_end(self, has_passed=has_passed)
+    flow: Hashable
+    priority: int
 
 
 class _Hold(NamedTuple):
@@ -87,7 +81,7 @@ class FrontGate:
 
     @contextmanager
     def passage(self, flow: Hashable, timeout_s: float | None = None, priority: int = 0) -> Iterator[Passage]:
-        """Let a request in until the passage or the block ends.
+        """Let a request in until its first text (`end`) or the end of the block.
 
         Args:
             flow: requests of one wait behind the same queue.
@@ -101,7 +95,7 @@ class FrontGate:
         now_s = self._clock()
         if not self._entered_s_by_passage:
             self._crowded_since_s = now_s
-        passage = Passage(self, flow, priority)
+        passage = Passage(flow, priority)
         self._entered_s_by_passage[passage] = now_s
         self._inside[flow] += 1
         try:
@@ -111,11 +105,13 @@ class FrontGate:
                 self._hold(flow, error.retry_after_s, priority)
             raise
         finally:
-            passage.end(has_passed=False)
+            self.end(passage, has_passed=False)
 
-    def note_end(self, passage: Passage, *, has_passed: bool) -> None:
-        """Note that somebody waits no more; called by `Passage`."""
-        entered_s = self._entered_s_by_passage.pop(passage)
+    def end(self, passage: Passage, *, has_passed: bool = True) -> None:
+        """Note that a first text is there, or will never be; only the first call counts."""
+        entered_s = self._entered_s_by_passage.pop(passage, None)
+        if entered_s is None:
+            return
         self._inside[passage.flow] -= 1
         if not self._inside[passage.flow]:
             del self._inside[passage.flow]

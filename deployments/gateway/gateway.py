@@ -209,7 +209,7 @@ class Gateway:
             async with aclosing(answer.events()) as events:
                 async for event in events:
                     if not isinstance(event, Started):
-                        passage.end()
+                        gate.end(passage)
                         recorder.note_text()
                     yield event
 

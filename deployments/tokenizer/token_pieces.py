@@ -48,8 +48,6 @@ class TokenPieces:
         reason = _why_not(decoders)
         if reason is not None:
             raise CheckpointError(f"{name}: tokenizer.json: {reason}, and text cannot be streamed from it")
-        added = tokenizer.get_added_tokens_decoder().values()
-        self._special = frozenset(token.content for token in added if token.special)
         self.special_ids: dict[str, int] = {
             token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
@@ -83,7 +81,7 @@ class TokenPieces:
         token = self._tokenizer.id_to_token(token_id)
         if token is None:
             return b""
-        if token in self._special:
+        if token in self.special_ids:
             return token.encode()
         if self._is_byte_level:
             return self._bytes_of(token_id)
@@ -95,7 +93,7 @@ class TokenPieces:
         known = self._bytes_by_id.get(token_id)
         if known is None:
             token = self._tokenizer.id_to_token(token_id)
-            known = b"" if token is None or token in self._special else _bytes_of_token(token)
+            known = b"" if token is None or token in self.special_ids else _bytes_of_token(token)
             self._bytes_by_id[token_id] = known
         return known
 
@@ -103,7 +101,7 @@ class TokenPieces:
         known = self._kind_by_id.get(token_id)
         if known is None:
             token = self._tokenizer.id_to_token(token_id)
-            if token is None or token in self._special:
+            if token is None or token in self.special_ids:
                 known = TokenKind.HIDDEN
             elif self._has_raw_bytes and _RAW_BYTE.fullmatch(token):
                 known = TokenKind.RAW_BYTE

@@ -27,7 +27,7 @@ class Front:
         for _ in range(count):
             with self.gate.passage(FLOW) as passage:
                 self.now_s += each_s
-                passage.end()
+                self.gate.end(passage)
 
     def enter(self, count: int, flow: object = FLOW) -> None:
         """Let so many come and wait."""
