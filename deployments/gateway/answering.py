@@ -142,7 +142,7 @@ class Answer:
         if penalty is None:
             return None
         texts = self._request.dry_breakers
-        return replace(penalty, breakers=await asyncio.to_thread(breaker_ids, self._model.decoder, texts))
+        return replace(penalty, breakers=await asyncio.to_thread(breaker_ids, self._model.codec, texts))
 
     def _call(self, deadline_s: float | None, grammar: str | None, dry: DryPenalty | None) -> GenerationCall:
         limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
@@ -169,7 +169,7 @@ class Answer:
             )
         self._check_ids()
         check_prompt_scores(self._request, num_prompt)
-        bad_words = (self._model.decoder.encode_word(word) for word in self._request.bad_words)
+        bad_words = (self._model.codec.encode_word(word) for word in self._request.bad_words)
         return GenerationCall(
             request_id=RequestId(self._request.request_id),
             prompt_ids=pack_ids(self._prompt_ids),

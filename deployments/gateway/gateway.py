@@ -143,8 +143,9 @@ class Gateway:
         self._served = {
             model.name: ServedModel(
                 config=model,
-                decoder=codecs[model.name],
-                dialect=dialect_of(model, codecs[model.name].template_text, codecs[model.name].special_ids),
+                codec=codecs[model.name],
+                decoder=codecs[model.name].pieces,
+                dialect=dialect_of(model, codecs[model.name].template_text, codecs[model.name].pieces.special_ids),
                 encode=partial(reached, "tokenizer", partial(encode, model.name)),
                 source=sources[model.name],
                 pool=partial(ask_vector, self._handles[model.name]),

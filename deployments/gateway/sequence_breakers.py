@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from deployments.tokenizer.text_codec import TextCodec
 
 
-def breaker_ids(decoder: TextCodec, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def breaker_ids(codec: TextCodec, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Return the sequences of token ids that these strings come as.
 
     That is every token that has one inside, and those that several tokens spell, as the tokenizer writes them at the
@@ -15,6 +15,6 @@ def breaker_ids(decoder: TextCodec, texts: Sequence[str]) -> tuple[tuple[int, ..
     """
     found: dict[tuple[int, ...], None] = {}
     for text in texts:
-        found |= dict.fromkeys((token_id,) for token_id in decoder.tokens_with(text))
-        found |= dict.fromkeys(word for word in decoder.encode_word(text) if len(word) > 1)
+        found |= dict.fromkeys((token_id,) for token_id in codec.tokens_with(text))
+        found |= dict.fromkeys(word for word in codec.encode_word(text) if len(word) > 1)
     return tuple(found)

@@ -11,6 +11,7 @@ from deployments.gateway.resumption import TokenSource
 from deployments.generation import ChatPrompt, TextPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.tokenizer.text_codec import TextCodec
+from deployments.tokenizer.token_pieces import TokenPieces
 from engine.errors import RequestError
 
 
@@ -19,7 +20,8 @@ class ServedModel:
     """One base model as a gateway sees it; `encode` may be a call to another process, and `pool` is one."""
 
     config: ModelConfig
-    decoder: TextCodec
+    codec: TextCodec
+    decoder: TokenPieces
     dialect: Dialect
     encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
     source: TokenSource

@@ -9,7 +9,7 @@ from engine.errors import RequestError
 from engine.request import TokenLogprobs
 
 Spelling = Callable[[int], bytes]
-"""From a token id to its bytes, as `deployments.tokenizer.text_codec.TextCodec` has it."""
+"""From a token id to its bytes, as `deployments.tokenizer.token_pieces.TokenPieces` has it."""
 MAX_PROMPT_SCORES = 65_536
 """They come all at once: with their heads they have to fit into what a stream may leave unread (1 MiB by default)."""
 

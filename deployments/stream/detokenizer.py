@@ -1,6 +1,6 @@
 """Token ids in, text out, piece by piece: the pieces joined are the decode of all the ids, and no character is broken.
 
-Pure: what a token means is told by the callables that `deployments.tokenizer.text_codec` makes from a tokenizer. Two
+Pure: what a token means is told by the callables that `deployments.tokenizer.token_pieces` makes from a tokenizer. Two
 families cover the tokenizers in use, each O(1) amortised for a token:
 
 - byte-level BPE: every token is some bytes; an incremental UTF-8 decoder holds back an unfinished character (at most

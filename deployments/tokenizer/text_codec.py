@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from deployments.generation import ChatPrompt
-from deployments.stream.detokenizer import Detokenizer
 from deployments.tokenizer.chat_template import ChatTemplate, tool_fields, turn_fields
 from deployments.tokenizer.control_tokens import ControlTokens
 from deployments.tokenizer.spelling_index import SpellingIndex
@@ -30,6 +29,9 @@ class TextCodec:
     Args:
         tokenizer_path: folder with tokenizer.json.
         max_chars: characters that one prompt may have, before and after the template.
+
+    Attributes:
+        pieces: its tokens, and the way back to text.
 
     Raises:
         CheckpointError: the folder has no tokenizer.json that can be used.
@@ -48,7 +50,7 @@ class TextCodec:
         self._backend = backend
         self._vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._control_tokens = ControlTokens(backend)
-        self._pieces = TokenPieces(backend, self._name)
+        self.pieces = TokenPieces(backend, self._name)
         self._spellings: SpellingIndex | None = None
         self._spellings_lock = threading.Lock()
         self._sources = loaded.templates
@@ -68,11 +70,6 @@ class TextCodec:
     def template_text(self) -> str:
         """The text of all chat templates, which shows what the model was trained to write."""
         return "\n".join(self._sources.values())
-
-    @property
-    def special_ids(self) -> Mapping[str, int]:
-        """Id of each special token by its text."""
-        return self._pieces.special_ids
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Return the tokens of a conversation in the model's own template, opened for the model's turn.
@@ -116,34 +113,18 @@ class TextCodec:
             raise RequestError("prompt must make at least one token", field="prompt")
         return token_ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens left out."""
-        return self._pieces.decode(token_ids)
-
-    def spelling(self, token_id: int) -> bytes:
-        """Return the bytes that a token stands for inside a text; a special token is its own name."""
-        return self._pieces.spelling(token_id)
-
     def tokens_with(self, text: str) -> tuple[int, ...]:
         """Return the ids of the tokens whose spelling has this text inside."""
         with self._spellings_lock:
             # Made when it is first needed: it reads the whole vocabulary.
             if self._spellings is None:
-                self._spellings = SpellingIndex(map(self.spelling, range(self.vocab_size)))
+                self._spellings = SpellingIndex(map(self.pieces.spelling, range(self.vocab_size)))
         return self._spellings.containing(text.encode())
 
     def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
         """Return the token ids of a word where a text begins with it, and where a space stands before it."""
         spellings = (self._backend.encode(text, add_special_tokens=False).ids for text in (word, f" {word}"))
         return tuple(dict.fromkeys(tuple(token_ids) for token_ids in spellings if token_ids))
-
-    def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
-        """Return an incremental decoder whose pieces joined are `decode` of all that it is fed.
-
-        Args:
-            shown: special tokens that are part of the text all the same, with how they are spelt in it.
-        """
-        return self._pieces.new_detokenizer(shown)
 
     def _encode(self, text: str, *, has_special_tokens: bool) -> list[int]:
         # Only for batches is there a way without the places of tokens in the text: nobody asks, and they take a fifth.

@@ -36,6 +36,9 @@ class _Decoder(TypedDict, total=False):
 class TokenPieces:
     """The tokens of one tokenizer; makes a detokenizer for each answer. Thread-safe: what it keeps only grows.
 
+    Attributes:
+        special_ids: id of each special token by its text.
+
     Raises:
         CheckpointError: the tokenizer's decoder is none that can be followed token by token.
     """
@@ -59,10 +62,10 @@ class TokenPieces:
             self._anchor_text = self.decode([self._anchor_id])
 
     def new_detokenizer(self, shown: Mapping[int, str] | None = None) -> Detokenizer:
-        """Return the decoder of one more answer.
+        """Return the decoder of one more answer, whose pieces joined are `decode` of all that it is fed.
 
         Args:
-            shown: special tokens that are part of the text, with how they are spelt in it.
+            shown: special tokens that are part of the text all the same, with how they are spelt in it.
         """
         return MarkDetokenizer(self._new_plain, shown) if shown else self._new_plain()
 
@@ -72,7 +75,7 @@ class TokenPieces:
         return PieceDetokenizer(decode=self.decode, decode_inner=self._decode_inner, kind_of=self._kind_of)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of a whole answer, special tokens left out."""
+        """Return the text of token ids, special tokens left out."""
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
 

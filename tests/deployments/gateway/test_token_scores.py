@@ -66,7 +66,7 @@ def test_more_than_can_be_told_are_refused_by_the_field_that_asks() -> None:
 async def test_the_bytes_of_tokens_are_those_of_prompt_and_answer(gateway: OpenGateway, serving: Serving) -> None:
     """Offsets in a text counted the names of special tokens, which it does not show."""
     codec = TextCodec(serving.model.tokenizer_path)
-    (mark, special), *_ = codec.special_ids.items()
+    (mark, special), *_ = codec.pieces.special_ids.items()
     ids = codec.encode_text("Say")
     # What is typed is shown, and of token ids their text.
     for prompt in (TextPrompt(text=f"Say{mark}"), TokenPrompt(token_ids=(special, *ids, special))):

@@ -62,13 +62,13 @@ def test_what_is_typed_is_never_a_control_token_and_is_read_as_typed(codec: Text
         4,
     ]
     spoken = [token_id for token_id in token_ids if token_id not in control]
-    assert codec.decode(spoken) == "".join(texts)
+    assert codec.pieces.decode(spoken) == "".join(texts)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60))
 def test_raw_text_is_read_back_as_it_was(codec: TextCodec, text: str) -> None:
-    assert codec.decode(codec.encode_text(text)) == text
+    assert codec.pieces.decode(codec.encode_text(text)) == text
 
 
 @pytest.mark.parametrize(
