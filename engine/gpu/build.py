@@ -89,7 +89,9 @@ def _build(
         dtype=_cache_dtype(resolved),
         device=runtime.device,
     )
-    page_bytes = cache.pages(range(resolved.lent_run_blocks))[0].nbytes
+    # In pages adapters take more: where none can be lent they are laid out without.
+    can_lend = resolved.lent_run_blocks <= resolved.max_lent_blocks
+    page_bytes = cache.pages(range(resolved.lent_run_blocks))[0].nbytes if can_lend else 0
     sizes = recorded_sizes(resolved.max_num_seqs)
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
     model = GpuModel(decoder, backend, inputs)

@@ -8,6 +8,7 @@ Kernels go by addresses, so that the pages may lie anywhere; no matrix lies in t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -154,14 +155,20 @@ class TabledAdapter(AdapterWeights):
 
 
 def _starts(sizes: Sequence[int], step: int, page: int) -> tuple[list[int], int]:
-    """Return where parts begin, at multiples of `step` and none in two pages, and their end."""
-    starts, end = [], 0
+    """Return where parts begin, at multiples of `step` and none in two pages, and their end.
+
+    Each lies in the first page that has room: large ones leave much behind that small ones fill.
+    """
+    starts: list[int] = []
+    ends: list[int] = []
+    room = page or sys.maxsize
     for size in sizes:
-        if page and end % page + size > page:
-            end += -end % page
-        starts.append(end)
-        end += -(-size // step) * step
-    return starts, end
+        index = next((index for index, end in enumerate(ends) if end + size <= room), len(ends))
+        if index == len(ends):
+            ends.append(0)
+        starts.append(index * room + ends[index])
+        ends[index] += -(-size // step) * step
+    return starts, (len(ends) - 1) * room + ends[-1] if ends else 0
 
 
 class _Part(NamedTuple):

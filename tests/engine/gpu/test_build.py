@@ -1,4 +1,4 @@
-"""What a start says of the device's memory."""
+"""What a start makes of the device's memory, and says of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from adapters.weights import RawAdapter
+from engine import resolve
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import ConfigError
@@ -19,6 +21,7 @@ from engine.gpu.build import gpu_parts
 from engine.resolve import Hardware
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
+from tests.engine.gpu.handmade_adapters import raw
 from tests.engine.gpu.host_runtime import HostRuntime
 
 TINY = {
@@ -56,6 +59,19 @@ def test_recordings_that_take_more_than_was_left_for_them_are_told(
     monkeypatch.setattr(build, "RESERVED_BYTES", 1 << 20)
     gpu_parts(config, spec, HARDWARE, random_weights, HostRuntime())
     assert "gpu_memory_fraction" in caplog.text
+
+
+@pytest.mark.parametrize(("share", "is_lent"), [(0.5, True), (0.25, False)])
+def test_adapters_are_laid_out_in_pages_where_some_can_be_lent(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, share: float, is_lent: bool
+) -> None:
+    """Of two blocks one is left for a request, and a quarter of them is none."""
+    monkeypatch.setattr(resolve, "LENT_PAGE_BYTES", 1024)
+    spec, gpu = read_spec(config.model_path), replace(HARDWARE, device="cuda")
+    parts = gpu_parts(replace(config, max_lent_cache_share=share), spec, gpu, random_weights, HostRuntime())
+    assert (parts.config.lent_run_blocks, parts.config.max_lent_blocks) == (1, int(is_lent))
+    laid_out = parts.lay_out(RawAdapter(projections={(0, "q_proj"): raw(2, 32, 32)}, dtype=torch.float32))
+    assert (laid_out.num_pages > 0) == is_lent
 
 
 def test_memory_that_does_not_do_names_what_was_set(config: EngineConfig) -> None:
