@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
 
+from kernels.lora_expand import kernel as expand_kernel
+from kernels.lora_expand import launch as expand_launch
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
+from kernels.lora_shrink import kernel as shrink_kernel
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.lora_shrink.launch import cut, lora_shrink, whole_rows
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, randn
@@ -93,6 +100,51 @@ def test_a_step_without_tiles_changes_nothing() -> None:
     found = lora_shrink(x, where, count, entry=0, num_modules=1, max_rank=8, max_tiles=3)
     lora_expand(y, found, where, count, entry=0, splits=[16], max_tiles=3)
     assert torch.equal(y, before)
+
+
+class Before:
+    """The kernel before at its slowest: what it writes is NaN until a program waits, in each program anew."""
+
+    def __init__(self) -> None:
+        self._written: tuple[torch.Tensor, ...] = ()
+        self._late: list[torch.Tensor] | None = None
+
+    @contextmanager
+    def writes(self, *numbers: torch.Tensor) -> Iterator[None]:
+        self._written = numbers
+        yield
+        assert self._late is None, "a program ended without waiting"
+
+    def let_begin(self, _: object) -> None:
+        assert self._late is None, "a program ended without waiting"
+        self._late = [numbers.clone() for numbers in self._written]
+        for numbers in self._written:
+            numbers.fill_(torch.nan)
+
+    def wait(self, _: object) -> None:
+        for numbers, late in zip(self._written, self._late or self._written, strict=True):
+            numbers.copy_(late)
+        self._late = None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="programs are held up where they are interpreted")
+def test_what_the_kernel_before_writes_is_read_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Before()
+    for kernel in (shrink_kernel, expand_kernel):
+        monkeypatch.setattr(kernel, "let_begin", before.let_begin)
+        monkeypatch.setattr(kernel, "wait", before.wait)
+
+    def shrink(x: torch.Tensor, *others: torch.Tensor, **options: Any) -> torch.Tensor:
+        with before.writes(x):
+            return shrink_launch.lora_shrink(x, *others, **options)
+
+    def expand(y: torch.Tensor, shrunk: torch.Tensor, *others: torch.Tensor, **options: Any) -> None:
+        with before.writes(y, shrunk):
+            expand_launch.lora_expand(y, shrunk, *others, **options)
+
+    monkeypatch.setitem(check.__globals__, "lora_shrink", shrink)
+    monkeypatch.setitem(check.__globals__, "lora_expand", expand)
+    check([1, 1, 1, 20], [0, 4, 20], [48, 48], 80, torch.float32, has_columns=True)
 
 
 SPANS = ((1, 2), (2, 25), (27, 30))
