@@ -91,7 +91,7 @@ CONFIG_BY_NAME: dict[str, dict[str, Any]] = {
 def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield name and shape of every tensor of a checkpoint, in the order of the layers."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    head = config.get("head_dim", hidden // config["num_attention_heads"])
+    head = config.get("head_dim") or hidden // config["num_attention_heads"]
     q, kv = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
     has_bias = config["model_type"] == "qwen2"
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
@@ -111,7 +111,7 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
         yield f"{prefix}input_layernorm.weight", (hidden,)
         yield f"{prefix}post_attention_layernorm.weight", (hidden,)
     yield "model.norm.weight", (hidden,)
-    if not config["tie_word_embeddings"]:
+    if not config.get("tie_word_embeddings"):
         yield "lm_head.weight", (config["vocab_size"], hidden)
 
 

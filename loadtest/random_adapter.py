@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
+from loadtest.geometries import tensor_shapes
+
 FLOAT_BYTES = 4
 
 
-def linear_shapes(model_path: str) -> dict[str, tuple[int, int]]:
-    """Return (in, out) features of every linear layer of a model with gated MLPs, by its full name."""
-    config: Mapping[str, Any] = json.loads((Path(model_path) / "config.json").read_text())
-    hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
-    head = config.get("head_dim") or hidden // heads
-    queries, keys = heads * head, config.get("num_key_value_heads", heads) * head
-    modules = {
-        "self_attn.q_proj": (hidden, queries),
-        "self_attn.k_proj": (hidden, keys),
-        "self_attn.v_proj": (hidden, keys),
-        "self_attn.o_proj": (queries, hidden),
-        "mlp.gate_proj": (hidden, inner),
-        "mlp.up_proj": (hidden, inner),
-        "mlp.down_proj": (inner, hidden),
-    }
-    return {
-        f"model.layers.{layer}.{module}": shape
-        for layer in range(config["num_hidden_layers"])
-        for module, shape in modules.items()
-    }
+def linear_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
+    """Return (out, in) features of every linear layer of a checkpoint, by its full name."""
+    config = json.loads((Path(model_path) / "config.json").read_text())
+    shapes = dict(tensor_shapes(config))
+    return {name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith("_proj.weight")}
 
 
 def rank_of_size(model_path: str, num_bytes: int) -> int:
@@ -41,11 +26,11 @@ def rank_of_size(model_path: str, num_bytes: int) -> int:
 
 
 def write_adapter(folder: Path, model_path: str, *, rank: int, seed: int) -> None:
-    """Write an adapter of all linear layers in float32."""
+    """Write an adapter of all linear layers in float32, neither factor zero."""
     shapes = linear_shapes(model_path)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for module, (in_features, out_features) in shapes.items():
+    for module, (out_features, in_features) in shapes.items():
         prefix = f"base_model.model.{module}"
         tensors[f"{prefix}.lora_A.weight"] = torch.randn(rank, in_features, generator=generator) * 0.01
         tensors[f"{prefix}.lora_B.weight"] = torch.randn(out_features, rank, generator=generator) * 0.01

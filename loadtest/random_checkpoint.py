@@ -9,17 +9,14 @@ tokenizer is a byte-level BPE trained on the sources of the Python that runs thi
 from __future__ import annotations
 
 import argparse
-import json
 import sysconfig
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD, tensor_shapes, write_checkpoint
+from loadtest.geometries import CONFIG_BY_NAME, write_checkpoint
+from loadtest.random_adapter import write_adapter
 
 MAX_FILES = 3000
 CHAT_TEMPLATE = (
@@ -49,25 +46,6 @@ def write_tokenizer(folder: Path, vocab_size: int) -> None:
     fast.save_pretrained(folder)
 
 
-def write_adapter(config: dict[str, Any], folder: Path, *, rank: int, seed: int) -> None:
-    """Write a LoRA adapter of this rank for every linear layer, in peft's layout, bfloat16, neither factor zero."""
-    folder.mkdir(parents=True, exist_ok=True)
-    generator = torch.Generator().manual_seed(seed)
-    tensors, modules = {}, set()
-    for name, shape in tensor_shapes(config):
-        if "_proj.weight" not in name:
-            continue
-        module = name.removesuffix(".weight")
-        modules.add(module.rsplit(".", 1)[-1])
-        for factor, size in (("A", (rank, shape[1])), ("B", (shape[0], rank))):
-            weight = torch.empty(size).normal_(0.0, WEIGHT_STD, generator=generator)
-            tensors[f"base_model.model.{module}.lora_{factor}.weight"] = weight.to(torch.bfloat16)
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    lora = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank}
-    described = lora | {"target_modules": sorted(modules), "base_model_name_or_path": None}
-    (folder / "adapter_config.json").write_text(json.dumps(described, indent=2), encoding="utf-8")
-
-
 def main() -> None:
     """Write what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m loadtest.random_checkpoint", description=__doc__)
@@ -81,7 +59,7 @@ def main() -> None:
     write_tokenizer(options.folder, config["vocab_size"])
     for index in range(options.adapters):
         folder = options.folder.with_name(f"{options.folder.name}-adapters") / f"adapter-{index}"
-        write_adapter(config, folder, rank=options.rank, seed=index)
+        write_adapter(folder, str(options.folder), rank=options.rank, seed=index)
     print(f"{options.folder}: {options.geometry}, {options.adapters} adapters of rank {options.rank}")
 
 

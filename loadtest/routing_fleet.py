@@ -10,11 +10,11 @@ from __future__ import annotations
 import heapq
 import random
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from deployments.routing.asked import Asked, hash64
 from deployments.routing.report import LoadReport
+from loadtest.workloads import zipf_weights
 
 CHUNK_TOKENS = 256
 PREFILL_TOKENS_PER_S = 20_000.0
@@ -62,8 +62,7 @@ class Sessions:
     def __init__(self, num_adapters: int, rng: random.Random) -> None:
         self._rng = rng
         self._adapters = range(num_adapters)
-        weights = [1 / (rank + 1) for rank in self._adapters]
-        self._cumulative = list(_sums(weights))
+        self._cumulative = zipf_weights(num_adapters, 1.0)
         self._num = 0
 
     def first(self) -> Turn:
@@ -224,10 +223,3 @@ class Tally:
 
 def _output(rng: random.Random) -> int:
     return rng.randint(50, 250)
-
-
-def _sums(values: list[float]) -> Iterator[float]:
-    total = 0.0
-    for value in values:
-        total += value
-        yield total

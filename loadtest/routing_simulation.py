@@ -18,6 +18,7 @@ from pathlib import Path
 from deployments.routing.estimate import REPORT_PERIOD_S
 from loadtest.routing_fleet import Replica, Sessions, Tally, Turn
 from loadtest.routing_policies import POLICIES, Policy
+from loadtest.tables import markdown_table
 
 WARM_UP_SHARE = 0.3
 THINK_S = 4.0
@@ -121,13 +122,16 @@ def compare(scene: Scene, policies: Iterable[str] = POLICIES) -> dict[str, dict[
 
 def table(found: Mapping[str, Mapping[str, float]]) -> str:
     """Return the figures as a table for people."""
-    lines = ["| policy | TTFT p50 ms | TTFT p99 ms | prefix hit rate | adapter loads |", "|---|---|---|---|---|"]
-    for policy, row in found.items():
-        lines.append(
-            f"| {policy} | {row['ttft_p50_ms']:.0f} | {row['ttft_p99_ms']:.0f} | {row['prefix_hit_rate']:.1%} "
-            f"| {row['adapter_loads']:.0f} |"
-        )
-    return "\n".join(lines)
+    rows = [
+        [
+            policy,
+            *(f"{row[key]:.0f}" for key in ("ttft_p50_ms", "ttft_p99_ms")),
+            f"{row['prefix_hit_rate']:.1%}",
+            f"{row['adapter_loads']:.0f}",
+        ]
+        for policy, row in found.items()
+    ]
+    return markdown_table(("policy", "TTFT p50 ms", "TTFT p99 ms", "prefix hit rate", "adapter loads"), rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

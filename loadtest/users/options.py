@@ -2,25 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-from typing import Protocol
+from argparse import ArgumentParser, Namespace
 
 from loadtest.measure import Slo
 from loadtest.workloads import ChatMix
-
-
-class Options(Protocol):
-    """Our part of Locust's parsed options."""
-
-    models: str | None
-    zipf_exponent: float
-    shared_prefix_share: float
-    max_prompt_chars: int
-    max_answer_tokens: int
-    seed: int
-    slo_ttft_ms: float | None
-    slo_tpot_ms: float | None
-    records: str | None
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -39,7 +24,7 @@ def add_options(parser: ArgumentParser) -> None:
     group.add_argument("--records", default=None, help="file that gets one line of JSON for every request")
 
 
-def mix_of(options: Options, models: tuple[str, ...]) -> ChatMix:
+def mix_of(options: Namespace, models: tuple[str, ...]) -> ChatMix:
     """Return what the users ask."""
     return ChatMix(
         models=models,
@@ -51,6 +36,6 @@ def mix_of(options: Options, models: tuple[str, ...]) -> ChatMix:
     )
 
 
-def slo_of(options: Options) -> Slo:
+def slo_of(options: Namespace) -> Slo:
     """Return the objectives."""
     return Slo(ttft_ms=options.slo_ttft_ms, tpot_ms=options.slo_tpot_ms)

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 
 from loadtest.measure import Slo
 from loadtest.users.options import add_options, mix_of, slo_of
 
 
-def parse(*arguments: str) -> object:
+def parse(*arguments: str) -> Namespace:
     parser = ArgumentParser()
     add_options(parser)
     return parser.parse_args(arguments)
@@ -14,10 +14,10 @@ def parse(*arguments: str) -> object:
 
 def test_options_become_a_mix_and_objectives() -> None:
     options = parse("--max-answer-tokens", "8", "--slo-tpot-ms", "40", "--zipf-exponent", "0")
-    mix = mix_of(options, ("a", "b"))  # type: ignore[arg-type]
+    mix = mix_of(options, ("a", "b"))
     assert (mix.models, mix.min_answer_tokens, mix.max_answer_tokens, mix.zipf_exponent) == (("a", "b"), 8, 8, 0)
-    assert slo_of(options) == Slo(tpot_ms=40)  # type: ignore[arg-type]
+    assert slo_of(options) == Slo(tpot_ms=40)
 
 
 def test_no_objective_is_the_default() -> None:
-    assert slo_of(parse()) == Slo()  # type: ignore[arg-type]
+    assert slo_of(parse()) == Slo()
