@@ -19,6 +19,7 @@ from engine.metrics import EngineLoad, EngineSnapshot, StepTimes
 from engine.ports import AdapterStock, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.pacing import PrefillPace
+from engine.scheduling.request_bounds import check_request
 from engine.scheduling.scheduler import Scheduler
 from engine.step import StepPlan
 from engine.trace import RequestTrace
@@ -106,7 +107,7 @@ class Engine:
             OverloadError: it cannot be served in time, or the queue is full; see `engine.scheduling.admission`.
             EngineError: the engine has ended.
         """
-        self._scheduler.validate(request)
+        check_request(request, self.config)
         if request.params.grammar is not None:
             # At once where it was made ready before; unready, it would hold up a step.
             self.compile_grammar(request.params.grammar)
@@ -252,9 +253,8 @@ class Engine:
         running_tokens, waiting_tokens = self._scheduler.unread_prompts()
         waiting_tokens += sum(len(request.prompt_ids) for request in self._unread())
         # What a waiting prompt will find in the cache is known when it is admitted; until then it is like the others.
-        new_share = 1 - counters.prefix_hits / counters.prefix_queries if counters.prefix_queries else 1.0
         return EngineLoad(
-            queued_tokens=running_tokens + int(waiting_tokens * new_share),
+            queued_tokens=running_tokens + int(waiting_tokens * (1 - counters.hit_share)),
             num_running=num_running,
             num_waiting=num_waiting,
             max_running=self.config.max_num_seqs,

@@ -32,7 +32,6 @@ from operator import attrgetter
 
 from engine.cache.block_tables import BlockTables
 from engine.config import ResolvedConfig
-from engine.errors import RequestError
 from engine.metrics import SchedulerCounters
 from engine.ports import AdapterGate
 from engine.request import Emission, FinishReason, Request, RequestId
@@ -45,7 +44,6 @@ from engine.scheduling.lending import CacheLending
 from engine.scheduling.live_request import PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
 from engine.scheduling.own_step import OwnSteps
 from engine.scheduling.pins import Pins
-from engine.scheduling.request_bounds import check_request
 from engine.scheduling.row_shares import who_yields
 from engine.scheduling.step_draft import StepDraft
 from engine.step import StepPlan, StepResult
@@ -108,23 +106,9 @@ class Scheduler:
         """Return the prompt tokens left to compute of running and of waiting requests; any thread, nearly exact."""
         return unread_tokens(list(self._live.values()))
 
-    def validate(self, request: Request) -> None:
-        """Check what can be known at once; touches no state, so that any thread may call it.
-
-        Raises:
-            RequestError: the request can never be served here.
-        """
-        check_request(request, self._config)
-
     def add(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            RequestError: its id is alive already, or `validate` refuses it.
-        """
-        self.validate(request)
-        if request.request_id in self._live:
-            raise RequestError(f"A request with the id {request.request_id!r} is alive already.", field="request_id")
+        """Queue a request that `check_request` has let pass, under an id that is not alive."""
+        assert request.request_id not in self._live, "a request has the id of another"
         swap_s = 0.0 if request.adapter is None else self._gate.swap_s(request.adapter)
         tag = self._fair_queue.tag(
             flow_of(request),

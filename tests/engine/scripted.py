@@ -12,6 +12,7 @@ from engine.errors import EngineError
 from engine.metrics import StepTimes
 from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
 from engine.scheduling.live_request import PENDING
+from engine.scheduling.request_bounds import check_request
 from engine.scheduling.scheduler import Scheduler
 from engine.step import StepPlan, StepResult, StepRow
 from tests.oracles.naive_scheduler import EOS_IDS, VOCAB_SIZE, cell, forced_after, forced_token, next_token, vector
@@ -272,6 +273,7 @@ class Harness:
 
     def add(self, *requests: Request) -> None:
         for request in requests:
+            check_request(request, self.config)
             self.scheduler.add(request)
             self.emissions[request.request_id] = []
         self.scheduler.check()

@@ -464,13 +464,3 @@ def test_an_unknown_vocabulary_still_refuses_what_no_vocabulary_has() -> None:
     harness = Harness(a_config(vocab_size=None))
     with pytest.raises(RequestError, match="outside the vocabulary"):
         harness.add(a_request("a", (1 << 31,)))
-
-
-def test_an_id_that_is_alive_is_refused() -> None:
-    harness = Harness()
-    harness.add(a_request("a"))
-    with pytest.raises(RequestError, match="alive"):
-        harness.add(a_request("a"))
-    harness.finish()
-    harness.add(a_request("a"))
-    harness.finish()
