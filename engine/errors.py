@@ -5,6 +5,8 @@ with time. `CheckpointError` and `ConfigError` end a start-up with one line. `En
 One request's failure inside a step is never an exception: it is a `FinishReason` on an `Emission`.
 """
 
+from functools import partial
+
 
 class RequestError(ValueError):
     """A request that can never be served as it stands.
@@ -22,7 +24,7 @@ class RequestError(ValueError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exceptions cross Serve handles by pickle, which by default calls the class with `args` alone.
-        return _rebuild_request_error, (self.message, self.field, self.code)
+        return partial(RequestError, field=self.field, code=self.code), (self.message,)
 
 
 class GrammarError(RequestError):
@@ -34,10 +36,6 @@ class GrammarError(RequestError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return GrammarError, (self.reason,)
-
-
-def _rebuild_request_error(message: str, field: str | None, code: str | None) -> RequestError:
-    return RequestError(message, field=field, code=code)
 
 
 class OverloadError(RuntimeError):
@@ -55,11 +53,7 @@ class OverloadError(RuntimeError):
         self.reason = reason
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_overload_error, (self.message, self.retry_after_s, self.reason)
-
-
-def _rebuild_overload_error(message: str, retry_after_s: float, reason: str) -> OverloadError:
-    return OverloadError(message, retry_after_s=retry_after_s, reason=reason)
+        return partial(OverloadError, retry_after_s=self.retry_after_s, reason=self.reason), (self.message,)
 
 
 class ConfigError(ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -36,7 +36,7 @@ class StepModel(Protocol):
 class Runner:
     """An `engine.ports.StepRunner`.
 
-    Args:
+    Attributes:
         steps_ahead: 0 where the model computes as it is called; 1 where it enqueues for a device that works by itself.
     """
 
@@ -56,19 +56,9 @@ class Runner:
         self._adapters = adapters
         self._pooler = Pooler()
         self._submitted: deque[_Submitted] = deque()
-        self._steps_ahead = steps_ahead
-        self._times = StepTimes()
+        self.steps_ahead = steps_ahead
+        self.times = StepTimes()
         self._highest_block = 0
-
-    @property
-    def steps_ahead(self) -> int:
-        """Return how many plans may be under way while another is made."""
-        return self._steps_ahead
-
-    @property
-    def times(self) -> StepTimes:
-        """Return the seconds spent in each part so far."""
-        return self._times
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
@@ -81,9 +71,9 @@ class Runner:
         output = self._model.forward(batch, self._cache)
         computed = time.monotonic()
         self._submitted.append(self._draw(plan, output))
-        self._times.prepare_s += prepared - started
-        self._times.forward_s += computed - prepared
-        self._times.sample_s += time.monotonic() - computed
+        self.times.prepare_s += prepared - started
+        self.times.forward_s += computed - prepared
+        self.times.sample_s += time.monotonic() - computed
 
     @torch.inference_mode()
     def collect(self) -> StepResult:
@@ -125,10 +115,11 @@ class Runner:
         self._highest_block = max(self._highest_block, *(row.block_ids[-1] for row in plan.rows))
         adapters: tuple[AdapterSegment, ...] = ()
         if any(row.request.adapter is not None for row in plan.rows):
-            adapters = collect_segments(_segments(plan), self._adapters)
+            adapters = collect_segments(_segments(plan.rows, [row.num_tokens for row in plan.rows]), self._adapters)
         batch = self._buffers.fill(plan, adapters)
         if any(segment.weights.changes_whole_model for segment in adapters):
-            batch = replace(batch, sample_adapters=collect_segments(_sample_segments(plan), self._adapters))
+            samples = _segments(plan.rows, [row.num_logits for row in plan.rows])
+            batch = replace(batch, sample_adapters=collect_segments(samples, self._adapters))
         return replace(batch, pooled=pooled_ranges(plan)) if plan.has_pooled else batch
 
     def _draw(self, plan: StepPlan, output: StepOutput) -> _Submitted:
@@ -150,18 +141,11 @@ class _Submitted(NamedTuple):
     vectors: dict[RequestId, Vector]
 
 
-def _segments(plan: StepPlan) -> Iterator[Segment]:
+def _segments(rows: Sequence[StepRow], counts: Sequence[int]) -> Iterator[Segment]:
     at = 0
-    for row in plan.rows:
-        yield row.adapter, at, at + row.num_tokens
-        at += row.num_tokens
-
-
-def _sample_segments(plan: StepPlan) -> Iterator[Segment]:
-    at = 0
-    for row in plan.rows:
-        yield row.adapter, at, at + row.num_logits
-        at += row.num_logits
+    for row, count in zip(rows, counts, strict=True):
+        yield row.adapter, at, at + count
+        at += count
 
 
 def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[TokenLogprobs]], torch.Tensor]:

@@ -78,7 +78,7 @@ class Landmarks:
 class PrefixIndex:
     """Which block holds which name; at most one block for a name, at most one name for a block."""
 
-    def __init__(self, landmarks: Landmarks | None = None) -> None:
+    def __init__(self, landmarks: Landmarks) -> None:
         self._landmarks = landmarks
         self._block_by_name: dict[BlockName, BlockId] = {}
         self._name_by_block: dict[BlockId, BlockName] = {}
@@ -96,21 +96,19 @@ class PrefixIndex:
             blocks.append(block)
         return blocks
 
-    def insert(self, name: BlockName, block: BlockId, index: int = 0) -> None:
+    def insert(self, name: BlockName, block: BlockId, index: int) -> None:
         """Index a full, computed block, the `index`-th of its chain; the first block of a name keeps it."""
         if name not in self._block_by_name and block not in self._name_by_block:
             self._block_by_name[name] = block
             self._name_by_block[block] = name
-            if self._landmarks is not None:
-                self._landmarks.add(name, index)
+            self._landmarks.add(name, index)
 
     def evict(self, block: BlockId) -> None:
         """Forget what the block held; it is about to be overwritten."""
         name = self._name_by_block.pop(block, None)
         if name is not None:
             del self._block_by_name[name]
-            if self._landmarks is not None:
-                self._landmarks.drop(name)
+            self._landmarks.drop(name)
 
     def check(self, pool: BlockPool) -> None:
         """Raise AssertionError unless names and blocks are one to one and inside the pool."""

@@ -258,9 +258,9 @@ class Sampler:
         table_rows = placed([lineup.rows[line] for line in lines], self._device)
         params = [lineup.params[line] for line in lines]
         penalties = Penalties(
-            repetition=self._column([p.repetition_penalty for p in params]),
-            frequency=self._column([p.frequency_penalty for p in params]),
-            presence=self._column([p.presence_penalty for p in params]),
+            repetition=_column([p.repetition_penalty for p in params], self._device),
+            frequency=_column([p.frequency_penalty for p in params], self._device),
+            presence=_column([p.presence_penalty for p in params], self._device),
         )
         logits[index] = penalize(logits[index], penalties, in_prompt[table_rows], output_counts[table_rows])
 
@@ -293,9 +293,6 @@ class Sampler:
             self._in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
             self._output_counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
         return self._in_prompt, self._output_counts
-
-    def _column(self, values: list[float]) -> torch.Tensor:
-        return _column(values, self._device)
 
 
 def _take_errors(lineup: Lineup, token_ids: list[int], failed: dict[int, str]) -> frozenset[int]:

@@ -16,20 +16,20 @@ def chain(*blocks: tuple[int, ...], adapter: AdapterDigest | None = None, salt: 
 
 
 def test_the_longest_indexed_prefix_is_found() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(Landmarks(8))
     names = chain((1, 2), (3, 4), (5, 6))
-    index.insert(names[0], BlockId(7))
-    index.insert(names[1], BlockId(3))
+    index.insert(names[0], BlockId(7), 0)
+    index.insert(names[1], BlockId(3), 1)
     assert index.match(names) == [7, 3]
     assert index.match(chain((1, 2), (9, 9))) == [7]
     assert index.match(chain((9, 9), (3, 4))) == []
 
 
 def test_a_prefix_with_a_hole_ends_at_the_hole() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(Landmarks(8))
     names = chain((1,), (2,), (3,))
-    index.insert(names[0], BlockId(0))
-    index.insert(names[2], BlockId(2))
+    index.insert(names[0], BlockId(0), 0)
+    index.insert(names[2], BlockId(2), 2)
     assert index.match(names) == [0]
 
 
@@ -68,18 +68,18 @@ def test_a_name_is_a_sha_256() -> None:
 
 
 def test_the_first_block_of_a_name_keeps_it() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(Landmarks(8))
     [name] = chain((1,))
-    index.insert(name, BlockId(4))
-    index.insert(name, BlockId(5))
+    index.insert(name, BlockId(4), 0)
+    index.insert(name, BlockId(5), 0)
     assert index.match([name]) == [4]
     assert len(index) == 1
 
 
 def test_an_evicted_block_is_found_no_more() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(Landmarks(8))
     [name] = chain((1,))
-    index.insert(name, BlockId(4))
+    index.insert(name, BlockId(4), 0)
     index.evict(BlockId(4))
     index.evict(BlockId(4))
     assert index.match([name]) == []
@@ -87,8 +87,8 @@ def test_an_evicted_block_is_found_no_more() -> None:
 
 
 def test_check_finds_a_block_outside_the_pool() -> None:
-    index = PrefixIndex()
-    index.insert(chain((1,))[0], BlockId(4))
+    index = PrefixIndex(Landmarks(8))
+    index.insert(chain((1,))[0], BlockId(4), 0)
     with pytest.raises(AssertionError, match="outside the pool"):
         index.check(BlockPool(4))
 

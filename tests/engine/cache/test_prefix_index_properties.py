@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from adapters.identity import AdapterDigest
 from engine.cache.blocks import BlockId, BlockPool
-from engine.cache.prefix_index import BlockName, PrefixIndex, child_name, root_name
+from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex, child_name, root_name
 from tests.oracles.naive_cache import NaiveCache
 
 Key = tuple[AdapterDigest | None, str]
@@ -32,7 +32,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @initialize(num_blocks=st.integers(4, 8))
     def build(self, num_blocks: int) -> None:
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(Landmarks(8))
         self.pool = BlockPool(num_blocks, on_reuse=self.index.evict)
         self.naive = NaiveCache(num_blocks)
 
@@ -48,7 +48,7 @@ class IndexMachine(RuleBasedStateMachine):
         assert taken == self.naive.take(len(blocks) - len(shared))
         table = [*shared, *(taken or [])]
         for name, prefix, block in zip(names, prefixes, table, strict=False):
-            self.index.insert(name, block)
+            self.index.insert(name, block, 0)
             self.naive.fill(block, prefix)
         self.pool.release(table)
         self.naive.release(table)
