@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 
 from ray import serve
 from ray.exceptions import RayError
@@ -55,7 +56,9 @@ class OrphanRecorder:
             if record is not None:
                 records[record.record_id] = record
         if records:
-            task = asyncio.create_task(self._deliver(list(records.values())))
+            # In nobody's context: Serve cancels what a request has asked for with the request itself, and the one that
+            # opened the channel may be among those that the gateway leaves behind.
+            task = asyncio.create_task(self._deliver(list(records.values())), context=Context())
             # The event loop keeps no reference to it.
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 
 import pytest
@@ -69,3 +70,16 @@ async def test_what_had_finished_is_told_too_and_once_for_each_gateway() -> None
     while len(arrived) < 2:
         await asyncio.sleep(0)
     assert [record.output_tokens for record in arrived] == [3, 7]
+
+
+async def test_it_is_sent_in_no_requests_context() -> None:
+    request: ContextVar[str] = ContextVar("request", default="none")
+    seen: list[str] = []
+
+    async def send(_: Sequence[UsageRecord]) -> None:
+        seen.append(request.get())
+
+    request.set("one that Serve is about to cancel, and with it what it has asked for")
+    OrphanRecorder(send).gateway_lost(GATEWAY, [(CALL, 7)])
+    await asyncio.sleep(0)
+    assert seen == ["none"]
