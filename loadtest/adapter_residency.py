@@ -34,7 +34,7 @@ from loadtest.tables import markdown_table, number
 from loadtest.workloads import TokenRange, token_prompt, zipf_weights
 
 COLUMNS = ("case", "value", "of what it is compared with", "target")
-IDS = TokenRange(start=300, end=1000)
+IDS = TokenRange()
 PROMPT_TOKENS = 32
 IDLE_S = 0.001
 

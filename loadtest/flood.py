@@ -22,7 +22,7 @@ from geventhttpclient import HTTPClient  # type: ignore[import-untyped, unused-i
 
 from loadtest.workloads import TokenRange, token_ask, token_prompt
 
-IDS = TokenRange(start=300, end=1000)
+IDS = TokenRange()
 PROMPT_TOKENS = ANSWER_TOKENS = 128
 PIECE_BYTES = 1 << 16
 HEADERS = {"Content-Type": "application/json"}

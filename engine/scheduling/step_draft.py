@@ -41,12 +41,11 @@ class StepDraft:
 
     def decodes(self) -> list[LiveRequest]:
         """Return who has a row already and computes output."""
-        return [live for live in self._end_by_live if live.is_decoding and live not in self._admissions]
+        return [live for live in self._end_by_live if self._is_decode(live)]
 
     def first_tokens(self) -> list[LiveRequest]:
         """Return whose prompt ends in this step."""
-        others = {*self.decodes()}
-        return [live for live, end in self._end_by_live.items() if live not in others and end == live.num_tokens]
+        return [live for live, end in self._end_by_live.items() if not self._is_decode(live) and end == live.num_tokens]
 
     def share(self, live: LiveRequest) -> int:
         """Return how many tokens the request may compute beyond those it has in the draft; 0 where nothing is left.
@@ -117,6 +116,9 @@ class StepDraft:
             samples=end == live.num_tokens and request.pooling is None,
             scores=live.wants_scores,
         )
+
+    def _is_decode(self, live: LiveRequest) -> bool:
+        return live.is_decoding and live not in self._admissions
 
     def _num_drafted(self, live: LiveRequest) -> int:
         return self._end_by_live.get(live, live.num_computed) - live.num_computed
