@@ -43,7 +43,9 @@ class EngineSettings(SettingsNode):
     max_model_len: int | None = Field(
         default=None, ge=1, description="Context length in tokens; null: the checkpoint's."
     )
-    max_num_seqs: int = Field(default=64, ge=1, description="Requests that run at once.")
+    max_num_seqs: int = Field(
+        default=64, ge=1, description="Requests that run at once; on a CPU newcomers may be a sixteenth more."
+    )
     max_batched_tokens: int = Field(
         default=1024, ge=1, description="Token budget of one step, prefill and decode together."
     )

@@ -38,10 +38,10 @@ class InputBuffers:
         self._token_ids = new(config.max_batched_tokens)
         self._positions = new(config.max_batched_tokens)
         self._slots = new(config.max_batched_tokens)
-        self._rows = new(4 * config.max_num_seqs).reshape(-1, 4)
-        self._sampled = new(config.max_num_seqs)
-        self._tables = np.full((config.max_num_seqs, config.max_blocks_per_request), null_block, dtype=np.int64)
-        self._num_blocks = [0] * config.max_num_seqs
+        self._rows = new(4 * config.num_rows).reshape(-1, 4)
+        self._sampled = new(config.num_rows)
+        self._tables = np.full((config.num_rows, config.max_blocks_per_request), null_block, dtype=np.int64)
+        self._num_blocks = [0] * config.num_rows
 
     def fill(self, plan: StepPlan, adapters: tuple[AdapterSegment, ...] = ()) -> DecoderBatch:
         """Write a plan's rows; returns views that are valid until the next `fill`."""

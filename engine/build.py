@@ -77,7 +77,7 @@ def build_engine(
     )
     give_back_memory()
     grammars = GrammarStore(config.tokenizer_path or config.model_path, spec.vocab_size, spec.eos_ids)
-    sampler = Sampler(resolved.max_num_seqs, spec.vocab_size, device, spec.eos_ids, grammars, choose=parts.choose)
+    sampler = Sampler(resolved.num_rows, spec.vocab_size, device, spec.eos_ids, grammars, choose=parts.choose)
     return Engine(
         resolved,
         Scheduler(resolved, pool, spec.eos_ids),
@@ -85,6 +85,7 @@ def build_engine(
         adapters=pool,
         close=pool.close,
         arrival=arrival,
+        pause_wish=parts.pause_wish,
         compile_grammar=grammars.compile,
     )
 
@@ -101,7 +102,8 @@ def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weig
             return raw.packed()
         return PanelAdapter(raw, spec.num_layers, kernels, is_quantized=resolved.quantization is not None)
 
-    return Parts(config=resolved, buffers=buffers, model=model, cache=cache, lay_out=lay_out)
+    pause_wish = model.pause_wish if isinstance(model, RecordedModel) else None
+    return Parts(config=resolved, buffers=buffers, model=model, cache=cache, lay_out=lay_out, pause_wish=pause_wish)
 
 
 def _cuda_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:

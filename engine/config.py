@@ -82,6 +82,7 @@ class ResolvedConfig:
     Attributes:
         num_blocks: blocks in the KV cache; together they hold at least one request of `max_model_len`.
         max_blocks_per_request: length of a full block table.
+        num_guest_rows: so many requests more than `max_num_seqs` run where newcomers find every row taken.
         lent_run_blocks: neighbouring blocks that are lent to adapters at once; 0 where none are.
         max_lent_blocks: blocks that may be lent together; what is left holds a request of `max_model_len`.
         vocab_size: token ids that the model knows, 0 to vocab_size - 1; None where nobody checks them.
@@ -101,6 +102,7 @@ class ResolvedConfig:
     max_queued_requests: int
     max_adapter_rank: int
     max_host_adapter_bytes: int
+    num_guest_rows: int = 0
     quantization: str | None = None
     kv_cache_dtype: str | None = None
     max_prefill_tokens_with_decodes: int | None = None
@@ -111,3 +113,8 @@ class ResolvedConfig:
     lent_run_blocks: int = 0
     max_lent_blocks: int = 0
     vocab_size: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the runner's buffers."""
+        return self.max_num_seqs + self.num_guest_rows

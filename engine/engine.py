@@ -16,7 +16,7 @@ from typing import NamedTuple
 from engine.config import ResolvedConfig
 from engine.errors import EngineError, RequestError
 from engine.metrics import EngineLoad, EngineSnapshot, StepTimes
-from engine.ports import AdapterStock, StepRunner
+from engine.ports import AdapterStock, PauseWish, StepRunner
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.pacing import PrefillPace
 from engine.scheduling.request_bounds import check_request
@@ -47,6 +47,7 @@ class Engine:
         adapters: what is known and resident of them.
         close: called once as `run` returns, to end background threads and free memory.
         arrival: set from any thread where a waiting request may now be able to run: an adapter has arrived.
+        pause_wish: heard by the runner; None for one that never pauses.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Engine:
         adapters: AdapterStock,
         close: Callable[[], None] = lambda: None,
         arrival: threading.Event | None = None,
+        pause_wish: PauseWish | None = None,
         compile_grammar: Callable[[str], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -78,6 +80,7 @@ class Engine:
         self._door = threading.Lock()
         # One event for all that ends a sleep: set before it begins, it keeps the loop awake for another plan.
         self._wake = arrival or threading.Event()
+        self._pause_wish = pause_wish or threading.Event()
         self._inbox: deque[Request | RequestId] = deque()
         self._num_queued = 0
         self._live_ids: set[RequestId] = set()
@@ -92,6 +95,7 @@ class Engine:
         self._busy_s = 0.0
         self._last_progress_s = clock()
         self._under_way: deque[_UnderWay] = deque()
+        self._is_computing = False
         self._free_at_s = self._busy_since_s = clock()
 
     @property
@@ -122,6 +126,8 @@ class Engine:
                 self._inbox.append(request)
                 self._num_queued += 1
                 self._wake.set()
+                if self._scheduler.is_newcomer(request):
+                    self._pause_wish.set()
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request before the next step; any thread. An id that is not alive is ignored."""
@@ -133,13 +139,27 @@ class Engine:
         """Hand the next step to the device, take the results of the oldest, and return what those brought.
 
         With a runner that runs ahead a step is under way while the next is planned. Empty where nothing can run, and
-        where the first of several steps has only begun. The engine's thread only.
+        where the first of several steps has only begun. Where newcomers went before a step under way it returns with
+        what those brought, and goes on with that step when it is called again. The engine's thread only.
 
         Raises:
             EngineError: the device failed; `run` ends every live request.
         """
+        emissions: list[Emission] = []
+        if not self._is_computing:
+            started_s = self._clock()
+            emissions = self._begin()
+            self._busy_s += self._clock() - started_s
+        if self._is_computing:
+            started_s = self._clock()
+            emissions += self._go_on()
+            self._busy_s += self._clock() - started_s
+        return emissions
+
+    def _begin(self) -> list[Emission]:
+        """Plan a step and hand it over; returns what earlier ones brought."""
         self._wake.clear()
-        self._read_inbox()
+        self._read_inbox(is_computing=False)
         emissions = self._collect() if self._under_way and self._under_way[-1].plan.needs_results else []
         started_s = self._clock()
         if not (self._under_way or self._scheduler.num_running):
@@ -154,15 +174,47 @@ class Engine:
         self._runner.submit(plan)
         self._scheduler.advance(plan)
         self._under_way.append(_UnderWay(plan, planned_s))
-        if len(self._under_way) > self._runner.steps_ahead:
-            emissions += self._collect()
-        self._busy_s += self._clock() - started_s
+        self._is_computing = True
+        return emissions
+
+    def _go_on(self) -> list[Emission]:
+        """Compute the newest step under way; returns before it is done where newcomers went before it."""
+        while self._runner.proceed():
+            emissions = self._serve_newcomers()
+            if emissions:
+                return emissions
+        self._is_computing = False
+        return self._collect() if len(self._under_way) > self._runner.steps_ahead else []
+
+    def _serve_newcomers(self) -> list[Emission]:
+        """Compute short prompts of newcomers before the step that has paused, and return what they brought."""
+        self._read_inbox(is_computing=True)
+        started_s = self._clock()
+        plan = self._scheduler.plan_newcomers(None if self._pace is None else self._pace.num_tokens)
+        if plan is None:
+            return []
+        self._runner.submit(plan)
+        self._scheduler.advance(plan)
+        while self._runner.proceed():
+            pass
+        paused_at_s, self._free_at_s = self._free_at_s, started_s
+        emissions = self._bring(_UnderWay(plan, started_s))
+        # For the step that has paused it was no time at all.
+        took_s = self._free_at_s - started_s
+        self._free_at_s = paused_at_s + took_s
+        self._busy_since_s += took_s
+        paused, submitted_s = self._under_way.pop()
+        self._under_way.append(_UnderWay(paused, submitted_s + took_s))
         return emissions
 
     def _collect(self) -> list[Emission]:
         """Wait for the oldest step under way and return what it brought."""
+        return self._bring(self._under_way.popleft())
+
+    def _bring(self, under_way: _UnderWay) -> list[Emission]:
+        """Wait for the results of a step and return what they brought."""
         started_s = self._clock()
-        plan, submitted_s = self._under_way.popleft()
+        plan, submitted_s = under_way
         result = self._runner.collect()
         ran_s = self._clock()
         num_prefill_tokens = plan.num_prefill_tokens
@@ -275,9 +327,12 @@ class Engine:
         with self._lock:
             return [entry for entry in self._inbox if isinstance(entry, Request)]
 
-    def _read_inbox(self) -> None:
+    def _read_inbox(self, *, is_computing: bool) -> None:
+        """Take note of what came; of requests alone while a step is computed, whose rows must stay whose they are."""
+        self._pause_wish.clear()
         with self._lock:
-            entries, self._inbox = self._inbox, deque()
+            entries = [entry for entry in self._inbox if not is_computing or isinstance(entry, Request)]
+            self._inbox = deque(entry for entry in self._inbox if is_computing and not isinstance(entry, Request))
         # Without the lock: preparing an adapter takes locks of its own.
         for entry in entries:
             if isinstance(entry, Request):

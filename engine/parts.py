@@ -8,6 +8,7 @@ from adapters.loading import LayOut
 from engine.backend import KvCache
 from engine.buffers import InputBuffers
 from engine.config import ResolvedConfig
+from engine.ports import PauseWish
 from engine.runner import StepModel
 from engine.sampling.sampler import Chooser
 
@@ -19,6 +20,7 @@ class Parts:
     Attributes:
         lay_out: turns an adapter that was read into what the device's products take.
         choose: see `engine.sampling.sampler.Sampler`.
+        pause_wish: see `engine.engine.Engine`.
         steps_ahead: see `engine.runner.Runner`.
     """
 
@@ -28,4 +30,5 @@ class Parts:
     cache: KvCache
     lay_out: LayOut
     choose: Chooser | None = None
+    pause_wish: PauseWish | None = None
     steps_ahead: int = 0

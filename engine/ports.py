@@ -78,6 +78,18 @@ class AdapterStock(Protocol):
         ...
 
 
+class PauseWish(Protocol):
+    """Asks whoever computes a step to pause, so that another may go before it; any thread."""
+
+    def set(self) -> None:
+        """Ask."""
+        ...
+
+    def clear(self) -> None:
+        """Ask no more."""
+        ...
+
+
 class StepRunner(Protocol):
     """Owns device memory and executes plans in order; all calls come from the engine's thread."""
 
@@ -92,11 +104,15 @@ class StepRunner(Protocol):
         ...
 
     def submit(self, plan: StepPlan) -> None:
-        """Enqueue the forward pass and the sampling of one plan."""
+        """Make one plan ready; `proceed` follows until it is computed, or another plan that goes before it."""
+        ...
+
+    def proceed(self) -> bool:
+        """Compute the newest plan, or enqueue it where the device works by itself; True where it has paused."""
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest submitted plan and return what it drew.
+        """Wait for the plan that was computed first and return what it drew.
 
         Raises:
             EngineError: the device failed; the engine cannot go on.

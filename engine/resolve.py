@@ -28,6 +28,8 @@ GPU_ADAPTER_SHARE = 1 / 32
 """Of what the engine may use: 4 GiB of 140, where an adapter of rank 16 for 8 billion parameters takes 80 MiB."""
 LENT_PAGE_BYTES, LENT_ALIGNMENT = 2 << 20, 16
 """A matrix of an adapter lies in one page: of rank 64 for 8 billion parameters the largest takes 1.8 MiB."""
+GUEST_SHARE = 16
+"""On a CPU one row more for so many: newcomers may go before the rest of a step, which needs all that it has."""
 CPU_DECODE_GAP_S = 0.2
 """A person reads on while a stream pauses for this long."""
 
@@ -105,18 +107,16 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         raise ConfigError("dtype: 'float16' on device 'cpu' overflows where it should not; take bfloat16 or float32.")
     quantization = _quantization(config.quantization, spec, hardware, dtype)
     _check_quantization(quantization, spec, hardware, dtype)
-    max_model_len = config.max_model_len or spec.max_position
-    if max_model_len > spec.max_position:
-        raise ConfigError(
-            f"max_model_len: {max_model_len} is more than the checkpoint's context of {spec.max_position}."
-        )
+    max_model_len = _max_model_len(config, spec)
     blocks_per_request = -(-max_model_len // config.block_tokens)
     _check_cache_dtype(config, hardware)
     element_bytes = DTYPE_BY_NAME[dtype].itemsize if config.kv_cache_dtype is None else 1
     block_bytes = config.block_tokens * spec.kv_bytes_per_token(element_bytes)
     cache_bytes = config.kv_cache_bytes or _cache_bytes(hardware)
+    num_guest_rows = config.max_num_seqs // GUEST_SHARE if hardware.device == "cpu" else 0
     # More than every row at full length can never be held, and is only memory taken from others.
-    num_blocks = min(cache_bytes // block_bytes, config.max_num_seqs * blocks_per_request)
+    num_rows = config.max_num_seqs + num_guest_rows
+    num_blocks = min(cache_bytes // block_bytes, num_rows * blocks_per_request)
     if num_blocks < blocks_per_request:
         knob = "kv_cache_bytes:"
         if hardware.device == "cuda" and config.kv_cache_bytes is None:
@@ -134,6 +134,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         num_threads=config.num_threads or hardware.num_cores,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
+        num_guest_rows=num_guest_rows,
         max_batched_tokens=config.max_batched_tokens,
         block_tokens=config.block_tokens,
         num_blocks=num_blocks,
@@ -171,6 +172,15 @@ def _device_adapter_bytes(config: EngineConfig, hardware: Hardware) -> int:
     if hardware.device == "cpu":
         return _host_adapter_bytes(config, hardware)
     return int(hardware.free_bytes * GPU_ADAPTER_SHARE)
+
+
+def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
+    max_model_len = config.max_model_len or spec.max_position
+    if max_model_len > spec.max_position:
+        raise ConfigError(
+            f"max_model_len: {max_model_len} is more than the checkpoint's context of {spec.max_position}."
+        )
+    return max_model_len
 
 
 def _host_adapter_bytes(config: EngineConfig, hardware: Hardware) -> int:

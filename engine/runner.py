@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -25,12 +25,34 @@ AHEAD_TOKENS = 2048
 """For so many tokens beyond those that the cache has held the runner takes memory while it is idle."""
 
 
+class PausedStep(Protocol):
+    """A step of which a part is computed."""
+
+    def put_aside(self) -> None:
+        """Keep what another step would write over: the model is about to compute one."""
+        ...
+
+    def go_on(self) -> StepOutput | PausedStep:
+        """Compute what is left; where another step came between, its batch has been written anew."""
+        ...
+
+
 class StepModel(Protocol):
     """What computes a step: a `Decoder`, or a recording of one."""
 
-    def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
-        """Write the cache and return what was asked for."""
+    def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput | PausedStep:
+        """Write the cache and return what was asked for, or, where the model can pause and was told to, the rest."""
         ...
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A plan that is being computed."""
+
+    plan: StepPlan
+    batch: DecoderBatch
+    paused: PausedStep | None = None
+    is_overwritten: bool = False
 
 
 class Runner:
@@ -55,6 +77,8 @@ class Runner:
         self._sampler = sampler
         self._adapters = adapters
         self._pooler = Pooler()
+        # More than one where a step was put aside for another.
+        self._begun: list[_Begun] = []
         self._submitted: deque[_Submitted] = deque()
         self.steps_ahead = steps_ahead
         self.times = StepTimes()
@@ -62,18 +86,37 @@ class Runner:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
-        """Compute one plan, or have the device compute it after those before."""
+        """Make ready what `proceed` computes."""
         started = time.monotonic()
+        for begun in self._begun:
+            if begun.paused is not None and not begun.is_overwritten:
+                begun.paused.put_aside()
+                begun.is_overwritten = True
         self._update_rows(plan)
         batch = self._batch(plan)
         self._cache.clear(self._buffers.fresh_blocks(plan))
-        prepared = time.monotonic()
-        output = self._model.forward(batch, self._cache)
+        self._begun.append(_Begun(plan, batch))
+        self.times.prepare_s += time.monotonic() - started
+
+    @torch.inference_mode()
+    def proceed(self) -> bool:
+        """Compute the newest plan, or have the device compute it after those before; True where it has paused."""
+        started = time.monotonic()
+        begun = self._begun[-1]
+        if begun.is_overwritten:
+            self._buffers.fill(begun.plan, begun.batch.adapters)
+            begun.is_overwritten = False
+        paused = begun.paused
+        output = self._model.forward(begun.batch, self._cache) if paused is None else paused.go_on()
         computed = time.monotonic()
-        self._submitted.append(self._draw(plan, output))
-        self.times.prepare_s += prepared - started
-        self.times.forward_s += computed - prepared
+        self.times.forward_s += computed - started
+        if not isinstance(output, StepOutput):
+            begun.paused = output
+            return True
+        self._begun.pop()
+        self._submitted.append(self._draw(begun.plan, output))
         self.times.sample_s += time.monotonic() - computed
+        return False
 
     @torch.inference_mode()
     def collect(self) -> StepResult:

@@ -103,7 +103,7 @@ class StepClock:
     def __init__(self) -> None:
         self.token_s = 0.0
         self._planned_s: dict[int, float] = {}
-        self._start_s = self._end_s = 0.0
+        self._start_s = self._end_s = self._free_s = 0.0
         self._per_token_s = 0.0
 
     def begin(self, step_id: int, now_s: float) -> None:
@@ -112,8 +112,13 @@ class StepClock:
 
     def end(self, plan: StepPlan, now_s: float) -> None:
         """Note that its results are there; it began when it was made, or when the one before it had ended."""
-        self._start_s = max(self._planned_s.pop(plan.step_id, now_s), self._end_s)
-        self._end_s = now_s
+        self._start_s, self._end_s = max(self._planned_s.pop(plan.step_id, now_s), self._free_s), now_s
+        put_aside = [step_id for step_id in self._planned_s if step_id < plan.step_id]
+        for step_id in put_aside:
+            # What was made before it and is not done: for that it was no time at all.
+            self._planned_s[step_id] += now_s - self._start_s
+        if not put_aside:
+            self._free_s = now_s
         self._per_token_s = (now_s - self._start_s) / plan.num_tokens
         self.token_s += self._per_token_s
 

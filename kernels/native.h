@@ -17,6 +17,7 @@ struct Op {
     int64_t size[8];
     double number;
     int64_t begins_beside; // not 0: neither this nor the op before writes what the other reads or writes
+    int64_t may_pause;     // not 0: a run may end before it, to be gone on with from here
 };
 
 // Called rather than inlined, what stands in a loop keeps the loop from being vectorised.

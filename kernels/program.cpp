@@ -38,8 +38,11 @@ bool ask_for_tiles() {
 #endif
 }
 
+enum class Verdict { NONE, GO_ON, PAUSE };
+
 struct alignas(128) Progress {
     std::atomic<int64_t> taken, done;
+    std::atomic<Verdict> verdict;
 };
 
 class Pool {
@@ -57,7 +60,8 @@ class Pool {
             worker.join();
     }
 
-    void run(const Op *first, int64_t count) {
+    // Returns how many ops were run: all, unless `wish` became something else than 0 and one of them may pause.
+    int64_t run(const Op *first, int64_t count, const int64_t *wish) {
         if (count > capacity) {
             progress = std::make_unique<Progress[]>(count);
             capacity = count;
@@ -65,16 +69,18 @@ class Pool {
         for (int64_t i = 0; i < count; i++) {
             progress[i].taken.store(0, std::memory_order_relaxed);
             progress[i].done.store(0, std::memory_order_relaxed);
+            progress[i].verdict.store(Verdict::NONE, std::memory_order_relaxed);
         }
-        ops = first, num_ops = count;
+        ops = first, num_ops = count, wished = wish;
         open = generation.load() + 1;
         generation.store(open);
         generation.notify_all();
-        work();
+        const int64_t num_run = work();
         // Nobody enters any more; whoever is inside has at most to see that all is done.
         open = 0;
         for (int64_t spins = 0; num_inside.load() != 0; spins++)
             spins < SPINS ? relax() : std::this_thread::yield();
+        return num_run;
     }
 
   private:
@@ -94,11 +100,13 @@ class Pool {
         }
     }
 
-    void work() {
+    int64_t work() {
         // Ops that begin beside each other are counted together, by the first of them.
-        int64_t first = 0, units_of_all = 0;
-        for (int64_t i = 0; i < num_ops; i++) {
+        int64_t first = 0, units_of_all = 0, i = 0;
+        for (; i < num_ops; i++) {
             const Op &op = ops[i];
+            if (op.may_pause && i > 0 && pauses_before(i))
+                break;
             if (!op.begins_beside) {
                 wait(first, units_of_all);
                 first = i, units_of_all = 0;
@@ -116,6 +124,18 @@ class Pool {
             release_tiles();
         }
         wait(first, units_of_all);
+        return i;
+    }
+
+    // Whoever comes first decides for all, so that they end at the same op.
+    bool pauses_before(int64_t op) const {
+        Verdict verdict = progress[op].verdict.load(std::memory_order_relaxed);
+        if (verdict == Verdict::NONE) {
+            const Verdict mine = __atomic_load_n(wished, __ATOMIC_RELAXED) ? Verdict::PAUSE : Verdict::GO_ON;
+            if (progress[op].verdict.compare_exchange_strong(verdict, mine, std::memory_order_relaxed))
+                verdict = mine;
+        }
+        return verdict == Verdict::PAUSE;
     }
 
     void wait(int64_t op, int64_t units) const {
@@ -127,6 +147,7 @@ class Pool {
     std::unique_ptr<Progress[]> progress;
     int64_t capacity = 0, num_ops = 0;
     const Op *ops = nullptr;
+    const int64_t *wished = nullptr;
     std::atomic<uint32_t> generation{0}, open{0};
     std::atomic<int64_t> num_inside{0};
     std::atomic<bool> is_ending{false};
@@ -145,5 +166,7 @@ void *pool_create(int64_t num_threads) {
     return new Pool(num_threads);
 }
 void pool_destroy(void *pool) { delete static_cast<Pool *>(pool); }
-void pool_run(void *pool, const Op *ops, int64_t count) { static_cast<Pool *>(pool)->run(ops, count); }
+int64_t pool_run(void *pool, const Op *ops, int64_t count, const int64_t *wish) {
+    return static_cast<Pool *>(pool)->run(ops, count, wish);
+}
 }

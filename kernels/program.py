@@ -25,7 +25,23 @@ class Op(ctypes.Structure):
         ("size", ctypes.c_int64 * 8),
         ("number", ctypes.c_double),
         ("begins_beside", ctypes.c_int64),
+        ("may_pause", ctypes.c_int64),
     ]
+
+
+class PauseWish:
+    """Whether somebody wants a program to pause; any thread."""
+
+    def __init__(self) -> None:
+        self.number = ctypes.c_int64()
+
+    def set(self) -> None:
+        """Have the run under way, or else the next one, end where it may pause."""
+        self.number.value = 1
+
+    def clear(self) -> None:
+        """Take it back."""
+        self.number.value = 0
 
 
 class Pool:
@@ -58,9 +74,13 @@ class Pool:
         op.size[: len(sizes)] = sizes
         return op
 
-    def run(self, ops: ctypes.Array[Op]) -> None:
-        """Run ops in their order, each by all threads; returns when the last is done. Frees the interpreter."""
-        self._kernels.run_pool(self._handle, ops, len(ops))
+    def run(self, ops: ctypes.Array[Op], wish: PauseWish, start: int = 0) -> int:
+        """Run ops in their order from one on, each by all threads. Frees the interpreter.
+
+        Returns the first that was not run: `len(ops)`, unless a pause was wished for and one of them permits it.
+        """
+        first = ctypes.byref(ops, start * ctypes.sizeof(Op))
+        return start + self._kernels.run_pool(self._handle, first, len(ops) - start, ctypes.byref(wish.number))
 
     def call(
         self,
@@ -73,14 +93,19 @@ class Pool:
     ) -> None:
         """Run one kernel now."""
         counted = torch.tensor([count])
-        self.run((Op * 1)(self.op(name, dtype, counted, tensors, sizes, number)))
+        self.run((Op * 1)(self.op(name, dtype, counted, tensors, sizes, number)), PauseWish())
 
 
 class Program:
-    """A list of ops that grows until it is first run."""
+    """A list of ops that grows until it is first run.
+
+    Attributes:
+        wish: whether it should pause.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.wish = PauseWish()
         self._ops: list[Op] = []
         self._kept: list[torch.Tensor] = []
         self._compiled: ctypes.Array[Op] | None = None
@@ -95,19 +120,24 @@ class Program:
         number: float = 0.0,
         *,
         begins_beside: bool = False,
+        may_pause: bool = False,
     ) -> None:
         """Append a call, as `Pool.op` describes it, and keep its tensors.
 
         Args:
             begins_beside: it may run beside the call before: neither writes what the other reads or writes.
+            may_pause: a run may end before it, and another go on from here.
         """
         op = self._pool.op(name, dtype, count, tensors, sizes, number)
-        op.begins_beside = begins_beside
+        op.begins_beside, op.may_pause = begins_beside, may_pause
         self._ops.append(op)
         self._kept.extend(tensor for tensor in (count, *tensors) if tensor is not None)
 
-    def run(self) -> None:
-        """Run all ops."""
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def run(self, start: int = 0) -> int:
+        """Run the ops from one on; returns the first that was not run, as `Pool.run` does."""
         if self._compiled is None:
             self._compiled = (Op * len(self._ops))(*self._ops)
-        self._pool.run(self._compiled)
+        return self._pool.run(self._compiled, self.wish, start)

@@ -23,6 +23,7 @@ from engine.buffers import InputBuffers
 from engine.build import build_model, kernels_for
 from engine.cache.blocks import BlockId
 from engine.config import EngineConfig
+from engine.decoder.decoder import StepOutput
 from engine.decoder.spec import read_spec
 from engine.request import Request, RequestId, SamplingParams
 from engine.resolve import probe, resolve
@@ -101,7 +102,9 @@ class Reader:
             for position in range(len(token_ids))
         )
         with torch.inference_mode():
-            logits = self.model.forward(self.buffers.fill(StepPlan(step_id=1, rows=rows)), self.cache).logits
+            output = self.model.forward(self.buffers.fill(StepPlan(step_id=1, rows=rows)), self.cache)
+            assert isinstance(output, StepOutput), "nobody asked for a pause"
+            logits = output.logits
             predicted = torch.log_softmax(logits[:-1], dim=-1)
             return -predicted.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0]
 

@@ -45,11 +45,7 @@ class BlockTables:
 
         Does nothing and returns False unless `spare` more blocks stay free.
         """
-        shared: list[BlockId] = []
-        if self._has_index and not live.needs_every_token:
-            # The last token is always computed: its logits are what the next one is drawn from.
-            num_wanted = (live.num_tokens - 1) // self._block_tokens
-            shared = self._index.match(live.names_of(num_wanted, self._block_tokens))
+        shared = self._shared(live)
         num_new = self._num_blocks_of(live.num_tokens) - len(shared)
         num_revived = sum(self._pool.ref_count(block) == 0 for block in shared)
         if num_new + num_revived + spare > self._pool.num_free:
@@ -61,6 +57,10 @@ class BlockTables:
         live.blocks = [*shared, *taken]
         live.num_computed = len(shared) * self._block_tokens
         return True
+
+    def num_to_compute(self, live: LiveRequest) -> int:
+        """Return how many tokens of a request without blocks the cache does not hold."""
+        return live.num_tokens - len(self._shared(live)) * self._block_tokens
 
     def try_extend(self, live: LiveRequest) -> bool:
         """Lengthen a request's table to all its known tokens; False changes nothing."""
@@ -120,6 +120,14 @@ class BlockTables:
             for i, block in enumerate(live.blocks):
                 content = (live.request.adapter, live.request.salt, tokens[: (i + 1) * self._block_tokens])
                 assert content_by_block.setdefault(block, content) == content, f"block {block} is shared wrongly"
+
+    def _shared(self, live: LiveRequest) -> list[BlockId]:
+        """Return the blocks that hold the beginning of a request."""
+        if not self._has_index or live.needs_every_token:
+            return []
+        # The last token is always computed: its logits are what the next one is drawn from.
+        num_wanted = (live.num_tokens - 1) // self._block_tokens
+        return self._index.match(live.names_of(num_wanted, self._block_tokens))
 
     def _num_blocks_of(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_tokens)

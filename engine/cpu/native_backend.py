@@ -46,6 +46,8 @@ class NativeBackend:
         self.program = Program(pool)
         self.counts = torch.zeros(6, dtype=torch.int64)
         """What a step has of tokens, rows, samples, and segments of adapters, as `NativeLora` counts them."""
+        self.carried: dict[int, torch.Tensor] = {}
+        """What lives across a pause, by address: each has a row for every token."""
         self._arena = Arena()
         self._dtype = dtype
         self._quantizes = quantizes
@@ -112,14 +114,19 @@ class NativeBackend:
         """Record a copy of rows; each call has a place of its own."""
         out = self._like(indices, ("taken", len(self._place_by_key)), x.shape[1:])
         self._add("take_rows", indices, (x, indices, out), (out[0].numel(),))
+        self._carry(out)
         return out
 
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Record the sum and the norm, one pass."""
+        """Record the sum and the norm, one pass; before it all that a layer hands on is in `carried`."""
         h = self._like(x, "normed", x.shape[1:])
-        self._add("add_rms_norm", x, (x, delta, weight, h), (x.shape[1],), eps)
+        count = self._count_by_address[x.data_ptr()]
+        may_pause = count is self._tokens
+        tensors, sizes = (x, delta, weight, h), (x.shape[1],)
+        self.program.add("add_rms_norm", self._dtype, count, tensors, sizes, eps, may_pause=may_pause)
+        self._carry(x, delta)
         return h
 
     def rotate_and_write(
@@ -173,6 +180,11 @@ class NativeBackend:
         y = self._like(x, name, (out,), dtype)
         self._add(kernel, x, (x, panels, bias, y), (depth, out))
         return y
+
+    def _carry(self, *tensors: torch.Tensor | None) -> None:
+        for tensor in tensors:
+            if tensor is not None and self._count_by_address[tensor.data_ptr()] is self._tokens:
+                self.carried[tensor.data_ptr()] = tensor
 
     def _panels(self, weight: torch.Tensor) -> torch.Tensor:
         return self._keep(as_panels(weight))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from engine.backend import KvCache
 from engine.cpu.native_backend import NativeBackend
 from engine.decoder.decoder import Decoder, DecoderBatch, StepOutput
+from engine.runner import PausedStep
 from kernels.add_rms_norm.reference import add_rms_norm
 
 
@@ -27,18 +30,55 @@ class RecordedModel:
         self._decoder = decoder
         self._x, self._delta = decoder.residual(whole, cache, backend.adapters)
         self._logits = decoder.logits(self._x, self._delta, whole.sampled, backend.adapters)
+        self.pause_wish = backend.program.wish
 
-    def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
-        """Replay."""
+    def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput | PausedStep:
+        """Replay; between two parts of a layer it pauses where `pause_wish` is set."""
         # What was recorded reads these buffers and no others.
         assert cache is self._cache
         assert batch.token_ids.data_ptr() == self._whole.token_ids.data_ptr()
-        num_samples = len(batch.sampled)
-        self._counts[:3] = len(batch.token_ids), len(batch.attention.rows), num_samples
+        self.enter(batch)
+        return self.run(batch, 0)
+
+    def enter(self, batch: DecoderBatch) -> None:
+        """Say how much of the buffers is a step's, and with which adapters."""
+        self._counts[:3] = len(batch.token_ids), len(batch.attention.rows), len(batch.sampled)
         self._backend.adapters.fill(batch.adapters, batch.sample_adapters)
-        self._backend.program.run()
-        logits = self._logits[:num_samples]
+
+    def run(self, batch: DecoderBatch, start: int) -> StepOutput | PausedStep:
+        """Run the ops from one on."""
+        stop = self._backend.program.run(start)
+        if stop < len(self._backend.program):
+            return _Paused(self, batch, stop)
+        logits = self._logits[: len(batch.sampled)]
         if not batch.pooled:
             return StepOutput(logits)
         # Few steps want hidden states: not recorded, they cost the others nothing.
         return StepOutput(logits, self._decoder.hidden(self._x, self._delta, batch, add_rms_norm))
+
+    def carried(self, num_tokens: int) -> list[torch.Tensor]:
+        """Return what the ops before a pause leave to those behind it."""
+        return [tensor[:num_tokens] for tensor in self._backend.carried.values()]
+
+
+class _Paused:
+    """An `engine.runner.PausedStep`."""
+
+    def __init__(self, model: RecordedModel, batch: DecoderBatch, at: int) -> None:
+        self._model = model
+        self._batch = batch
+        self._at = at
+        self._kept: list[torch.Tensor] | None = None
+
+    def put_aside(self) -> None:
+        """Copy what the next step will write over."""
+        self._kept = [tensor.clone() for tensor in self._model.carried(len(self._batch.token_ids))]
+
+    def go_on(self) -> StepOutput | PausedStep:
+        """Replay the rest."""
+        if self._kept is not None:
+            self._model.enter(self._batch)
+            for tensor, kept in zip(self._model.carried(len(self._batch.token_ids)), self._kept, strict=True):
+                tensor.copy_(kept)
+            self._kept = None
+        return self._model.run(self._batch, self._at)

@@ -74,6 +74,7 @@ class LiveRequest:
         output_ids: generated tokens, those of `Request.prior_output_ids` included; the last ones may be `PENDING`.
         queued_at_s, admitted_at_s, first_token_at_s: monotonic times for the timeline; None until they happen.
         row: index in the runner's buffers while the request runs, None while it waits.
+        is_guest: whether the row is one of those that are kept for newcomers (`ResolvedConfig.num_guest_rows`).
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
         num_skips: plans that could not admit it only because every slot for adapters was taken.
         names: names of its leading full blocks, as far as they were needed.
@@ -90,6 +91,7 @@ class LiveRequest:
     num_computed: int = 0
     num_cached_tokens: int | None = None
     num_skips: int = 0
+    is_guest: bool = False
     is_hurried: bool = False
     has_yielded: bool = False
     admitted_at_s: float | None = None

@@ -1,41 +1,55 @@
-"""Short prompts of flows that have nothing decoding go ahead of the others' decodes, in a step of their own.
+"""Short prompts of flows that have nothing running are computed by themselves, in a step of their own.
 
-A first token leaves with the step that draws it. Beside a flood of decodes that step takes as long as theirs, though
-the prompt alone would take a fraction; the next tokens of the flood come later by that fraction. Pure: standard library
-only.
+A first token leaves with the step that draws it. Beside a flood of decodes or the chunks of a long prompt that step
+takes as long as theirs, though the prompt alone would take a fraction. On a CPU it even goes before the rest of the
+step under way, which waits between two layers. The others lose what a step costs whatever it computes; the time of the
+prompt itself they would have shared in any case. Pure: standard library only.
 """
 
 from __future__ import annotations
 
-from engine.scheduling.live_request import flow_of
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+from engine.scheduling.live_request import LiveRequest, flow_of
 from engine.scheduling.step_costs import StepCosts
-from engine.scheduling.step_draft import StepDraft
 
 MAX_SHARE = 0.5
-"""Of the time of the step with all decodes: a longer one of its own gains too little for what it costs the others."""
+"""What a step costs whatever it computes, of the time of the others' step: more would buy too little."""
+
+
+def newcomers(running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) -> Iterator[LiveRequest]:
+    """Yield whom a step of its own is for: those of flows with nothing running, as long as they are next by rank.
+
+    Whoever has a better rank is never overtaken, and so an endless row of newcomers starves nobody.
+    """
+    busy = {flow_of(live.request) for live in running}
+    for live in sorted(waiting, key=attrgetter("rank")):
+        if flow_of(live.request) in busy or live.wants_scores:
+            return
+        yield live
 
 
 class OwnSteps:
-    """Which steps are of prompts only. There are never two in a row, or newcomers could hold up decodes for ever."""
+    """When newcomers may have a step of their own: never twice in a row, or they could hold up the others for ever."""
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
-        self._was_own = False
+        self._num_prompt_tokens = 0
+        self.may_be = True
+        """Whether the last step was one of the others'."""
 
-    def choose(self, draft: StepDraft) -> None:
-        """Take the decodes out of a draft whose prompts are better off without them."""
-        self._was_own = not self._was_own and self._pays(draft)
-        if self._was_own:
-            draft.drop_decodes()
+    def note(self, num_prompt_tokens: int, *, is_own: bool) -> None:
+        """Take note of a step that begins."""
+        self.may_be = not is_own
+        if not is_own:
+            self._num_prompt_tokens = num_prompt_tokens
 
-    def _pays(self, draft: StepDraft) -> bool:
-        if draft.only_decodes:
+    def pays(self, running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) -> bool:
+        """Whether there may be one now, and it is worth its price beside those that run."""
+        base_s = self._costs.base_s
+        if base_s is None or not (self.may_be and running and waiting):
             return False
-        decodes = draft.decodes()
-        newcomers = {flow_of(live.request) for live in draft.first_tokens()}
-        if not newcomers - {flow_of(live.request) for live in decodes}:
-            return False
-        num_tokens = draft.num_prompt_tokens
-        own_s = self._costs.prompts_alone_s(num_tokens)
-        full_s = self._costs.step_s(len(decodes)) + self._costs.prompt_s(num_tokens)
-        return own_s is not None and own_s <= MAX_SHARE * full_s
+        # As many tokens of prompts as the last step had.
+        others_s = self._costs.step_s(sum(live.is_decoding for live in running))
+        return base_s <= MAX_SHARE * (others_s + self._costs.prompt_s(self._num_prompt_tokens))

@@ -10,6 +10,17 @@ MAX_SKIPS = 64
 """So often may a request be passed over for want of a slot; then the next slot is its own."""
 
 
+def is_ready(gate: AdapterGate, live: LiveRequest) -> bool:
+    """Return whether the adapter of a waiting request could be pinned now."""
+    adapter = live.request.adapter
+    if adapter is None:
+        return True
+    is_pinned = gate.try_pin(adapter)
+    if is_pinned:
+        gate.unpin(adapter)
+    return is_pinned
+
+
 class Pins:
     """The adapters that one plan pins for admissions; each one that is not to be had is asked for once."""
 

@@ -21,9 +21,10 @@ def who_yields(
     then on it runs to its end.
 
     Args:
-        running: holds every row.
+        running: holds every row; guests among them are nobody's share.
         is_ready: whether a waiting request could run if it had a row.
     """
+    running = [live for live in running if not live.is_guest]
     held = Counter(flow_of(live.request) for live in running)
     asking = {flow_of(live.request) for live in waiting}
     share = max(1, num_rows // len(held.keys() | asking))

@@ -11,9 +11,9 @@ Guarantees, all held by property tests: the budget is never exceeded; a block is
 adapter and salt; whatever ends, in any way and at any moment, returns its blocks, row and adapter pin; every request
 ends. The last rests on three bounds:
 
-- every decode runs in every step, but for those of prompts alone (`engine.scheduling.own_step`), of which there are
-  never two in a row: a request enters the batch, and reaches its last token, only in a step that had a
-  token of the budget for it beside all decodes, so that there are never more decodes than budget;
+- every decode runs in every step, but for those of newcomers (`engine.scheduling.own_step`), of which there are never
+  two in a row: a request enters the batch, and reaches its last token, only in a step that had a token of the budget
+  for it beside all decodes, so that there are never more decodes than budget;
 - every other order (who is admitted, who prefills first, who is pre-empted last) is the rank that a request got when
   it came, and may lose once, to a flow that holds fewer rows than its share: its flow's turn
   (`engine.scheduling.fair_queue`), which virtual time reaches, and in which priorities, and a deadline at risk, are
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
 
 from engine.cache.block_tables import BlockTables
@@ -42,9 +43,10 @@ from engine.scheduling.forecast import Backlog
 from engine.scheduling.hopeless import hopeless
 from engine.scheduling.lending import CacheLending
 from engine.scheduling.live_request import PENDING, Drawn, LiveRequest, flow_of, rank_of, unread_tokens
-from engine.scheduling.own_step import OwnSteps
-from engine.scheduling.pins import Pins
+from engine.scheduling.own_step import OwnSteps, newcomers
+from engine.scheduling.pins import Pins, is_ready
 from engine.scheduling.row_shares import who_yields
+from engine.scheduling.rows import Rows
 from engine.scheduling.step_draft import StepDraft
 from engine.step import StepPlan, StepResult
 from engine.trace import StepClock
@@ -69,6 +71,7 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._gate = gate
+        self._is_ready = partial(is_ready, gate)
         self._eos_ids = frozenset(eos_ids)
         self._clock = clock
         self._tables = BlockTables(config, clock)
@@ -77,7 +80,7 @@ class Scheduler:
         self._live: dict[RequestId, LiveRequest] = {}
         self._waiting: list[LiveRequest] = []
         self._running: list[LiveRequest] = []
-        self._free_rows, self._released_rows = list(range(config.max_num_seqs - 1, -1, -1)), list[int]()
+        self._rows = Rows(config)
         self._outbox: list[Emission] = []
         self._num_plans = self._num_arrivals = self._num_under_way = 0
         self._step_clock = StepClock()
@@ -156,22 +159,47 @@ class Scheduler:
             prefill_cap: prompt tokens of a step that also decodes; the configuration's bound holds besides.
         """
         self._end_hopeless()
-        bounds = (prefill_cap, self._config.max_prefill_tokens_with_decodes)
-        self._yield_rows()
+        if not self._yield_rows():
+            return None
         self._lending.offer()
-        draft = StepDraft(self._config, min((bound for bound in bounds if bound is not None), default=None))
+        if (own := self.plan_newcomers(prefill_cap)) is not None:
+            return own
+        draft = StepDraft(self._config, self._prefill_cap(prefill_cap))
         num_preemptions = self.counters.num_preemptions
         if not self._serve_decodes(draft):
             return None
         self._serve_prefills(draft, can_admit=self.counters.num_preemptions == num_preemptions)
+        return self._planned(draft, is_own=False)
+
+    def plan_newcomers(self, prefill_cap: int | None = None) -> StepPlan | None:
+        """Return a step of newcomers' short prompts alone (`engine.scheduling.own_step`), or None where none is to be.
+
+        It takes nothing from anybody, and may go before a step under way.
+        """
+        if not self._own_steps.pays(self._running, self._waiting):
+            return None
+        cap = self._prefill_cap(prefill_cap)
+        draft, pins = StepDraft(self._config, cap), Pins(self._gate)
+        for live in newcomers(self._running, self._waiting):
+            num_tokens = self._tables.num_to_compute(live)
+            if draft.num_prompt_tokens + num_tokens > cap or not self._rows.is_left_for_newcomer:
+                break
+            if pins.try_pin(live) and not self._try_admit(live, draft, pins):
+                break
+        return self._planned(draft, is_own=True)
+
+    def is_newcomer(self, request: Request) -> bool:
+        """Whether a request that is not added yet might have a step of its own at once; any thread may ask."""
+        return self._own_steps.may_be and flow_of(request) not in {flow_of(live.request) for live in [*self._running]}
+
+    def _planned(self, draft: StepDraft, *, is_own: bool) -> StepPlan | None:
         if draft.is_empty:
             return None
-        self._own_steps.choose(draft)
+        self._own_steps.note(draft.num_prompt_tokens, is_own=is_own)
         self._num_plans += 1
         self._fair_queue.note_step()
-        released, self._released_rows = self._released_rows, []
         self._step_clock.begin(self._num_plans, self._clock())
-        return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=tuple(released))
+        return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=self._rows.released())
 
     def advance(self, plan: StepPlan) -> None:
         """Count a plan's work as done: it has been handed to the device, which computes plans in order."""
@@ -214,9 +242,7 @@ class Scheduler:
         """Raise AssertionError unless blocks, rows and queues agree; for tests and idle moments."""
         self._tables.check(self._running)
         assert all(not live.blocks and live.row is None for live in self._waiting), "a waiting request holds something"
-        rows = [live.row for live in self._running if live.row is not None]
-        assert len(rows) == len(self._running), "a running request has no row"
-        assert sorted([*rows, *self._free_rows]) == list(range(self._config.max_num_seqs)), "a row is lost or doubled"
+        self._rows.check(self._running)
         assert {*self._live.values()} == {*self._running, *self._waiting}, "a request is in no queue"
         assert len(self._live) == len(self._running) + len(self._waiting), "a request is in two queues"
 
@@ -230,25 +256,26 @@ class Scheduler:
             if self.admission.is_at_risk(live, len(self._running), now_s):
                 live.hurry()
 
-    def _yield_rows(self) -> None:
-        """Where every row is taken, take some from flows with more than their share, for those with less that wait."""
-        if self._num_under_way or self._free_rows or not self._waiting:
-            return
+    def _prefill_cap(self, bound: int | None) -> int:
+        """Return how many prompt tokens a step may compute that also decodes."""
+        bounds = (bound, self._config.max_prefill_tokens_with_decodes, self._config.max_batched_tokens)
+        return min(bound for bound in bounds if bound is not None)
+
+    def _yield_rows(self) -> bool:
+        """Where every row is taken, take some from flows with more than their share, for those with less that wait.
+
+        Returns False where one would have to be taken whose step is under way.
+        """
+        if self._rows.is_left or not self._waiting:
+            return True
         for victim, behind in who_yields(self._running, self._waiting, self._config.max_num_seqs, self._is_ready):
+            if self._num_under_way:
+                return False
             self._preempt(victim)
             victim.has_yielded = True
             victim.rank = max(victim.rank, behind.rank._replace(arrival=self._num_arrivals))
             self._num_arrivals += 1
-
-    def _is_ready(self, live: LiveRequest) -> bool:
-        """Whether the adapter of a waiting request could be pinned now."""
-        adapter = live.request.adapter
-        if adapter is None:
-            return True
-        is_pinned = self._gate.try_pin(adapter)
-        if is_pinned:
-            self._gate.unpin(adapter)
-        return is_pinned
+        return True
 
     def _serve_decodes(self, draft: StepDraft) -> bool:
         """Give running requests that decode a token each, pre-empting others where that takes a block.
@@ -284,21 +311,22 @@ class Scheduler:
                 return
             if live.row is not None:
                 draft.put(live, is_admission=False)
-            elif can_admit and self._free_rows and pins.try_pin(live):
-                can_admit = self._try_admit(live)
-                if can_admit:
-                    draft.put(live, is_admission=True)
-                else:
-                    pins.undo(live)
+            elif can_admit and self._rows.is_left and pins.try_pin(live):
+                can_admit = self._try_admit(live, draft, pins)
 
-    def _try_admit(self, live: LiveRequest) -> bool:
-        """Take a row and blocks for a waiting request; False changes nothing."""
+    def _try_admit(self, live: LiveRequest, draft: StepDraft, pins: Pins) -> bool:
+        """Give a waiting request, whose adapter is pinned, a row, blocks and its share of the step.
+
+        False changes nothing but that its adapter is no longer pinned for it.
+        """
         # A free block for each request keeps an admission from forcing a pre-emption in the very next step; a request
         # that is alone needs none, for the whole cache is its own.
         spare = len(self._running) + 1 if self._running else 0
         if not self._lending.try_open(live, spare=spare):
+            pins.undo(live)
             return False
-        live.row = self._free_rows.pop()
+        self._rows.take(live)
+        draft.put(live, is_admission=True)
         self._fair_queue.note_service(live.tag)
         live.num_skips = 0
         self._waiting.remove(live)
@@ -367,8 +395,6 @@ class Scheduler:
         live.notes.stop_decoding(self._step_clock)
         self._running.remove(live)
         self._tables.close(live)
-        self._free_rows.append(live.row)
-        self._released_rows.append(live.row)
-        live.row = None
+        self._rows.give_back(live)
         if live.request.adapter is not None:
             self._gate.unpin(live.request.adapter)

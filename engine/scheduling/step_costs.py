@@ -36,7 +36,7 @@ class StepCosts:
         self._prompt_token_s = 0.0
         self._prompt_tokens = self._prompt_steps_s = 0.0
         self._num_steps = self._num_prompt_steps = 0
-        self._alone_s, self._num_alone = 0.0, 0
+        self._base_s, self._num_alone = 0.0, 0
         self._measured_at_s = 0.0
 
     def observe(self, *, num_decodes: int, num_prompt_tokens: int, took_s: float, now_s: float) -> None:
@@ -55,7 +55,7 @@ class StepCosts:
             if not num_decodes:
                 self._num_alone += 1
                 left_s = max(0.0, took_s - self.prompt_s(num_prompt_tokens))
-                self._alone_s += max(NEW_SHARE, 1 / self._num_alone) * (left_s - self._alone_s)
+                self._base_s += max(NEW_SHARE, 1 / self._num_alone) * (left_s - self._base_s)
             if self._num_steps >= MIN_STEPS:
                 self._learn_prompt(num_prompt_tokens, max(0.0, took_s - self.step_s(num_decodes)))
         self._measured_at_s = now_s
@@ -82,9 +82,10 @@ class StepCosts:
         """Return the seconds that prompt tokens add to the steps that compute them."""
         return self._prompt_token_s * num_tokens
 
-    def prompts_alone_s(self, num_tokens: int) -> float | None:
-        """Return the seconds of a step of so many prompt tokens and nothing else; None before any has been measured."""
-        return self._alone_s + self.prompt_s(num_tokens) if self._num_alone and self._num_prompt_steps else None
+    @property
+    def base_s(self) -> float | None:
+        """What a step of prompts alone takes beyond its prompt tokens, in seconds; None before any was measured."""
+        return self._base_s if self._num_alone and self._num_prompt_steps else None
 
     def _learn_decodes(self, num_rows: int, took_s: float) -> None:
         self._num_steps += 1

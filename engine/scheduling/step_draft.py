@@ -11,16 +11,16 @@ class StepDraft:
     """The budget of one step and what has been given out of it.
 
     Args:
-        prefill_cap: prompt tokens that the step may compute if it has decodes too; None for no bound of its own.
+        prefill_cap: prompt tokens that the step may compute if it has decodes too.
     """
 
-    def __init__(self, config: ResolvedConfig, prefill_cap: int | None) -> None:
+    def __init__(self, config: ResolvedConfig, prefill_cap: int) -> None:
         self._budget = config.max_batched_tokens
         self._prefill_cap = prefill_cap
         self._num_decodes = 0
         self._num_prefill_tokens = 0
         # Rows of logits that the runner's buffers have room for: one for each row, more for one that scores.
-        self._num_free_logits = config.max_num_seqs
+        self._num_free_logits = config.num_rows
         self._end_by_live: dict[LiveRequest, int] = {}
         self._admissions: set[LiveRequest] = set()
 
@@ -30,22 +30,9 @@ class StepDraft:
         return not self._end_by_live
 
     @property
-    def only_decodes(self) -> bool:
-        """Whether there is neither a prompt in it nor anybody new."""
-        return not (self._num_prefill_tokens or self._admissions)
-
-    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of prompts in it, and others that were known before they are computed."""
         return self._num_prefill_tokens
-
-    def decodes(self) -> list[LiveRequest]:
-        """Return who has a row already and computes output."""
-        return [live for live in self._end_by_live if self._is_decode(live)]
-
-    def first_tokens(self) -> list[LiveRequest]:
-        """Return whose prompt ends in this step."""
-        return [live for live, end in self._end_by_live.items() if not self._is_decode(live) and end == live.num_tokens]
 
     def share(self, live: LiveRequest) -> int:
         """Return how many tokens the request may compute beyond those it has in the draft; 0 where nothing is left.
@@ -56,7 +43,7 @@ class StepDraft:
         if not (num_drafted or self._num_free_logits):
             return 0
         budget = self._budget
-        if live.num_wanted > 1 and self._prefill_cap is not None and self._num_decodes:
+        if live.num_wanted > 1 and self._num_decodes:
             budget = min(budget, self._prefill_cap - self._num_prefill_tokens)
         if live.wants_scores:
             budget = min(budget, self._num_free_logits)
@@ -88,12 +75,6 @@ class StepDraft:
         if self._end_by_live.pop(live, None) is not None:
             self._take_decode(live, -1)
 
-    def drop_decodes(self) -> None:
-        """Leave the prompts alone in it; nothing more can be drafted then."""
-        for live in self.decodes():
-            del self._end_by_live[live]
-        self._num_decodes = 0
-
     def rows(self) -> tuple[StepRow, ...]:
         """Return the plan's rows: those of a single token first; within each group one adapter's rows side by side."""
         # Drafted by rank, and so they stay where nothing else is to be said of their order.
@@ -116,9 +97,6 @@ class StepDraft:
             samples=end == live.num_tokens and request.pooling is None,
             scores=live.wants_scores,
         )
-
-    def _is_decode(self, live: LiveRequest) -> bool:
-        return live.is_decoding and live not in self._admissions
 
     def _num_drafted(self, live: LiveRequest) -> int:
         return self._end_by_live.get(live, live.num_computed) - live.num_computed

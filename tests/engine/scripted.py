@@ -129,6 +129,7 @@ class ScriptedRunner:
     Rows see the cache as it was before the step and what they have written themselves. Checks what `StepPlan` promises.
 
     With `steps_ahead` it is asked for more before it has answered; a pending token is the one that it drew for the row.
+    A step pauses as long as `pauses` says so.
     """
 
     steps_ahead = 0
@@ -153,7 +154,9 @@ class ScriptedRunner:
         self._cells: dict[int, int] = {}
         self._owner_by_row: dict[int, RequestId] = {}
         self._table_by_row: dict[int, list[int]] = {}
+        self._begun: list[StepPlan] = []
         self._results: deque[StepResult] = deque()
+        self.pauses: Callable[[], bool] = lambda: False
 
     def submit(self, plan: StepPlan) -> None:
         self.plans.append(plan)
@@ -161,9 +164,16 @@ class ScriptedRunner:
             raise EngineError("the device is gone")
         self._check_plan(plan)
         self._update_rows(plan)
+        self._begun.append(plan)
+
+    def proceed(self) -> bool:
+        if self.pauses():
+            return True
+        plan = self._begun.pop()
         result = StepResult(step_id=plan.step_id, token_id_by_request={}, error_by_request={})
         writes: dict[int, int] = {}
         for row in plan.rows:
+            assert self._owner_by_row[row.row] == row.request.request_id, "a row that is computed changed hands"
             own = self._compute(row)
             assert not own.keys() & writes.keys(), "two rows write one slot"
             writes |= own
@@ -182,6 +192,7 @@ class ScriptedRunner:
                     result.forced_by_request[row.request.request_id] = forced_after(row.request, index + 1)
         self._cells |= writes
         self._results.append(result)
+        return False
 
     def collect(self) -> StepResult:
         return self._results.popleft()
@@ -224,7 +235,7 @@ class ScriptedRunner:
             del self._cells[slot]
         assert not any(lent.intersection(row.block_ids) for row in plan.rows), "a row has a block that is lent"
         assert 0 < plan.num_tokens <= self._config.max_batched_tokens
-        assert len(plan.rows) <= self._config.max_num_seqs
+        assert len(plan.rows) <= self._config.num_rows
         assert len({row.row for row in plan.rows}) == len(plan.rows)
         assert all(0 <= row.start < row.end <= len(row.block_ids) * self._config.block_tokens for row in plan.rows)
         groups = [(row.num_tokens > 1, row.adapter or "") for row in plan.rows]
@@ -296,17 +307,36 @@ class Harness:
             self.runner.submit(plan)
             self.scheduler.advance(plan)
             self.under_way.append(plan)
+            while self.runner.proceed():
+                emissions += self._serve_newcomers()
         if len(self.under_way) > (0 if plan is None else self.runner.steps_ahead):
             emissions += self._commit()
         else:
             emissions += self.scheduler.drain()
         self.scheduler.check()
+        self._take(emissions)
+        return plan
+
+    def _serve_newcomers(self) -> list[Emission]:
+        """What goes before the step that has paused."""
+        plan = self.scheduler.plan_newcomers()
+        self.scheduler.check()
+        if plan is None:
+            return []
+        self.runner.submit(plan)
+        self.scheduler.advance(plan)
+        while self.runner.proceed():
+            pass
+        emissions = self.scheduler.commit(plan, self.runner.collect())
+        self.scheduler.check()
+        return emissions
+
+    def _take(self, emissions: list[Emission]) -> None:
         for emission in emissions:
             seen = self.emissions[emission.request_id]
             assert not seen or seen[-1].finish_reason is None, "something follows the end"
             assert emission.token_ids or emission.finish_reason is not None, "an empty emission"
             seen.append(emission)
-        return plan
 
     def _commit(self) -> list[Emission]:
         return self.scheduler.commit(self.under_way.popleft(), self.runner.collect())

@@ -12,8 +12,10 @@ from adapters.identity import AdapterDigest, AdapterRef
 from engine.config import ResolvedConfig
 from engine.engine import Engine
 from engine.errors import EngineError, OverloadError, RequestError
+from engine.ports import PauseWish
 from engine.request import Emission, FinishReason, RequestId
 from engine.scheduling.scheduler import Scheduler
+from tests.engine.scheduling.test_own_step import teach
 from tests.engine.scripted import ScriptedGate, ScriptedRunner, a_config, a_request
 from tests.oracles.naive_scheduler import EOS_IDS, answer_alone
 
@@ -95,6 +97,7 @@ def a_host(
     gate: ScriptedGate | None = None,
     failing: frozenset[str] = frozenset(),
     arrival: threading.Event | None = None,
+    pause_wish: PauseWish | None = None,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Host:
     config, gate = config or a_config(), gate or ScriptedGate()
@@ -103,7 +106,16 @@ def a_host(
     def close() -> None:
         host.num_closed += 1
 
-    engine = Engine(config, scheduler, runner, adapters=NoAdapters(), close=close, arrival=arrival, clock=clock)
+    engine = Engine(
+        config,
+        scheduler,
+        runner,
+        adapters=NoAdapters(),
+        close=close,
+        arrival=arrival,
+        pause_wish=pause_wish,
+        clock=clock,
+    )
     host = Host(engine, scheduler, runner, gate)
     return host
 
@@ -181,6 +193,53 @@ def test_a_cancelled_request_ends_before_the_next_step_and_an_unknown_one_is_ign
     assert host.reason("a") is FinishReason.CANCELLED
     assert len(host.tokens("a")) <= 1
     host.check_all_returned()
+
+
+def test_what_comes_while_a_step_is_computed_goes_before_it_but_nobody_in_it_ends() -> None:
+    host = a_host(a_config(max_num_seqs=4, num_guest_rows=1))
+    if host.runner.steps_ahead:
+        return  # It does not pause.
+    teach(host.scheduler.admission.costs)
+    for name in "abcd":
+        host.engine.add(a_request(name, tenant="flood", max_tokens=20))
+    host.take(host.engine.step())
+    pauses = [True]
+
+    def pause() -> bool:
+        if not pauses:
+            return False
+        host.engine.add(a_request("light", tenant="light", max_tokens=3))
+        host.engine.cancel(RequestId("a"))
+        return pauses.pop()
+
+    host.runner.pauses = pause
+    brought = host.engine.step()
+    # Its token leaves before the rest is computed; whoever is computed keeps the row until then.
+    assert [emission.request_id for emission in brought] == ["light"]
+    assert host.scheduler.num_running == 5
+    host.take(brought)
+    host.take(host.engine.step())
+    assert host.reason("a") is None
+    while host.scheduler.num_running:
+        host.take(host.engine.step())
+    assert host.reason("a") is FinishReason.CANCELLED
+    for name, tenant, count in (("b", "flood", 20), ("light", "light", 3)):
+        alone = answer_alone(a_request(name, tenant=tenant, max_tokens=count), host.engine.config.max_model_len)
+        assert host.tokens(name) == alone.token_ids
+    host.check_all_returned()
+
+
+def test_a_step_is_asked_to_pause_for_newcomers_only_and_the_wish_ends_as_they_are_seen() -> None:
+    wish = threading.Event()
+    host = a_host(pause_wish=wish)
+    host.engine.add(a_request("a", tenant="flood", max_tokens=20))
+    assert wish.is_set()
+    host.take(host.engine.step())
+    assert not wish.is_set()
+    host.engine.add(a_request("b", tenant="flood"))
+    assert not wish.is_set()
+    host.engine.add(a_request("c", tenant="light"))
+    assert wish.is_set()
 
 
 def test_a_full_queue_refuses_with_a_time_to_come_back_and_takes_again_when_there_is_room() -> None:

@@ -35,7 +35,8 @@ def test_what_is_left_open_follows_the_checkpoint_and_the_machine(spec: DecoderS
     assert resolve(config(), spec, FAST).dtype == "bfloat16"
     assert resolved.max_blocks_per_request == CONTEXT // 16
     # No more than every row at full length can ever use.
-    assert resolved.num_blocks == 64 * CONTEXT // 16
+    assert resolved.num_rows == 68
+    assert resolved.num_blocks == 68 * CONTEXT // 16
 
 
 def test_the_cache_holds_what_its_bytes_hold(spec: DecoderSpec) -> None:

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from engine.trace import MAX_CHUNKS, Chunk, RequestTrace, TraceNotes
+from engine.step import StepPlan
+from engine.trace import MAX_CHUNKS, Chunk, RequestTrace, StepClock, TraceNotes
 from tests.engine.scripted import Harness, a_config, a_request
 
 
@@ -45,6 +46,22 @@ def test_stages_follow_each_other_and_add_up(steps_ahead: int) -> None:
         assert trace.prefill_s + trace.decode_s + trace.admitted_s == pytest.approx(trace.end_s)
     # The device was never given to anyone else, and never to two at once.
     assert 0 < sum(trace.device_s for trace in traces.values()) <= clock.now_s
+
+
+def test_a_step_that_another_went_before_took_what_is_left() -> None:
+    clock = StepClock()
+    outer, own, after = (StepPlan(step_id=step_id, rows=()) for step_id in (1, 2, 3))
+    for plan in (outer, own, after):
+        plan.__dict__["num_tokens"] = 1
+    clock.begin(1, 0.0)
+    clock.begin(2, 4.0)
+    clock.end(own, 6.0)
+    assert clock.token_s == 2.0
+    clock.end(outer, 10.0)
+    assert clock.token_s == 2.0 + 8.0
+    clock.begin(3, 10.0)
+    clock.end(after, 11.0)
+    assert clock.token_s == 11.0
 
 
 def test_device_time_is_shared_by_tokens() -> None:

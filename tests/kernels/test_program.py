@@ -99,6 +99,52 @@ def test_pools_come_and_go_and_do_not_meet(pool: Pool, num_threads: int) -> None
     assert not failures
 
 
+def pausing_chain(pool: Pool, length: int) -> tuple[Program, torch.Tensor, torch.Tensor]:
+    """A program over one place, so that an op that runs twice, or not at all, is seen; every third op may pause."""
+    program, count, width = Program(pool), torch.tensor([61]), 2
+    x, other = torch.randn(61, width), torch.zeros(61, width)
+    expected = x.clone()
+    for index in range(length):
+        order = torch.randperm(61)
+        program.add("take_rows", torch.float32, count, (x, order, other), (width,), may_pause=index % 3 == 2)
+        program.add("take_rows", torch.float32, count, (other, torch.arange(61), x), (width,))
+        expected = expected[order]
+    return program, expected, x
+
+
+def test_a_run_pauses_where_it_may_and_goes_on_from_there(pool: Pool) -> None:
+    program, expected, x = pausing_chain(pool, 20)
+    program.wish.set()
+    stops = []
+    while not stops or stops[-1] < len(program):
+        stops.append(program.run(stops[-1] if stops else 0))
+    assert stops == [*range(4, 40, 6), 40]
+    assert torch.equal(x, expected)
+
+
+def test_a_wish_that_comes_and_goes_while_it_runs_loses_no_op_and_runs_none_twice(pool: Pool) -> None:
+    num_pauses = 0
+    for _ in range(30):
+        program, expected, x = pausing_chain(pool, 300)
+        is_over = threading.Event()
+
+        def wish(program: Program = program, is_over: threading.Event = is_over) -> None:
+            while not is_over.is_set():
+                program.wish.set()
+                program.wish.clear()
+
+        thread = threading.Thread(target=wish)
+        thread.start()
+        at = 0
+        while at < len(program):
+            at = program.run(at)
+            num_pauses += at < len(program)
+        is_over.set()
+        thread.join()
+        assert torch.equal(x, expected)
+    assert num_pauses
+
+
 def test_an_unknown_kernel_is_an_error(pool: Pool) -> None:
     with pytest.raises(AttributeError):
         pool.call("no_such_kernel", torch.float32, 1, (), ())

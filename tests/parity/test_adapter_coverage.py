@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import peft
@@ -10,8 +11,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from engine.request import RequestId
 from kernels import native
 from tests.parity.adapter_serving import NUM_TOKENS, Serving, make_base, prompt_of, starting
+from tests.parity.interrupted import interrupted
 from tests.parity.peft_adapters import BEYOND_PRODUCTS, save_adapters, save_beyond_products
 
 PROMPT_LENGTHS = (3, 21)
@@ -88,3 +91,26 @@ def test_all_of_them_mix_with_products_and_the_base_in_one_batch(
     serving.answers([(name, 3) for name in BEYOND_PRODUCTS])
     asked = random.Random(5).sample(sorted(expected), len(expected))
     assert serving.answers(asked) == [expected[pair] for pair in asked]
+
+
+def test_a_step_that_newcomers_went_before_goes_on_as_if_it_had_not_paused(
+    serve: Callable[..., Serving], expected: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = serve()
+    serving.answers([(name, 3) for name in BEYOND_PRODUCTS])
+    asked = random.Random(7).sample(sorted(expected), len(expected))
+    ids = [serving.add(name, length, tenant="first") for name, length in asked[:8]]
+
+    def latecomer(name: str, length: int) -> Callable[[], None]:
+        return lambda: ids.append(serving.add(name, length, tenant=f"{name} {length}"))
+
+    latecomers = [latecomer(*pair) for pair in reversed(asked[8:])]
+    tokens: dict[RequestId, list[int]] = defaultdict(list)
+    with interrupted(serving.engine, latecomers, monkeypatch) as asides:
+        while latecomers or serving.engine.snapshot().num_running:
+            for emission in serving.engine.step():
+                assert emission.error is None
+                tokens[emission.request_id] += emission.token_ids
+    assert [tuple(tokens[request_id]) for request_id in ids] == [expected[pair] for pair in asked]
+    # Torch's operators do not pause: there newcomers come between steps.
+    assert len(asides) > 2 or not asides

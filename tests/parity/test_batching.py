@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.request import Emission, Pooling, Request, RequestId, SamplingParams
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts, run_engine
+from tests.parity.interrupted import interrupted
 
 PROMPTS = random_prompts(32, longest=90)
 
@@ -74,3 +78,42 @@ def test_preemption_in_a_cache_too_small_for_all(family: Checkpoint, enable_pref
 def head_dim(checkpoint: Checkpoint) -> int:
     config = checkpoint.model.config
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def a_request(number: int, tenant: str) -> Request:
+    """Every third draws, every fourth is held to penalties, every fifth wants a vector."""
+    penalties = {"repetition_penalty": 1.2, "frequency_penalty": 0.3} if number % 4 == 0 else {}
+    params = SamplingParams(
+        max_tokens=20, temperature=float(number % 3 == 0), seed=number, ignore_eos=True, **penalties
+    )
+    return Request(
+        request_id=RequestId(str(number)),
+        prompt_ids=PROMPTS[number],
+        params=params,
+        pooling=Pooling.MEAN if number % 5 == 0 else None,
+        tenant=tenant,
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["float32", "int8"])
+def test_a_step_that_newcomers_went_before_goes_on_as_if_it_had_not_paused(
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    model = checkpoint("qwen3")
+    undisturbed = emissions_of(make_engine(model, **options), [a_request(number, "") for number in range(24)])
+    # All rows are taken: newcomers are guests.
+    engine = make_engine(model, max_num_seqs=16, max_batched_tokens=120, **options)
+    found: dict[str, list[Emission]] = {name: [] for name in undisturbed}
+    for number in range(16):
+        engine.add(a_request(number, "first"))
+    latecomers = [partial(engine.add, a_request(number, f"late {number}")) for number in range(23, 15, -1)]
+    with interrupted(engine, latecomers, monkeypatch) as asides:
+        while latecomers or engine.snapshot().num_running:
+            for emission in engine.step():
+                found[emission.request_id].append(emission)
+    assert len(asides) > 2
+    for name, expected_emissions in undisturbed.items():
+        assert [told.token_ids for told in found[name]] == [told.token_ids for told in expected_emissions]
+        # By which chunks a prompt is computed shows in the last bits.
+        numbers = [np.frombuffer(told[-1].pooled or b"", np.float32) for told in (found[name], expected_emissions)]
+        np.testing.assert_allclose(*numbers, rtol=1e-4, atol=1e-5)

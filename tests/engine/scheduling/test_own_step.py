@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from engine.request import Request
 from engine.scheduling.step_costs import StepCosts
 from tests.engine.scheduling.test_scheduler import assert_right
 from tests.engine.scripted import Harness, a_config, a_request
@@ -23,6 +24,33 @@ def flooded(**costs: float) -> Harness:
     harness.add(*(a_request(f"flood{index}", tenant="flood", max_tokens=12) for index in range(NUM_DECODES)))
     harness.step()
     return harness
+
+
+def full(num_guest_rows: int = 1) -> Harness:
+    """A flood that has all rows, and some of which waits."""
+    config = a_config(max_num_seqs=NUM_DECODES, num_guest_rows=num_guest_rows, num_blocks=200, max_batched_tokens=40)
+    harness = Harness(config)
+    teach(harness.scheduler.admission.costs)
+    harness.add(*(a_request(f"flood{index}", tenant="flood", max_tokens=12) for index in range(2 * NUM_DECODES)))
+    harness.step()
+    harness.step()
+    return harness
+
+
+def step_with(harness: Harness, *late: Request) -> list[list[str]]:
+    """Let requests come while a step is computed; returns who was computed, in the order in which it began."""
+    latecomers = [late]
+
+    def pauses() -> bool:
+        if not latecomers:
+            return False
+        harness.add(*latecomers.pop())
+        return True
+
+    harness.runner.pauses = pauses
+    count = len(harness.runner.plans)
+    harness.step()
+    return [[row.request.request_id for row in plan.rows] for plan in harness.runner.plans[count:]]
 
 
 def names(harness: Harness) -> list[str]:
@@ -56,9 +84,66 @@ def test_it_is_computed_beside_them_where_its_flow_decodes_or_a_step_of_its_own_
     dear = {"base_s": 0.02, "row_s": 0.001}
     for harness, tenant, length in (
         (flooded(row_s=0.001), "flood", 3),
-        (flooded(row_s=0.001, prompt_token_s=0.001), "light", 24),
         (flooded(**dear), "light", 3),
         (flooded(), "light", 3),
     ):
         harness.add(a_request("new", range(length), tenant=tenant))
         assert len(names(harness)) == NUM_DECODES + 1
+
+
+def test_it_goes_before_the_step_under_way_as_a_guest_where_every_row_is_taken() -> None:
+    harness = full()
+    outer, own = step_with(harness, light := a_request("light", tenant="light", max_tokens=30))
+    assert (len(outer), own) == (NUM_DECODES, ["light"])
+    # It has its token, and nobody has lost a row.
+    assert len(harness.tokens("light")) == 1
+    assert harness.scheduler.counters.num_preemptions == 0
+    assert len(names(harness)) == NUM_DECODES + 1
+    assert harness.scheduler.num_running == NUM_DECODES + 1
+    harness.finish()
+    assert_right(harness, light)
+
+
+def test_a_guest_gives_nobody_else_a_row() -> None:
+    harness = full(num_guest_rows=2)
+    step_with(harness, a_request("light", tenant="light", max_tokens=30))
+    while harness.reason("flood0") is None:
+        harness.step()
+        assert harness.scheduler.num_running <= NUM_DECODES + 1
+    harness.step()
+    # Of the flood as many as ever.
+    assert harness.scheduler.num_running == NUM_DECODES + 1
+
+
+def test_nobody_goes_before_the_step_under_way_who_is_no_newcomer_too_long_or_not_next() -> None:
+    harness = full()
+    for late in (
+        [a_request("flood again", tenant="flood")],
+        [a_request("long", [1] * 41, tenant="long")],
+        [a_request("first", tenant="flood", priority=-1), a_request("second", tenant="second")],
+        [a_request("scored", tenant="scored", num_prompt_logprobs=0)],
+    ):
+        assert len(step_with(harness, *late)) == 1
+        for request in late:
+            harness.cancel(request.request_id)
+        harness.step()
+
+
+def test_it_goes_before_one_step_once_and_not_before_the_next() -> None:
+    harness = full(num_guest_rows=2)
+    assert len(step_with(harness, a_request("first", tenant="first"))) == 2
+    assert len(step_with(harness, a_request("second", tenant="second"))) == 2
+    harness = full(num_guest_rows=2)
+    latecomers = [a_request(name, tenant=name) for name in "ab"]
+
+    def pauses() -> bool:
+        if latecomers:
+            harness.add(latecomers.pop())
+            return True
+        return False
+
+    harness.runner.pauses = pauses
+    harness.step()
+    assert len(harness.runner.plans) == 4
+    # Whoever was too late for it is computed beside the others.
+    assert len(names(harness)) > NUM_DECODES

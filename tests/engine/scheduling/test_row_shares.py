@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.scheduling.live_request import LiveRequest, flow_of, rank_of
 from engine.scheduling.row_shares import who_yields
-from tests.engine.scripted import a_request
+from tests.engine.scripted import Harness, a_config, a_request
 
 
 def live(name: str, flow: str, place: int, *, has_yielded: bool = False) -> LiveRequest:
@@ -62,3 +63,16 @@ def test_nobody_falls_below_his_share_and_nobody_gets_more(
     for flow, count in after.items():
         assert count >= min(share, before[flow])
         assert count <= max(share, before[flow])
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_who_has_no_row_gets_one_though_a_step_is_always_under_way(steps_ahead: int) -> None:
+    harness = Harness(a_config(max_num_seqs=4, num_blocks=200), steps_ahead=steps_ahead)
+    harness.add(*(a_request(f"flood{place}", tenant="flood", max_tokens=40) for place in range(8)))
+    for _ in range(3):
+        harness.step()
+    harness.add(a_request("light", tenant="light", max_tokens=2))
+    for _ in range(6):
+        harness.step()
+    assert harness.reason("light") is not None
+    harness.finish()

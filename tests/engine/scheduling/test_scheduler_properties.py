@@ -28,6 +28,7 @@ def configs(draw: st.DrawFn) -> ResolvedConfig:
     return a_config(
         max_model_len=max_model_len,
         max_num_seqs=draw(st.integers(1, 5)),
+        num_guest_rows=draw(st.integers(0, 2)),
         max_batched_tokens=draw(st.integers(1, 20)),
         block_tokens=block_tokens,
         num_blocks=draw(st.integers(blocks_per_request, 3 * blocks_per_request)),
@@ -112,6 +113,22 @@ class SchedulerMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             self.harness.step()
+
+    @precondition(lambda self: not self.harness.runner.steps_ahead)
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def step_that_pauses(self, data: st.DataObject, count: int) -> None:
+        """Requests come while it is computed; some go before it."""
+
+        def pauses() -> bool:
+            nonlocal count
+            if count:
+                count -= 1
+                self.add(data)
+                return True
+            return False
+
+        self.harness.runner.pauses = pauses
+        self.harness.step()
 
     @rule(seconds=st.sampled_from([1.0, 1.0, 10.0]))
     def wait(self, seconds: float) -> None:

@@ -33,7 +33,7 @@ def test_what_a_step_costs_is_found_on_any_machine(base_s: float, row_s: float, 
 
 def test_a_step_of_prompts_alone_is_told_from_such_steps_whatever_the_others_hide() -> None:
     costs = StepCosts()
-    assert costs.prompts_alone_s(64) is None
+    assert costs.base_s is None
     costs.observe(num_decodes=0, num_prompt_tokens=64, took_s=0.003, now_s=0.0)
     for step in range(200):
         # Always as full, so that nobody can tell what the rows cost of it.
@@ -41,7 +41,8 @@ def test_a_step_of_prompts_alone_is_told_from_such_steps_whatever_the_others_hid
         costs.observe(num_decodes=ROWS, num_prompt_tokens=tokens, took_s=0.009 + tokens * 2e-5, now_s=0.0)
     costs.observe(num_decodes=0, num_prompt_tokens=64, took_s=0.003, now_s=0.0)
     assert costs.step_s(0) == pytest.approx(0.009)
-    assert costs.prompts_alone_s(64) == pytest.approx(0.003, rel=0.5)
+    assert costs.base_s is not None
+    assert costs.base_s + costs.prompt_s(64) == pytest.approx(0.003, rel=0.5)
 
 
 @given(steps=st.lists(st.tuples(st.integers(0, ROWS), st.integers(0, 512), st.floats(-1, 1e4)), max_size=60))

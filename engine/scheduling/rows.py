@@ -1,0 +1,63 @@
+"""The rows of the runner's buffers: `max_num_seqs` for all, and some that are kept for newcomers.
+
+A step that is computed needs all rows that it has. Where every one is taken, a newcomer who is to go before the rest of
+that step is a guest: it stays until its end in a row that nobody else is given. Pure: standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.config import ResolvedConfig
+from engine.scheduling.live_request import LiveRequest
+
+
+class Rows:
+    """Gives rows to requests (`LiveRequest.row`, `LiveRequest.is_guest`) and takes them back."""
+
+    def __init__(self, config: ResolvedConfig) -> None:
+        self._config = config
+        self._free = list(range(config.num_rows - 1, -1, -1))
+        self._released: list[int] = []
+        self._num_taken = self._num_guests = 0
+
+    @property
+    def is_left(self) -> bool:
+        """Whether there is a row for anybody."""
+        return self._num_taken - self._num_guests < self._config.max_num_seqs
+
+    @property
+    def is_left_for_newcomer(self) -> bool:
+        """Whether there is a row for a newcomer, and a token for it in the budget of steps in which all decode."""
+        has_row = self.is_left or self._num_guests < self._config.num_guest_rows
+        return has_row and self._num_taken < self._config.max_batched_tokens
+
+    def take(self, live: LiveRequest) -> None:
+        """Give a request a row; it is a guest where there is none for anybody."""
+        live.is_guest = not self.is_left
+        self._num_guests += live.is_guest
+        self._num_taken += 1
+        live.row = self._free.pop()
+
+    def give_back(self, live: LiveRequest) -> None:
+        """Take a request's row."""
+        assert live.row is not None, "a request without a row gives one back"
+        self._free.append(live.row)
+        self._released.append(live.row)
+        self._num_guests -= live.is_guest
+        self._num_taken -= 1
+        live.row, live.is_guest = None, False
+
+    def released(self) -> tuple[int, ...]:
+        """Return the rows that were given back since this was last asked."""
+        released, self._released = tuple(self._released), []
+        return released
+
+    def check(self, running: Sequence[LiveRequest]) -> None:
+        """Raise AssertionError unless `running` hold the rows that are taken."""
+        rows = [live.row for live in running if live.row is not None]
+        assert len(rows) == len(running) == self._num_taken, "a running request has no row"
+        assert sorted([*rows, *self._free]) == list(range(self._config.num_rows)), "a row is lost or doubled"
+        num_guests = sum(live.is_guest for live in running)
+        assert num_guests == self._num_guests <= self._config.num_guest_rows, "guests are counted wrongly"
+        assert len(rows) - num_guests <= self._config.max_num_seqs, "there are more requests than rows"
