@@ -16,6 +16,10 @@ from engine.scheduling.step_costs import StepCosts
 
 MAX_SHARE = 0.5
 """What a step costs whatever it computes, of the time of the others' step: more would buy too little."""
+MAX_PRICE = 0.04
+"""What all of them may cost the others, of their time: where every request is of another flow, each is a newcomer."""
+MAX_AT_ONCE = 4
+"""So many may follow each other, with a step of the others between two, where there was none for long."""
 
 
 def newcomers(running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) -> Iterator[LiveRequest]:
@@ -35,21 +39,22 @@ class OwnSteps:
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
-        self._num_prompt_tokens = 0
+        self._others_s = self._owed_s = 0.0
         self.may_be = True
         """Whether the last step was one of the others'."""
 
-    def note(self, num_prompt_tokens: int, *, is_own: bool) -> None:
+    def note(self, num_decodes: int, num_prompt_tokens: int, *, is_own: bool) -> None:
         """Take note of a step that begins."""
         self.may_be = not is_own
-        if not is_own:
-            self._num_prompt_tokens = num_prompt_tokens
+        if is_own:
+            self._owed_s += self._costs.base_s or 0.0
+        else:
+            self._others_s = self._costs.step_s(num_decodes) + self._costs.prompt_s(num_prompt_tokens)
+            self._owed_s = max(0.0, self._owed_s - MAX_PRICE * self._others_s)
 
     def pays(self, running: Sequence[LiveRequest], waiting: Sequence[LiveRequest]) -> bool:
-        """Whether there may be one now, and it is worth its price beside those that run."""
+        """Whether there may be one now, and it is worth its price beside steps such as the others' last one."""
         base_s = self._costs.base_s
         if base_s is None or not (self.may_be and running and waiting):
             return False
-        # As many tokens of prompts as the last step had.
-        others_s = self._costs.step_s(sum(live.is_decoding for live in running))
-        return base_s <= MAX_SHARE * (others_s + self._costs.prompt_s(self._num_prompt_tokens))
+        return base_s <= MAX_SHARE * self._others_s and self._owed_s + base_s <= MAX_AT_ONCE * base_s

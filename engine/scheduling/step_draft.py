@@ -30,6 +30,11 @@ class StepDraft:
         return not self._end_by_live
 
     @property
+    def num_decodes(self) -> int:
+        """Requests in it that compute one token of output."""
+        return self._num_decodes
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of prompts in it, and others that were known before they are computed."""
         return self._num_prefill_tokens

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from engine.request import Request
+from engine.scheduling.own_step import MAX_PRICE, OwnSteps
 from engine.scheduling.step_costs import StepCosts
+from tests.engine.scheduling.test_row_shares import live
 from tests.engine.scheduling.test_scheduler import assert_right
 from tests.engine.scripted import Harness, a_config, a_request
 
@@ -147,3 +149,20 @@ def test_it_goes_before_one_step_once_and_not_before_the_next() -> None:
     assert len(harness.runner.plans) == 4
     # Whoever was too late for it is computed beside the others.
     assert len(names(harness)) > NUM_DECODES
+
+
+def test_where_every_request_is_a_newcomer_they_cost_the_others_a_bounded_part_of_their_time() -> None:
+    costs = StepCosts()
+    teach(costs)
+    own_steps, base_s = OwnSteps(costs), costs.base_s
+    running, waiting = [live("a", "a", 0)], [live("b", "b", 1)]
+    own_steps.note(NUM_DECODES, 0, is_own=False)
+    own_s = others_s = 0.0
+    for _ in range(2000):
+        if own_steps.pays(running, waiting):
+            own_steps.note(0, 3, is_own=True)
+            own_s += base_s or 0.0
+        else:
+            own_steps.note(NUM_DECODES, 0, is_own=False)
+            others_s += costs.step_s(NUM_DECODES)
+    assert MAX_PRICE / 2 < own_s / others_s < MAX_PRICE + 0.01
