@@ -145,21 +145,17 @@ class Engine:
         Raises:
             EngineError: the device failed; `run` ends every live request.
         """
-        emissions: list[Emission] = []
-        if not self._is_computing:
-            started_s = self._clock()
-            emissions = self._begin()
-            self._busy_s += self._clock() - started_s
+        started_s = self._clock()
+        emissions = [] if self._is_computing else self._begin()
         if self._is_computing:
-            started_s = self._clock()
             emissions += self._go_on()
-            self._busy_s += self._clock() - started_s
+        self._busy_s += self._clock() - started_s
         return emissions
 
     def _begin(self) -> list[Emission]:
         """Plan a step and hand it over; returns what earlier ones brought."""
         self._wake.clear()
-        self._read_inbox(is_computing=False)
+        self._read_inbox()
         emissions = self._collect() if self._under_way and self._under_way[-1].plan.needs_results else []
         started_s = self._clock()
         if not (self._under_way or self._scheduler.num_running):
@@ -188,7 +184,7 @@ class Engine:
 
     def _serve_newcomers(self) -> list[Emission]:
         """Compute short prompts of newcomers before the step that has paused, and return what they brought."""
-        self._read_inbox(is_computing=True)
+        self._read_inbox()
         started_s = self._clock()
         plan = self._scheduler.plan_newcomers(None if self._pace is None else self._pace.num_tokens)
         if plan is None:
@@ -197,14 +193,10 @@ class Engine:
         self._scheduler.advance(plan)
         while self._runner.proceed():
             pass
-        paused_at_s, self._free_at_s = self._free_at_s, started_s
+        began_s, self._free_at_s = max(self._busy_since_s, self._free_at_s), started_s
         emissions = self._bring(_UnderWay(plan, started_s))
         # For the step that has paused it was no time at all.
-        took_s = self._free_at_s - started_s
-        self._free_at_s = paused_at_s + took_s
-        self._busy_since_s += took_s
-        paused, submitted_s = self._under_way.pop()
-        self._under_way.append(_UnderWay(paused, submitted_s + took_s))
+        self._free_at_s += began_s - started_s
         return emissions
 
     def _collect(self) -> list[Emission]:
@@ -327,12 +319,14 @@ class Engine:
         with self._lock:
             return [entry for entry in self._inbox if isinstance(entry, Request)]
 
-    def _read_inbox(self, *, is_computing: bool) -> None:
+    def _read_inbox(self) -> None:
         """Take note of what came; of requests alone while a step is computed, whose rows must stay whose they are."""
         self._pause_wish.clear()
         with self._lock:
-            entries = [entry for entry in self._inbox if not is_computing or isinstance(entry, Request)]
-            self._inbox = deque(entry for entry in self._inbox if is_computing and not isinstance(entry, Request))
+            entries, self._inbox = self._inbox, deque()
+            if self._is_computing:
+                self._inbox.extend(entry for entry in entries if not isinstance(entry, Request))
+                entries = deque(entry for entry in entries if isinstance(entry, Request))
         # Without the lock: preparing an adapter takes locks of its own.
         for entry in entries:
             if isinstance(entry, Request):

@@ -88,10 +88,11 @@ class Runner:
     def submit(self, plan: StepPlan) -> None:
         """Make ready what `proceed` computes."""
         started = time.monotonic()
-        for begun in self._begun:
-            if begun.paused is not None and not begun.is_overwritten:
-                begun.paused.put_aside()
-                begun.is_overwritten = True
+        if self._begun:
+            begun = self._begun[-1]
+            assert begun.paused is not None, "a step that has not paused is put aside"
+            begun.paused.put_aside()
+            begun.is_overwritten = True
         self._update_rows(plan)
         batch = self._batch(plan)
         self._cache.clear(self._buffers.fresh_blocks(plan))

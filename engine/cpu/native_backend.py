@@ -122,10 +122,8 @@ class NativeBackend:
     ) -> torch.Tensor:
         """Record the sum and the norm, one pass; before it all that a layer hands on is in `carried`."""
         h = self._like(x, "normed", x.shape[1:])
-        count = self._count_by_address[x.data_ptr()]
-        may_pause = count is self._tokens
-        tensors, sizes = (x, delta, weight, h), (x.shape[1],)
-        self.program.add("add_rms_norm", self._dtype, count, tensors, sizes, eps, may_pause=may_pause)
+        is_of_tokens = self._count_by_address[x.data_ptr()] is self._tokens
+        self._add("add_rms_norm", x, (x, delta, weight, h), (x.shape[1],), eps, may_pause=is_of_tokens)
         self._carry(x, delta)
         return h
 
@@ -216,5 +214,8 @@ class NativeBackend:
         tensors: Sequence[torch.Tensor | None],
         sizes: Sequence[int],
         number: float = 0.0,
+        *,
+        may_pause: bool = False,
     ) -> None:
-        self.program.add(kernel, self._dtype, self._count_by_address[rows_of.data_ptr()], tensors, sizes, number)
+        count = self._count_by_address[rows_of.data_ptr()]
+        self.program.add(kernel, self._dtype, count, tensors, sizes, number, may_pause=may_pause)

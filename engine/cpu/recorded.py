@@ -56,9 +56,9 @@ class RecordedModel:
         # Few steps want hidden states: not recorded, they cost the others nothing.
         return StepOutput(logits, self._decoder.hidden(self._x, self._delta, batch, add_rms_norm))
 
-    def carried(self, num_tokens: int) -> list[torch.Tensor]:
+    def carried(self, batch: DecoderBatch) -> list[torch.Tensor]:
         """Return what the ops before a pause leave to those behind it."""
-        return [tensor[:num_tokens] for tensor in self._backend.carried.values()]
+        return [tensor[: len(batch.token_ids)] for tensor in self._backend.carried.values()]
 
 
 class _Paused:
@@ -72,13 +72,13 @@ class _Paused:
 
     def put_aside(self) -> None:
         """Copy what the next step will write over."""
-        self._kept = [tensor.clone() for tensor in self._model.carried(len(self._batch.token_ids))]
+        self._kept = [tensor.clone() for tensor in self._model.carried(self._batch)]
 
     def go_on(self) -> StepOutput | PausedStep:
         """Replay the rest."""
         if self._kept is not None:
             self._model.enter(self._batch)
-            for tensor, kept in zip(self._model.carried(len(self._batch.token_ids)), self._kept, strict=True):
+            for tensor, kept in zip(self._model.carried(self._batch), self._kept, strict=True):
                 tensor.copy_(kept)
             self._kept = None
         return self._model.run(self._batch, self._at)

@@ -391,7 +391,6 @@ class Scheduler:
         self._outbox.append(live.emission(drawn, reason=reason, pooled=pooled, error=error))
 
     def _release(self, live: LiveRequest) -> None:
-        assert live.row is not None
         live.notes.stop_decoding(self._step_clock)
         self._running.remove(live)
         self._tables.close(live)

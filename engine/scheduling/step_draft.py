@@ -12,13 +12,17 @@ class StepDraft:
 
     Args:
         prefill_cap: prompt tokens that the step may compute if it has decodes too.
+
+    Attributes:
+        num_decodes: requests in it that compute one token of output.
+        num_prompt_tokens: tokens of prompts in it, and others that were known before they are computed.
     """
 
     def __init__(self, config: ResolvedConfig, prefill_cap: int) -> None:
         self._budget = config.max_batched_tokens
         self._prefill_cap = prefill_cap
-        self._num_decodes = 0
-        self._num_prefill_tokens = 0
+        self.num_decodes = 0
+        self.num_prompt_tokens = 0
         # Rows of logits that the runner's buffers have room for: one for each row, more for one that scores.
         self._num_free_logits = config.num_rows
         self._end_by_live: dict[LiveRequest, int] = {}
@@ -29,16 +33,6 @@ class StepDraft:
         """Whether nothing is to be computed."""
         return not self._end_by_live
 
-    @property
-    def num_decodes(self) -> int:
-        """Requests in it that compute one token of output."""
-        return self._num_decodes
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of prompts in it, and others that were known before they are computed."""
-        return self._num_prefill_tokens
-
     def share(self, live: LiveRequest) -> int:
         """Return how many tokens the request may compute beyond those it has in the draft; 0 where nothing is left.
 
@@ -48,8 +42,8 @@ class StepDraft:
         if not (num_drafted or self._num_free_logits):
             return 0
         budget = self._budget
-        if live.num_wanted > 1 and self._num_decodes:
-            budget = min(budget, self._prefill_cap - self._num_prefill_tokens)
+        if live.num_wanted > 1 and self.num_decodes:
+            budget = min(budget, self._prefill_cap - self.num_prompt_tokens)
         if live.wants_scores:
             budget = min(budget, self._num_free_logits)
         return max(0, min(live.num_wanted - num_drafted, budget))
@@ -65,9 +59,9 @@ class StepDraft:
         if not num_drafted:
             self._num_free_logits -= count if live.wants_scores else 1
         if live.num_wanted == 1:
-            self._num_decodes += 1
+            self.num_decodes += 1
         else:
-            self._num_prefill_tokens += count
+            self.num_prompt_tokens += count
 
     def put_decode(self, live: LiveRequest) -> None:
         """Let a request that decodes compute one token; `put` may add what a grammar has left it no choice of."""
@@ -84,7 +78,7 @@ class StepDraft:
         """Return the plan's rows: those of a single token first; within each group one adapter's rows side by side."""
         # Drafted by rank, and so they stay where nothing else is to be said of their order.
         rows = [self._row(live, end) for live, end in self._end_by_live.items()]
-        if len(rows) > self._num_decodes or any(row.request.adapter is not None for row in rows):
+        if len(rows) > self.num_decodes or any(row.request.adapter is not None for row in rows):
             rows.sort(key=lambda row: (row.num_tokens > 1, row.request.adapter or ""))
         return tuple(rows)
 
@@ -111,4 +105,4 @@ class StepDraft:
         self._budget -= count
         self._num_free_logits -= count
         if live.num_wanted == 1:
-            self._num_decodes += count
+            self.num_decodes += count

@@ -40,13 +40,13 @@ def full(num_guest_rows: int = 1) -> Harness:
 
 
 def step_with(harness: Harness, *late: Request) -> list[list[str]]:
-    """Let requests come while a step is computed; returns who was computed, in the order in which it began."""
-    latecomers = [late]
+    """Let one request after the other come while a step is computed; returns who was computed, as it began."""
+    latecomers = [*reversed(late)]
 
     def pauses() -> bool:
         if not latecomers:
             return False
-        harness.add(*latecomers.pop())
+        harness.add(latecomers.pop())
         return True
 
     harness.runner.pauses = pauses
@@ -136,17 +136,7 @@ def test_it_goes_before_one_step_once_and_not_before_the_next() -> None:
     assert len(step_with(harness, a_request("first", tenant="first"))) == 2
     assert len(step_with(harness, a_request("second", tenant="second"))) == 2
     harness = full(num_guest_rows=2)
-    latecomers = [a_request(name, tenant=name) for name in "ab"]
-
-    def pauses() -> bool:
-        if latecomers:
-            harness.add(latecomers.pop())
-            return True
-        return False
-
-    harness.runner.pauses = pauses
-    harness.step()
-    assert len(harness.runner.plans) == 4
+    assert len(step_with(harness, *(a_request(name, tenant=name) for name in "ab"))) == 2
     # Whoever was too late for it is computed beside the others.
     assert len(names(harness)) > NUM_DECODES
 
