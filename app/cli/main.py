@@ -211,7 +211,9 @@ def _child_environment(own: Mapping[str, str], host: str, port: int, *, is_local
         print("note: the nodes of a running cluster have their own environment; see `antiphon env`")
     variables = {
         variable.name: variable.value
-        for variable in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=0)
+        for variable in serve_environment.recommended(
+            num_cores=os.cpu_count() or 1, drain_s=serve_environment.ONE_MACHINE_DRAIN_S
+        )
     }
     if is_local and preflight.is_loopback(host):
         variables[serve_environment.LOCAL_ONLY.name] = serve_environment.LOCAL_ONLY.value

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -238,8 +239,9 @@ def test_a_killed_proxy_comes_back(server: Server) -> None:
     print(f"the proxy was away for {time.monotonic() - started_s:.1f} s")
 
 
-def test_a_changed_configuration_fails_no_request(server: Server, expected: list[str]) -> None:
-    """Everything is replaced, then there is less of it, while clients ask on and on."""
+@contextmanager
+def nobody_fails(server: Server, expected: list[str]) -> Iterator[None]:
+    """Clients ask on and on, for long answers and short ones, and each gets its own."""
     is_over = threading.Event()
 
     def ask_on(number: int) -> list[Streamed]:
@@ -248,6 +250,28 @@ def test_a_changed_configuration_fails_no_request(server: Server, expected: list
             seen.append(follow(server, number, Streamed()))
         return seen
 
+    def ask_shortly() -> set[int]:
+        """On a new connection each time, which may be given to any gateway."""
+        seen = set()
+        while not is_over.is_set():
+            seen.add(httpx.post(f"{server.url}/tokenize", json={"model": BASE, "prompt": "a"}, timeout=60).status_code)
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(ask_on, number) for number in range(2)]
+        short = [pool.submit(ask_shortly) for _ in range(2)]
+        try:
+            yield
+        finally:
+            is_over.set()
+        for number, client in enumerate(clients):
+            assert {(seen.error, seen.text) for seen in client.result(WAIT_S)} == {(None, expected[number])}
+        assert [client.result(WAIT_S) for client in short] == [{200}] * len(short)
+
+
+def test_a_changed_configuration_fails_no_request(server: Server, expected: list[str]) -> None:
+    """Everything is replaced, then there is less of it."""
+
     def pids() -> set[int]:
         return {p.pid for title in ("Gateway", f"Model-{BASE}", "Tokenizer", "Safety") for p in server.processes(title)}
 
@@ -255,21 +279,13 @@ def test_a_changed_configuration_fails_no_request(server: Server, expected: list
         return not old & pids() and has_replicas(server, 2)
 
     old = pids()
-    with ThreadPoolExecutor(2) as pool:
-        clients = [pool.submit(ask_on, number) for number in range(2)]
-        try:
-            server.redeploy(lambda application: application["args"].update(limits={"max_messages": 100}))
-            until(lambda: is_fresh(old), "everything to be replaced", patience_s=2 * WAIT_S)
-            server.redeploy(lambda application: application["deployments"][1].update(num_replicas=1))
-            until(lambda: has_replicas(server, 1), "one replica to go", patience_s=WAIT_S)
-            server.redeploy(lambda application: application["deployments"][1].update(num_replicas=2))
-            until(lambda: has_replicas(server, 2), "it to come back", patience_s=WAIT_S)
-        finally:
-            is_over.set()
-        for number, client in enumerate(clients):
-            told = client.result(WAIT_S)
-            assert [seen.error for seen in told] == [None] * len(told)
-            assert {seen.text for seen in told} == {expected[number]}
+    with nobody_fails(server, expected):
+        server.redeploy(lambda application: application["args"].update(limits={"max_messages": 100}))
+        until(lambda: is_fresh(old), "everything to be replaced", patience_s=2 * WAIT_S)
+        server.redeploy(lambda application: application["deployments"][1].update(num_replicas=1))
+        until(lambda: has_replicas(server, 1), "one replica to go", patience_s=WAIT_S)
+        server.redeploy(lambda application: application["deployments"][1].update(num_replicas=2))
+        until(lambda: has_replicas(server, 2), "it to come back", patience_s=WAIT_S)
 
 
 @pytest.mark.thorough
@@ -290,14 +306,6 @@ def test_a_replica_that_is_killed_while_another_drains_costs_no_token(server: Se
 def test_a_configuration_that_changes_again_and_again_fails_no_request_and_a_bad_one_changes_nothing(
     server: Server, expected: list[str]
 ) -> None:
-    is_over = threading.Event()
-
-    def ask_on(number: int) -> list[Streamed]:
-        seen = []
-        while not is_over.is_set():
-            seen.append(follow(server, number, Streamed()))
-        return seen
-
     def limit(count: int) -> Callable[[dict[str, Any]], None]:
         return lambda application: application["args"].update(limits={"max_messages": count})
 
@@ -307,23 +315,16 @@ def test_a_configuration_that_changes_again_and_again_fails_no_request_and_a_bad
             answers = [http.post("/v1/chat/completions", json={"model": BASE, "messages": messages}) for _ in range(4)]
         return all(answer.status_code == 400 and f"{count}" in answer.text for answer in answers)
 
-    with ThreadPoolExecutor(2) as pool:
-        clients = [pool.submit(ask_on, number) for number in range(2)]
-        try:
-            for count in range(50, 60):
-                # Without waiting for the one before.
-                server.redeploy(limit(count))
-            until(lambda: is_in_force(59), "the last configuration", patience_s=2 * WAIT_S)
-            server.redeploy(lambda application: application["args"]["models"][0].update(path="models/nowhere"))
-            refused = "the bad configuration to be refused"
-            until(lambda: server.deployment_status() == "DEPLOY_FAILED", refused, patience_s=WAIT_S)
-            assert is_in_force(59)
-            server.redeploy(lambda application: application["args"]["models"][0].update(path=f"models/{BASE}"))
-        finally:
-            is_over.set()
-        for number, client in enumerate(clients):
-            told = client.result(WAIT_S)
-            assert {(seen.error, seen.text) for seen in told} == {(None, expected[number])}
+    with nobody_fails(server, expected):
+        for count in range(50, 60):
+            # Without waiting for the one before.
+            server.redeploy(limit(count))
+        until(lambda: is_in_force(59), "the last configuration", patience_s=2 * WAIT_S)
+        server.redeploy(lambda application: application["args"]["models"][0].update(path="models/nowhere"))
+        refused = "the bad configuration to be refused"
+        until(lambda: server.deployment_status() == "DEPLOY_FAILED", refused, patience_s=WAIT_S)
+        assert is_in_force(59)
+        server.redeploy(lambda application: application["args"]["models"][0].update(path=f"models/{BASE}"))
 
 
 def test_readers_that_do_not_read_hold_nobody_up(server: Server) -> None:

@@ -96,7 +96,7 @@ def test_serve_sets_the_environment_tells_what_it_keeps_and_says_when_it_is_read
     assert (started.address, started.drain_s, started.has_dashboard) == ("local", 7.0, False)
     assert started.environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
     assert started.environment["RAY_AUTH_MODE"] == "token"
-    assert started.environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "0"
+    assert started.environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "2"
     assert started.environment["RAY_SERVE_HAPROXY_NBTHREAD"] == "3"
     assert started.environment["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
     [kept] = [line for line in output.splitlines() if "RAY_" in line]
