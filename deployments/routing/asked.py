@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from deployments.generation_calls import GenerationCall, unpack_ids
 from deployments.routing.report import adapter_mark
@@ -25,16 +25,10 @@ class Asked:
     num_tokens: int
     block_marks: Sequence[int] = ()
     adapter: int | None = None
-    _landmarks_by_stride: dict[int, Sequence[int]] = field(default_factory=dict)
 
     def landmarks(self, stride_blocks: int) -> Sequence[int]:
         """Return the marks that a replica with this stride keeps."""
-        if stride_blocks <= 0:
-            return ()
-        found = self._landmarks_by_stride.get(stride_blocks)
-        if found is None:
-            found = self._landmarks_by_stride[stride_blocks] = self.block_marks[stride_blocks - 1 :: stride_blocks]
-        return found
+        return self.block_marks[stride_blocks - 1 :: stride_blocks] if stride_blocks else ()
 
     @property
     def key(self) -> int:
