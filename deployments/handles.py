@@ -22,9 +22,9 @@ from adapters.catalogue import Catalogue
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
-from deployments.handle_calls import UNREACHED, until_answered
+from deployments.handle_calls import UNREACHED, until_answered, unwrap
 from deployments.routing.board import Board
-from engine.errors import EngineError, OverloadError
+from engine.errors import EngineError, OverloadError, RequestError
 from engine.request import Emission, FinishReason
 
 P = ParamSpec("P")
@@ -181,10 +181,12 @@ async def reached(part: str, call: Callable[P, Awaitable[T]], *args: P.args, **k
 
     Raises:
         UnavailableError: it cannot be reached.
-        Exception: what the actor raised.
+        Exception: what the actor raised, a `RequestError` with its fields.
     """
     try:
         return await call(*args, **kwargs)
+    except RequestError as error:
+        raise unwrap(error) from None
     except (RayError, RayServeException) as error:
         found = serve_error(error)
         if isinstance(found, ReplicaLostError | UnavailableError):

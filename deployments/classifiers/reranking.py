@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ray.serve.handle import DeploymentHandle
@@ -16,7 +15,7 @@ from deployments.batched_thread import BatchedThread
 from deployments.config import RerankerConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
-from deployments.handle_calls import until_answered, unwrap
+from deployments.handle_calls import until_answered
 from deployments.handles import RETRY_AFTER_S, reached
 from deployments.logs import join_serve_log
 from deployments.pooled import Reranking, RerankRequest
@@ -112,11 +111,10 @@ class Rerankers:
         config = self._config_by_name[request.model]
         max_tokens = config.max_tokens if request.truncates_to == -1 else request.truncates_to
         pairs = tuple(Pair(*pair, max_tokens) for pair in request.pairs)
-        score = partial(_scored, self._handles[request.model], pairs)
         async with asyncio.timeout(request.timeout_s):
             try:
                 async with asyncio.timeout(config.timeout_s):
-                    found = await reached("reranker", score)
+                    found = await reached("reranker", _scored, self._handles[request.model], pairs)
             except TimeoutError as error:
                 message = f"The reranker gave no scores within {config.timeout_s:g} seconds."
                 raise UnavailableError(message, retry_after_s=RETRY_AFTER_S) from error
@@ -126,9 +124,6 @@ class Rerankers:
 
 
 async def _scored(handle: DeploymentHandle, pairs: Sequence[Pair]) -> list[PairScore]:
-    try:
-        # Whoever waits no more ends what may be a thousand pairs.
-        found: list[PairScore] = await until_answered(handle.score.remote(pairs))
-    except RequestError as error:
-        raise unwrap(error) from None
+    # Whoever waits no more ends what may be a thousand pairs.
+    found: list[PairScore] = await until_answered(handle.score.remote(pairs))
     return found

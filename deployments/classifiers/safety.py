@@ -1,4 +1,4 @@
-"""The safety deployment and the two ways to reach a classifier: in this process, or over a Serve handle.
+"""The safety classifier: an actor of its own, or an object in the gateway's process.
 
 Texts that arrive together, from whatever request, share a forward pass, which runs in a thread.
 """
@@ -9,14 +9,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ray.serve.handle import DeploymentHandle
-
 from deployments.batched_thread import BatchedThread
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
-from deployments.handle_calls import unwrap
 from deployments.logs import join_serve_log
-from engine.errors import EngineError, RequestError
+from engine.errors import EngineError
 
 if TYPE_CHECKING:
     from deployments.classifiers.classifier import Classifier
@@ -24,8 +21,8 @@ if TYPE_CHECKING:
 _FIRST = "The first text that a classifier judges."
 
 
-class LocalSafety:
-    """A classifier in this process; serves one event loop.
+class Safety:
+    """A classifier that serves one event loop; the deployment has its name.
 
     Loads the classifier, unless it is given one: errors as `Classifier`.
     """
@@ -37,6 +34,7 @@ class LocalSafety:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        join_serve_log()
         if classifier is None:
             # It brings torch along, which a gateway that only asks for verdicts can do without.
             from deployments.classifiers.classifier import Classifier
@@ -59,34 +57,9 @@ class LocalSafety:
             self._classifier.check(text)
         return await self._batches.results(texts)
 
-    def trouble(self) -> str | None:
-        """Return what is wrong: a forward pass that has been running for over a minute."""
-        return self._batches.trouble()
-
-
-async def ask_safety(handle: DeploymentHandle, texts: Sequence[str]) -> list[Verdict]:
-    """Ask the safety deployment; errors as `LocalSafety.judge`, or Ray's where the actor is gone."""
-    try:
-        verdicts: list[Verdict] = await handle.judge.remote(tuple(texts))
-    except RequestError as error:
-        raise unwrap(error) from None
-    return verdicts
-
-
-class Safety:
-    """The actor: a shell around `LocalSafety`."""
-
-    def __init__(self, config: SafetyConfig) -> None:
-        join_serve_log()
-        self._safety = LocalSafety(config)
-
-    async def judge(self, texts: tuple[str, ...]) -> list[Verdict]:
-        """Return a verdict on each text, in order."""
-        return await self._safety.judge(texts)
-
     async def trouble(self) -> str | None:
         """Return why verdicts do not come, None where they do; asked by gateways."""
-        return self._safety.trouble()
+        return self._batches.trouble()
 
     def check_health(self) -> None:
         """Serve's health check.
@@ -94,6 +67,6 @@ class Safety:
         Raises:
             EngineError: the classifier hangs.
         """
-        trouble = self._safety.trouble()
+        trouble = self._batches.trouble()
         if trouble is not None:
             raise EngineError(trouble)

@@ -28,7 +28,7 @@ from deployments.batches.client import BatchClient
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.channel.token_channel import ChannelListener
 from deployments.classifiers.reranking import Rerankers
-from deployments.classifiers.safety import LocalSafety, ask_safety
+from deployments.classifiers.safety import Safety
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.errors import UnavailableError
 from deployments.gateway.answer_log import AnswerLog
@@ -347,8 +347,9 @@ class Gateway:
         if self._config.safety is None:
             return None
         if self._safety_handle is not None:
-            return partial(ask_safety, self._safety_handle)
-        return (await asyncio.to_thread(LocalSafety, self._config.safety)).judge
+            judge: Judge = self._safety_handle.judge.remote
+            return judge
+        return (await asyncio.to_thread(Safety, self._config.safety)).judge
 
     async def _sources(self) -> Mapping[str, TokenSource]:
         if self._config.channel.transport == "handle":

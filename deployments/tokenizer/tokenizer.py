@@ -16,7 +16,6 @@ from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ChatPrompt, TextPrompt
 from deployments.generation_calls import pack_ids, unpack_ids
-from deployments.handle_calls import unwrap
 from deployments.logs import join_serve_log
 from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec
 from engine.errors import RequestError
@@ -65,7 +64,7 @@ class LocalTokenizer:
 
 
 async def ask_tokenizer(handle: DeploymentHandle, model: str, prompt: ChatPrompt | TextPrompt) -> tuple[int, ...]:
-    """Ask the tokenizer deployment; errors as `LocalTokenizer.encode`, or Ray's where the actor is gone.
+    """Ask the tokenizer deployment; errors as `LocalTokenizer.encode`, wrapped by Ray, or Ray's own where it is gone.
 
     Raises:
         UnavailableError: it does not answer in time.
@@ -73,8 +72,6 @@ async def ask_tokenizer(handle: DeploymentHandle, model: str, prompt: ChatPrompt
     try:
         async with asyncio.timeout(ENCODE_TIMEOUT_S):
             packed: bytes = await handle.encode.remote(model, prompt)
-    except RequestError as error:
-        raise unwrap(error) from None
     except TimeoutError as error:
         message = f"The tokenizer has not answered within {ENCODE_TIMEOUT_S:g} seconds."
         raise UnavailableError(message, retry_after_s=ENCODE_TIMEOUT_S) from error

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 from ray import serve
-from ray.exceptions import RayTaskError
 
 from deployments.batched_thread import MAX_CALL_S
-from deployments.classifiers.safety import LocalSafety, ask_safety
+from deployments.classifiers.safety import Safety
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
 from deployments.handle_calls import unwrap
-from engine.errors import RequestError
+from engine.errors import EngineError, RequestError
 
 
 class EchoClassifier:
@@ -45,9 +44,9 @@ def replica_context(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "get_replica_context", lambda: context)
 
 
-def local(classifier: EchoClassifier, **options: Any) -> LocalSafety:
+def local(classifier: EchoClassifier, **options: Any) -> Safety:
     config = SafetyConfig(model_path="unused", max_batch=8, batch_wait_s=0.05)
-    return LocalSafety(config, classifier, **options)  # type: ignore[arg-type]
+    return Safety(config, classifier, **options)  # type: ignore[arg-type]
 
 
 async def test_callers_share_forward_passes_and_get_their_own_verdicts() -> None:
@@ -73,36 +72,19 @@ async def test_a_text_that_cannot_be_judged_is_refused_before_it_shares_a_batch(
 async def test_a_forward_pass_that_does_not_end_is_ill_health() -> None:
     classifier, now_s = EchoClassifier(), [0.0]
     safety = local(classifier, clock=lambda: now_s[0])
-    assert safety.trouble() is None
+    assert await safety.trouble() is None
     classifier.gate.clear()
     task = asyncio.create_task(safety.judge(["slow"]))
     while not classifier.batches:
         await asyncio.sleep(0.001)
-    assert safety.trouble() is None
+    assert await safety.trouble() is None
     now_s[0] = MAX_CALL_S + 1
-    assert "61 seconds" in (safety.trouble() or "")
+    assert "61 seconds" in (await safety.trouble() or "")
+    with pytest.raises(EngineError, match="61 seconds"):
+        safety.check_health()
     classifier.gate.set()
     await task
-    assert safety.trouble() is None
-
-
-class Handle:
-    """A Serve handle whose actor raises: Ray wraps the error in one of its own that is also an instance of it."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-        self.judge = self
-
-    async def remote(self, texts: tuple[str, ...]) -> list[Verdict]:
-        raise RayTaskError("judge", "traceback", self._error).as_instanceof_cause()
-
-
-async def test_a_refusal_crosses_the_handle_with_its_fields() -> None:
-    handle = Handle(RequestError("too long", field="input", code="c"))
-    with pytest.raises(RequestError, match=r"^too long$") as refused:
-        await ask_safety(handle, ["x"])  # type: ignore[arg-type]
-    assert type(refused.value) is RequestError
-    assert (refused.value.field, refused.value.code) == ("input", "c")
+    assert await safety.trouble() is None
 
 
 def test_an_error_that_nobody_wrapped_stays_as_it_is() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from deployments.config import SafetyConfig
@@ -421,3 +421,15 @@ async def test_a_part_that_cannot_be_reached_is_unavailable() -> None:
 
     with pytest.raises(UnavailableError, match="tokenizer"):
         await reached("tokenizer", gone)
+
+
+async def test_a_refusal_of_another_actor_keeps_its_fields() -> None:
+    async def refuse() -> None:
+        # Ray wraps the error in one of its own that is also an instance of it.
+        error = RequestError("too long", field="input", code="c")
+        raise RayTaskError("judge", "traceback", error).as_instanceof_cause()
+
+    with pytest.raises(RequestError, match=r"^too long$") as refused:
+        await reached("safety classifier", refuse)
+    assert type(refused.value) is RequestError
+    assert (refused.value.field, refused.value.code) == ("input", "c")
