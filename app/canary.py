@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from contextlib import aclosing
 
 from app.gateway_port import GatewayPort
 from app.schemas.adapters import Canary
-from deployments.generation import ChatMessage, ChatPrompt, EndReason, Finished, GenerationRequest, TextDelta
+from app.translation.streaming import collect
+from deployments.generation import ChatMessage, ChatPrompt, EndReason, GenerationRequest
 from engine.errors import EngineError, RequestError
 from engine.request import SamplingParams
 
@@ -29,20 +29,15 @@ async def ask(gateway: GatewayPort, model: str, canary: Canary) -> None:
         max_tokens=canary.max_tokens,
         timeout_s=TIMEOUT_S,
     )
-    text, reason = "", None
     try:
-        async with aclosing(gateway.generate(request)) as events:
-            async for event in events:
-                if isinstance(event, TextDelta):
-                    text += event.reasoning + event.text
-                elif isinstance(event, Finished):
-                    reason = event.reason
+        (answer,) = await collect([gateway.generate(request)])
     except RequestError as error:
         raise _failed(error.message) from error
     except (EngineError, TimeoutError) as error:
         raise _failed("It was not answered.") from error
-    if reason is EndReason.CONTENT_FILTER:
+    if answer.finished.reason is EndReason.CONTENT_FILTER:
         raise _failed("The safety classifier refused the question or the answer.")
+    text = answer.reasoning + answer.text
     if canary.expect is not None and canary.expect not in text:
         raise _failed(f"The answer does not contain what is expected; it is {text[:200]!r}.")
 
