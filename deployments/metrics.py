@@ -15,7 +15,7 @@ from deployments.accounts.meter import Meter
 from deployments.gateway.front_gate import FrontGate
 from deployments.logs import dropped_lines
 from deployments.slo import Slo
-from deployments.timeline import Timeline
+from deployments.timeline import GOOD_OUTCOMES, Timeline
 from engine.metrics import EngineSnapshot
 
 FIRST_TOKEN_S = (
@@ -81,6 +81,8 @@ class GatewayMetrics:
         elif missed is not None:
             self._slo_met.labels(timeline.model).inc()
         self._requests.labels(timeline.tenant, timeline.model, timeline.outcome).inc()
+        if timeline.outcome not in GOOD_OUTCOMES:
+            self._failed.labels(timeline.model, timeline.outcome).inc()
         for kind, count in (
             ("input", timeline.num_prompt_tokens),
             ("cached", timeline.num_cached_tokens),
@@ -106,10 +108,6 @@ class GatewayMetrics:
         self._whole.labels(model).observe(took_s)
         self._prompt.labels(model).observe(num_prompt_tokens)
         self._generated.labels(model).observe(num_tokens)
-
-    def count_failure(self, model: str, error: str) -> None:
-        """Note an answer that ended in an error of this type."""
-        self._failed.labels(model, error).inc()
 
     def count_resumption(self, model: str) -> None:
         """Note that a generation moved to another replica."""

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from adapters.identity import AdapterRef
 from deployments.gateway.draining import Draining
 from deployments.generation import GenerationRequest
-from deployments.metrics import GatewayMetrics
 from deployments.pooled import EmbeddingRequest, RerankRequest
 from deployments.timeline import Recorder, Timeline, TimelineStore
 from engine.errors import EngineError, OverloadError, RequestError
@@ -28,8 +27,7 @@ class AnswerLog:
         draining: counts the answers, and refuses them once the gateway is to end.
     """
 
-    def __init__(self, metrics: GatewayMetrics, on_end: Callable[[Timeline], None]) -> None:
-        self._metrics = metrics
+    def __init__(self, on_end: Callable[[Timeline], None]) -> None:
         self._on_end = on_end
         self._timelines = TimelineStore()
         self.draining = Draining()
@@ -62,7 +60,6 @@ class AnswerLog:
                 yield recorder
         except (RequestError, OverloadError, TimeoutError, EngineError) as error:
             recorder.end(type(error).__name__)
-            self._metrics.count_failure(request.model, type(error).__name__)
             if isinstance(error, RequestError | OverloadError) and timeline.first_token_s is None:
                 self._timelines.set_apart(timeline)
             if isinstance(error, EngineError):

@@ -117,7 +117,7 @@ class Gateway:
         self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}
         parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
         self._overview = Overview(models, parts)
-        self._log = AnswerLog(self._metrics, self._count_answer)
+        self._log = AnswerLog(self._count_answer)
         self._name = uuid.uuid4().hex
         self.meter: Meter | None = None
         if config.accounts is not None and accounts is not None:

@@ -402,6 +402,7 @@ async def test_what_the_engine_says_of_a_refusal_arrives_as_it_was(gateway: Open
     told = render(opened._metrics.families("g", opened._gates)).decode()
     for objective in ("e2e", "refused"):
         assert f'antiphon:slo_violated_total{{gateway="g",model_name="chat",objective="{objective}"}} 1.0' in told
+    assert 'antiphon:request_failure_total{error="OverloadError",gateway="g",model_name="chat"} 1.0' in told
 
 
 async def test_bases_are_listed_before_their_adapters(gateway: OpenGateway) -> None:
