@@ -161,35 +161,33 @@ def _helper(name: str, actor: type, config: object, *, max_requests: int, num_cp
 
 
 def _registry(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> serve.Application:
-    config = registry_config(settings, registry, models)
     # It bounds by itself what it works on, and answers the rest meanwhile.
-    return _the_only(REGISTRY, Registry, config, max_ongoing_requests=_GATEWAY_REQUESTS)
+    return _the_only(REGISTRY, Registry, registry_config(settings, registry, models))
 
 
 def _accounts(config: AccountsConfig) -> serve.Application:
     from deployments.accounts.actor import Accounts
 
-    return _the_only("Accounts", Accounts, config, max_ongoing_requests=_GATEWAY_REQUESTS)
+    return _the_only("Accounts", Accounts, config)
 
 
 def _batches(settings: Settings, batches: BatchSettings) -> serve.Application:
     from deployments.batches.actor import Batches
 
-    config = batches_config(settings, batches)
-    return _the_only("Batches", Batches, config, max_ongoing_requests=_GATEWAY_REQUESTS)
+    return _the_only("Batches", Batches, batches_config(settings, batches))
 
 
-def _the_only(name: str, actor: type, config: object, **options: Any) -> serve.Application:
+def _the_only(name: str, actor: type, config: object) -> serve.Application:
     """Bind a deployment of one replica, which decides for all."""
     bound: serve.Application = (
         serve.deployment(actor)
         .options(
             name=name,
             num_replicas=1,
+            max_ongoing_requests=_GATEWAY_REQUESTS,
             ray_actor_options={"num_cpus": 0.05},
             graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
             **_HEALTH,
-            **options,
         )
         .bind(config)
     )

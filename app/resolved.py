@@ -36,7 +36,6 @@ from deployments.accounts.values import TenantLimits
 from deployments.batches.values import MAX_LINE_BYTES
 from deployments.classifiers.sequence_window import read_num_labels, read_window
 from deployments.config import (
-    GATEWAY,
     AccountsConfig,
     AdapterBase,
     AdapterCacheConfig,
@@ -120,7 +119,6 @@ def batches_config(settings: Settings, batches: BatchSettings) -> BatchesConfig:
     """Return what the actor that runs batches is told; its folder is absolute."""
     return BatchesConfig(
         folder=os.path.abspath(batches.folder),
-        gateway=GATEWAY,
         max_line_bytes=min(settings.limits.max_body_bytes, MAX_LINE_BYTES),
         **batches.model_dump(exclude={"folder", "max_file_bytes"}),
     )

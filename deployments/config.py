@@ -157,14 +157,12 @@ class BatchesConfig:
     """Files of clients, and batches of requests that are run for them.
 
     Attributes:
-        gateway: name of the deployment that answers the requests.
         max_tenant_bytes: of all files of a tenant together.
         max_unfinished: batches of a tenant at once.
         max_line_bytes: of an input file.
     """
 
     folder: str
-    gateway: str
     max_tenant_bytes: int
     max_unfinished: int
     max_lines: int

@@ -21,7 +21,7 @@ from deployments.batches.runner import Ask
 from deployments.batches.server import RETRY_AFTER_S, BatchServer
 from deployments.batches.store import BatchStore, FolderTakenError
 from deployments.batches.values import InsideAnswer, InsideCall
-from deployments.config import BatchesConfig
+from deployments.config import GATEWAY, BatchesConfig
 from deployments.handle_calls import until_answered
 from deployments.logs import join_serve_log
 
@@ -41,7 +41,7 @@ class Batches(BatchServer):
             ask: answers the lines; None for the gateways of this application.
         """
         join_serve_log()
-        super().__init__(config, Disk(), ask or _gateways(config.gateway))
+        super().__init__(config, Disk(), ask or _gateways())
         self._opening = asyncio.create_task(self._open())
 
     def check_health(self) -> None:
@@ -66,9 +66,9 @@ class Batches(BatchServer):
             await asyncio.sleep(TIDY_S)
 
 
-def _gateways(name: str) -> Ask:
+def _gateways() -> Ask:
     """Return what asks whichever gateway has room."""
-    return partial(ask_gateway, serve.get_deployment_handle(name, serve.get_replica_context().app_name))
+    return partial(ask_gateway, serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name))
 
 
 async def ask_gateway(gateways: DeploymentHandle, call: InsideCall) -> InsideAnswer:

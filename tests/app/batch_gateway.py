@@ -73,7 +73,6 @@ async def serve(folder: Path, ring: KeyRing | None = None, **bounds: int) -> tup
     app = create_app(gateway, limits=limits, key_ring=ring, batch_settings=settings, sends_request_id=True)
     config = BatchesConfig(
         folder=str(folder),
-        gateway="",
         max_line_bytes=4000,
         **settings.model_dump(exclude={"folder", "max_file_bytes"}),
     )

@@ -29,7 +29,7 @@ LIMITS: dict[str, int] = {"max_tenant_bytes": 1 << 20, "max_unfinished": 3}
 
 def config(folder: Path, **changes: Any) -> BatchesConfig:
     fields = {"max_lines": 50, "max_line_bytes": 4096, "max_concurrent_requests": 3} | LIMITS | changes
-    return BatchesConfig(folder=str(folder), gateway="Gateway", **fields)
+    return BatchesConfig(folder=str(folder), **fields)
 
 
 def a_line(custom_id: str, *, model: str = "base", **body: Any) -> dict[str, Any]:
