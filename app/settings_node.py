@@ -17,10 +17,14 @@ PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$"
 
 def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
     """Return the error for a key that does not exist, with the nearest one that does."""
+    return PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint(key, known)})
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is nearest to one that is not, or all of them."""
     names = sorted(known)
-    near = difflib.get_close_matches(key, names, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known keys are: {', '.join(names)}"
-    return PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint})
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(names)}"
 
 
 class SettingsNode(BaseModel):

@@ -5,12 +5,11 @@ Serve accepts unknown keys in silence, at every level above `args`; here each is
 
 from __future__ import annotations
 
-import difflib
 import importlib.machinery
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from app.cli.config_file import BUILDER, read_config
 from app.cli.preflight import is_loopback, listen_address
 from app.resolved import mistakes
 from app.settings import Settings
+from app.settings_node import hint
 from deployments.config import GATEWAY, REGISTRY
 
 MAX_PORT = 65_535
@@ -97,7 +97,7 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_adapters
         if isinstance(scaling := deployment.get("autoscaling_config"), dict):
             lines += _validation_lines(AutoscalingConfig, scaling, f"{here}.autoscaling_config")
         if isinstance(name, str) and name not in known:
-            lines.append(f"{here}.name: no deployment '{name}'; {_hint(name, known)}")
+            lines.append(f"{here}.name: no deployment '{name}'; {hint(name, known)}")
         scales = deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config") is not None
         if name in singles and scales:
             lines.append(f"{here}.num_replicas: of '{name}' there is one replica")
@@ -211,7 +211,7 @@ def _check_keys(node: object, schema: type[BaseModel], place: str) -> Iterator[s
     if isinstance(node, dict):
         for key in node:
             if key not in schema.model_fields:
-                yield f"{_join(place, key)}: unknown key; {_hint(str(key), schema.model_fields)}"
+                yield f"{_join(place, key)}: unknown key; {hint(str(key), schema.model_fields)}"
 
 
 def _validation_lines(schema: type[BaseModel], tree: object, place: str) -> list[str]:
@@ -250,12 +250,6 @@ def _join(place: str, key: object) -> str:
     if isinstance(key, int):
         return f"{place}[{key}]"
     return f"{place}.{key}" if place else str(key)
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean '{near[0]}'?" if near else f"known are: {', '.join(names)}"
 
 
 def _list(value: object) -> list[Any]:

@@ -222,7 +222,8 @@ def _child_environment(own: Mapping[str, str], host: str, port: int, *, is_local
     else:
         variables["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
         print("note: HAProxy is not available on this platform; Serve's Python proxy stands in")
-    environment = serve_environment.merged(own, variables)
+    # What a person has set already stays.
+    environment = {**variables, **own}
     for name, value in variables.items():
         if environment[name] != value:
             print(f"note: {name}={environment[name]} is kept; by itself it would be {value}", flush=True)

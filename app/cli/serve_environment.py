@@ -144,11 +144,6 @@ def missing(environment: Mapping[str, str]) -> list[str]:
     ]
 
 
-def merged(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` with `variables` added; what a person has set already stays."""
-    return {**variables, **environment}
-
-
 def of_this_process() -> dict[str, str]:
     """Return this process's environment."""
     return dict(os.environ)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import inspect
 
-from app.cli.serve_environment import merged, missing, recommended
+from app.cli.serve_environment import missing, recommended
 
 
 def values(**options: int) -> dict[str, str]:
@@ -36,7 +36,3 @@ def test_what_is_lost_is_said_for_each_variable_that_costs_something() -> None:
     assert all(line.startswith("RAY_") and "is not set: " in line for line in lines)
     assert missing(values()) == []
     assert len(missing({"RAY_SERVE_ENABLE_HA_PROXY": "0"})) == 6
-
-
-def test_what_a_person_has_set_stays() -> None:
-    assert merged({"A": "theirs", "C": "c"}, {"A": "ours", "B": "b"}) == {"A": "theirs", "B": "b", "C": "c"}
