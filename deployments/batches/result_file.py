@@ -32,11 +32,6 @@ class ResultFile:
             os.close(self._file)
             raise
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its lines."""
-        return self._size
-
     def append(self, custom_id: str, line: bytes) -> None:
         """Add a line; it is on the disk when this returns.
 
@@ -45,7 +40,6 @@ class ResultFile:
         """
         if self._has_torn_tail:
             os.ftruncate(self._file, self._size)
-            self._has_torn_tail = False
         self._has_torn_tail = True
         if os.pwrite(self._file, line, self._size) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -15,23 +15,12 @@ from __future__ import annotations
 from collections import deque
 
 from deployments.generation import Verdict
-from engine.errors import ConfigError
 
 
 class OutputScreen:
-    """The windows of one answer; verdicts come back in the order of the windows.
-
-    Raises:
-        ConfigError: `window_chars` is not positive, or `overlap_chars` is not in [0, window_chars).
-    """
+    """The windows of one answer; verdicts come back in the order of the windows."""
 
     def __init__(self, *, window_chars: int, overlap_chars: int) -> None:
-        if window_chars < 1:
-            raise ConfigError(f"safety.window_chars must be at least 1, got {window_chars}")
-        if not 0 <= overlap_chars < window_chars:
-            raise ConfigError(
-                f"safety.overlap_chars must be at least 0 and below window_chars ({window_chars}), got {overlap_chars}"
-            )
         self._window_chars = window_chars
         self._stride = window_chars - overlap_chars
         self._held = ""
@@ -44,11 +33,6 @@ class OutputScreen:
     def flagged(self) -> tuple[str, ...]:
         """The hazards of the window that ended the text; empty as long as none did."""
         return self._flagged
-
-    @property
-    def num_awaited(self) -> int:
-        """Windows that are out for judgement."""
-        return len(self._awaited)
 
     def feed(self, text: str) -> tuple[str, ...]:
         """Take text in and return the windows that it has filled, to be judged."""

@@ -10,19 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.errors import RequestError
-
 
 class StopStrings:
-    """The watch over one text.
-
-    Raises:
-        RequestError: a stop string is empty.
-    """
+    """The watch over one text; no stop string is empty."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if not all(stops):
-            raise RequestError("stop must not contain an empty string", field="stop")
         self._automata = [_Automaton(stop) for stop in stops]
         self._held = ""
         self._is_closed = False

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
 from deployments.stream.stop_strings import StopStrings
-from engine.errors import RequestError
 
 
 def test_text_without_stop_strings_passes_at_once() -> None:
@@ -43,9 +40,3 @@ def test_nothing_comes_after_a_stop() -> None:
     assert stops.feed("end. more") == ("end", ".")
     assert stops.feed("more.") == ("", None)
     assert stops.close() == ""
-
-
-def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(RequestError) as refusal:
-        StopStrings(["a", ""])
-    assert refusal.value.field == "stop"
