@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from engine.errors import EngineError, OverloadError
+from engine.errors import EngineError, OverloadError, RequestError
 
 
 class UnavailableError(OverloadError):
@@ -12,6 +12,11 @@ class UnavailableError(OverloadError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return partial(UnavailableError, self.message, retry_after_s=self.retry_after_s), ()
+
+
+def unknown_model(name: str, *, field: str = "model") -> RequestError:
+    """Return the refusal of a name that is not served, or not to who asks: nobody can tell the two apart."""
+    return RequestError(f"The model '{name[:128]}' does not exist.", field=field, code="model_not_found")
 
 
 class ReplicaLostError(EngineError):

@@ -6,7 +6,7 @@ import hmac
 
 from starlette.datastructures import Headers
 
-from app.access.tenants import given_key, key_digest
+from app.access.tenants import given_key, key_digest, wrong_key
 from app.http.errors import ApiError
 
 ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
@@ -34,10 +34,4 @@ def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
             code="admin_disabled",
         )
     if not is_admin(headers, admin_key_sha256):
-        raise ApiError(
-            401,
-            "This route needs the admin key, as 'Authorization: Bearer ...'.",
-            error_type="authentication_error",
-            code="invalid_api_key",
-            headers={"www-authenticate": "Bearer"},
-        )
+        raise wrong_key("This route needs the admin key, as 'Authorization: Bearer ...'.")

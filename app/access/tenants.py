@@ -18,6 +18,7 @@ from app.access.limits import CHARS_PER_TOKEN, over_limit, quota_headers
 from app.gateway_port import AdapterPort, BatchPort, GatewayPort, MeterPort
 from app.http.errors import ApiError
 from deployments.accounts.values import Charge, TenantLimits
+from deployments.errors import unknown_model
 from deployments.generation import (
     ChatPrompt,
     GenerationEvent,
@@ -32,7 +33,6 @@ from deployments.generation import (
 )
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.timeline import Timeline
-from engine.errors import RequestError
 
 Computed = TypeVar("Computed", GenerationRequest, EmbeddingRequest)
 """What an engine is asked for."""
@@ -90,7 +90,7 @@ class KeyRing:
         tenant = self.tenant_by_name.get(name)
         if tenant is None:
             message = "No API key was given." if key is None else "The API key is wrong."
-            raise _unknown(f"{message} Send one as 'Authorization: Bearer ...' or 'x-api-key'.")
+            raise wrong_key(f"{message} Send one as 'Authorization: Bearer ...' or 'x-api-key'.")
         return tenant
 
     def named(self, name: str) -> Tenant:
@@ -100,11 +100,12 @@ class KeyRing:
             ApiError: 401 where the configuration has it no more.
         """
         if name not in self.tenant_by_name:
-            raise _unknown("The tenant that this was asked for is not known any more.")
+            raise wrong_key("The tenant that this was asked for is not known any more.")
         return self.tenant_by_name[name]
 
 
-def _unknown(message: str) -> ApiError:
+def wrong_key(message: str) -> ApiError:
+    """Return the 401 of a request that does not bring the key that it needs."""
     return ApiError(
         401,
         message,
@@ -260,4 +261,4 @@ class TenantGateway:
 
     def _check(self, model: str) -> None:
         if not self._tenant.may_use(model):
-            raise RequestError(f"The model '{model[:128]}' does not exist.", field="model", code="model_not_found")
+            raise unknown_model(model)

@@ -96,11 +96,6 @@ def is_our_fault(error: BaseException) -> bool:
     return to_api_error(error).status == 500
 
 
-def model_not_found(name: str) -> ApiError:
-    """Return the error for a name that is not served."""
-    return ApiError(404, f"The model '{name[:128]}' does not exist.", param="model", code="model_not_found")
-
-
 def without_internals(message: str) -> str:
     """Return `message` without memory addresses and absolute paths."""
     return _FILE_PATH.sub("[path]", _ADDRESS.sub("[address]", message))

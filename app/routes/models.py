@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Response
 
-from app.http.errors import model_not_found
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.models import Model, ModelList
 from app.translation import render
+from deployments.errors import unknown_model
 
 router = APIRouter(route_class=JsonRoute, tags=["models"])
 
@@ -24,5 +24,5 @@ async def retrieve_model(model: str, context: Context) -> Response:
     """Describe one base model, adapter or version of an adapter."""
     card = context.gateway.model(model)
     if card is None:
-        raise model_not_found(model)
+        raise unknown_model(model)
     return JsonResponse(render.model(card))

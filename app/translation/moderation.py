@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from app.http.errors import ApiError, model_not_found, without_internals
+from app.http.errors import ApiError, without_internals
 from app.schemas.moderations import (
     ChatModeration,
     ModerationError,
@@ -15,6 +15,7 @@ from app.schemas.moderations import (
     ScoredText,
 )
 from app.translation.hazards import openai_scores
+from deployments.errors import unknown_model
 from deployments.generation import Finished, Moderation, Verdict
 
 if TYPE_CHECKING:
@@ -24,16 +25,17 @@ OPENAI_MODELS = ("omni-moderation-", "text-moderation-")
 """Clients have these names built in; they are answered by the classifier that there is."""
 
 
-def classifier_name(asked: str | None, known: str | None) -> str:
-    """Return the name of the classifier that a request means; `known` is the server's.
+def classifier_name(asked: str | None, known: str | None, *, field: str = "model") -> str:
+    """Return the name of the classifier that a request means by a field; `known` is the server's.
 
     Raises:
-        ApiError: 404; there is none, or none of this name.
+        ApiError: 404; there is none.
+        RequestError: there is none of this name.
     """
     if known is None:
         raise ApiError(404, "This server has no safety classifier.", param="model", code="model_not_found")
     if asked is not None and asked != known and not asked.startswith(OPENAI_MODELS):
-        raise model_not_found(asked)
+        raise unknown_model(asked, field=field)
     return known
 
 
@@ -41,18 +43,15 @@ def chat_classifier(asked: ChatModerationRequest | None, known: str | None) -> s
     """Return the name of the classifier that a chat wants to hear of; None where it wants nothing.
 
     Raises:
-        ApiError: there is none (400), or none of this name (404).
+        ApiError: 400; there is none.
+        RequestError: there is none of this name.
     """
     if asked is None:
         return None
     if known is None:
         message = "'moderation' cannot be used: this server has no safety classifier."
         raise ApiError(400, message, param="moderation", code="unsupported_parameter")
-    try:
-        return classifier_name(asked.model, known)
-    except ApiError as error:
-        error.param = "moderation.model"
-        raise
+    return classifier_name(asked.model, known, field="moderation.model")
 
 
 def moderation_asked(asked: ChatModerationRequest | None) -> Moderation | None:

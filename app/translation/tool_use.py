@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 _NEEDS_FREE_TEXT = ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words", "structured_outputs")
 
 
-def tool_use(body: ChatCompletionRequest, limits: LimitSettings) -> ToolUse | None:
-    """Return how the answer may call tools, None where there are none.
+def tool_use(body: ChatCompletionRequest, tools: tuple[ToolSpec, ...]) -> ToolUse | None:
+    """Return how the answer may call the tools of a chat, None where there are none.
 
     Raises:
-        RequestError: there are too many or too large ones, or a choice that there is not.
+        RequestError: the choice is of a tool that there is not, or something else that is asked for needs free text.
     """
-    tools = tool_specs(body.tools or [], limits)
     choice = body.tool_choice or "auto"
     if not tools:
         if choice not in ("none", "auto"):
@@ -47,7 +46,11 @@ def tool_use(body: ChatCompletionRequest, limits: LimitSettings) -> ToolUse | No
 
 
 def tool_specs(tools: list[Tool], limits: LimitSettings) -> tuple[ToolSpec, ...]:
-    """Return the functions of a request; errors as `tool_use`."""
+    """Return the functions of a request.
+
+    Raises:
+        RequestError: there are too many or too large ones.
+    """
     check_count(len(tools), limits.max_tools, "tools", field="tools")
     specs: list[ToolSpec] = []
     num_chars = 0

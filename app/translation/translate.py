@@ -70,7 +70,7 @@ def chat_generations(
         base,
         params=replace(base.params, num_logprobs=(body.top_logprobs or 0) if body.logprobs else None),
         grammar=chat_grammar(body, limits),
-        tool_use=tool_use(body, limits),
+        tool_use=tool_use(body, prompt.tools),
         moderation=moderation_asked(body.moderation),
         salt=_salt(body),
         retention_s=_retention_s(body),

@@ -9,9 +9,9 @@ from adapters.catalogue import AdapterVersion
 from adapters.identity import AdapterRef
 from deployments.classifiers.reranking import Rerankers
 from deployments.config import GatewayConfig, ModelConfig
+from deployments.errors import unknown_model
 from deployments.generation import ModelCard
 from deployments.registry.adapter_directory import AdapterDirectory
-from engine.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ServedNames:
             return Target(model=name)
         found = self._adapters.find(name)
         if found is None:
-            raise RequestError(f"The model '{name[:128]}' does not exist.", field="model", code="model_not_found")
+            raise unknown_model(name)
         entry, version = found
         return Target(model=entry.base, adapter=version.ref)
 

@@ -31,7 +31,7 @@ from adapters.registry import check_name, sub_folders
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore, StoreTakenError
 from deployments.config import GATEWAY, AdapterBase, RegistryConfig
-from deployments.errors import UnavailableError
+from deployments.errors import UnavailableError, unknown_model
 from deployments.handles import tell_gateways
 from deployments.logs import join_serve_log
 from deployments.registry.adapter_changes import Registration
@@ -153,7 +153,7 @@ class RegistryServer:
         """
         async with self._lock:
             if name not in self._catalogue.entries:
-                raise RequestError(f"The model '{name[:128]}' does not exist.", field="name", code="model_not_found")
+                raise unknown_model(name, field="name")
             with _refusing("split"):
                 await self._changed(self._store.route, name, dict(split))
         return self._catalogue
@@ -257,9 +257,7 @@ class RegistryServer:
             names = ", ".join(self._bases)
             raise RequestError(f"'base_model_name' must be one of: {names}.", field="base_model_name")
         if name not in self._bases:
-            raise RequestError(
-                f"The model '{name[:128]}' does not exist.", field="base_model_name", code="model_not_found"
-            )
+            raise unknown_model(name, field="base_model_name")
         return self._bases[name]
 
     async def _changed(self, change: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
