@@ -61,11 +61,9 @@ def build(settings: Settings) -> serve.Application:
     config = gateway_config(settings)
     told = {"has_accounts": config.accounts is not None, "adapter_cache": adapter_cache_config(settings)}
     models: dict[str, Any] = {model.name: _model(model, config.channel, told) for model in config.models}
-    safety = tokenizer = None
-    if config.safety is not None and config.safety_placement == "deployment":
-        safety = _safety(config.safety)
-    if config.tokenizer_placement == "deployment":
-        tokenizer = _tokenizer(config.models)
+    has_guard = settings.safety is not None and settings.safety.placement == "deployment"
+    safety = _safety(config.safety) if has_guard and config.safety is not None else None
+    tokenizer = _tokenizer(config.models) if settings.tokenizer.placement == "deployment" else None
     rerankers = {reranker.name: _reranker(reranker) for reranker in config.rerankers}
     app = partial(
         create_app,

@@ -171,8 +171,6 @@ def gateway_config(settings: Settings) -> GatewayConfig:
         rerankers=tuple(
             _reranker_config(reranker, f"rerankers[{index}]") for index, reranker in enumerate(settings.rerankers)
         ),
-        tokenizer_placement=settings.tokenizer.placement,
-        safety_placement="deployment" if settings.safety is None else settings.safety.placement,
         accounts=None if settings.accounts is None else accounts_config(settings.accounts),
         tracing=None if settings.tracing is None else _tracing(settings.tracing),
         slo=None if settings.slo is None else Slo(**settings.slo.model_dump()),

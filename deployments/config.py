@@ -184,7 +184,6 @@ class GatewayConfig:
     """What the gateway knows of the rest.
 
     Attributes:
-        tokenizer_placement, safety_placement: "deployment", or "inline" in the gateway's process.
         created_s: Unix time at which the names were declared.
     """
 
@@ -195,8 +194,6 @@ class GatewayConfig:
     accounts: AccountsConfig | None = None
     tracing: TracingConfig | None = None
     slo: Slo | None = None
-    tokenizer_placement: str = "deployment"
-    safety_placement: str = "deployment"
     max_resumes: int = 3
     default_timeout_s: float | None = None
     log_prompts: bool = False
