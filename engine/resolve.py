@@ -76,8 +76,13 @@ def probe(config: EngineConfig) -> Hardware:
 
 
 def _probe_gpu(fraction: float) -> Hardware:
-    if not torch.cuda.is_available() or importlib.util.find_spec("triton") is None:
-        raise ConfigError("device: 'cuda', but this process sees no GPU, or Triton is not installed; take 'cpu'.")
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError("device: 'cuda', but Triton is not installed; take 'cpu'.")
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        # A driver that is too old, a build of torch for CPUs, nothing that is visible: whoever can tell, tells.
+        raise ConfigError(f"device: 'cuda', but this process has no GPU: {str(error).splitlines()[0]}") from error
     # What this process itself has freed, an engine before this one say, is free.
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info()

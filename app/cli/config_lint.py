@@ -86,6 +86,7 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_adapters
         return lines
     settings = Settings.model_validate(args)
     known, singles = deployment_names(settings), single_names(settings)
+    on_gpus = {f"Model-{model.name}" for model in settings.models if model.engine.device == "cuda"}
     seen: set[object] = set()
     for index, deployment in enumerate(_list(application.get("deployments"))):
         if not isinstance(deployment, dict):
@@ -101,6 +102,11 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_adapters
         scales = deployment.get("num_replicas", 1) != 1 or deployment.get("autoscaling_config") is not None
         if name in singles and scales:
             lines.append(f"{here}.num_replicas: of '{name}' there is one replica")
+        options = deployment.get("ray_actor_options")
+        if name in on_gpus and isinstance(options, dict) and not options.get("num_gpus"):
+            lines.append(
+                f"{here}.ray_actor_options: num_gpus is missing; a replica sees no GPU that it does not ask for"
+            )
     lines += _missing_folders(settings, f"{place}.args")
     lines += _unwritable_folders(settings, f"{place}.args")
     return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_adapters=reads_adapters)]

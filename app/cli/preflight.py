@@ -1,4 +1,4 @@
-"""What is looked at before a server is started, so that trouble is one line and not a hang: ports, and Ray's traces."""
+"""What is looked at before a server is started, so that trouble is one line and no hang: ports, GPUs, Ray's traces."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from app.cli.config_file import BUILDER
 
 HAPROXY_PORTS = (
     "RAY_SERVE_HAPROXY_STATS_PORT",
@@ -69,6 +71,22 @@ def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on, drawn so that nobody else is likely to take them until they are used."""
     drawn = random.sample(_QUIET_PORTS, len(_QUIET_PORTS))
     return list(islice((port for port in drawn if is_port_free("0.0.0.0", port)), count))
+
+
+def wanted_gpus(tree: Mapping[str, Any]) -> float:
+    """Return how many GPUs a good configuration asks Ray for as it starts, by its own numbers where it has some."""
+    wanted = 0.0
+    for application in tree["applications"]:
+        if application.get("import_path") != BUILDER:
+            continue
+        deployments = {deployment["name"]: deployment for deployment in application.get("deployments") or ()}
+        for model in application["args"]["models"]:
+            if (model.get("engine") or {}).get("device") == "cuda":
+                deployment = deployments.get(f"Model-{model['name']}", {})
+                replicas, scaling = deployment.get("num_replicas"), deployment.get("autoscaling_config") or {}
+                least = replicas if isinstance(replicas, int) else scaling.get("min_replicas", 1)
+                wanted += least * (deployment.get("ray_actor_options") or {"num_gpus": 1}).get("num_gpus", 0)
+    return wanted
 
 
 def find_cluster_file(environment: Mapping[str, str]) -> ClusterFile | None:

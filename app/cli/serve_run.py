@@ -25,7 +25,8 @@ from ray.exceptions import RayError
 from ray.serve import scripts
 from ray.serve.exceptions import RayServeException
 
-from app.cli import serve_environment, worker_forks
+from app.cli import preflight, serve_environment, worker_forks
+from app.cli.config_file import read_config
 from app.cli.server_process import COLOUR, REASON
 from deployments.config import GATEWAY
 
@@ -119,6 +120,14 @@ def _start_ray(address: str, *, has_dashboard: bool) -> None:
         connect(_system_config=worker_forks.SYSTEM_CONFIG)
 
 
+def _lacking_gpus(config: str) -> str | None:
+    """Return that a cluster of this machine alone, which never grows, has too few GPUs; None where it has enough."""
+    wanted, there = preflight.wanted_gpus(read_config(config)), ray.cluster_resources().get("GPU", 0.0)
+    if wanted <= there:
+        return None
+    return f"of GPUs models ask for {wanted:g}, and Ray finds {there:g} on this machine; see engine.device and num_gpus"
+
+
 def main() -> None:
     """Run the program."""
     parser = argparse.ArgumentParser()
@@ -129,7 +138,9 @@ def main() -> None:
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, partial(_end, asked.drain_s))
     _start_ray(asked.address, has_dashboard=asked.dashboard)
-    failure = None
+    failure = _lacking_gpus(asked.config) if asked.address == "local" else None
+    if failure is not None:
+        sys.exit(REASON + failure)
     try:
         scripts.cli(["run", "--non-blocking", asked.config], prog_name="serve", standalone_mode=False)
         failure = wait_until_deployed()

@@ -90,9 +90,18 @@ def test_a_cache_too_small_for_one_request_names_what_makes_it_larger(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With why: of a driver, a build of torch and what is visible, only whoever tried to begin knows."""
+
+    def init() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040).\nPlease update it.")
+
     with pytest.raises(ConfigError, match="device"):
         probe(EngineConfig(model_path="", device="cuda"))
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(ConfigError) as refused:
+        probe(EngineConfig(model_path="", device="cuda"))
+    assert str(refused.value).endswith("has no GPU: The NVIDIA driver on your system is too old (found version 12040).")
 
 
 def test_a_cache_on_a_gpu_takes_all_that_is_left(spec: DecoderSpec) -> None:

@@ -94,6 +94,18 @@ def test_each_mistake_is_one_line_with_its_place(lint: Lint, old: str, new: str,
 
 
 @pytest.mark.parametrize(
+    ("options", "is_good"), [("{num_cpus: 4}", False), ("{num_cpus: 4, num_gpus: 0}", False), ("{num_gpus: 0.5}", True)]
+)
+def test_a_replica_on_a_gpu_asks_for_one(lint: Lint, options: str, is_good: bool) -> None:
+    """Serve takes these options in place of those that the builder gives, not beside them."""
+    on_gpu = ("FOLDER}", "FOLDER, engine: {device: cuda}}")
+    assert lint(on_gpu) == []
+    lines = lint(on_gpu, ("{name: Model-base,", f"{{name: Model-base, ray_actor_options: {options},"))
+    expected = "applications[0].deployments[1].ray_actor_options: num_gpus is missing"
+    assert [line.split(";")[0] for line in lines] == ([] if is_good else [expected])
+
+
+@pytest.mark.parametrize(
     ("old", "new", "place", "words"),
     [
         ("FOLDER}", "FOLDER, engine: {max_model_len: 99999}}", "args.models[0].engine.max_model_len", "over the check"),

@@ -4,8 +4,16 @@ import socket
 from pathlib import Path
 
 import pytest
+import yaml
 
-from app.cli.preflight import HAPROXY_PORTS, find_cluster_file, free_ports, haproxy_places, is_port_free
+from app.cli.preflight import (
+    HAPROXY_PORTS,
+    find_cluster_file,
+    free_ports,
+    haproxy_places,
+    is_port_free,
+    wanted_gpus,
+)
 
 
 @pytest.fixture
@@ -54,3 +62,21 @@ def test_two_servers_on_one_machine_have_their_own_haproxy() -> None:
         assert first[name] != second[name]
     assert len({first[name] for name in HAPROXY_PORTS}) == len(HAPROXY_PORTS)
     assert "RAY_SERVE_HAPROXY_STATS_PORT" not in haproxy_places(8000, {"RAY_SERVE_HAPROXY_STATS_PORT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("deployment", "expected"),
+    [
+        ("{}", 1),
+        ("{num_replicas: 2}", 2),
+        ("{num_replicas: auto}", 1),
+        ("{num_replicas: 3, ray_actor_options: {num_gpus: 0.5}}", 1.5),
+        ("{autoscaling_config: {min_replicas: 2}}", 2),
+        ("{autoscaling_config: {min_replicas: 0}}", 0),
+    ],
+)
+def test_gpus_are_wanted_by_replicas_of_models_that_run_there(deployment: str, expected: float) -> None:
+    models = [{"name": "a", "engine": {"device": "cuda"}}, {"name": "b", "engine": {"device": "cpu"}}, {"name": "c"}]
+    deployments = [{"name": "Gateway", "num_replicas": 4}, {"name": "Model-a"} | yaml.safe_load(deployment)]
+    ours = {"import_path": "app.builder:build", "args": {"models": models}, "deployments": deployments}
+    assert wanted_gpus({"applications": [{"import_path": "other:app"}, ours]}) == expected

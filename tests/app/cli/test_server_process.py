@@ -10,7 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from app.cli.config_file import BUILDER
 from app.cli.server_process import ServerProcess, kill_session, session_members
 
 STAND_IN = """
@@ -19,7 +21,7 @@ from ray import serve
 def cli(arguments, prog_name, standalone_mode):
     command, blocking, config = arguments
     assert (command, blocking) == ("run", "--non-blocking")
-    serve.mode = open(config).read().strip()
+    serve.mode = open(config).read().partition("mode: ")[2].strip()
     subprocess.Popen([sys.executable, "-c", "import os, time; os.setpgid(0, 0); time.sleep(600)"])
     if serve.mode == "never deploys":
         atexit.register(print, "what Ray has told before [repeated 2x across cluster]", flush=True)
@@ -35,6 +37,8 @@ def init(address, **options):
     print("init", address, options, flush=True)
 def is_initialized():
     return True
+def cluster_resources():
+    return {"CPU": 2.0}
 """
 STAND_IN_SERVE = """
 import sys
@@ -90,11 +94,12 @@ class Start:
         self.monkeypatch = monkeypatch
         self.printed = io.StringIO()
 
-    def __call__(self, mode: str, **options: bool) -> ServerProcess:
+    def __call__(self, mode: str, device: str = "cpu", **options: bool) -> ServerProcess:
         # pytest's own capture loses what a thread writes while it is read.
         self.monkeypatch.setattr("sys.stdout", self.printed)
         config = self.folder / "config"
-        config.write_text(mode)
+        args = {"models": [{"name": "base", "engine": {"device": device}}]}
+        config.write_text(yaml.safe_dump({"applications": [{"import_path": BUILDER, "args": args}], "mode": mode}))
         environment = {"PYTHONPATH": str(self.folder), "PATH": os.environ["PATH"], "HOME": str(self.folder)}
         return ServerProcess(config, environment, address="local", drain_s=7.0, **options)
 
@@ -161,6 +166,16 @@ def test_a_child_that_ends_says_why(start: Start) -> None:
     assert server.failure() == "`serve run` ended with status 1: no such thing"
     server.stop()
     assert session_members(server.session_id) == []
+
+
+def test_a_gpu_that_this_machine_does_not_have_is_not_waited_for(start: Start) -> None:
+    server = start("runs", device="cuda")
+    until(server.has_ended)
+    failure = server.failure()
+    assert failure is not None
+    assert "status 1: of GPUs models ask for 1, and Ray finds 0 on this machine" in failure
+    server.stop()
+    assert "up" not in start.printed.getvalue()
 
 
 def test_an_application_that_never_runs_ends_the_server_with_the_reason(start: Start) -> None:
