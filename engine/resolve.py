@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import torch
 
@@ -76,13 +76,19 @@ def probe(config: EngineConfig) -> Hardware:
 
 
 def _probe_gpu(fraction: float) -> Hardware:
-    if importlib.util.find_spec("triton") is None:
-        raise ConfigError("device: 'cuda', but Triton is not installed; take 'cpu'.")
     try:
         torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:
+        # Triton is imported where a GPU is, and nowhere else.
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+    except (AssertionError, ImportError, OSError, RuntimeError) as error:
         # A driver that is too old, a build of torch for CPUs, nothing that is visible: whoever can tell, tells.
-        raise ConfigError(f"device: 'cuda', but this process has no GPU: {str(error).splitlines()[0]}") from error
+        why = str(error).partition("\n")[0]
+        raise ConfigError(f"device: 'cuda', but this process can use no GPU: {why}") from error
+    except CalledProcessError as error:
+        # It compiles what launches its kernels; what it lacks for that the compiler has said.
+        raise ConfigError("device: 'cuda' needs a C compiler and Python's headers (Python.h), for Triton.") from error
     # What this process itself has freed, an engine before this one say, is free.
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info()

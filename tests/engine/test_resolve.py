@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CalledProcessError
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,18 +92,35 @@ def test_a_cache_too_small_for_one_request_names_what_makes_it_larger(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("init", "target", "words"),
+    [
+        (
+            RuntimeError("The NVIDIA driver on your system is too old.\nPlease update"),
+            None,
+            "no GPU: The NVIDIA driver",
+        ),
+        (None, RuntimeError("Failed to find C compiler. Please specify"), "no GPU: Failed to find C compiler"),
+        (None, CalledProcessError(1, ["gcc"]), "Python.h"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, init: Exception | None, target: Exception | None, words: str
+) -> None:
     """With why: of a driver, a build of torch and what is visible, only whoever tried to begin knows."""
 
-    def init() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12040).\nPlease update it.")
+    def begin(error: Exception | None) -> None:
+        if error is not None:
+            raise error
 
     with pytest.raises(ConfigError, match="device"):
         probe(EngineConfig(model_path="", device="cuda"))
-    monkeypatch.setattr(torch.cuda, "init", init)
-    with pytest.raises(ConfigError) as refused:
+    driver = pytest.importorskip("triton.runtime").driver
+    monkeypatch.setattr(torch.cuda, "init", lambda: begin(init))
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: begin(target)))
+    with pytest.raises(ConfigError, match="device: 'cuda'") as refused:
         probe(EngineConfig(model_path="", device="cuda"))
-    assert str(refused.value).endswith("has no GPU: The NVIDIA driver on your system is too old (found version 12040).")
+    assert words in str(refused.value)
 
 
 def test_a_cache_on_a_gpu_takes_all_that_is_left(spec: DecoderSpec) -> None:
