@@ -1,4 +1,9 @@
-"""Opens the files of an adapter's folder: regular files under that folder and nothing else. Standard library only."""
+"""Opens the files of an adapter's folder: regular files under that folder and nothing else. Standard library only.
+
+A snapshot in the hub's cache is a folder of links, to files beside it:
+
+    models--ORG--NAME / snapshots / COMMIT / adapter_config.json -> ../../blobs/HASH
+"""
 
 from __future__ import annotations
 
@@ -23,7 +28,8 @@ def open_under(name: str, folder: str, file: str) -> Iterator[BinaryIO]:
     """Open a file of adapter `name` for reading.
 
     Raises:
-        AdapterError: it is missing, not a regular file, or a link that leads out of the folder.
+        AdapterError: it is missing, not a regular file, or a link that leads out of the folder, other than into
+            the blobs of a snapshot of the hub.
     """
     try:
         root = os.path.realpath(folder, strict=True)
@@ -31,7 +37,7 @@ def open_under(name: str, folder: str, file: str) -> Iterator[BinaryIO]:
         raise AdapterError(name, "its folder does not exist or cannot be entered") from None
     try:
         path = os.path.realpath(os.path.join(root, file), strict=True)
-        if os.path.commonpath((root, path)) != root:
+        if not any(os.path.commonpath((allowed, path)) == allowed for allowed in (root, *_blobs_of(root))):
             raise AdapterError(name, f"{file} is a link that leads out of its folder")
         # The resolved path holds no link, and opening a pipe must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -44,6 +50,13 @@ def open_under(name: str, folder: str, file: str) -> Iterator[BinaryIO]:
         raise AdapterError(name, f"{file} is not a regular file")
     with os.fdopen(descriptor, "rb") as opened:
         yield opened
+
+
+def _blobs_of(root: str) -> tuple[str, ...]:
+    """Return where the links of a resolved folder may lead beside itself: nowhere unless it is a snapshot of the hub."""
+    repository, snapshots = os.path.split(os.path.dirname(root))
+    is_snapshot = snapshots == "snapshots" and os.path.basename(repository).startswith("models--")
+    return (os.path.join(repository, "blobs"),) if is_snapshot else ()
 
 
 def read_config_bytes(name: str, folder: str) -> bytes:

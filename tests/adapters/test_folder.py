@@ -32,6 +32,40 @@ def test_a_folder_reached_over_a_link_counts_as_where_it_leads(tmp_path: Path) -
         assert opened.read() == b"yes"
 
 
+def snapshot_of_the_hub(repository: Path, target: str) -> str:
+    """Make what the hub's client makes: a folder of links to the repository's blobs."""
+    snapshot = repository / "snapshots" / "c0ffee"
+    snapshot.mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    (repository / "blobs" / "1234").write_text("yes")
+    (snapshot / "x").symlink_to(target)
+    return str(snapshot)
+
+
+def test_a_snapshot_of_the_hub_is_links_to_its_repository_s_blobs(tmp_path: Path) -> None:
+    snapshot = snapshot_of_the_hub(tmp_path / "models--org--name", "../../blobs/1234")
+    with open_under("demo", snapshot, "x") as opened:
+        assert opened.read() == b"yes"
+
+
+@pytest.mark.parametrize(
+    ("repository", "target"),
+    [
+        ("models--org--name", "../../secret"),
+        ("models--org--name", "../../blobs/../secret"),
+        ("models--org--name", "../../../models--org--other/blobs/1234"),
+        ("name", "../../blobs/1234"),
+    ],
+)
+def test_a_snapshot_leads_to_nothing_but_its_own_blobs(tmp_path: Path, repository: str, target: str) -> None:
+    (tmp_path / "models--org--other" / "blobs").mkdir(parents=True)
+    (tmp_path / "models--org--other" / "blobs" / "1234").write_text("no")
+    snapshot = snapshot_of_the_hub(tmp_path / repository, target)
+    (tmp_path / repository / "secret").write_text("no")
+    with pytest.raises(AdapterError, match="leads out"), open_under("demo", snapshot, "x"):
+        pass
+
+
 def test_a_pickle_beside_safetensors_is_simply_not_read(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.bin").write_bytes(b"x")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x")
