@@ -21,8 +21,8 @@ _IGNORED = frozenset({
     "peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type", "velora_config",
 })  # fmt: skip
 _UNDERSTOOD = frozenset({
-    "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "layers_to_transform",
-    "layers_pattern", "bias", "lora_bias", "use_dora", "modules_to_save", "ensure_weight_tying",
+    "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
+    "layers_to_transform", "layers_pattern", "bias", "lora_bias", "use_dora", "modules_to_save", "ensure_weight_tying",
 })  # fmt: skip
 # These initialisations change the base model's own weights, and the saved matrices only fit the changed ones.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -56,6 +56,7 @@ class LoraConfig:
         use_rslora: scaling is alpha / sqrt(rank) instead of alpha / rank (Kalajdzievski, 2023).
         rank_pattern, alpha_pattern: regular expressions for the end of a module's name; the first that matches counts.
         target_modules: names or their ends, one regular expression for whole names, or None for all linear modules.
+        exclude_modules: in the same ways, modules that are no targets; empty for none.
         layers_to_transform: layer indices that a list of `target_modules` is limited to; None for all.
         layers_pattern: names of the list of layers that those indices count in; empty for any.
         bias: "none"; "lora_only" and "all" allow biases in place of the base's, of targeted modules or of any.
@@ -71,6 +72,7 @@ class LoraConfig:
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     target_modules: tuple[str, ...] | str | None
+    exclude_modules: tuple[str, ...] | str
     layers_to_transform: tuple[int, ...] | None
     layers_pattern: tuple[str, ...]
     bias: str
@@ -93,14 +95,17 @@ class LoraConfig:
         return any(module.endswith(name) for name in self.modules_to_save)
 
     def has_target(self, module: str) -> bool:
-        """Tell whether a linear module or the embedding, given by its full name, is to have an adapter."""
+        """Tell whether a linear module or the embedding, given by its full name, is to have an adapter.
+
+        What is brought whole has none, whatever `target_modules` says.
+        """
+        if self.is_saved(module) or _names(self.exclude_modules, module):
+            return False
         if self.target_modules is None:
             return module.endswith("_proj")
-        if isinstance(self.target_modules, str):
-            return re.fullmatch(self.target_modules, module) is not None
-        if module in self.target_modules:
-            return True
-        if not any(module.endswith(f".{target}") for target in self.target_modules):
+        if isinstance(self.target_modules, str) or module in self.target_modules:
+            return _names(self.target_modules, module)
+        if not _names(self.target_modules, module):
             return False
         if not self.layers_to_transform:
             return True
@@ -143,6 +148,7 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
         rank_pattern={k: _rank(name, f"rank_pattern.{k}", v) for k, v in _patterns(name, fields, "rank_pattern")},
         alpha_pattern={k: _alpha(name, f"alpha_pattern.{k}", v) for k, v in _patterns(name, fields, "alpha_pattern")},
         target_modules=_target_modules(name, fields.get("target_modules")),
+        exclude_modules=_exclude_modules(name, fields.get("exclude_modules")),
         layers_to_transform=_layers(name, fields.get("layers_to_transform")),
         layers_pattern=_layers_pattern(name, fields.get("layers_pattern")),
         bias=str(bias),
@@ -178,6 +184,13 @@ def parse_module_name(module: str) -> tuple[int, str] | None:
         return WHOLE_MODEL, _MODEL_MODULES[module]
     match = _LAYER_MODULE.fullmatch(module)
     return None if match is None else (int(match["layer"]), match["projection"] or match["norm"])
+
+
+def _names(modules: tuple[str, ...] | str, module: str) -> bool:
+    """Tell whether one regular expression is for a full name, or whether it is or ends with one of several names."""
+    if isinstance(modules, str):
+        return re.fullmatch(modules, module) is not None
+    return any(module == name or module.endswith(f".{name}") for name in modules)
 
 
 def _first_match(patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
@@ -231,14 +244,22 @@ def _patterns(name: str, fields: dict[str, object], field: str) -> list[tuple[st
 
 
 def _target_modules(name: str, value: object) -> tuple[str, ...] | str | None:
+    if isinstance(value, str) and value.lower() == "all-linear":
+        return None
+    return _modules(name, "target_modules", value)
+
+
+def _exclude_modules(name: str, value: object) -> tuple[str, ...] | str:
+    return _modules(name, "exclude_modules", value) if value else ()
+
+
+def _modules(name: str, field: str, value: object) -> tuple[str, ...] | str:
     if isinstance(value, str) and value:
-        if value.lower() == "all-linear":
-            return None
-        _check_regex(name, "target_modules", value)
+        _check_regex(name, field, value)
         return value
     names = _strings(value)
     if not names or len(names) > MAX_PATTERNS:
-        raise AdapterError(name, f"target_modules is neither a string nor a list of 1 to {MAX_PATTERNS} strings")
+        raise AdapterError(name, f"{field} is neither a string nor a list of 1 to {MAX_PATTERNS} strings")
     # PEFT keeps a set and writes it in any order.
     return tuple(sorted(names))
 

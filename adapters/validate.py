@@ -92,10 +92,10 @@ def _check_parts(
     if "weight" in parts and not config.is_saved(module):
         raise AdapterError(name, f"it has a weight for {module}, which its modules_to_save do not name")
     has_product = not parts.keys().isdisjoint({*_HALVES["A"], *_HALVES["B"]})
+    if has_product and "weight" in parts:
+        raise AdapterError(name, f"it has both a product and a weight for {module}")
     if has_product and not config.has_target(module):
         raise AdapterError(name, f"it has tensors for {module}, which its target_modules do not name")
-    if has_product and "weight" in parts:
-        raise AdapterError(name, f"both target_modules and modules_to_save name {module}")
     for part, is_wanted, field in (
         ("lora_magnitude_vector", config.has_magnitudes, "use_dora"),
         ("lora_B.bias", config.has_lora_bias, "lora_bias"),

@@ -47,6 +47,10 @@ def test_patterns_give_a_module_its_own_rank_and_alpha_and_the_first_match_count
         ({"layers_to_transform": [3, 4]}, [Q3], ["model.layers.0.self_attn.q_proj"]),
         ({"layers_to_transform": 0, "layers_pattern": "layers"}, ["model.layers.0.self_attn.q_proj"], [Q3]),
         ({"layers_to_transform": [3], "layers_pattern": ["blocks"]}, [], [Q3]),
+        ({"exclude_modules": ["k_proj", "3.self_attn.q_proj"]}, ["model.layers.0.self_attn.q_proj"], [Q3]),
+        ({"exclude_modules": r".*layers\.[12]?\d\..*"}, ["model.layers.30.self_attn.q_proj"], [Q3]),
+        ({"target_modules": "all-linear", "exclude_modules": ["down_proj"]}, [Q3], ["model.layers.0.mlp.down_proj"]),
+        ({"target_modules": ["q_proj", "lm_head"], "modules_to_save": ["lm_head"]}, [Q3], ["lm_head"]),
     ],
 )  # fmt: skip
 def test_targets_are_matched_as_peft_matches_them(
@@ -78,7 +82,8 @@ def test_every_field_that_peft_writes_by_default_is_accepted() -> None:
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"layer_replication": [[0, 2]]}, "layer_replication"),
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
-        ({"exclude_modules": ["k_proj"]}, "exclude_modules"),
+        ({"exclude_modules": [1]}, "exclude_modules"),
+        ({"exclude_modules": "(x*)*y"}, "exclude_modules"),
         ({"target_parameters": ["x"]}, "target_parameters"),
         ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa"),
