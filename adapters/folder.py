@@ -53,7 +53,7 @@ def open_under(name: str, folder: str, file: str) -> Iterator[BinaryIO]:
 
 
 def _blobs_of(root: str) -> tuple[str, ...]:
-    """Return where the links of a resolved folder may lead beside itself: nowhere unless it is a snapshot of the hub."""
+    """Return where links of a resolved folder may lead beside itself: nowhere unless it is a snapshot of the hub."""
     repository, snapshots = os.path.split(os.path.dirname(root))
     is_snapshot = snapshots == "snapshots" and os.path.basename(repository).startswith("models--")
     return (os.path.join(repository, "blobs"),) if is_snapshot else ()
