@@ -66,3 +66,7 @@ class CheckpointError(ValueError):
 
 class EngineError(RuntimeError):
     """A bug or a dead device: the replica that sees it reports itself unhealthy."""
+
+
+class FailedAloneError(EngineError):
+    """One request's failure in an engine that lives on: a broken adapter, NaN. The message is for its client."""

@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 
-from engine.errors import OverloadError, RequestError
+from engine.errors import FailedAloneError, OverloadError, RequestError
 
 MAX_RETRY_AFTER_S = 120
 """The OpenAI SDK gives up where it is asked to wait longer."""
@@ -82,6 +82,8 @@ def to_api_error(error: BaseException) -> ApiError:
             return ApiError(
                 504, "The answer was not ready before its deadline.", error_type="server_error", code="timeout"
             )
+        case FailedAloneError():
+            return ApiError(500, without_internals(str(error)), error_type="server_error")
     return ApiError(500, "The server had an error while processing the request.", error_type="server_error")
 
 

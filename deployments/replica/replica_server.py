@@ -20,7 +20,7 @@ from deployments.errors import ReplicaLostError
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
 from deployments.replica.engine_thread import EngineThread
 from deployments.routing.reporter import ReplicaName, Reporter
-from engine.errors import EngineError, GrammarError, OverloadError, RequestError
+from engine.errors import EngineError, FailedAloneError, GrammarError, OverloadError, RequestError
 from engine.request import Emission, FinishReason, RequestId
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class ReplicaServer:
         if emission.finish_reason is FinishReason.UNFOLLOWABLE:
             return GrammarError(emission.error or "It took too much.")
         if emission.finish_reason is FinishReason.FAILED:
-            kind = EngineError if self._engine.is_alive else ReplicaLostError
+            kind = FailedAloneError if self._engine.is_alive else ReplicaLostError
             return kind(emission.error or "The generation has failed.")
         return None
 

@@ -1,40 +1,61 @@
-"""An adapter that is unloaded while a stream uses it: the stream ends as it began, and then the memory is free."""
+"""An adapter that goes while it is asked for.
+
+Unloaded, the stream that uses it ends as it began, and then the memory is free.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 import torch
-from safetensors.torch import save_file
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.registry import reference
 from deployments.gateway.gateway import Gateway
 from engine.decoder.spec import read_spec
+from engine.errors import FailedAloneError
 from tests.adapters.handmade import write
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import ask, events_of, text_of
 
 
-async def test_unloading_waits_for_who_uses_it_and_changes_nothing_for_him(
-    gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path
-) -> None:
+def make_adapter(serving: Serving, folder: Path) -> tuple[Catalogue, dict[str, torch.Tensor]]:
+    """Write the adapter `a` for the model that is served; return its name as gateways know it, and its tensors."""
     shapes = read_spec(serving.model.engine.model_path).module_shapes()
-    folder = write(tmp_path / "a", tensors={})
     tensors = {}
     for module, shape in shapes.items():
         if module.endswith("q_proj"):
             tensors[f"base_model.model.{module}.lora_A.weight"] = torch.randn(4, shape[0])
             tensors[f"base_model.model.{module}.lora_B.weight"] = torch.randn(shape[1], 4)
-    save_file(tensors, f"{folder}/adapter_model.safetensors")
-    ref = reference("a", folder)
+    ref = reference("a", write(folder, tensors=tensors))
     entry = AdapterEntry(
         name="a", base="chat", versions=(AdapterVersion(number=1, ref=ref, created_s=0),), split=((1, 100),)
     )
+    return Catalogue(entries={"a": entry}), tensors
+
+
+async def test_requests_for_an_adapter_whose_folder_is_gone_are_told_so(
+    gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path
+) -> None:
+    catalogue, _ = make_adapter(serving, tmp_path / "a")
+    shutil.rmtree(tmp_path / "a")
     opened = await gateway()
-    opened.adapters.adopt(Catalogue(entries={"a": entry}))
+    opened.adapters.adopt(catalogue)
+    with pytest.raises(FailedAloneError, match="Adapter 'a' cannot be used: its folder does not exist"):
+        await events_of(opened, ask(model="a"))
+
+
+async def test_unloading_waits_for_who_uses_it_and_changes_nothing_for_him(
+    gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path
+) -> None:
+    catalogue, tensors = make_adapter(serving, tmp_path / "a")
+    ref = catalogue.entries["a"].versions[0].ref
+    opened = await gateway()
+    opened.adapters.adopt(catalogue)
     request = ask(model="a", max_tokens=60)
     expected = text_of(await events_of(opened, request))
     assert expected != text_of(await events_of(opened, ask(max_tokens=60)))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.http.errors import ApiError, is_our_fault, retry_after, to_api_error, without_internals
-from engine.errors import EngineError, OverloadError, RequestError
+from engine.errors import EngineError, FailedAloneError, OverloadError, RequestError
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,7 @@ from engine.errors import EngineError, OverloadError, RequestError
         (OverloadError("a", retry_after_s=0.01), 503, "server_overloaded"),
         (TimeoutError(), 504, "timeout"),
         (EngineError("a"), 500, None),
+        (FailedAloneError("a"), 500, None),
         (RecursionError(), 500, None),
         (ApiError(418, "a", code="b"), 418, "b"),
     ],
@@ -27,6 +28,13 @@ def test_every_error_has_one_status(error: Exception, status: int, code: str | N
     answer = to_api_error(error)
     assert (answer.status, answer.code) == (status, code)
     assert is_our_fault(error) is (status == 500)
+
+
+def test_what_failed_alone_is_told_and_what_is_amiss_in_the_engine_is_not() -> None:
+    sentence = "Adapter 'sql' cannot be used: its files have changed since it was declared."
+    assert to_api_error(FailedAloneError(sentence)).message == sentence
+    assert to_api_error(FailedAloneError("in /opt/x.py")).message == "in [path]"
+    assert "secret" not in to_api_error(EngineError("secret")).message
 
 
 @given(wait_s=st.floats(0, 1e9))
