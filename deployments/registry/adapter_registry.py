@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -22,11 +22,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from ray import serve
 
-from adapters.catalogue import Catalogue
+from adapters.catalogue import AdapterEntry, Catalogue
 from adapters.errors import AdapterError
 from adapters.file_store import FileStore, copy_from
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
-from adapters.identity import AdapterRef
+from adapters.identity import AdapterRef, adapter_digest
 from adapters.registry import check_name, sub_folders
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore, StoreTakenError
@@ -149,12 +149,14 @@ class RegistryServer:
         """Split a name's traffic among its versions, by percentages.
 
         Raises:
-            RequestError: there is no such name or version, or they do not make 100.
+            RequestError: there is no such name or version, it is lost, or they do not make 100.
         """
         async with self._lock:
-            if name not in self._catalogue.entries:
+            entry = self._catalogue.entries.get(name)
+            if entry is None:
                 raise unknown_model(name, field="name")
             with _refusing("split"):
+                await asyncio.to_thread(self._check_not_lost, entry, split)
                 await self._changed(self._store.route, name, dict(split))
         return self._catalogue
 
@@ -242,6 +244,17 @@ class RegistryServer:
         entry = self._catalogue.entries.get(wanted.name)
         if entry is not None and entry.split and not wanted.replaces:
             raise AdapterError(wanted.name, "it is loaded already; 'load_inplace' makes another version of it")
+
+    def _check_not_lost(self, entry: AdapterEntry, numbers: Collection[int]) -> None:
+        """Refuse versions whose files are not ours and have become others: no replica could read them any more."""
+        for version in entry.versions:
+            ref = version.ref
+            if (
+                version.number in numbers
+                and not self._files.has(ref)
+                and adapter_digest(ref.path, ref.name) != ref.digest
+            ):
+                raise AdapterError(ref.name, f"the files of its version {version.number} have been overwritten")
 
     async def _delete_unused(self, refs: Sequence[AdapterRef]) -> None:
         """Delete the files of contents that no name stands for; the lock is held."""

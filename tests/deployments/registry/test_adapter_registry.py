@@ -249,6 +249,25 @@ async def test_the_drop_in_folder_is_watched(place: Place) -> None:
     assert len(registry.catalogue.entries["b"].versions) == 2
 
 
+async def test_traffic_goes_to_no_version_whose_files_are_lost(place: Place) -> None:
+    place.put("a", seed=1)
+    registry = place.open()
+    await registry.declare({"m": [reference("a", str(place.dropin / "a"))]})
+    await registry.look()
+    place.put("a", seed=2)
+    assert await registry.look()
+    with pytest.raises(RequestError, match="version 1 have been overwritten") as caught:
+        await registry.route("a", {1: 50, 2: 50})
+    assert caught.value.field == "split"
+    assert registry.catalogue.entries["a"].split == ((2, 100),)
+    place.put("a", seed=1)
+    assert (await registry.route("a", {1: 100})).entries["a"].split == ((1, 100),)
+    shutil.rmtree(place.dropin / "a")
+    await registry.route("a", {2: 100})
+    with pytest.raises(RequestError, match="does not exist"):
+        await registry.route("a", {1: 100})
+
+
 async def test_the_configuration_is_taken_over_and_what_it_names_no_more_is_forgotten(place: Place) -> None:
     place.put("a", seed=1)
     place.put("b", seed=2)
