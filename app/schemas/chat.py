@@ -123,6 +123,9 @@ class PromptCacheOptions(WireRequest):
         return self
 
 
+ADD_GENERATION_PROMPT = "Extension: the opposite of `continue_final_message`, beside which vLLM wants it to be false."
+
+
 class ChatCompletionRequest(SamplingFields):
     """Ask for the next turn of a conversation.
 
@@ -131,7 +134,12 @@ class ChatCompletionRequest(SamplingFields):
     """
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        **SamplingFields.NEUTRAL,
+        "add_special_tokens": (None, False),
         "audio": ASKS_NOTHING,
+        "chat_template": ASKS_NOTHING,
+        "documents": ASKS_NOTHING,
+        "echo": (None, False),
         "function_call": (None, "none"),
         "functions": (None, []),
         "modalities": (None, ["text"]),
@@ -167,6 +175,7 @@ class ChatCompletionRequest(SamplingFields):
     continue_final_message: bool | None = Field(
         default=None, description="Extension: go on with the last message, an assistant's, instead of a new one."
     )
+    add_generation_prompt: bool | None = Field(default=None, description=ADD_GENERATION_PROMPT)
     service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
         default=None, description="Who is served first: `priority` before `default` before `flex`, none for ever."
     )

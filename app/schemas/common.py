@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from app.schemas.structured import StructuredOutputs
-from app.schemas.wire import WireRequest, WireResponse
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
 
 INT64_MAX = 2**63 - 1
 FINGERPRINT = "Of the weights, the adapter and the engine's configuration: equal ones draw equal answers."
@@ -29,6 +29,19 @@ class StreamOptions(WireRequest):
 
 class SamplingFields(WireRequest):
     """The fields that chat and text completions share; null means the default everywhere."""
+
+    # Of vLLM, whose clients write out defaults. Spaces between special tokens show in no text without such tokens.
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "include_stop_str_in_output": (None, False),
+        "kv_transfer_params": ASKS_NOTHING,
+        "logits_processors": (None, []),
+        "return_token_ids": (None, False),
+        "return_tokens_as_token_ids": (None, False),
+        "skip_special_tokens": (None, True),
+        "spaces_between_special_tokens": (None, True, False),
+        "truncate_prompt_tokens": ASKS_NOTHING,
+        "vllm_xargs": ASKS_NOTHING,
+    }
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
     stream: bool | None = Field(default=None, description="Answer as server-sent events.")

@@ -50,7 +50,11 @@ class CompletionRequest(SamplingFields):
     `suffix` is refused unless it is empty.
     """
 
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"suffix": (None, "")}
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        **SamplingFields.NEUTRAL,
+        "add_special_tokens": (None, True),
+        "suffix": (None, ""),
+    }
 
     prompt: WirePrompt = Field(description="Text or token ids; an array of either asks for several continuations.")
     max_tokens: int | None = Field(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.schemas.chat import Message, ReasoningEffort
+from app.schemas.chat import ADD_GENERATION_PROMPT, Message, ReasoningEffort
 from app.schemas.tools import Tool
 from app.schemas.wire import WireRequest, WireResponse
 
@@ -29,6 +29,7 @@ class TokenizeRequest(WireRequest):
     continue_final_message: bool | None = Field(
         default=None, description="Of a chat: the last message, an assistant's, stays open."
     )
+    add_generation_prompt: bool | None = Field(default=None, description=ADD_GENERATION_PROMPT)
     return_token_strs: bool | None = Field(default=None, description="Tell the tokens as text too.")
 
     @model_validator(mode="after")
@@ -37,7 +38,9 @@ class TokenizeRequest(WireRequest):
             raise PydanticCustomError("invalid", "must have exactly one of prompt and messages", {"field": "prompt"})
         if self.messages is not None and self.add_special_tokens is not None:
             raise PydanticCustomError("invalid", "is for a raw text only", {"field": "add_special_tokens"})
-        for field in ("tools", "chat_template_kwargs", "reasoning_effort", "continue_final_message"):
+        for field in (
+            "tools", "chat_template_kwargs", "reasoning_effort", "continue_final_message", "add_generation_prompt",
+        ):  # fmt: skip
             if self.messages is None and getattr(self, field) is not None:
                 raise PydanticCustomError("invalid", "is for a chat only", {"field": field})
         return self

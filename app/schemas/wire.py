@@ -27,8 +27,8 @@ class WireRequest(BaseModel):
     """A JSON object from a client: no coercion, no NaN, no unknown field.
 
     Attributes:
-        NEUTRAL: fields of OpenAI's that we know and do not do, each with the values that ask for nothing. Any other
-            value is refused as `unsupported_parameter`.
+        NEUTRAL: fields of OpenAI's and of vLLM's that we know and do not do, each with the values that ask for
+            nothing. Any other value is refused as `unsupported_parameter`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)

@@ -154,6 +154,10 @@ def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: Lim
             "'continue_final_message' needs a last message of the assistant, with content.",
             field="continue_final_message",
         )
+    if body.add_generation_prompt is not None and body.add_generation_prompt is bool(body.continue_final_message):
+        raise RequestError(
+            "'add_generation_prompt' is the opposite of 'continue_final_message'.", field="add_generation_prompt"
+        )
     options = body.chat_template_kwargs or {}
     check_depth(options, limits.max_schema_depth, field="chat_template_kwargs")
     check_count(len(json.dumps(options)), limits.max_schema_chars, "characters", field="chat_template_kwargs")

@@ -132,6 +132,9 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"x": DEEP}}, "chat_template_kwargs"),
     ({"chat_template_kwargs": {str(i): 1 for i in range(33)}}, "chat_template_kwargs"),
     ({"continue_final_message": True}, "continue_final_message"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"skip_special_tokens": False}, "skip_special_tokens"),
+    ({"return_token_ids": True}, "return_token_ids"),
     ({"functions": [{}]}, "functions"),
     ({"logprobs": 5}, "logprobs"),
     ({"top_logprobs": 5}, "top_logprobs"),
@@ -261,7 +264,7 @@ async def test_messages_name_the_bound_and_suggest_the_near_name(client: httpx.A
     assert await message({"response_format": schema}) == where + "^[a-zA-Z0-9_-]{1,64}$."
 
 
-@pytest.mark.parametrize("name", ["truncate_prompt_tokens", "return_token_ids", "return_tokens_as_token_ids"])
+@pytest.mark.parametrize("name", ["guided_regex", "prompt_token_ids", "stop_regex"])
 async def test_another_word_is_no_hint(client: httpx.AsyncClient, name: str) -> None:
     response = await client.post(CHAT, json={"model": "base", "messages": [USER], name: True})
     assert response.json()["error"]["message"] == f"Unknown parameter: '{name}'."

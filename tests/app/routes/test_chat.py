@@ -169,6 +169,23 @@ async def test_fields_that_ask_for_nothing_are_accepted(client: httpx.AsyncClien
     assert (await client.post(PATH, json=body)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            PATH,
+            GOOD | {"add_generation_prompt": True, "add_special_tokens": False, "echo": False, "chat_template": None},
+        ),
+        ("/v1/completions", {"model": "base", "prompt": "Hi", "add_special_tokens": True}),
+    ],
+)
+async def test_defaults_that_clients_of_vllm_write_out_are_accepted(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any]
+) -> None:
+    defaults = {"skip_special_tokens": True, "spaces_between_special_tokens": True, "include_stop_str_in_output": False}
+    assert (await client.post(path, json=body | defaults)).status_code == 200
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"])
 async def test_a_deadline_reaches_the_gateway(client: httpx.AsyncClient, gateway: ScriptedGateway, path: str) -> None:
     asked: dict[str, Any] = {

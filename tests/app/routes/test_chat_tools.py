@@ -90,6 +90,7 @@ async def test_tools_calls_and_results_reach_the_gateway(client: httpx.AsyncClie
         "chat_template_kwargs": {"enable_thinking": False},
         "reasoning_effort": "low",
         "continue_final_message": True,
+        "add_generation_prompt": False,
     }
     assert (await client.post(PATH, json=GOOD | body)).status_code == 200
     (request,) = gateway.requests

@@ -35,6 +35,7 @@ async def test_a_chat_is_tokenised_with_all_that_its_prompt_depends_on(
         "chat_template_kwargs": {"enable_thinking": False},
         "reasoning_effort": "low",
         "continue_final_message": True,
+        "add_generation_prompt": False,
     }
     assert (await client.post("/tokenize", json=body)).status_code == 200
     (prompt,) = gateway.tokenized
