@@ -1,17 +1,18 @@
 """What is measured, under the names that vLLM's dashboards and Kubernetes' inference gateways read.
 
-Every process keeps its own numbers; a scrape asks them all and `render` joins the answers into one text. Only what we
-truly have is there. A replica that has gone takes its counters along, as a restarted server's always do.
+Every process keeps its own numbers; a scrape asks them all and joins what they write (`deployments.exposition`). Only
+what we truly have is there. A replica that has gone takes its counters along, as a restarted server's always do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from deployments.accounts.meter import Meter
+from deployments.exposition import FamilyText, write
 from deployments.gateway.front_gate import FrontGate
 from deployments.logs import dropped_lines
 from deployments.slo import Slo
@@ -113,20 +114,28 @@ class GatewayMetrics:
         """Note that a generation moved to another replica."""
         self._resumed.labels(model).inc()
 
-    def families(self, gateway: str, gates: Mapping[str, FrontGate], meter: Meter | None = None) -> list[Metric]:
-        """Return the numbers, each labelled with the gateway's name."""
-        families = [*self._registry.collect(), *([] if meter is None else _meter_families(meter))]
-        families += [_rejections(gate.refused_by_reason, {"model_name": model}) for model, gate in gates.items()]
-        families.append(_dropped_lines({}))
+    def text(self, gateway: str, others: Sequence[Metric] = ()) -> dict[str, FamilyText]:
+        """Return the numbers and those of `others`, each labelled with the gateway's name; on any thread.
+
+        It takes a second where a thousand models and adapters were asked.
+        """
+        families = [*self._registry.collect(), *others]
         for family in families:
             family.samples = [sample._replace(labels=sample.labels | {"gateway": gateway}) for sample in family.samples]
-        return families
+        return write(families)
 
     def _counter(self, name: str, about: str, labels: tuple[str, ...]) -> Counter:
         return Counter(name, about, labels, registry=self._registry)
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
+
+
+def gateway_families(gates: Mapping[str, FrontGate], meter: Meter | None = None) -> list[Metric]:
+    """Return what others than `GatewayMetrics` count in a gateway."""
+    families = [] if meter is None else _meter_families(meter)
+    families += [_rejections(gate.refused_by_reason, {"model_name": model}) for model, gate in gates.items()]
+    return [*families, _dropped_lines({})]
 
 
 def _rejections(refused_by_reason: Mapping[str, int], labels: Mapping[str, str]) -> Metric:
@@ -243,25 +252,3 @@ class EngineMetrics:
 
     def _histogram(self, name: str, about: str) -> Histogram:
         return Histogram(f"vllm:{name}", about, tuple(self._labels), registry=self._registry, buckets=REQUEST_S)
-
-
-def render(families: Iterable[Metric]) -> bytes:
-    """Join families of many processes and return Prometheus' text format; those of one name become one."""
-    joined: dict[str, Metric] = {}
-    for family in families:
-        known = joined.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-        # When a counter began is told by its restart; the extra series would double their number.
-        known.samples.extend(sample for sample in family.samples if not sample.name.endswith("_created"))
-    return generate_latest(_Collected(joined.values()))
-
-
-class _Collected(CollectorRegistry):
-    """Families that were collected elsewhere."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        super().__init__()
-        self._families = list(families)
-
-    def collect(self) -> Iterable[Metric]:
-        """Return them as they are."""
-        return iter(self._families)

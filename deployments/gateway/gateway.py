@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 import ray
-from prometheus_client import Metric
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
@@ -31,6 +30,7 @@ from deployments.classifiers.reranking import Rerankers
 from deployments.classifiers.safety import Safety
 from deployments.config import GatewayConfig, TracingConfig
 from deployments.errors import UnavailableError
+from deployments.exposition import FamilyText
 from deployments.gateway.answer_log import AnswerLog
 from deployments.gateway.answering import Answer
 from deployments.gateway.beam_source import BeamSource, SharedSearch
@@ -56,7 +56,7 @@ from deployments.generation import (
 )
 from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_vector, reached
 from deployments.logs import join_serve_log, log_answer, log_prompt
-from deployments.metrics import GatewayMetrics
+from deployments.metrics import GatewayMetrics, gateway_families
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.registry.adapter_directory import AdapterDirectory
 from deployments.routing.watch import ReplicaWatch
@@ -303,9 +303,10 @@ class Gateway:
         """Return the numbers of all gateways and engines in Prometheus' text format."""
         return await self._overview.metrics()
 
-    async def metric_families(self) -> list[Metric]:
+    async def metric_families(self) -> dict[str, FamilyText]:
         """Return the numbers of this gateway; asked by the one that is scraped."""
-        return self._metrics.families(serve.get_replica_context().replica_tag, self._gates, self.meter)
+        others = gateway_families(self._gates, self.meter)
+        return await asyncio.to_thread(self._metrics.text, serve.get_replica_context().replica_tag, others)
 
     async def adopt(self, catalogue: Catalogue) -> None:
         """Follow a change of the adapters' names; asked by the gateway that has made it."""

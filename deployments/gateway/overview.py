@@ -10,14 +10,16 @@ from dataclasses import replace
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.exposition import join
 from deployments.generation import READY, HealthReport
 from deployments.handles import ask_all
-from deployments.metrics import render
 from deployments.timeline import Timeline, with_engine_stages
 from engine.request import RequestId
 from engine.trace import RequestTrace
 
 PROBE_TIMEOUT_S = 3.0
+SCRAPE_TIMEOUT_S = 8.0
+"""Prometheus itself waits for 10 s."""
 
 
 class Overview:
@@ -44,9 +46,9 @@ class Overview:
         """Return the numbers of all gateways and engines in Prometheus' text format."""
         handles = (gateways(), *self._models.values())
         answers = await asyncio.gather(
-            *(ask_all(handle, "metric_families", timeout_s=PROBE_TIMEOUT_S) for handle in handles)
+            *(ask_all(handle, "metric_families", timeout_s=SCRAPE_TIMEOUT_S) for handle in handles)
         )
-        return render(family for answer in answers for families in answer for family in families)
+        return join(families for answer in answers for families in answer)
 
     async def timelines(self, client_id: str) -> list[Timeline]:
         """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""

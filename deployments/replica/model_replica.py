@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from prometheus_client import Metric
 from ray import serve
 
 from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
 from deployments.channel.token_channel import ChannelDialer
 from deployments.config import AdapterCacheConfig, ChannelConfig, ModelConfig
+from deployments.exposition import FamilyText, write
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
 from deployments.logs import join_serve_log
 from deployments.metrics import EngineMetrics
@@ -96,9 +96,9 @@ class ModelReplica:
         """Return what became of requests that ended here not long ago."""
         return self._engine.traces(request_ids)
 
-    async def metric_families(self) -> list[Metric]:
-        """Return the engine's numbers as Prometheus families."""
-        return self._metrics.families(self._engine.snapshot(drain_ended=True))
+    async def metric_families(self) -> dict[str, FamilyText]:
+        """Return the engine's numbers."""
+        return write(self._metrics.families(self._engine.snapshot(drain_ended=True)))
 
     def check_health(self) -> None:
         """Tell Serve whether the engine makes progress.

@@ -13,9 +13,10 @@ import pytest
 from ray.serve._private.logging_utils import access_log_msg
 
 from deployments import logs
+from deployments.exposition import join
 from deployments.generation import ChatMessage, ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
 from deployments.logs import join_serve_log, log_answer, log_prompt
-from deployments.metrics import GatewayMetrics, render
+from deployments.metrics import GatewayMetrics, gateway_families
 from deployments.timeline import Timeline
 from engine.request import SamplingParams
 from tests.architecture.source_tree import ROOT
@@ -191,6 +192,6 @@ def test_what_is_dropped_is_told_by_reason(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(logs, "_dropped", Counter())
     join_serve_log()
     Broken().handle(logging.makeLogRecord({}))
-    told = render(GatewayMetrics().families("g", {})).decode()
+    told = join([GatewayMetrics().text("g", gateway_families({}))]).decode()
     assert 'antiphon:log_lines_dropped_total{gateway="g",reason="UnicodeError"} 1.0' in told
     assert 'antiphon:log_lines_dropped_total{gateway="g",reason="disk_full"} 0.0' in told
