@@ -6,7 +6,7 @@ what we truly have is there. A replica that has gone takes its counters along, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -41,6 +41,9 @@ class GatewayMetrics:
     def __init__(self, slo: Slo | None = None) -> None:
         self._slo = slo
         self._registry = CollectorRegistry()
+        self._by_model: list[Counter | Histogram] = []
+        self._models: set[str] = set()
+        """Of answers that have ended."""
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S
         )
@@ -76,6 +79,7 @@ class GatewayMetrics:
 
     def count_answer(self, timeline: Timeline) -> None:
         """Note an answer that has ended, however it did."""
+        self._models.add(timeline.model)
         missed = None if self._slo is None else self._slo.missed(timeline)
         if missed:
             self._slo_violated.labels(timeline.model, missed[0]).inc()
@@ -114,6 +118,15 @@ class GatewayMetrics:
         """Note that a generation moved to another replica."""
         self._resumed.labels(model).inc()
 
+    def forget_all_but(self, is_served: Callable[[str], bool]) -> None:
+        """Drop the series of names that nothing is served under, which would pile up; on any thread."""
+        gone = {model for model in self._models.copy() if not is_served(model)}
+        self._models -= gone
+        for model in gone:
+            self._between_by_model.pop(model, None)
+            for metric in self._by_model:
+                metric.remove_by_labels({"model_name": model})
+
     def text(self, gateway: str, others: Sequence[Metric] = ()) -> dict[str, FamilyText]:
         """Return the numbers and those of `others`, each labelled with the gateway's name; on any thread.
 
@@ -125,10 +138,14 @@ class GatewayMetrics:
         return write(families)
 
     def _counter(self, name: str, about: str, labels: tuple[str, ...]) -> Counter:
-        return Counter(name, about, labels, registry=self._registry)
+        counter = Counter(name, about, labels, registry=self._registry)
+        self._by_model.append(counter)
+        return counter
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
-        return Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
+        histogram = Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
+        self._by_model.append(histogram)
+        return histogram
 
 
 def gateway_families(gates: Mapping[str, FrontGate], meter: Meter | None = None) -> list[Metric]:

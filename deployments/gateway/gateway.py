@@ -306,7 +306,10 @@ class Gateway:
     async def metric_families(self) -> dict[str, FamilyText]:
         """Return the numbers of this gateway; asked by the one that is scraped."""
         others = gateway_families(self._gates, self.meter)
-        return await asyncio.to_thread(self._metrics.text, serve.get_replica_context().replica_tag, others)
+        text = await asyncio.to_thread(self._metrics.text, serve.get_replica_context().replica_tag, others)
+        # Told of once more, so that a last answer is counted.
+        await asyncio.to_thread(self._metrics.forget_all_but, self._names.has)
+        return text
 
     async def adopt(self, catalogue: Catalogue) -> None:
         """Follow a change of the adapters' names; asked by the gateway that has made it."""

@@ -45,6 +45,12 @@ class ServedNames:
         entry, version = found
         return Target(model=entry.base, adapter=version.ref)
 
+    def has(self, name: str) -> bool:
+        """Tell whether something is served under a name."""
+        if name in self._model_by_name or self._adapters.find(name) is not None:
+            return True
+        return any(card.name == name for card in self._rerankers.cards(self._created_s))
+
     def card(self, name: str) -> ModelCard | None:
         """Return what `/v1/models/{name}` shows, also of a version by its number or as the latest."""
         listed = next((card for card in self.cards() if card.name == name), None)

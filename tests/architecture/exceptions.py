@@ -68,7 +68,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/generation.py": "tests/deployments/gateway/test_gateway.py makes requests of every kind of prompt",
     "deployments/handle_calls.py": "tests/deployments/classifiers/test_safety.py unwraps what an actor raised",
     "deployments/handles.py": "tests/deployments/gateway/test_gateway.py runs with both kinds of source",
-    "deployments/metrics.py": "tests/e2e/test_serving.py scrapes and parses them",
     "deployments/replica/model_replica.py": "every test of tests/e2e asks it, and several kill it",
     "deployments/gateway/overview.py": "test_gateway.py asks for health, timelines and numbers by it",
     "deployments/pooled.py": "tests/deployments/gateway/test_embedding.py and test_reranking.py pass its values",

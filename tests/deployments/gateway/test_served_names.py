@@ -25,6 +25,7 @@ def test_a_version_is_described_as_it_is_asked_for_and_not_listed(names: ServedN
     assert [card.name for card in names.cards()] == ["m", "sql"]
     for name, parent in (("m", None), ("sql", "m"), ("sql@1", "m"), ("sql@latest", "m")):
         names.target(name)
+        assert names.has(name)
         card = names.card(name)
         assert card is not None
         assert (card.name, card.parent, card.created_s, card.max_model_len) == (name, parent, 5, 64)
@@ -33,5 +34,6 @@ def test_a_version_is_described_as_it_is_asked_for_and_not_listed(names: ServedN
 @pytest.mark.parametrize("name", ["nope", "sql@2", "sql@01", "m@1", ""])
 def test_what_nobody_can_ask_is_not_described(names: ServedNames, name: str) -> None:
     assert names.card(name) is None
+    assert not names.has(name)
     with pytest.raises(RequestError, match="does not exist"):
         names.target(name)
