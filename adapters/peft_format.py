@@ -28,9 +28,12 @@ _UNDERSTOOD = frozenset({
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 _TENSOR_NAME = re.compile(
-    r"base_model\.model\.(?P<module>(?:model|lm_head)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
+    r"base_model\.model\.(?P<module>(?:model|lm_head|layers|embed_tokens|norm)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
     r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]|(?:base_layer\.)?(?:bias|weight))"
 )
+# Trained on the decoder alone (`AutoModel`, as for vectors), modules have names without it.
+_DECODER = "model."
+_IN_DECODER = ("layers.", "embed_tokens.", "norm.")
 _LAYER_MODULE = re.compile(
     r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\."
     r"(?:(?:self_attn|mlp)\.(?P<projection>[a-z_]+_proj)|(?P<norm>input_layernorm|post_attention_layernorm))"
@@ -63,6 +66,7 @@ class LoraConfig:
         has_lora_bias: B has a bias.
         has_magnitudes: each targeted module's columns are scaled to learned lengths (DoRA, arXiv 2402.09353).
         modules_to_save: ends of names of modules that the adapter brings whole.
+        is_of_decoder: patterns and targets are for names without the leading `model.`.
         ties_weights: what it changes in the embedding is to hold for a tied output matrix as well, and the reverse.
     """
 
@@ -80,15 +84,18 @@ class LoraConfig:
     has_magnitudes: bool
     modules_to_save: tuple[str, ...]
     ties_weights: bool
+    is_of_decoder: bool = False
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module, given by its full name (`model.layers.0.self_attn.q_proj`)."""
-        return _first_match(self.rank_pattern, module, self.rank)
+        return _first_match(self.rank_pattern, self._own_name(module), self.rank)
 
     def scaling_of(self, module: str) -> float:
         """Return what B A is multiplied by for a module, given by its full name."""
         rank = self.rank_of(module)
-        return _first_match(self.alpha_pattern, module, self.alpha) / (math.sqrt(rank) if self.use_rslora else rank)
+        return _first_match(self.alpha_pattern, self._own_name(module), self.alpha) / (
+            math.sqrt(rank) if self.use_rslora else rank
+        )
 
     def is_saved(self, module: str) -> bool:
         """Tell whether the adapter is to bring a module, given by its full name, whole."""
@@ -99,6 +106,7 @@ class LoraConfig:
 
         What is brought whole has none, whatever `target_modules` says.
         """
+        module = self._own_name(module)
         if self.is_saved(module) or _names(self.exclude_modules, module):
             return False
         if self.target_modules is None:
@@ -114,6 +122,9 @@ class LoraConfig:
             if match:
                 return int(match["layer"]) in self.layers_to_transform
         return False
+
+    def _own_name(self, module: str) -> str:
+        return module.removeprefix(_DECODER) if self.is_of_decoder else module
 
 
 def parse_config(name: str, content: bytes) -> LoraConfig:
@@ -171,8 +182,14 @@ def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
     match = _TENSOR_NAME.fullmatch(tensor)
     if match is None:
         raise AdapterError(name, f"tensor {tensor[:200]!r} is not one of a LoRA adapter for a decoder")
+    module = _DECODER + match["module"] if is_of_decoder(tensor) else match["module"]
     # PEFT wraps a module that it targets, whose own bias then lies one level deeper.
-    return match["module"], "bias" if match["part"] == "base_layer.bias" else match["part"]
+    return module, "bias" if match["part"] == "base_layer.bias" else match["part"]
+
+
+def is_of_decoder(tensor: str) -> bool:
+    """Tell whether a tensor's name is one of an adapter that was trained on the decoder alone."""
+    return tensor.removeprefix("base_model.model.").startswith(_IN_DECODER)
 
 
 def parse_module_name(module: str) -> tuple[int, str] | None:

@@ -2,12 +2,20 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from adapters.errors import AdapterError
-from adapters.peft_format import WHOLE_MODEL, LoraConfig, parse_config, parse_module_name, parse_tensor_name
+from adapters.peft_format import (
+    WHOLE_MODEL,
+    LoraConfig,
+    is_of_decoder,
+    parse_config,
+    parse_module_name,
+    parse_tensor_name,
+)
 from tests.adapters.handmade import make_config
 
 Q3 = "model.layers.3.self_attn.q_proj"
@@ -135,6 +143,22 @@ def test_tensor_names_give_module_and_part() -> None:
     ):
         module = tensor.removesuffix(f".{part}").removesuffix(".base_layer")
         assert parse_tensor_name("demo", f"base_model.model.{tensor}") == (module, part)
+
+
+def test_an_adapter_of_the_decoder_alone_has_names_without_it() -> None:
+    name = "base_model.model.layers.3.self_attn.q_proj.lora_A.weight"
+    assert is_of_decoder(name)
+    assert parse_tensor_name("demo", name) == (Q3, "lora_A.weight")
+    assert not is_of_decoder(f"base_model.model.{Q3}.lora_A.weight")
+    assert not is_of_decoder("base_model.model.lm_head.lora_A.weight")
+    config = parse(
+        target_modules=r"layers\.\d+\.self_attn\.q_proj",
+        rank_pattern={r"^layers\.3\.self_attn\.q_proj": 2},
+        alpha_pattern={r"^layers\.3\.self_attn\.q_proj": 10},
+    )
+    assert (config.has_target(Q3), config.rank_of(Q3), config.scaling_of(Q3)) == (False, 4, 2)
+    config = replace(config, is_of_decoder=True)
+    assert (config.has_target(Q3), config.rank_of(Q3), config.scaling_of(Q3)) == (True, 2, 5)
 
 
 def test_modules_are_known_by_layer_and_name() -> None:

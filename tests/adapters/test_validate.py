@@ -37,6 +37,16 @@ def test_one_layer_alone_may_be_adapted(tmp_path: Path) -> None:
     assert set(check(tmp_path, make_config(layers_to_transform=[1]), tensors)) == {(1, "q_proj")}
 
 
+def test_one_that_was_trained_on_the_decoder_alone_fits_too(tmp_path: Path) -> None:
+    tensors = {key.replace(".model.layers", ".layers"): value for key, value in make_tensors().items()}
+    config = make_config(target_modules=r"layers\.\d\.self_attn\.q_proj", alpha_pattern={r"^layers\.1\..*": 2})
+    layouts = check(tmp_path, config, tensors)
+    assert {key: (layout.module, layout.scaling) for key, layout in layouts.items()} == {
+        (0, "q_proj"): ("model.layers.0.self_attn.q_proj", 2),
+        (1, "q_proj"): ("model.layers.1.self_attn.q_proj", 0.5),
+    }
+
+
 def broken(change: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     config, tensors = make_config(), make_tensors()
     if change == "no tensors":
