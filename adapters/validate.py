@@ -69,14 +69,16 @@ def validate(
         if key is None or module not in shapes:
             raise AdapterError(name, f"the base model has no module {module!r} that takes an adapter")
         module_by_key[key] = module
+    if config.ties_weights and not module_by_key.keys().isdisjoint(
+        {(WHOLE_MODEL, "embed_tokens"), (WHOLE_MODEL, "lm_head")}
+    ):
+        raise AdapterError(name, "ensure_weight_tying is not supported for an adapter of embed_tokens or lm_head")
     layouts: dict[tuple[int, str], ModuleLayout] = {}
     for key, module in module_by_key.items():
         parts = parts_by_module[module]
         _check_parts(name, config, module, parts, has_bias=f"{module}.bias" in shapes)
         layouts[key] = _layout(name, module, parts, config, shapes[module], max_rank)
     _check_complete(name, config, parts_by_module, shapes)
-    if config.ties_weights and not layouts.keys().isdisjoint({(WHOLE_MODEL, "embed_tokens"), (WHOLE_MODEL, "lm_head")}):
-        raise AdapterError(name, "ensure_weight_tying is not supported for an adapter of embed_tokens or lm_head")
     return layouts
 
 

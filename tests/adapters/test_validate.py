@@ -113,6 +113,11 @@ def test_biases_embeddings_norms_and_the_head_have_their_places(
         ({"use_dora": True, "target_modules": ["embed_tokens"]}, EMBEDDING, "use_dora of model.embed_tokens"),
         ({"target_modules": ["q_proj", "embed_tokens"]}, {}, "target_modules name model.embed_tokens"),
         ({"target_modules": ["q_proj", "lm_head"], "ensure_weight_tying": True}, HEAD, "ensure_weight_tying"),
+        (
+            {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True},
+            {"model.embed_tokens.weight": (32, 16), "lm_head.weight": (32, 16)},
+            "ensure_weight_tying",
+        ),
         ({}, {"model.norm.weight": (16,)}, "modules_to_save do not name"),
         ({"modules_to_save": ["q_proj"]}, {f"{Q0}.weight": (16, 16)}, "a weight of"),
         ({"modules_to_save": ["model.norm"]}, {}, "modules_to_save name model.norm"),
