@@ -365,13 +365,14 @@ def _roots(base: AdapterBase) -> tuple[str, ...]:
 
 
 def _inside(folder: str, roots: Sequence[str]) -> str | None:
-    """Return the resolved folder that a client means, where it is one of the roots'."""
-    for root in map(os.path.realpath, roots):
+    """Return the resolved folder that a client means, where it is one of the roots', if only by a link from another."""
+    resolved = [*map(os.path.realpath, roots)]
+    for root in resolved:
         try:
             path = os.path.realpath(os.path.join(root, folder))
         except ValueError:
             return None
-        if path != root and os.path.commonpath((root, path)) == root and os.path.isdir(path):
+        if os.path.isdir(path) and any(path != r and os.path.commonpath((r, path)) == r for r in resolved):
             return path
     return None
 

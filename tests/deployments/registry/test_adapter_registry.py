@@ -40,13 +40,14 @@ class Place:
         self.dropin.mkdir()
         self.store: AdapterStore | None = None
         self.prefixes: tuple[str, ...] = ()
+        self.allowed: tuple[str, ...] = ()
 
     def open(self) -> RegistryServer:
         if self.store is not None:
             self.store.close()
         self.store = AdapterStore(self.store_path)
         bases = [
-            AdapterBase(name="m", module_shapes=SHAPES, max_rank=16, watched=str(self.dropin)),
+            AdapterBase(name="m", module_shapes=SHAPES, max_rank=16, watched=str(self.dropin), allowed=self.allowed),
             AdapterBase(name="other", module_shapes={}, max_rank=16),
         ]
         sources = AdapterSources(self.prefixes, max_bytes=MAX_SOURCE_BYTES, timeout_s=30.0)
@@ -247,6 +248,17 @@ async def test_the_drop_in_folder_is_watched(place: Place) -> None:
     place.put("b", seed=4)
     assert await registry.look()
     assert len(registry.catalogue.entries["b"].versions) == 2
+
+
+async def test_a_link_may_lead_from_one_permitted_folder_into_another(place: Place, tmp_path: Path) -> None:
+    place.allowed = (str(tmp_path / "releases"),)
+    registry = place.open()
+    write(tmp_path / "releases" / "sql-7", tensors=make_tensors(seed=7))
+    write(tmp_path / "secret" / "sql-8", tensors=make_tensors(seed=8))
+    for name, target in (("sql", "releases/sql-7"), ("out", "secret/sql-8"), ("all", "releases")):
+        (place.dropin / name).symlink_to(tmp_path / target)
+    assert await registry.look()
+    assert set(registry.catalogue.entries) == {"sql"}
 
 
 async def test_traffic_goes_to_no_version_whose_files_are_lost(place: Place) -> None:
