@@ -203,3 +203,11 @@ class GatewayPort(Protocol):
     async def metrics(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
         ...
+
+
+class ClosingGatewayPort(GatewayPort, Protocol):
+    """The gateway as the application holds it, which ends with it; no route may."""
+
+    async def close(self) -> None:
+        """Give away what is kept of answers that have ended."""
+        ...

@@ -47,6 +47,7 @@ class TraceWriter:
         self._tracer = self._provider.get_tracer("antiphon")
         self._traces = traces
         self._waiting: list[Timeline] = []
+        self._writing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -60,15 +61,18 @@ class TraceWriter:
 
     async def write(self) -> None:
         """Write the answers that have ended by now, with what engines know of them."""
-        waiting, self._waiting = self._waiting, []
-        traces = await ask_traces(((timeline.base, timeline.attempts) for timeline in waiting), self._traces)
-        for timeline in waiting:
-            self._write(timeline, with_engine_stages(timeline, traces))
+        async with self._writing:
+            waiting, self._waiting = self._waiting, []
+            traces = await ask_traces(((timeline.base, timeline.attempts) for timeline in waiting), self._traces)
+            for timeline in waiting:
+                self._write(timeline, with_engine_stages(timeline, traces))
 
     async def close(self) -> None:
         """Write what is left, and wait until it has been sent."""
-        if self._task is not None:
-            self._task.cancel()
+        async with self._writing:
+            # Not while it has taken some and written none.
+            if self._task is not None:
+                self._task.cancel()
         await self.write()
         await asyncio.to_thread(self._provider.shutdown)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI, Request, Response
@@ -13,7 +14,7 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from app.access.tenants import KeyRing
-from app.gateway_port import GatewayPort
+from app.gateway_port import ClosingGatewayPort
 from app.http.errors import ApiError
 from app.http.field_errors import invalid_body
 from app.http.hosts import HostRule
@@ -48,7 +49,7 @@ _DESCRIPTION = "OpenAI-compatible serving of base models and their LoRA adapters
 
 
 def create_app(
-    gateway: GatewayPort,
+    gateway: ClosingGatewayPort,
     *,
     limits: LimitSettings | None = None,
     moderation_model: str | None = None,
@@ -73,8 +74,20 @@ def create_app(
         sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
             would reach clients as "id, id".
     """
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await gateway.close()
+
     app = FastAPI(
-        title="Antiphon", version="1", description=_DESCRIPTION, redirect_slashes=False, docs_url=None, redoc_url=None
+        title="Antiphon",
+        version="1",
+        description=_DESCRIPTION,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=life,
     )
     app.state.gateway = gateway
     app.state.limits = limits or LimitSettings()

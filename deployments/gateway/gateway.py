@@ -311,6 +311,11 @@ class Gateway:
         await asyncio.to_thread(self._metrics.forget_all_but, self._names.has)
         return text
 
+    async def close(self) -> None:
+        """Send the traces that have not been sent; records of usage have lain in the spool all the while."""
+        if self._traced is not None:
+            await self._traced.close()
+
     async def adopt(self, catalogue: Catalogue) -> None:
         """Follow a change of the adapters' names; asked by the gateway that has made it."""
         self.adapters.adopt(catalogue)

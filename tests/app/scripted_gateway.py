@@ -134,6 +134,7 @@ class ScriptedGateway:
         self.reranked: list[RerankRequest] = []
         self.tokenized: list[ChatPrompt | TextPrompt] = []
         self.num_open = 0
+        self.is_closed = False
         self.pieces = ["Hel", "lo", " 🙂"]
         self.deltas: list[TextDelta] = []
         self.end = EndReason.STOP
@@ -245,6 +246,9 @@ class ScriptedGateway:
 
     async def health(self) -> HealthReport:
         return self.health_report
+
+    async def close(self) -> None:
+        self.is_closed = True
 
     async def metrics(self) -> bytes:
         return b"# HELP antiphon_requests_total Requests.\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -95,3 +96,23 @@ async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_spans_are_sent_by_otlp() -> None:
     otlp_exporter("http://127.0.0.1:4318/v1/traces").shutdown()
+
+
+async def test_what_is_being_written_at_the_end_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracing, "PERIOD_S", 0.0)
+    exporter, is_asked, may_answer = InMemorySpanExporter(), asyncio.Event(), asyncio.Event()
+
+    async def slow(base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
+        is_asked.set()
+        await may_answer.wait()
+        return {}
+
+    writer = TraceWriter(exporter, slow, service="test", sample_ratio=1.0)
+    writer.start()
+    writer.add(TIMELINE)
+    await is_asked.wait()
+    closing = asyncio.create_task(writer.close())
+    await asyncio.sleep(0)
+    may_answer.set()
+    await closing
+    assert "chat sql" in [span.name for span in exporter.get_finished_spans()]

@@ -206,3 +206,9 @@ async def test_a_page_of_another_origin_may_not(origins: tuple[str, ...], status
             told = await client.get("/v1/models", headers={"origin": origin})
             assert (may.status_code, told.status_code) == (status, 200)
             assert not {"access-control-allow-origin"} & (may.headers.keys() | told.headers.keys())
+
+
+async def test_the_end_of_the_application_closes_its_gateway(app: FastAPI, gateway: ScriptedGateway) -> None:
+    async with app.router.lifespan_context(app):
+        assert not gateway.is_closed
+    assert gateway.is_closed
