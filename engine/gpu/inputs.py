@@ -28,6 +28,9 @@ from engine.step import StepPlan
 NO_SLOT = -1
 """Of a token that only fills up a batch."""
 
+MAX_GAPS = 7
+"""Numbers between arrays, whose addresses are multiples of 16 bytes: for others kernels would be compiled anew."""
+
 
 class DeviceInputs(InputBuffers):
     """`InputBuffers` whose batches are on a GPU.
@@ -40,13 +43,14 @@ class DeviceInputs(InputBuffers):
         self._sizes = sorted(size for size in sizes if size <= config.max_num_seqs)
         # A step's new tokens begin so many blocks at most, and an admission brings those that it found in the cache.
         max_grown = config.max_num_seqs * (config.max_blocks_per_request + 1)
-        self._num_fixed = 3 * config.max_batched_tokens + 6 * config.max_num_seqs
-        self._numbers: Integers = np.zeros(self._num_fixed + 2 * max_grown, dtype=np.int64)
+        most = 3 * config.max_batched_tokens + 6 * config.max_num_seqs + 2 * max_grown
+        self._numbers: Integers = np.zeros(most + MAX_GAPS, dtype=np.int64)
         self._num_taken = 0
         self._staging = Staging(len(self._numbers), runtime)
         super().__init__(config, null_block, self._take)
         self._drawn_rows = self._take(config.max_num_seqs)
         self._grown = self._take(2 * max_grown).reshape(-1, 2)
+        self._num_fixed = self._num_taken - self._grown.size
         self._num_grown = 0
         self._device_tables = torch.zeros(self._tables.shape, dtype=torch.int64, device=runtime.device)
         self._last_tokens = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=runtime.device)
@@ -132,7 +136,8 @@ class DeviceInputs(InputBuffers):
         self._num_grown = end
 
     def _take(self, count: int) -> Integers:
-        start, self._num_taken = self._num_taken, self._num_taken + count
+        start = self._num_taken + self._num_taken % 2
+        self._num_taken = start + count
         return self._numbers[start : self._num_taken]
 
     def _seen(self, array: Integers) -> torch.Tensor:

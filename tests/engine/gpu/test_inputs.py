@@ -101,3 +101,10 @@ def test_padding_lies_where_later_steps_lie() -> None:
     for name in ("token_ids", "positions", "sampled"):
         assert getattr(padding, name).data_ptr() == getattr(batch, name).data_ptr()
     assert padding.attention.tables.data_ptr() == batch.attention.tables.data_ptr()
+
+
+def test_addresses_are_those_that_kernels_were_compiled_for_whatever_the_bounds_are() -> None:
+    inputs = DeviceInputs(replace(CONFIG, max_num_seqs=3, max_batched_tokens=7), NULL, HostRuntime(), sizes=[2])
+    batch = inputs.fill(StepPlan(step_id=1, rows=(row(0, 5, 6, [7, 8], is_admission=True),)))
+    seen = (batch.token_ids, batch.positions, batch.sampled, batch.attention.slots, batch.attention.rows)
+    assert {(tensor.data_ptr() - inputs._staging.device.data_ptr()) % 16 for tensor in seen} == {0}
