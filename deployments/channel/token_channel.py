@@ -30,7 +30,7 @@ from deployments.config import ChannelConfig
 from deployments.errors import ReplicaLostError
 from deployments.generation_calls import TokenAddress
 from deployments.routing.report import LoadReport, decode_report, is_report
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RequestError
 from engine.request import Emission, RequestId
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -44,8 +44,8 @@ MAX_FRAME_PAYLOAD_BYTES = 4 << 20
 _logger = logging.getLogger(__name__)
 
 
-class SlowReaderError(RuntimeError):
-    """A stream's unread output has passed `ChannelConfig.max_buffered_bytes`; it can only be ended."""
+class SlowReaderError(RequestError):
+    """A stream's client does not read: more than `ChannelConfig.max_buffered_bytes` wait. It can only be ended."""
 
 
 class Subscription:
@@ -82,7 +82,7 @@ class Subscription:
         self._unread_bytes += payload_bytes(emission)
         if self._unread_bytes > self._max_buffered_bytes:
             self._unread = []
-            self.fail(SlowReaderError(f"more than {self._max_buffered_bytes} bytes of output were left unread"))
+            self.fail(SlowReaderError(f"More than {self._max_buffered_bytes} bytes of the answer were left unread."))
             return
         self._unread.append(emission)
         self._has_ended = emission.finish_reason is not None

@@ -16,7 +16,7 @@ from deployments.channel.token_handshake import GREETING, MAC_BYTES, NONCE_BYTES
 from deployments.config import ChannelConfig
 from deployments.errors import ReplicaLostError
 from deployments.generation_calls import TokenAddress
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RequestError
 from engine.request import Emission, FinishReason, RequestId
 
 CONFIG = ChannelConfig(secret=b"0123456789abcdef")
@@ -151,8 +151,9 @@ async def test_a_stream_that_nobody_reads_ends_with_an_error_and_leaves_the_othe
         await ends.dialer.connect(ends.address)
         ends.dialer.send(ends.address, [tokens("slow", *range(2000)), tokens("quick", 1)])
         assert (await quick.get()).token_ids == (1,)
-        with pytest.raises(SlowReaderError, match="4000 bytes"):
+        with pytest.raises(SlowReaderError, match="4000 bytes") as told:
             await slow.get()
+        assert isinstance(told.value, RequestError), "it is told, and counted, as the client's fault"
         ends.dialer.send(ends.address, [tokens("slow", 1), tokens("quick", 2)])
         assert (await quick.get()).token_ids == (2,)
         with pytest.raises(SlowReaderError):
