@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from deployments.accounts.meter import Meter
@@ -32,7 +32,9 @@ NUM_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_0
 
 
 class GatewayMetrics:
-    """What one gateway sees of generations.
+    """What one gateway sees of generations: by base model, and a few lines for each name that is asked.
+
+    A histogram has dozens of lines, of which there is to be no thousandfold.
 
     Args:
         slo: what answers are held against; None for nothing.
@@ -41,9 +43,9 @@ class GatewayMetrics:
     def __init__(self, slo: Slo | None = None) -> None:
         self._slo = slo
         self._registry = CollectorRegistry()
-        self._by_model: list[Counter | Histogram] = []
-        self._models: set[str] = set()
-        """Of answers that have ended."""
+        self._by_name: list[Counter | Summary] = []
+        self._names: set[str] = set()
+        """That answers which have ended were asked by."""
         self._first_token = self._histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", FIRST_TOKEN_S
         )
@@ -62,24 +64,31 @@ class GatewayMetrics:
             "antiphon:request_failure", "Requests that ended in an error.", ("model_name", "error")
         )
         self._resumed = self._counter("antiphon:resumed", "Generations taken to another replica.", ("model_name",))
-        self._tokens = self._counter(
+        self._tokens = self._counted_by_name(
             "antiphon:tokens",
             "Tokens of answers that have ended: of prompts, of those from the prefix cache, of answers.",
             ("tenant", "model_name", "kind"),
         )
-        self._requests = self._counter(
+        self._requests = self._counted_by_name(
             "antiphon:requests", "Answers that have ended.", ("tenant", "model_name", "outcome")
         )
-        self._slo_met = self._counter("antiphon:slo_met", "Answers inside every objective.", ("model_name",))
-        self._slo_violated = self._counter(
+        self._slo_met = self._counted_by_name("antiphon:slo_met", "Answers inside every objective.", ("model_name",))
+        self._slo_violated = self._counted_by_name(
             "antiphon:slo_violated",
             "Answers that missed an objective, each counted for the first that it missed.",
             ("model_name", "objective"),
         )
+        self._first_by_name = Summary(
+            "antiphon:time_to_first_token_seconds",
+            "From arrival to the first token, of answers that have ended.",
+            ("model_name",),
+            registry=self._registry,
+        )
+        self._by_name.append(self._first_by_name)
 
     def count_answer(self, timeline: Timeline) -> None:
         """Note an answer that has ended, however it did."""
-        self._models.add(timeline.model)
+        self._names.add(timeline.model)
         missed = None if self._slo is None else self._slo.missed(timeline)
         if missed:
             self._slo_violated.labels(timeline.model, missed[0]).inc()
@@ -87,7 +96,9 @@ class GatewayMetrics:
             self._slo_met.labels(timeline.model).inc()
         self._requests.labels(timeline.tenant, timeline.model, timeline.outcome).inc()
         if timeline.outcome not in GOOD_OUTCOMES:
-            self._failed.labels(timeline.model, timeline.outcome).inc()
+            self._failed.labels(timeline.base, timeline.outcome).inc()
+        if timeline.first_token_s is not None:
+            self._first_by_name.labels(timeline.model).observe(timeline.first_token_s)
         for kind, count in (
             ("input", timeline.num_prompt_tokens),
             ("cached", timeline.num_cached_tokens),
@@ -120,32 +131,29 @@ class GatewayMetrics:
 
     def forget_all_but(self, is_served: Callable[[str], bool]) -> None:
         """Drop the series of names that nothing is served under, which would pile up; on any thread."""
-        gone = {model for model in self._models.copy() if not is_served(model)}
-        self._models -= gone
-        for model in gone:
-            self._between_by_model.pop(model, None)
-            for metric in self._by_model:
-                metric.remove_by_labels({"model_name": model})
+        gone = {name for name in self._names.copy() if not is_served(name)}
+        self._names -= gone
+        for name in gone:
+            for metric in self._by_name:
+                metric.remove_by_labels({"model_name": name})
 
     def text(self, gateway: str, others: Sequence[Metric] = ()) -> dict[str, FamilyText]:
-        """Return the numbers and those of `others`, each labelled with the gateway's name; on any thread.
-
-        It takes a second where a thousand models and adapters were asked.
-        """
+        """Return the numbers and those of `others`, each labelled with the gateway's name; on any thread."""
         families = [*self._registry.collect(), *others]
         for family in families:
             family.samples = [sample._replace(labels=sample.labels | {"gateway": gateway}) for sample in family.samples]
         return write(families)
 
     def _counter(self, name: str, about: str, labels: tuple[str, ...]) -> Counter:
-        counter = Counter(name, about, labels, registry=self._registry)
-        self._by_model.append(counter)
+        return Counter(name, about, labels, registry=self._registry)
+
+    def _counted_by_name(self, name: str, about: str, labels: tuple[str, ...]) -> Counter:
+        counter = self._counter(name, about, labels)
+        self._by_name.append(counter)
         return counter
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
-        histogram = Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
-        self._by_model.append(histogram)
-        return histogram
+        return Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
 
 
 def gateway_families(gates: Mapping[str, FrontGate], meter: Meter | None = None) -> list[Metric]:

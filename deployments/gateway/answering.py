@@ -220,13 +220,13 @@ class Answer:
     async def _answer(
         self, call: GenerationCall, shape: AnswerShape, verdict: asyncio.Future[Verdict | None]
     ) -> AsyncGenerator[GenerationEvent, None]:
-        name = self._request.model
+        base = self._model.config.name
         attempts = Resumption(
             self._model.source,
             call,
             max_resumes=self._max_resumes,
             on_attempt=self._recorder.note_attempt,
-            on_resume=lambda: self._metrics.count_resumption(name),
+            on_resume=lambda: self._metrics.count_resumption(base),
             clock=self._clock,
         )
         text, parts, hidden = self._stream_handler(shape), shape.parts(), shape.hidden
@@ -306,9 +306,9 @@ class Answer:
     def _measure(self, num_tokens: int, last_s: float | None) -> float:
         now_s = self._clock()
         if last_s is None:
-            self._metrics.count_first_token(self._request.model, now_s - self._arrived_s)
+            self._metrics.count_first_token(self._model.config.name, now_s - self._arrived_s)
         elif num_tokens:
-            self._metrics.count_tokens(self._request.model, num_tokens, now_s - last_s)
+            self._metrics.count_tokens(self._model.config.name, num_tokens, now_s - last_s)
         return now_s
 
     def _refusal(self, verdict: Verdict) -> tuple[Started, Finished]:
@@ -355,7 +355,7 @@ class Answer:
         self._recorder.timeline.num_tokens = num_tokens
         self._recorder.end(reason.value)
         self._metrics.count_end(
-            self._request.model,
+            self._model.config.name,
             reason.value,
             num_prompt_tokens=len(self._prompt_ids),
             num_tokens=num_tokens,

@@ -7,21 +7,38 @@ from deployments.timeline import Timeline
 
 
 def answered(metrics: GatewayMetrics, model: str) -> None:
-    metrics.count_first_token(model, 0.1)
-    metrics.count_tokens(model, 2, 0.1)
-    metrics.count_resumption(model)
-    metrics.count_end(model, "stop", num_prompt_tokens=3, num_tokens=5, took_s=0.2)
+    metrics.count_first_token("chat", 0.1)
+    metrics.count_tokens("chat", 2, 0.1)
+    metrics.count_resumption("chat")
+    metrics.count_end("chat", "stop", num_prompt_tokens=3, num_tokens=5, took_s=0.2)
     for outcome in ("stop", "EngineError"):
-        metrics.count_answer(Timeline(request_id="r", model=model, base="chat", arrived_unix_s=0.0, outcome=outcome))
+        timeline = Timeline(request_id="r", model=model, base="chat", arrived_unix_s=0.0, outcome=outcome)
+        timeline.first_token_s = 0.1
+        metrics.count_answer(timeline)
+
+
+def lines(metrics: GatewayMetrics) -> list[str]:
+    return join([metrics.text("g")]).decode().splitlines()
+
+
+def test_an_adapter_costs_a_few_lines_however_much_is_told_of_its_base() -> None:
+    metrics = GatewayMetrics(Slo(e2e_s=1.0))
+    answered(metrics, "chat")
+    before = lines(metrics)
+    answered(metrics, "sql")
+    assert [line for line in before if line.startswith("vllm:") and 'model_name="chat"' in line]
+    told = [line for line in lines(metrics) if 'model_name="sql"' in line]
+    assert len(told) == len(lines(metrics)) - len(before) < 10
+    assert 'antiphon:time_to_first_token_seconds_sum{gateway="g",model_name="sql"} 0.2' in told
 
 
 def test_names_that_are_served_no_more_leave_nothing_behind() -> None:
     metrics = GatewayMetrics(Slo(e2e_s=1.0))
     answered(metrics, "sql")
-    before = join([metrics.text("g")])
     for n in range(20):
         answered(metrics, f"trial-{n}")
     metrics.forget_all_but({"sql"}.__contains__)
-    assert join([metrics.text("g")]) == before
+    assert [line for line in lines(metrics) if 'model_name="sql"' in line]
+    assert not [line for line in lines(metrics) if "trial" in line]
     answered(metrics, "trial-3")
-    assert b'model_name="trial-3"' in join([metrics.text("g")])
+    assert [line for line in lines(metrics) if 'model_name="trial-3"' in line]
