@@ -1,7 +1,7 @@
 """PEFT's LoRA format: adapter_config.json, and the names of tensors. Standard library only; knows no tensors, no base.
 
 Fields that change what the adapter computes are understood or refused by name; fields of training are passed over.
-Source: `LoraConfig` and `get_pattern_key` of huggingface/peft 0.21.
+Source: `LoraConfig`, `check_target_module_exists` and `get_pattern_key` of huggingface/peft 0.21.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from adapters.errors import AdapterError
+from adapters.patterns import END_OF_NAME, LAYER, WHOLE_NAME, Patterns
 
 _IGNORED = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
@@ -38,6 +39,7 @@ _LAYER_MODULE = re.compile(
     r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\."
     r"(?:(?:self_attn|mlp)\.(?P<projection>[a-z_]+_proj)|(?P<norm>input_layernorm|post_attention_layernorm))"
 )
+_ANY_LAYER = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 WHOLE_MODEL = -1
 """Where other modules have the index of their layer, those that the model has once have this."""
 _MODEL_MODULES = {"model.embed_tokens": "embed_tokens", "model.norm": "norm", "lm_head": "lm_head"}
@@ -45,8 +47,6 @@ _MODEL_MODULES = {"model.embed_tokens": "embed_tokens", "model.norm": "norm", "l
 _Value = TypeVar("_Value", int, float)
 
 MAX_PATTERNS = 4096
-MAX_PATTERN_CHARS = 256
-MAX_PATTERN_REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,7 @@ class LoraConfig:
         modules_to_save: ends of names of modules that the adapter brings whole.
         is_of_decoder: patterns and targets are for names without the leading `model.`.
         ties_weights: what it changes in the embedding is to hold for a tied output matrix as well, and the reverse.
+        patterns: all regular expressions among these, ready to be matched.
     """
 
     rank: int
@@ -85,17 +86,17 @@ class LoraConfig:
     modules_to_save: tuple[str, ...]
     ties_weights: bool
     is_of_decoder: bool = False
+    patterns: Patterns = field(compare=False, repr=False)
 
     def rank_of(self, module: str) -> int:
         """Return the rank of a module, given by its full name (`model.layers.0.self_attn.q_proj`)."""
-        return _first_match(self.rank_pattern, self._own_name(module), self.rank)
+        return self._first_match(self.rank_pattern, module, self.rank)
 
     def scaling_of(self, module: str) -> float:
         """Return what B A is multiplied by for a module, given by its full name."""
         rank = self.rank_of(module)
-        return _first_match(self.alpha_pattern, self._own_name(module), self.alpha) / (
-            math.sqrt(rank) if self.use_rslora else rank
-        )
+        alpha = self._first_match(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
     def is_saved(self, module: str) -> bool:
         """Tell whether the adapter is to bring a module, given by its full name, whole."""
@@ -107,21 +108,36 @@ class LoraConfig:
         What is brought whole has none, whatever `target_modules` says.
         """
         module = self._own_name(module)
-        if self.is_saved(module) or _names(self.exclude_modules, module):
+        if self.is_saved(module) or self._names(self.exclude_modules, module):
             return False
         if self.target_modules is None:
             return module.endswith("_proj")
         if isinstance(self.target_modules, str) or module in self.target_modules:
-            return _names(self.target_modules, module)
-        if not _names(self.target_modules, module):
+            return self._names(self.target_modules, module)
+        if not self._names(self.target_modules, module):
             return False
-        if not self.layers_to_transform:
-            return True
-        for pattern in self.layers_pattern or (r"[^.]*",):
-            match = re.match(rf"(?:^|.*?\.)(?:{pattern})\.(?P<layer>\d+)\.", module)
-            if match:
-                return int(match["layer"]) in self.layers_to_transform
-        return False
+        return not self.layers_to_transform or self._layer_of(module) in self.layers_to_transform
+
+    def _layer_of(self, module: str) -> int | None:
+        if not self.layers_pattern:
+            found = _ANY_LAYER.match(module)
+        else:
+            matches = (self.patterns.match(LAYER, pattern, module) for pattern in self.layers_pattern)
+            found = next(filter(None, matches), None)
+        return None if found is None or found["idx"] is None else int(found["idx"])
+
+    def _names(self, modules: tuple[str, ...] | str, module: str) -> bool:
+        """Tell whether one regular expression is for a name, or whether it is or ends with one of several."""
+        if isinstance(modules, str):
+            return self.patterns.match(WHOLE_NAME, modules, module) is not None
+        return any(module == name or module.endswith(f".{name}") for name in modules)
+
+    def _first_match(self, values: Mapping[str, _Value], module: str, default: _Value) -> _Value:
+        module = self._own_name(module)
+        for pattern, value in values.items():
+            if self.patterns.match(END_OF_NAME, pattern, module):
+                return value
+        return default
 
     def _own_name(self, module: str) -> str:
         return module.removeprefix(_DECODER) if self.is_of_decoder else module
@@ -152,7 +168,7 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
     has_magnitudes, has_lora_bias = _switch(name, fields, "use_dora"), _switch(name, fields, "lora_bias")
     if has_magnitudes and has_lora_bias:
         raise AdapterError(name, "use_dora and lora_bias exclude each other")
-    return LoraConfig(
+    config = LoraConfig(
         rank=_rank(name, "r", fields.get("r", 8)),
         alpha=_alpha(name, "lora_alpha", fields.get("lora_alpha", 8)),
         use_rslora=_switch(name, fields, "use_rslora"),
@@ -167,7 +183,18 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
         has_magnitudes=has_magnitudes,
         modules_to_save=_modules_to_save(name, fields.get("modules_to_save")),
         ties_weights=_switch(name, fields, "ensure_weight_tying"),
+        patterns=Patterns(name),
     )
+    for key, form, patterns in (
+        ("rank_pattern", END_OF_NAME, config.rank_pattern),
+        ("alpha_pattern", END_OF_NAME, config.alpha_pattern),
+        ("target_modules", WHOLE_NAME, _regex(config.target_modules)),
+        ("exclude_modules", WHOLE_NAME, _regex(config.exclude_modules)),
+        ("layers_pattern", LAYER, config.layers_pattern),
+    ):
+        for pattern in patterns:
+            config.patterns.add(key, form, pattern)
+    return config
 
 
 def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
@@ -201,20 +228,6 @@ def parse_module_name(module: str) -> tuple[int, str] | None:
         return WHOLE_MODEL, _MODEL_MODULES[module]
     match = _LAYER_MODULE.fullmatch(module)
     return None if match is None else (int(match["layer"]), match["projection"] or match["norm"])
-
-
-def _names(modules: tuple[str, ...] | str, module: str) -> bool:
-    """Tell whether one regular expression is for a full name, or whether it is or ends with one of several names."""
-    if isinstance(modules, str):
-        return re.fullmatch(modules, module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in modules)
-
-
-def _first_match(patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
 
 
 def _refuse_base_changing_init(name: str, init: object) -> None:
@@ -255,8 +268,6 @@ def _patterns(name: str, fields: dict[str, object], field: str) -> list[tuple[st
     value = fields.get(field) or {}
     if not isinstance(value, dict) or len(value) > MAX_PATTERNS:
         raise AdapterError(name, f"{field} is not an object of at most {MAX_PATTERNS} entries")
-    for pattern in value:
-        _check_regex(name, field, pattern)
     return list(value.items())
 
 
@@ -272,13 +283,17 @@ def _exclude_modules(name: str, value: object) -> tuple[str, ...] | str:
 
 def _modules(name: str, field: str, value: object) -> tuple[str, ...] | str:
     if isinstance(value, str) and value:
-        _check_regex(name, field, value)
         return value
     names = _strings(value)
     if not names or len(names) > MAX_PATTERNS:
         raise AdapterError(name, f"{field} is neither a string nor a list of 1 to {MAX_PATTERNS} strings")
     # PEFT keeps a set and writes it in any order.
     return tuple(sorted(names))
+
+
+def _regex(modules: tuple[str, ...] | str | None) -> tuple[str, ...]:
+    """Return the regular expression that modules are named by, nothing where they are named one by one."""
+    return (modules,) if isinstance(modules, str) else ()
 
 
 def _layers(name: str, value: object) -> tuple[int, ...] | None:
@@ -296,8 +311,6 @@ def _layers_pattern(name: str, value: object) -> tuple[str, ...]:
     patterns = (value,) if isinstance(value, str) else _strings(value)
     if not patterns or len(patterns) > 16:
         raise AdapterError(name, "layers_pattern is neither a string nor a list of at most 16 strings")
-    for pattern in patterns:
-        _check_regex(name, "layers_pattern", pattern)
     return patterns
 
 
@@ -306,23 +319,6 @@ def _strings(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         return ()
     return tuple(value)
-
-
-def _check_regex(name: str, field: str, pattern: str) -> None:
-    """Refuse a regular expression that could take for ever: repeated groups, or many repeats in a row.
-
-    Python's matcher backtracks and cannot be interrupted; with a few repeats of single characters its work on a name
-    is a polynomial of low degree.
-    """
-    if len(pattern) > MAX_PATTERN_CHARS:
-        raise AdapterError(name, f"{field} has a pattern longer than {MAX_PATTERN_CHARS} characters")
-    unescaped = re.sub(r"\\.", "_", pattern)
-    if re.search(r"\)[*+{]", unescaped) or len(re.findall(r"[*+{]", unescaped)) > MAX_PATTERN_REPEATS:
-        raise AdapterError(name, f"{field} has a pattern with repeated groups or over {MAX_PATTERN_REPEATS} repeats")
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
-        raise AdapterError(name, f"{field} has a pattern that is not a regular expression") from None
 
 
 def _refuse_constant(text: str) -> float:

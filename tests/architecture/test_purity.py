@@ -8,7 +8,7 @@ import pytest
 
 from tests.architecture.source_tree import ROOT, module_of, python_files
 
-HEAVY = ("torch", "triton", "numpy", "ray", "fastapi", "pydantic", "transformers")
+HEAVY = ("torch", "triton", "numpy", "ray", "fastapi", "pydantic", "transformers", "regex")
 PURE_FILES = (
     "engine/request.py",
     "engine/config.py",
@@ -47,6 +47,7 @@ PURE_FILES = (
     "adapters/errors.py",
     "adapters/folder.py",
     "adapters/identity.py",
+    "adapters/patterns.py",
     "adapters/peft_format.py",
     "adapters/registry.py",
     "adapters/tensor_file.py",
@@ -117,7 +118,18 @@ import engine.build, engine.gpu.build, loadtest.gpu.__main__
 
 def test_the_engine_and_its_benchmark_need_nothing_of_the_server() -> None:
     """A machine with a GPU may have torch and Triton, and none of these."""
-    missing = ["ray", "fastapi", "uvicorn", "orjson", "llguidance", "sqlalchemy", "limits", "locust", "pydantic"]
+    missing = [
+        "ray",
+        "fastapi",
+        "uvicorn",
+        "orjson",
+        "llguidance",
+        "sqlalchemy",
+        "limits",
+        "locust",
+        "pydantic",
+        "regex",
+    ]
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT, *missing], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

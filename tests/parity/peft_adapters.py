@@ -23,7 +23,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "alpha_pattern": {"layers.1.self_attn.q_proj": 20, "k_proj": 2},
     },
     "one-layer": {"r": 5, "lora_alpha": 10, "target_modules": ["q_proj", "k_proj"], "layers_to_transform": [1]},
-    "regex": {"r": 1, "lora_alpha": 3, "target_modules": r".*\.self_attn\.(k|o)_proj"},
+    "regex": {
+        "r": 1,
+        "lora_alpha": 3,
+        "target_modules": r"(?:.*?(?:language|text).*?(?:self_attn|attention|attn|mixer).*?(?:k_proj|o_proj))"
+        r"|(?:\bmodel\.layers\.[\d]{1,}\.(?:self_attn|attention|attn|mixer)\.(?:(?:k_proj|o_proj)))",
+    },
     "everything": {
         "r": 6,
         "lora_alpha": 5,
