@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from adapters.errors import AdapterError
 from adapters.folder import CONFIG_FILE
@@ -57,17 +57,33 @@ def reference(name: str, folder: str) -> AdapterRef:
     return AdapterRef(name=name, path=path, digest=adapter_digest(path, name))
 
 
-def reference_in(root: str, name: str) -> AdapterRef:
+def reference_in(root: str, name: str, allowed: Sequence[str] = ()) -> AdapterRef:
     """Make the reference of one of the `sub_folders` of a drop-in folder, whose name is the adapter's.
 
+    Args:
+        allowed: further folders that adapters may be loaded from.
+
     Raises:
-        AdapterError: as `reference`, or the sub-folder is a link that leads out of the folder.
+        AdapterError: as `reference`, or the sub-folder is a link that leads out of all of them.
     """
     check_name(name)
-    root, path = os.path.realpath(root), os.path.realpath(os.path.join(root, name))
-    if os.path.commonpath((root, path)) != root:
-        raise AdapterError(name, "its folder is a link that leads out of the folder of adapters")
+    path = permitted_folder(os.path.abspath(os.path.join(root, name)), (root, *allowed))
+    if path is None:
+        raise AdapterError(name, "its folder is a link that leads out of those that adapters may be loaded from")
     return reference(name, path)
+
+
+def permitted_folder(folder: str, roots: Sequence[str]) -> str | None:
+    """Return the resolved folder that is meant, where it is one of the roots', if only by a link from another."""
+    resolved = [*map(os.path.realpath, roots)]
+    for root in resolved:
+        try:
+            path = os.path.realpath(os.path.join(root, folder))
+        except ValueError:
+            return None
+        if os.path.isdir(path) and any(path != r and os.path.commonpath((r, path)) == r for r in resolved):
+            return path
+    return None
 
 
 def sub_folders(root: str) -> list[str]:

@@ -164,7 +164,7 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     secret = remembered("channel_secret", partial(secrets.token_bytes, 32))
     return GatewayConfig(
         models=tuple(
-            _model_config(model, f"models[{index}]", names, settings.slo) for index, model in enumerate(settings.models)
+            _model_config(model, f"models[{index}]", names, settings) for index, model in enumerate(settings.models)
         ),
         channel=ChannelConfig(secret=secret, **settings.channel.model_dump()),
         safety=None if settings.safety is None else _safety_config(settings.safety),
@@ -195,7 +195,7 @@ def mistakes(settings: Settings, *, reads_adapters: bool) -> Iterator[str]:
         if not reads_adapters:
             model = model.model_copy(update={"adapters": (), "adapter_folder": None})
         if not any(map(is_hub_id, _paths(model))):
-            parts.append(partial(_check_model, model, f"models[{index}]", names, settings.slo))
+            parts.append(partial(_check_model, model, f"models[{index}]", names, settings))
     if settings.safety is not None and not is_hub_id(settings.safety.path):
         parts.append(partial(_check_safety, settings.safety))
     for index, reranker in enumerate(settings.rerankers):
@@ -212,8 +212,8 @@ def mistakes(settings: Settings, *, reads_adapters: bool) -> Iterator[str]:
             yield str(error)
 
 
-def _check_model(model: ModelSettings, place: str, names: DeclaredNames, slo: SloSettings | None) -> None:
-    _model_config(model, place, names, slo, on_unfit=_refuse)
+def _check_model(model: ModelSettings, place: str, names: DeclaredNames, settings: Settings) -> None:
+    _model_config(model, place, names, settings, on_unfit=_refuse)
     with _at(f"{place}.path"):
         check_weight_files(local_folder(model.path))
 
@@ -247,7 +247,7 @@ def _model_config(
     model: ModelSettings,
     place: str,
     names: DeclaredNames,
-    slo: SloSettings | None,
+    settings: Settings,
     on_unfit: Callable[[str], None] = _logger.warning,
 ) -> ModelConfig:
     """Return what is known of a model before it is loaded.
@@ -266,7 +266,7 @@ def _model_config(
         raise ConfigError(
             f"args.{place}.engine.max_model_len: {max_model_len} is over the checkpoint's {spec.max_position} tokens"
         )
-    engine = model.engine
+    engine, registry = model.engine, settings.registry
     computation = f"{engine.device} {engine.dtype} {engine.quantization} {engine.kv_cache_dtype}"
     return ModelConfig(
         name=model.name,
@@ -274,7 +274,7 @@ def _model_config(
         engine=EngineConfig(
             model_path=path,
             tokenizer_path=tokenizer_path,
-            max_queue_s=_max_queue_s(model, slo),
+            max_queue_s=_max_queue_s(model, settings.slo),
             **model.engine.model_dump(exclude={"max_queue_s"}),
         ),
         tokenizer_path=tokenizer_path,
@@ -285,19 +285,27 @@ def _model_config(
         eos_ids=spec.eos_ids,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
-        adapters=tuple(_adapters(model, place, spec, names, on_unfit)),
+        adapters=tuple(
+            _adapters(model, place, spec, names, () if registry is None else registry.allowed_folders, on_unfit)
+        ),
     )
 
 
 def _adapters(
-    model: ModelSettings, place: str, spec: DecoderSpec, names: DeclaredNames, on_unfit: Callable[[str], None]
+    model: ModelSettings,
+    place: str,
+    spec: DecoderSpec,
+    names: DeclaredNames,
+    allowed: tuple[str, ...],
+    on_unfit: Callable[[str], None],
 ) -> Iterator[AdapterRef]:
     if model.adapter_folder is not None:
         with _at(f"{place}.adapter_folder"):
             found = sub_folders(model.adapter_folder)
         for name in found:
             try:
-                yield _checked(reference_in(model.adapter_folder, name), spec, model.engine.max_adapter_rank, names)
+                ref = reference_in(model.adapter_folder, name, allowed)
+                yield _checked(ref, spec, model.engine.max_adapter_rank, names)
             except AdapterError as error:
                 on_unfit(f"args.{place}.adapter_folder: {error}")
     for index, adapter in enumerate(model.adapters):

@@ -27,7 +27,7 @@ from adapters.errors import AdapterError
 from adapters.file_store import FileStore, copy_from
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef, adapter_digest
-from adapters.registry import check_name, sub_folders
+from adapters.registry import check_name, permitted_folder, sub_folders
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore, StoreTakenError
 from deployments.config import GATEWAY, AdapterBase, RegistryConfig
@@ -214,7 +214,8 @@ class RegistryServer:
             if is_first and entry is not None:
                 continue  # the configuration has told of it already
             try:
-                await self.register(Registration(name=name, place=name, base=base.name, replaces=True))
+                place = os.path.join(root, name)
+                await self.register(Registration(name=name, place=place, base=base.name, replaces=True))
             except OverloadError:
                 found.pop(name)
             except RequestError as error:
@@ -229,7 +230,7 @@ class RegistryServer:
             SourceError: as `AdapterSources.fetch`.
         """
         name, place = wanted.name, wanted.place
-        path = None if "://" in place else _inside(place, _roots(base))
+        path = None if "://" in place else permitted_folder(place, _roots(base))
         if path is not None:
             return await asyncio.to_thread(self._files.bring, name, copy_from(name, path))
         if "://" not in place and not self._sources.may_be_hub_id(place):
@@ -362,19 +363,6 @@ def _open_store(path: str, files: FileStore) -> AdapterStore:
 def _roots(base: AdapterBase) -> tuple[str, ...]:
     """Return all folders that adapters may be registered from."""
     return base.allowed if base.watched is None else (base.watched, *base.allowed)
-
-
-def _inside(folder: str, roots: Sequence[str]) -> str | None:
-    """Return the resolved folder that a client means, where it is one of the roots', if only by a link from another."""
-    resolved = [*map(os.path.realpath, roots)]
-    for root in resolved:
-        try:
-            path = os.path.realpath(os.path.join(root, folder))
-        except ValueError:
-            return None
-        if os.path.isdir(path) and any(path != r and os.path.commonpath((r, path)) == r for r in resolved):
-            return path
-    return None
 
 
 def _signatures(root: str) -> dict[str, tuple[int, ...]]:

@@ -71,6 +71,7 @@ def test_a_drop_in_folder_is_there_and_nothing_in_it_leads_elsewhere(tmp_path: P
     (library / "x").symlink_to(elsewhere / "x")
     with pytest.raises(AdapterError, match=r"'x' .* leads out"):
         reference_in(str(library), "x")
+    assert reference_in(str(library), "x", [str(elsewhere)]).path == str((elsewhere / "x").resolve())
     write(library / "bad name")
     with pytest.raises(AdapterError, match="letters, digits"):
         reference_in(str(library), "bad name")

@@ -117,6 +117,17 @@ def test_what_lies_unfit_in_the_drop_in_folder_keeps_no_server_from_starting(
     assert all(word in told for word in words), told
 
 
+def test_a_link_in_the_drop_in_folder_may_lead_into_another_permitted_one(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "drop-in").mkdir()
+    (tmp_path / "drop-in" / "link").symlink_to(folder / "adapters" / "small")
+    model = {"name": "chat", "path": str(folder / "chat"), "adapter_folder": str(tmp_path / "drop-in")}
+    for allowed, names in (([str(folder / "adapters")], ["link"]), ([], [])):
+        asked = Settings.model_validate({"models": [model], "registry": {"allowed_folders": allowed}})
+        (built,) = gateway_config(asked).models
+        assert [ref.name for ref in built.adapters] == names
+        assert len([*mistakes(asked, reads_adapters=True)]) == 1 - len(names)
+
+
 def test_an_adapter_of_another_geometry_is_refused(folder: Path, tmp_path: Path) -> None:
     other = AutoModelForCausalLM.from_pretrained(write_chat_model(tmp_path / "other", seed=1))
     for layer in other.model.layers:

@@ -255,6 +255,7 @@ async def test_a_link_may_lead_from_one_permitted_folder_into_another(place: Pla
     registry = place.open()
     write(tmp_path / "releases" / "sql-7", tensors=make_tensors(seed=7))
     write(tmp_path / "secret" / "sql-8", tensors=make_tensors(seed=8))
+    write(tmp_path / "releases" / "out", tensors=make_tensors(seed=9))
     for name, target in (("sql", "releases/sql-7"), ("out", "secret/sql-8"), ("all", "releases")):
         (place.dropin / name).symlink_to(tmp_path / target)
     assert await registry.look()
