@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from adapters.identity import AdapterRef
 
 LATEST = "latest"
-MAX_VERSIONS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,3 +89,8 @@ class Catalogue:
     def digests(self) -> frozenset[str]:
         """Return every content that some name stands for."""
         return frozenset(version.ref.digest for entry in self.entries.values() for version in entry.versions)
+
+    def gone(self, name: str, before: Catalogue) -> tuple[AdapterRef, ...]:
+        """Return the contents of a name's versions of before that no name stands for any more."""
+        entry, left = before.entries.get(name), self.digests()
+        return tuple(version.ref for version in entry.versions if version.ref.digest not in left) if entry else ()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from adapters.errors import AdapterError
-from adapters.folder import CONFIG_FILE
+from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.identity import AdapterRef, adapter_digest
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -99,3 +99,15 @@ def sub_folders(root: str) -> list[str]:
         for name in sorted(os.listdir(root))
         if not name.startswith(".") and os.path.lexists(os.path.join(root, name, CONFIG_FILE))
     ]
+
+
+def signatures(root: str) -> dict[str, tuple[int, ...]]:
+    """Return time and size of the files of every sub-folder that looks like an adapter."""
+    found = {}
+    for name in sub_folders(root):
+        try:
+            stats = [os.stat(os.path.join(root, name, file)) for file in (CONFIG_FILE, TENSOR_FILE)]
+        except OSError:
+            continue
+        found[name] = tuple(number for stat in stats for number in (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return found

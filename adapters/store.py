@@ -9,11 +9,11 @@ from __future__ import annotations
 import fcntl
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from adapters.catalogue import MAX_VERSIONS, AdapterEntry, AdapterVersion, Catalogue
+from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.registry import check_name
@@ -42,13 +42,14 @@ class AdapterStore:
 
     Args:
         path: of the file, which is made with its folder; ":memory:" for one that ends with this object.
+        max_versions: of a name; at least 2.
 
     Raises:
         StoreTakenError: another process has it.
         OSError, sqlite3.Error: the file cannot be made or is not one of these.
     """
 
-    def __init__(self, path: str, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: str, *, max_versions: int = 64, clock: Callable[[], float] = time.time) -> None:
         self._lock_file = None
         if path != ":memory:":
             Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,7 @@ class AdapterStore:
             except OSError as error:
                 self._lock_file.close()
                 raise StoreTakenError(path) from error
+        self._max_versions = max_versions
         self._clock = clock
         # A registry calls from threads, one at a time.
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -70,10 +72,11 @@ class AdapterStore:
         """Make a content the newest version of its name and give it all of the name's traffic; return its number.
 
         Without traffic it can be asked by its version only, and the split stays as it is: for a new name, empty.
-        The content that the newest version has already stays that version.
+        The content that the newest version has already stays that version. Where a name has as many versions as it may,
+        the oldest without traffic make room.
 
         Raises:
-            AdapterError: the name breaks the rule, belongs to another base, or has too many versions.
+            AdapterError: the name breaks the rule, belongs to another base, or has too many versions with traffic.
         """
         check_name(ref.name)
         with self._change() as database:
@@ -87,9 +90,8 @@ class AdapterStore:
                 database.execute(
                     "UPDATE version SET path = ? WHERE name = ? AND number = ?", (ref.path, ref.name, number)
                 )
-            elif len(rows) >= MAX_VERSIONS:
-                raise AdapterError(ref.name, f"it has {MAX_VERSIONS} versions; unload some of them first")
             else:
+                self._make_room(database, ref.name, [int(row[0]) for row in rows])
                 number = int(rows[-1][0]) + 1 if rows else 1
                 created_s = int(self._clock())
                 row = (ref.name, number, base, ref.digest, ref.path, created_s)
@@ -178,6 +180,19 @@ class AdapterStore:
             raise
         self._database.execute("UPDATE revision SET value = value + 1")
         self._database.execute("COMMIT")
+
+    def _make_room(self, database: sqlite3.Connection, name: str, numbers: Sequence[int]) -> None:
+        """Forget as many versions as are too many for one more; the newest, which may be asked for as that, stays."""
+        num_over = max(0, len(numbers) + 1 - self._max_versions)
+        rows = database.execute("SELECT number FROM split WHERE name = ?", (name,)).fetchall()
+        idle = [number for number in numbers[:-1] if (number,) not in rows]
+        if num_over > len(idle):
+            reason = (
+                f"it has {len(numbers)} versions, and too few without traffic to make room; unload some of them first"
+            )
+            raise AdapterError(name, reason)
+        going = [(name, number) for number in idle[:num_over]]
+        database.executemany("DELETE FROM version WHERE name = ? AND number = ?", going)
 
     def _split(self, database: sqlite3.Connection, name: str, split: Mapping[int, int]) -> None:
         database.execute("DELETE FROM split WHERE name = ?", (name,))

@@ -29,6 +29,7 @@ from deployments.config import (
     SafetyConfig,
 )
 from deployments.gateway.gateway import Gateway
+from deployments.handles import model_deployment
 from deployments.registry.adapter_registry import Registry
 from deployments.replica.model_replica import ModelReplica
 from deployments.tokenizer.tokenizer import Tokenizer
@@ -103,7 +104,7 @@ def _model(model: ModelConfig, channel: ChannelConfig, told: dict[str, Any]) -> 
     bound: serve.Application = (
         serve.deployment(ModelReplica)
         .options(
-            name=f"Model-{model.name}",
+            name=model_deployment(model.name),
             max_ongoing_requests=max_requests,
             max_queued_requests=max_requests,
             # Ray hides every GPU from an actor that asks for none.

@@ -72,6 +72,7 @@ def registry_config(settings: Settings, registry: RegistrySettings, models: tupl
     return RegistryConfig(
         store_path=os.path.join(folder, "adapters.sqlite"),
         folder=os.path.join(folder, "adapters"),
+        max_versions=registry.max_versions,
         sources=registry.sources,
         max_source_bytes=registry.max_source_bytes,
         source_timeout_s=registry.source_timeout_s,

@@ -219,6 +219,9 @@ class RegistrySettings(SettingsNode):
         description="Beginnings of URLs that adapters may be fetched from, each with a slash at its end: "
         "hf://org/, s3://bucket/folder/, gs://bucket/, https://host/folder/.",
     )
+    max_versions: int = Field(
+        default=64, ge=2, description="Versions of one name; the oldest without traffic make room for a new one."
+    )
     max_source_bytes: int = Field(default=2 << 30, ge=1, description="Bytes of one adapter that is fetched.")
     source_timeout_s: float = Field(default=300.0, gt=0, description="Seconds that fetching an adapter may take.")
     cache_folder: FolderPath = Field(

@@ -119,6 +119,7 @@ class RegistryConfig:
     Attributes:
         store_path: SQLite file.
         folder: files of registered adapters are copied into it, by digest.
+        max_versions: of a name; the oldest without traffic make room for more.
         bases: the models that adapters are for.
         declared_by_base: adapters that the configuration names.
         cross_encoders: their names, which no adapter may have.
@@ -126,6 +127,7 @@ class RegistryConfig:
 
     store_path: str
     folder: str
+    max_versions: int = 64
     sources: tuple[str, ...] = ()
     max_source_bytes: int = 2 << 30
     source_timeout_s: float = 300.0

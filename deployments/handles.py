@@ -19,6 +19,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from ray.serve.handle import DeploymentHandle
 
 from adapters.catalogue import Catalogue
+from adapters.identity import AdapterDigest
 from deployments.channel.token_channel import ChannelListener, Subscription
 from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
@@ -35,6 +36,7 @@ _logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 5.0
 """About what it takes to notice that a replica has died and to start another one."""
 TELL_TIMEOUT_S = 5.0
+RELEASE_TIMEOUT_S = 600.0
 LAST_FRAME_TIMEOUT_S = 10.0
 """A replica's last frame left before its call returned; if it is not here by then, the channel has lost it."""
 
@@ -44,6 +46,11 @@ _WITHOUT_ANSWER = (
     FinishReason.EXPIRED,
     FinishReason.CANCELLED,
 )
+
+
+def model_deployment(model: str) -> str:
+    """Return the name of the deployment of a base model's replicas."""
+    return f"Model-{model}"
 
 
 class ChannelSource:
@@ -202,6 +209,11 @@ async def ask_all(handle: DeploymentHandle, method: str, *args: Any, timeout_s: 
     except UNREACHED:
         return []
     return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+async def release_adapter(replicas: DeploymentHandle, digest: AdapterDigest) -> list[int]:
+    """Wait for the requests that use an adapter, have every replica forget it, and return the bytes that this freed."""
+    return await ask_all(replicas, "release_adapter", digest, timeout_s=RELEASE_TIMEOUT_S)
 
 
 async def tell_gateways(gateways: DeploymentHandle, catalogue: Catalogue) -> None:

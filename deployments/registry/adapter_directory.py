@@ -19,7 +19,7 @@ from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.identity import AdapterRef
 from deployments.config import ModelConfig
 from deployments.handle_calls import UNREACHED, ask_actor
-from deployments.handles import TELL_TIMEOUT_S, ask_all, tell_gateways
+from deployments.handles import TELL_TIMEOUT_S, ask_all, release_adapter, tell_gateways
 from deployments.registry.adapter_changes import AdapterStatus, Registration
 from engine.errors import RequestError
 
@@ -27,7 +27,6 @@ _logger = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 RETRY_AFTER_S = 2.0
-RELEASE_TIMEOUT_S = 600.0
 
 
 class AdapterDirectory:
@@ -129,9 +128,7 @@ class AdapterDirectory:
         freed: list[int] = []
         if entry is not None and entry.base in self._replicas:
             for ref in gone:
-                freed += await ask_all(
-                    self._replicas[entry.base], "release_adapter", ref.digest, timeout_s=RELEASE_TIMEOUT_S
-                )
+                freed += await release_adapter(self._replicas[entry.base], ref.digest)
         await self._changed("discard", gone)
         return freed
 

@@ -27,12 +27,12 @@ from adapters.errors import AdapterError
 from adapters.file_store import FileStore, copy_from
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef, adapter_digest
-from adapters.registry import check_name, permitted_folder, sub_folders
+from adapters.registry import check_name, permitted_folder, signatures
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore, StoreTakenError
 from deployments.config import GATEWAY, AdapterBase, RegistryConfig
 from deployments.errors import UnavailableError, unknown_model
-from deployments.handles import tell_gateways
+from deployments.handles import model_deployment, release_adapter, tell_gateways
 from deployments.logs import join_serve_log
 from deployments.registry.adapter_changes import Registration
 from engine.errors import OverloadError, RequestError
@@ -79,6 +79,7 @@ class RegistryServer:
         self._lock = asyncio.Lock()
         self._seen_by_base: dict[str, dict[str, tuple[int, ...]]] = {}
         """Signature of each sub-folder's files at the last look at a drop-in folder."""
+        self._displaced: list[tuple[str, AdapterRef]] = []
         self._catalogue = store.catalogue()
 
     @property
@@ -103,7 +104,7 @@ class RegistryServer:
                 known = self._catalogue.entries.get(ref.name)
                 if known is not None and any(version.ref.digest == ref.digest for version in known.versions):
                     continue
-                await self._changed(self._store.add, ref, base)
+                await self._add(ref, base)
 
     async def register(self, wanted: Registration) -> Catalogue:
         """Make the content of a folder or a URL the newest version of a name, with all of the name's traffic.
@@ -138,7 +139,7 @@ class RegistryServer:
                         self._files.keep, wanted.name, incoming, base.module_shapes, base.max_rank
                     )
                 try:
-                    await self._changed(self._store.add, ref, base.name, takes_traffic=wanted.takes_traffic)
+                    await self._add(ref, base.name, takes_traffic=wanted.takes_traffic)
                 finally:
                     await self._delete_unused((ref,))
                 return self._catalogue
@@ -170,13 +171,12 @@ class RegistryServer:
             before = self._catalogue
             with _refusing("lora_name", code="model_not_found"):
                 await self._changed(self._store.remove, name, number)
-            left = self._catalogue.digests()
-            gone = tuple(
-                version.ref
-                for version in before.entries[name].versions
-                if version.ref.digest not in left and number in (None, version.number)
-            )
-        return self._catalogue, gone
+            return self._catalogue, self._catalogue.gone(name, before)
+
+    def take_displaced(self) -> list[tuple[str, AdapterRef]]:
+        """Return contents, each with its base, that made room for new versions; they are the caller's to free."""
+        displaced, self._displaced = self._displaced, []
+        return displaced
 
     async def discard(self, refs: Sequence[AdapterRef]) -> None:
         """Delete the copies of contents that nobody uses any more, those left out that were registered again."""
@@ -204,7 +204,7 @@ class RegistryServer:
         return self._catalogue.revision != revision
 
     async def _look_into(self, root: str, base: AdapterBase) -> None:
-        found = await asyncio.to_thread(_signatures, root)
+        found = await asyncio.to_thread(signatures, root)
         is_first = base.name not in self._seen_by_base
         seen = self._seen_by_base.get(base.name, {})
         changed = [name for name, signature in found.items() if seen.get(name) != signature]
@@ -274,6 +274,14 @@ class RegistryServer:
             raise unknown_model(name, field="base_model_name")
         return self._bases[name]
 
+    async def _add(self, ref: AdapterRef, base: str, *, takes_traffic: bool = True) -> None:
+        before = self._catalogue
+        await self._changed(self._store.add, ref, base, takes_traffic=takes_traffic)
+        gone = self._catalogue.gone(ref.name, before)
+        self._displaced += [(base, ref) for ref in gone]
+        if gone:
+            _logger.info("%d old versions of the adapter %r make room for a new one", len(gone), ref.name)
+
     async def _changed(self, change: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         await asyncio.to_thread(change, *args, **kwargs)
         self._catalogue = await asyncio.to_thread(self._store.catalogue)
@@ -289,7 +297,7 @@ class Registry:
         """Open the store, take over what the configuration names, and begin to look; Serve awaits it."""
         join_serve_log()
         files = FileStore(config.folder)
-        store = await asyncio.to_thread(_open_store, config.store_path, files)
+        store = await asyncio.to_thread(_open_store, config, files)
         sources = AdapterSources(config.sources, max_bytes=config.max_source_bytes, timeout_s=config.source_timeout_s)
         self._server = RegistryServer(
             store, config.bases, files=files, sources=sources, cross_encoders=config.cross_encoders
@@ -324,11 +332,22 @@ class Registry:
         return await self._server.read_file(ref, file, offset)
 
     async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._start(change))
+
+    def _start(self, change: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(change)
         # The event loop keeps no reference to a task, and this one may outlive the call.
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
+        return task
+
+    async def _free(self, displaced: Sequence[tuple[str, AdapterRef]]) -> None:
+        """Do what an unload does, for versions that made room; no load waits for the requests that use them."""
+        await self._tell()
+        for base, ref in displaced:
+            handle = serve.get_deployment_handle(model_deployment(base), serve.get_replica_context().app_name)
+            await release_adapter(handle, ref.digest)
+        await self._server.discard([ref for _, ref in displaced])
 
     async def _tell(self) -> None:
         """Tell the gateways at once; one that is not reached asks by itself."""
@@ -338,6 +357,9 @@ class Registry:
     async def _look_for_ever(self, period_s: float) -> None:
         while True:
             try:
+                displaced = self._server.take_displaced()
+                if displaced:
+                    self._start(self._free(displaced))
                 if await self._server.look():
                     await self._tell()
             except Exception:
@@ -346,35 +368,24 @@ class Registry:
             await asyncio.sleep(period_s)
 
 
-def _open_store(path: str, files: FileStore) -> AdapterStore:
+def _open_store(config: RegistryConfig, files: FileStore) -> AdapterStore:
     """Open the store, which one registry at a time may have; without it names last as long as this process."""
+    path = config.store_path
     for _ in range(NUM_LOCK_TRIES):
         try:
-            store = AdapterStore(path)
+            store = AdapterStore(path, max_versions=config.max_versions)
         except StoreTakenError:
             time.sleep(LOCK_POLL_S)
         else:
             files.clear()
             return store
     _logger.warning("%s is another server's: adapters loaded here are forgotten as this one ends", path)
-    return AdapterStore(":memory:")
+    return AdapterStore(":memory:", max_versions=config.max_versions)
 
 
 def _roots(base: AdapterBase) -> tuple[str, ...]:
     """Return all folders that adapters may be registered from."""
     return base.allowed if base.watched is None else (base.watched, *base.allowed)
-
-
-def _signatures(root: str) -> dict[str, tuple[int, ...]]:
-    """Return time and size of the files of every sub-folder that looks like an adapter."""
-    found = {}
-    for name in sub_folders(root):
-        try:
-            stats = [os.stat(os.path.join(root, name, file)) for file in (CONFIG_FILE, TENSOR_FILE)]
-        except OSError:
-            continue
-        found[name] = tuple(number for stat in stats for number in (stat.st_mtime_ns, stat.st_size, stat.st_ino))
-    return found
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from adapters.catalogue import MAX_VERSIONS
 from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
 from adapters.store import AdapterStore, StoreTakenError
@@ -88,11 +87,41 @@ def test_what_is_wrong_is_refused_and_changes_nothing(store: AdapterStore) -> No
         assert store.catalogue() == before
 
 
-def test_versions_are_bounded(store: AdapterStore) -> None:
-    for index in range(MAX_VERSIONS):
+def numbers(store: AdapterStore) -> list[int]:
+    return [version.number for version in store.catalogue().entries["sql"].versions]
+
+
+def test_the_oldest_versions_without_traffic_make_room(tmp_path: Path) -> None:
+    path = str(tmp_path / "adapters.sqlite")
+    store = AdapterStore(path, max_versions=4)
+    for index in range(200):
         store.add(ref("sql", f"d{index}"), "m")
-    with pytest.raises(AdapterError, match="unload some"):
+    assert numbers(store) == [197, 198, 199, 200]
+    store.route("sql", {197: 90, 199: 10})
+    store.add(ref("sql", "trial"), "m", takes_traffic=False)
+    assert numbers(store) == [197, 199, 200, 201]
+    assert store.catalogue().entries["sql"].split == ((197, 90), (199, 10))
+    store.add(ref("sql", "trial"), "m", takes_traffic=False)
+    assert numbers(store) == [197, 199, 200, 201]
+    store.close()
+    store = AdapterStore(path, max_versions=2)
+    store.route("sql", {201: 100})
+    store.add(ref("sql", "more"), "m")
+    assert numbers(store) == [201, 202]
+    store.close()
+
+
+def test_versions_with_traffic_and_the_newest_make_no_room() -> None:
+    store = AdapterStore(":memory:", max_versions=3)
+    for digest in "abc":
+        store.add(ref("sql", digest), "m")
+    store.route("sql", {1: 50, 2: 50})
+    before = store.catalogue()
+    with pytest.raises(AdapterError, match="3 versions, and too few without traffic to make room; unload some"):
         store.add(ref("sql", "more"), "m")
+    assert store.catalogue() == before
+    store.add(ref("other", "more"), "m")
+    store.close()
 
 
 class Stored(RuleBasedStateMachine):

@@ -16,7 +16,7 @@ FILES_THAT_READ_THE_ENVIRONMENT: dict[str, str] = {
 
 FILES_THAT_ASK_FOR_THE_DATE: dict[str, str] = {
     "adapters/file_cache.py": "which of several processes' files was used last, and which has lost its process",
-    "deployments/registry/adapter_registry.py": "whether a watched file is another one than it was",
+    "adapters/registry.py": "whether a watched file is another one than it was",
     "adapters/store.py": "when a version was made, for people",
     "app/resolved.py": "when a model was declared, for people",
     "app/routes/accounts.py": "when a key was made, for people",

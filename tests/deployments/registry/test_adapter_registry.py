@@ -41,11 +41,12 @@ class Place:
         self.store: AdapterStore | None = None
         self.prefixes: tuple[str, ...] = ()
         self.allowed: tuple[str, ...] = ()
+        self.max_versions = 64
 
     def open(self) -> RegistryServer:
         if self.store is not None:
             self.store.close()
-        self.store = AdapterStore(self.store_path)
+        self.store = AdapterStore(self.store_path, max_versions=self.max_versions)
         bases = [
             AdapterBase(name="m", module_shapes=SHAPES, max_rank=16, watched=str(self.dropin), allowed=self.allowed),
             AdapterBase(name="other", module_shapes={}, max_rank=16),
@@ -260,6 +261,32 @@ async def test_a_link_may_lead_from_one_permitted_folder_into_another(place: Pla
         (place.dropin / name).symlink_to(tmp_path / target)
     assert await registry.look()
     assert set(registry.catalogue.entries) == {"sql"}
+
+
+async def test_a_name_takes_new_versions_for_ever_and_says_which_contents_made_room(place: Place) -> None:
+    place.max_versions = 3
+    registry = place.open()
+    digests = []
+    for seed in (1, 2, 3, 1, 5):
+        place.put("a", seed=seed)
+        assert await registry.look()
+        digests.append(registry.catalogue.entries["a"].versions[-1].ref.digest)
+    entry = registry.catalogue.entries["a"]
+    assert [version.number for version in entry.versions] == [3, 4, 5]
+    # Version 4 has the content of the first one, which is not gone therefore.
+    ((base, ref),) = registry.take_displaced()
+    assert (base, ref.digest) == ("m", digests[1])
+    assert registry.take_displaced() == []
+    assert os.path.exists(ref.path)
+    await registry.discard([ref])
+    assert {path.name for path in place.copies.iterdir()} == {digests[0], digests[2], digests[4]}
+    await registry.route("a", {3: 40, 4: 30, 5: 30})
+    place.put("a", seed=6)
+    with pytest.raises(RequestError, match="too few without traffic") as refused:
+        await registry.register(wanted("a", replaces=True))
+    assert refused.value.field == "lora_name"
+    assert registry.catalogue.entries["a"].versions == entry.versions
+    assert len([*place.copies.iterdir()]) == 3
 
 
 async def test_traffic_goes_to_no_version_whose_files_are_lost(place: Place) -> None:
