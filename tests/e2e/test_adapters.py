@@ -40,7 +40,7 @@ def config(folder: Path) -> Path:
     tree = yaml.safe_load(path.read_text())
     (application,) = tree["applications"]
     application["args"]["models"][0]["adapter_folder"] = str(folder / "dropin")
-    application["args"]["registry"]["allowed_folders"] = [str(folder / "allowed")]
+    application["args"]["registry"] |= {"allowed_folders": [str(folder / "allowed")], "max_versions": 4}
     del application["args"]["safety"]
     application["deployments"] = [part for part in application["deployments"] if part["name"] != "Safety"]
     next(part for part in application["deployments"] if part["name"] == "Gateway")["num_replicas"] = 2
@@ -170,6 +170,37 @@ def test_the_drop_in_folder_is_watched(server: Server, client: OpenAI, folder: P
 
     until(is_known_to_all, "the adapter that was dropped in")
     assert ask(client, "dropped")
+
+
+def test_old_versions_make_room_once_nobody_uses_them(server: Server, client: OpenAI, folder: Path) -> None:
+    shutil.copytree(LIBRARY / "markdown", folder / "dropin" / "daily")
+    settings = folder / "dropin" / "daily" / "adapter_config.json"
+    fields = json.loads(settings.read_text())
+
+    def numbers() -> list[int]:
+        with server.http() as http:
+            entries = http.get("/v1/adapters", headers={"authorization": f"Bearer {ADMIN_KEY}"}).json()["data"]
+        return [version["version"] for entry in entries if entry["id"] == "daily" for version in entry["versions"]]
+
+    def copies() -> set[str]:
+        return {path.name for path in (folder / "registry" / "adapters").iterdir()}
+
+    before = copies()
+    until(lambda: numbers() == [1], "the first version")
+    expected = ask(client, "daily@1")
+    stream = client.chat.completions.create(
+        model="daily@1", messages=QUESTION, temperature=0, max_tokens=60, stream=True
+    )
+    text = next(iter(stream)).choices[0].delta.content or ""
+    for number in range(2, 8):
+        settings.write_text(json.dumps(fields | {"lora_alpha": fields["lora_alpha"] + number / 1000}))
+        until(lambda number=number: number in numbers(), f"version {number}")
+    assert numbers() == [4, 5, 6, 7]
+    assert text + "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
+    with pytest.raises(openai.NotFoundError):
+        ask(client, "daily@3")
+    assert ask(client, "daily").startswith(BEGINNINGS["markdown"])
+    until(lambda: len(copies() - before) == 4, "the files of three versions to be deleted")
 
 
 def test_a_killed_registry_comes_back_with_what_it_knew(server: Server, client: OpenAI) -> None:
