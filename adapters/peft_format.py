@@ -28,8 +28,9 @@ _UNDERSTOOD = frozenset({
 # These initialisations change the base model's own weights, and the saved matrices only fit the changed ones.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
+# Some converters leave out the prefix; vLLM takes what they make.
 _TENSOR_NAME = re.compile(
-    r"base_model\.model\.(?P<module>(?:model|lm_head|layers|embed_tokens|norm)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
+    r"(?:base_model\.model\.)?(?P<module>(?:model|lm_head|layers|embed_tokens|norm)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
     r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]|(?:base_layer\.)?(?:bias|weight))"
 )
 # Trained on the decoder alone (`AutoModel`, as for vectors), modules have names without it.

@@ -143,6 +143,7 @@ def test_tensor_names_give_module_and_part() -> None:
     ):
         module = tensor.removesuffix(f".{part}").removesuffix(".base_layer")
         assert parse_tensor_name("demo", f"base_model.model.{tensor}") == (module, part)
+        assert parse_tensor_name("demo", tensor) == (module, part)
 
 
 def test_an_adapter_of_the_decoder_alone_has_names_without_it() -> None:
@@ -174,7 +175,7 @@ def test_modules_are_known_by_layer_and_name() -> None:
         "base_model.model.score.lora_A.weight",
         f"base_model.model.{Q3}.lora_A.bias",
         f"base_model.model.{Q3}.lora_C.weight",
-        f"{Q3}.lora_A.weight",
+        f"unet.{Q3}.lora_A.weight",
         f"base_model.model.{Q3}.lora_A.weight\n",
         "",
         "../../etc/passwd",

@@ -47,6 +47,16 @@ def test_one_that_was_trained_on_the_decoder_alone_fits_too(tmp_path: Path) -> N
     }
 
 
+def test_names_without_the_prefix_are_the_same(tmp_path: Path) -> None:
+    tensors = {key.removeprefix("base_model.model."): value for key, value in make_tensors().items()}
+    assert {layout.module for layout in check(tmp_path, make_config(), tensors).values()} == {
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.1.self_attn.q_proj",
+    }
+    with pytest.raises(AdapterError, match="two tensors for the lora_"):
+        check(tmp_path, make_config(), make_tensors() | tensors)
+
+
 def broken(change: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     config, tensors = make_config(), make_tensors()
     if change == "no tensors":
