@@ -27,7 +27,7 @@ from rich.table import Table
 
 from app.cli import cli_client, preflight, serve_environment
 from app.cli.config_file import BUILDER, read_config
-from app.cli.server_process import ServerProcess
+from app.cli.server_process import ServerProcess, tell
 from engine.errors import CheckpointError
 from kernels import compiling
 
@@ -198,11 +198,11 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
     try:
         failure = _watch(server, tree, url, timeout_s)
     except KeyboardInterrupt:
-        print(f"\nStopping; answers have {drain_s:g} s. Once more to stop at once.", flush=True)
+        tell(f"\nStopping; answers have {drain_s:g} s. Once more to stop at once.\n")
     finally:
         server.stop()
     if failure is None:
-        print("Stopped.", flush=True)
+        tell("Stopped.\n")
     return 0 if failure is None else _refuse(failure, status=EXIT_FAILED)
 
 
@@ -243,14 +243,14 @@ def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: 
             waiting.pop(0)
             continue
         time.sleep(_POLL_S)
-    _print_ready(tree, url, time.monotonic() - started_s)
+    tell(_ready_text(tree, url, time.monotonic() - started_s))
     while not server.has_ended():
         time.sleep(_POLL_S)
     return server.failure() or "`serve run` ended"
 
 
-def _print_ready(tree: Mapping[str, Any], url: str, elapsed_s: float) -> None:
-    print(f"\nReady after {elapsed_s:.0f} s at {url}")
+def _ready_text(tree: Mapping[str, Any], url: str, elapsed_s: float) -> str:
+    lines = [f"\nReady after {elapsed_s:.0f} s at {url}"]
     for application in _our_applications(tree):
         base = url + _prefix(application)
         models = [model["name"] for model in application["args"]["models"]]
@@ -260,11 +260,13 @@ def _print_ready(tree: Mapping[str, Any], url: str, elapsed_s: float) -> None:
             "stream": True,
             "messages": [{"role": "user", "content": "What does os.getcwd do?"}],
         }
-        print(f"Models: {', '.join(models)} (with their adapters: curl {base}/v1/models). Try:\n")
         key = " -H 'authorization: Bearer KEY'" if application["args"].get("tenants") else ""
-        print(f"  curl -N {base}/v1/chat/completions -H 'content-type: application/json'{key} \\")
-        print(f"    -d {shlex.quote(json.dumps(body))}")
-    print("\nCtrl-C ends it.", flush=True)
+        lines += [
+            f"Models: {', '.join(models)} (with their adapters: curl {base}/v1/models). Try:\n",
+            f"  curl -N {base}/v1/chat/completions -H 'content-type: application/json'{key} \\",
+            f"    -d {shlex.quote(json.dumps(body))}",
+        ]
+    return "\n".join([*lines, "\nCtrl-C ends it.\n"])
 
 
 def _our_applications(tree: Mapping[str, Any]) -> list[dict[str, Any]]:

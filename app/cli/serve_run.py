@@ -11,8 +11,10 @@ import argparse
 import asyncio
 import io
 import logging
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -111,6 +113,17 @@ def _reason(application: ApplicationStatusOverview) -> str:
     return COLOUR.sub("", text)
 
 
+def end_without(parent: int) -> None:
+    """End this process as a signal would once the one that started it is gone: nobody else would ever end it."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(STATUS_PERIOD_S)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
 def _start_ray(address: str, *, has_dashboard: bool) -> None:
     connect = partial(ray.init, address, namespace="serve", include_dashboard=has_dashboard)
     if not worker_forks.are_possible(address):
@@ -137,6 +150,7 @@ def main() -> None:
     parser.add_argument("--dashboard", action="store_true", help="start Ray's dashboard with a cluster")
     asked = parser.parse_args()
     signal.signal(signal.SIGINT, partial(_end, asked.drain_s))
+    end_without(os.getppid())
     _start_ray(asked.address, has_dashboard=asked.dashboard)
     failure = _lacking_gpus(asked.config) if asked.address == "local" else None
     if failure is not None:

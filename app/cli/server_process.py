@@ -99,11 +99,16 @@ class ServerProcess:
         assert self._child.stdout is not None
         has_colours = sys.stdout.isatty()
         for line in self._child.stdout:
-            told = line if has_colours else COLOUR.sub("", line)
-            sys.stdout.write(told)
-            sys.stdout.flush()
+            tell(line if has_colours else COLOUR.sub("", line))
             if not self._last_line.startswith(REASON):
                 self._last_line = COLOUR.sub("", line).rstrip()
+
+
+def tell(text: str) -> None:
+    """Write to standard output; that its disk is full or its reader gone ends no server."""
+    with contextlib.suppress(OSError):
+        sys.stdout.write(text)
+        sys.stdout.flush()
 
 
 def kill_session(session_id: int) -> None:

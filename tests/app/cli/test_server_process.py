@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -193,6 +194,36 @@ def test_rays_dashboard_is_there_for_who_asks(start: Start, has_dashboard: bool)
     told = start.until_printed("up")
     assert f"init local {{'namespace': 'serve', 'include_dashboard': {has_dashboard}" in told
     server.stop()
+
+
+def test_a_server_whose_starter_is_killed_ends_too(start: Start) -> None:
+    """It served on with nobody to end it, and the next start found its port in use."""
+    read_end, write_end = os.pipe()
+    starter = os.fork()
+    if starter == 0:
+        os.write(write_end, str(start("runs").session_id).encode())
+        start.until_printed("up")
+        os.kill(os.getpid(), signal.SIGKILL)
+    session_id = int(os.read(read_end, 100))
+    os.waitpid(starter, 0)
+    try:
+        until(lambda: session_id not in session_members(session_id))
+    finally:
+        kill_session(session_id)
+
+
+def test_what_cannot_be_printed_ends_no_server(start: Start) -> None:
+    """The disk of its output was full: what copies it ended, and the child would have waited at a full pipe."""
+
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    start.printed = Full()
+    server = start("runs")
+    start.until_printed("up")
+    server.stop()
+    assert "ended gracefully" in start.printed.getvalue()
 
 
 def test_ones_own_session_is_never_killed() -> None:
