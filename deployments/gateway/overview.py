@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.exposition import join
 from deployments.generation import READY, HealthReport
+from deployments.handle_calls import UNREACHED
 from deployments.handles import ask_all
 from deployments.timeline import Timeline, with_engine_stages
 from engine.request import RequestId
@@ -75,5 +76,19 @@ def gateways() -> DeploymentHandle:
 async def _state(handle: DeploymentHandle) -> str:
     troubles = await ask_all(handle, "trouble", timeout_s=PROBE_TIMEOUT_S)
     if not troubles:
-        return "No replica answers."
+        return READY if await _has_none_to_have(handle) else "No replica answers."
     return READY if None in troubles else str(troubles[0])
+
+
+async def _has_none_to_have(handle: DeploymentHandle) -> bool:
+    """Tell whether Serve has let go of all replicas because nobody asked, or starts the first for who asks now."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            status = await asyncio.to_thread(serve.status)
+        deployment = status.applications[handle.app_name].deployments[handle.deployment_name]
+    except (KeyError, *UNREACHED):
+        return False
+    if deployment.status == "HEALTHY":
+        return not deployment.replica_states
+    # What has lost its replicas is UNHEALTHY.
+    return deployment.status in ("UPSCALING", "DOWNSCALING") and "RUNNING" not in deployment.replica_states

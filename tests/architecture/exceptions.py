@@ -69,7 +69,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/handle_calls.py": "tests/deployments/classifiers/test_safety.py unwraps what an actor raised",
     "deployments/handles.py": "tests/deployments/gateway/test_gateway.py runs with both kinds of source",
     "deployments/replica/model_replica.py": "every test of tests/e2e asks it, and several kill it",
-    "deployments/gateway/overview.py": "test_gateway.py asks for health, timelines and numbers by it",
     "deployments/pooled.py": "tests/deployments/gateway/test_embedding.py and test_reranking.py pass its values",
     "deployments/replica/replica_server.py": "tests/deployments/gateway/test_gateway.py calls, cancels and kills it",
     "deployments/gateway/resumption.py": "tests/deployments/gateway/test_gateway.py kills replicas in mid-stream",

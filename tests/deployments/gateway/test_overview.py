@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve.exceptions import RayServeException
+
+from deployments.gateway.overview import Overview
+
+HANDLE: Any = SimpleNamespace(app_name="ours", deployment_name="Model-base")
+
+
+@pytest.fixture
+def replicas(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    troubles: list[str | None] = []
+
+    async def ask_all(handle: Any, method: str, *, timeout_s: float) -> list[str | None]:
+        return troubles
+
+    monkeypatch.setattr("deployments.gateway.overview.ask_all", ask_all)
+    return troubles
+
+
+def serve_says(monkeypatch: pytest.MonkeyPatch, status: str, replica_states: dict[str, int]) -> None:
+    deployment = SimpleNamespace(status=status, replica_states=replica_states)
+    application = SimpleNamespace(deployments={"Model-base": deployment})
+    monkeypatch.setattr("ray.serve.status", lambda: SimpleNamespace(applications={"ours": application}))
+
+
+@pytest.mark.parametrize(
+    ("status", "replica_states", "state"),
+    [
+        ("HEALTHY", {}, "ready"),
+        ("HEALTHY", {"RUNNING": 1}, "No replica answers."),
+        ("UPSCALING", {"STARTING": 1}, "ready"),
+        ("DOWNSCALING", {"STOPPING": 1}, "ready"),
+        ("UPSCALING", {"RUNNING": 1, "STARTING": 1}, "No replica answers."),
+        ("UPDATING", {"STARTING": 1}, "No replica answers."),
+        ("UNHEALTHY", {"STARTING": 1}, "No replica answers."),
+    ],
+)
+async def test_a_model_scaled_to_zero_is_ready_and_one_that_lost_its_replicas_is_not(
+    replicas: list[str | None],
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+    replica_states: dict[str, int],
+    state: str,
+) -> None:
+    """With `min_replicas: 0` the whole server was never ready, and `antiphon serve` ended it in the end."""
+    serve_says(monkeypatch, status, replica_states)
+    assert (await Overview({"base": HANDLE}, {}).health()).state_by_model == {"base": state}
+
+
+async def test_without_serves_controller_nobody_is_said_to_be_ready(
+    replicas: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def status() -> None:
+        raise RayServeException("no controller")
+
+    monkeypatch.setattr("ray.serve.status", status)
+    assert (await Overview({"base": HANDLE}, {}).health()).state_by_model == {"base": "No replica answers."}
+
+
+async def test_one_replica_that_makes_progress_is_enough(replicas: list[str | None]) -> None:
+    replicas += ["it hangs", None]
+    assert (await Overview({"base": HANDLE}, {}).health()).is_ready
+    replicas.remove(None)
+    assert (await Overview({"base": HANDLE}, {}).health()).state_by_model == {"base": "it hangs"}
