@@ -41,6 +41,8 @@ def _fetched(repository: str) -> Path:
     try:
         return Path(snapshot_download(repository, allow_patterns=list(ALLOWED_FILES))).resolve()
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        # Of several lines only the last would be told as the reason why the server ends, without the name.
+        reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"'{repository}' is no existing folder and could not be fetched from the Hugging Face hub: {error}"
+            f"'{repository}' is no existing folder and could not be fetched from the Hugging Face hub: {reason}"
         ) from error

@@ -32,6 +32,13 @@ from app.settings_node import hint
 from deployments.config import GATEWAY, REGISTRY
 
 MAX_PORT = 65_535
+TEXT_BY_TYPE = {
+    "missing": "is missing",
+    "dict_type": "must be a mapping of keys to values",
+    "model_type": "must be a mapping of keys to values",
+    "tuple_type": "must be a list",
+}
+"""Where pydantic speaks of what a YAML file does not have: tuples, dictionaries and our classes."""
 ROUTE_PREFIX = re.compile(r"/|(?:/[^/{}\s]+)+")
 
 
@@ -248,7 +255,7 @@ def _validation_line(error: Mapping[str, Any], place: str) -> str:
     if error["type"] == "unknown_key":
         context = error["ctx"]
         return f"{_join(place, context['key'])}: unknown key; {context['hint']}"
-    text = "is missing" if error["type"] == "missing" else error["msg"].removeprefix("Value error, ")
+    text = TEXT_BY_TYPE.get(error["type"]) or error["msg"].removeprefix("Value error, ")
     return f"{place or 'the file'}: {text[:1].lower()}{text[1:]}"
 
 

@@ -217,6 +217,8 @@ def _child_environment(own: Mapping[str, str], host: str, port: int, *, is_local
     }
     if is_local and preflight.is_loopback(host):
         variables[serve_environment.LOCAL_ONLY.name] = serve_environment.LOCAL_ONLY.value
+    if is_local:
+        variables |= preflight.token_of_its_own(own)
     if preflight.has_haproxy():
         variables |= preflight.haproxy_places(port, own)
     else:

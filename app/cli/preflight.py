@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import os
 import random
+import secrets
 import socket
 import tempfile
 from collections.abc import Mapping
@@ -116,6 +118,19 @@ def haproxy_places(port: int, environment: Mapping[str, str]) -> dict[str, str]:
     # Serve's own defaults would do for one server; of two that start together, neither sees the other's yet.
     ports = dict(zip(HAPROXY_PORTS, map(str, free_ports(len(HAPROXY_PORTS))), strict=True))
     return places | {name: port for name, port in ports.items() if name not in environment}
+
+
+def token_of_its_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a token of Ray's for one server alone, where there is none and its place, `~/.ray`, cannot be written."""
+    if "RAY_AUTH_TOKEN" in environment or "RAY_AUTH_TOKEN_PATH" in environment:
+        return {}
+    try:
+        folder = Path.home() / ".ray"
+        folder.mkdir(parents=True, exist_ok=True)
+        is_kept = (folder / "auth_token").exists() or os.access(folder, os.W_OK | os.X_OK)
+    except (OSError, RuntimeError):
+        is_kept = False
+    return {} if is_kept else {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _answers(address: str) -> bool:

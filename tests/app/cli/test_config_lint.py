@@ -69,6 +69,8 @@ def test_a_good_file_has_no_mistakes(lint: Lint) -> None:
         ("models:", "modles:", "applications[0].args.modles: unknown key; did you mean 'models'?"),
         ("{name: base, path", "{nme: base, path", "applications[0].args.models[0].nme: unknown key; did you mean"),
         ("{name: base, ", "{", "applications[0].args.models[0].name: is missing"),
+        ("\n        - {name: base, path: FOLDER}", " base", "applications[0].args.models: must be a list"),
+        ("{name: base, path", "base #{", "applications[0].args.models[0]: must be a mapping of keys to values"),
         ("num_replicas: 2", "num_replica: 2", "applications[0].deployments[0].num_replica: unknown key; did you mean"),
         ("num_cpus", "num_cpu", "applications[0].deployments[0].ray_actor_options.num_cpu: unknown key"),
         ("max_replicas", "max_replica", "applications[0].deployments[1].autoscaling_config.max_replica: unknown key"),

@@ -12,6 +12,7 @@ from app.cli.preflight import (
     free_ports,
     haproxy_places,
     is_port_free,
+    token_of_its_own,
     wanted_gpus,
 )
 
@@ -80,3 +81,18 @@ def test_gpus_are_wanted_by_replicas_of_models_that_run_there(deployment: str, e
     deployments = [{"name": "Gateway", "num_replicas": 4}, {"name": "Model-a"} | yaml.safe_load(deployment)]
     ours = {"import_path": "app.builder:build", "args": {"models": models}, "deployments": deployments}
     assert wanted_gpus({"applications": [{"import_path": "other:app"}, ours]}) == expected
+
+
+def test_where_ray_cannot_keep_a_token_a_server_gets_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container of another user than root its home is `/`, and the server ended as Ray wrote its token there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert token_of_its_own({}) == {}
+    assert list(tmp_path.rglob("auth_token")) == [], "Ray writes it"
+    monkeypatch.setenv("HOME", str(tmp_path / "no_folder"))
+    (tmp_path / "no_folder").write_text("")
+    first, second = token_of_its_own({}), token_of_its_own({})
+    assert len(first["RAY_AUTH_TOKEN"]) == 64
+    assert first != second
+    assert token_of_its_own({"RAY_AUTH_TOKEN_PATH": "/secrets/token"}) == {}
