@@ -81,6 +81,8 @@ def _end(drain_s: float, number: int, frame: FrameType | None) -> None:
     # A gateway that is late with an answer, as one is that ends its streams, is nothing to be told of.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     asyncio.new_event_loop().run_until_complete(_shut_down(drain_s))
+    # Until this process has left a cluster that stays, handles call it an error that their loop has ended.
+    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     sys.exit()
 
 

@@ -42,7 +42,7 @@ def cluster_resources():
     return {"CPU": 2.0}
 """
 STAND_IN_SERVE = """
-import sys
+import atexit, logging, sys
 from types import SimpleNamespace
 asked = []
 mode = None
@@ -72,6 +72,7 @@ def get_deployment_handle(deployment, application):
 async def shutdown_async():
     print("what belongs to every end", flush=True)
     print("ended gracefully", file=sys.stderr, flush=True)
+    atexit.register(logging.getLogger("ray.serve").error, "the loop of a handle has ended")
 """
 
 
@@ -128,6 +129,7 @@ def test_stopping_is_graceful_and_leaves_nobody(start: Start) -> None:
     # The gateways that are there first, and only of ours.
     assert told.index("asked Gateway up drain 7.0") < told.index("waited") < told.index("ended gracefully")
     assert "every end" not in told
+    assert "of a handle" not in start.printed.getvalue()
     assert "Traceback" not in told
     # A handle knows nobody at first.
     assert (told.count("asked"), told.count("waited")) == (2, 1)
