@@ -189,6 +189,12 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
             return _refuse(f"no Ray cluster answers at {cluster.address}; {cluster.path} is stale: remove it")
         print(f"note: {cluster.path} is left from a cluster that is gone; remove it, or plain `serve run` hangs on it")
     environment = _child_environment(own, host, port, is_local=address == "local")
+    if ":" in host and environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1":
+        # At "::1" it finds no gateway, at "::" it listens by IPv4 only: the server would never be ready.
+        return _refuse(
+            f"HAProxy cannot serve on {host}: give http_options.host in {config} an IPv4 address, or set "
+            "RAY_SERVE_ENABLE_HA_PROXY=0 for Serve's Python proxy, which is slower"
+        )
     url = f"http://{_reachable(host)}:{port}"
     signal.signal(signal.SIGINT, _interrupt)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -285,7 +291,8 @@ def _prefix(application: Mapping[str, Any]) -> str:
 
 
 def _reachable(host: str) -> str:
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{address}]" if ":" in address else address
 
 
 def _is_ready(health_url: str) -> bool:

@@ -175,6 +175,7 @@ def test_nobody_listens_to_strangers_by_accident(
     starts: bool,
 ) -> None:
     monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "0")
     tree = yaml.safe_load(config.read_text())
     tree["http_options"]["host"] = host
     tree["applications"][0]["args"] |= args
@@ -182,6 +183,24 @@ def test_nobody_listens_to_strangers_by_accident(
     assert cli.main(["serve", str(config)]) == (0 if starts else 2)
     assert bool(server.started) == starts
     assert starts or "tenants" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_haproxy", [True, False])
+def test_by_the_sixth_version_of_ip_only_pythons_proxy_serves(
+    config: Path,
+    server: type[FakeServer],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    has_haproxy: bool,
+) -> None:
+    """HAProxy found no gateway, and a quarter of an hour later the start was given up."""
+    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: has_haproxy)
+    config.write_text(config.read_text().replace("host: 127.0.0.1", "host: '::1'"))
+    assert cli.main(["serve", str(config)]) == (2 if has_haproxy else 0)
+    told = capsys.readouterr()
+    assert ("RAY_SERVE_ENABLE_HA_PROXY=0" in told.err) == has_haproxy
+    assert ("Ready after 0 s at http://[::1]:8000\n" in told.out) == (not has_haproxy)
 
 
 def test_a_stale_note_of_a_cluster_is_named(
