@@ -1,6 +1,6 @@
 """The two kinds of JSON objects: strict ones from clients, and ours.
 
-Nothing is ignored: a field is either done, or asks for nothing (`NEUTRAL`), or is refused by name.
+Nothing is ignored: a field is either done, or asks for nothing (`NEUTRAL`, and null whatever its name), or is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_LIKENESS = 0.8
 
 
 class WireRequest(BaseModel):
-    """A JSON object from a client: no coercion, no NaN, no unknown field.
+    """A JSON object from a client: no coercion, no NaN, no unknown field with a value.
 
     Attributes:
         NEUTRAL: fields of OpenAI's and of vLLM's that we know and do not do, each with the values that ask for
@@ -54,6 +54,8 @@ class WireRequest(BaseModel):
             if name in known:
                 kept[name] = value
             elif name not in cls.NEUTRAL:
+                if value is None:
+                    continue  # clients send items back as they hold them, with the fields of newer versions
                 raise _unknown_field(name, [*known, *cls.NEUTRAL])
             elif not any(value == neutral and type(value) is type(neutral) for neutral in cls.NEUTRAL[name]):
                 raise PydanticCustomError("unsupported_parameter", "this server does not do it yet", {"field": name})
