@@ -57,6 +57,7 @@ class Border:
                 headers = MutableHeaders(scope=message)
                 if self._sends_request_id:
                     headers[_ID_HEADER] = request_id
+                headers["request-id"] = request_id  # where Anthropic's clients look for it
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - started_s) * 1000))
                 headers.setdefault("cache-control", "no-store")
                 headers.update(response_headers)
