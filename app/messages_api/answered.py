@@ -30,6 +30,8 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""By this Anthropic's clients, which ask for threads by themselves, go on without: with the whole conversation."""
 
 
 def message(head: ResponseHead, answer: Answer, *, max_tokens: int) -> MessageObject:
@@ -61,7 +63,8 @@ def error_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]
     """Return an error in Anthropic's shape; the field is named in its sentence."""
     detail = error.body()["error"]
     kind = _ERROR_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    told = MessagesErrorDetail(type=kind, message=detail["message"] or "")
+    details = _NO_THREADS if error.param == "thread" else None
+    told = MessagesErrorDetail(type=kind, message=detail["message"] or "", details=details)
     return MessagesError(error=told, request_id=request_id).model_dump(mode="json")
 
 

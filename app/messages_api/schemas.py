@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName
-from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, missing, refuse_types
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse, WithoutUnused, missing, refuse_types
 
 _CACHE_HINT: tuple[object, ...] = (
     None,
@@ -159,6 +159,7 @@ class CountRequest(WireRequest):
         "mcp_servers": (None, []),
         "diagnostics": ASKS_NOTHING,
         "speed": (None, "standard"),
+        "thread": ASKS_NOTHING,
     }
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
@@ -226,11 +227,14 @@ class TokenCount(WireResponse):
     input_tokens: int
 
 
-class MessagesErrorDetail(WireResponse):
+class MessagesErrorDetail(WithoutUnused):
     """What is wrong."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("details",)
 
     type: str
     message: str
+    details: dict[str, Any] | None = Field(default=None, description="What a client can act on, where there is any.")
 
 
 class MessagesError(WireResponse):

@@ -132,6 +132,16 @@ async def test_errors_have_anthropic_s_shape(client: httpx.AsyncClient, gateway:
     assert (await streamed(client))[-1]["error"]["type"] == "api_error"
 
 
+async def test_a_client_that_asks_for_a_thread_learns_how_to_go_on_without(client: httpx.AsyncClient) -> None:
+    response = await client.post(PATH, json=GOOD | {"thread": {"type": "create"}})
+    assert (response.status_code, response.json()["error"]["details"]) == (
+        400,
+        {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+    )
+    assert (await client.post(PATH, json=GOOD | {"thread": None})).status_code == 200
+    assert "details" not in (await client.post(PATH, json=GOOD | {"max_tokens": 0})).json()["error"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "kind"),
     [

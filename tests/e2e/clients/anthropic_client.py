@@ -56,6 +56,18 @@ cut = client.messages.create(messages=QUESTION, **OPTIONS | {"max_tokens": 5})
 assert cut.stop_reason == "max_tokens"
 begun = [*QUESTION, {"role": "assistant", "content": "os.getcwd:"}]
 assert client.messages.create(messages=begun, **OPTIONS).content[0].text.startswith(" Return")
+
+
+@anthropic.beta_tool
+def look_up(module: str) -> str:
+    """Looks a module up."""
+    return module
+
+
+# It asks for a thread by itself, and goes on without where there is none.
+runner = client.beta.messages.tool_runner(messages=QUESTION, tools=[look_up], **OPTIONS)
+assert "working directory" in runner.until_done().content[0].text  # type: ignore[union-attr]
+
 shaped = {"format": {"type": "json_schema", "schema": SCHEMA}}
 assert '"module"' in client.messages.create(messages=QUESTION, output_config=shaped, **OPTIONS).content[0].text
 
@@ -70,3 +82,4 @@ for change, error, words in (
         client.messages.create(messages=QUESTION, **body | {"extra_body": extra})
     assert refused.value.body["type"] == "error"  # type: ignore[index]
     assert words in refused.value.body["error"]["message"]  # type: ignore[index]
+    assert refused.value.request_id == refused.value.body["request_id"]  # type: ignore[index]
