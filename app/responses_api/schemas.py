@@ -12,6 +12,9 @@ from app.schemas.tools import FunctionName
 from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, missing, refuse_types
 
 _FOREIGN_PARTS = ("input_image", "input_file", "input_audio")
+_NO_REFERENCES = (
+    "no item is kept to be referred to; send the item itself, as clients do where they are told 'store: false'"
+)
 
 
 class InputPart(WireRequest):
@@ -73,6 +76,7 @@ class InputItem(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _has_what_its_type_needs(cls, data: Any) -> Any:
+        refuse_types(data, "item_reference".__eq__, _NO_REFERENCES)
         if not isinstance(data, dict):
             return data
         kind = data.get("type") or "message"

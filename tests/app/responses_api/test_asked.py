@@ -104,6 +104,13 @@ def test_every_option_reaches_the_chat() -> None:
     }
 
 
+async def test_who_refers_to_an_item_is_told_to_send_it(client: httpx.AsyncClient) -> None:
+    body = {"model": "base", "input": [{"type": "item_reference", "id": "msg_1"}]}
+    error = (await client.post("/v1/responses", json=body)).json()["error"]
+    assert (error["param"], error["code"]) == ("input[0].type", "unsupported_value")
+    assert "'store: false'" in error["message"]
+
+
 TOOL = {"type": "function", "name": "f"}
 
 
