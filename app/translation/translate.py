@@ -61,7 +61,7 @@ def chat_generations(
         raise RequestError(
             "'max_tokens' is the older name of 'max_completion_tokens'; set one of them.", field="max_tokens"
         )
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise RequestError("'top_logprobs' needs 'logprobs' to be true.", field="top_logprobs")
     base = _generation(body, prompt, limits, body.max_completion_tokens or body.max_tokens)
     if body.priority is not None and served_tier(body) not in (None, "default"):
@@ -108,7 +108,9 @@ def text_generations(
         base = _generation(body, prompt, limits, body.max_tokens)
         asked = [count for count in (body.prompt_logprobs, body.logprobs if body.echo else None) if count is not None]
         params = replace(base.params, num_logprobs=scores, num_prompt_logprobs=max(asked, default=None))
-        bases.append(replace(base, params=params, echoes=bool(body.echo), grammar=grammar))
+        # Of the default nobody has to be told that the context has no room for it.
+        clips = "max_tokens" not in body.model_fields_set
+        bases.append(replace(base, params=params, echoes=bool(body.echo), grammar=grammar, clips_max_tokens=clips))
     # Of `n` and `best_of` the one that says how many there are.
     field = "n" if num_answers == num_wanted else "best_of"
     choices = _choices(bases, num_answers, limits, request_id, _seed(body, draw_seed), field=field)

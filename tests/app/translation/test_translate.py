@@ -166,12 +166,17 @@ def test_what_contradicts_itself_or_is_too_much_is_refused(fields: dict[str, Any
     assert wrong.value.field == field
 
 
+def test_only_a_length_that_was_asked_for_has_to_fit() -> None:
+    assert [choices(**asked)[0].clips_max_tokens for asked in ({}, {"max_tokens": 16})] == [True, False]
+
+
 def test_scores_are_asked_for_as_each_endpoint_has_them() -> None:
     assert translate(logprobs=True).params.num_logprobs == 0
     assert translate(logprobs=True, top_logprobs=5).params.num_logprobs == 5
     assert translate(logprobs=False).params.num_logprobs is None
     with pytest.raises(RequestError, match="needs 'logprobs'"):
         translate(top_logprobs=5)
+    assert translate(top_logprobs=0).params.num_logprobs is None
     with_echo = choices(logprobs=2, echo=True, max_tokens=0)[0]
     assert (with_echo.params.num_logprobs, with_echo.params.num_prompt_logprobs) == (2, 2)
     assert (with_echo.echoes, with_echo.max_tokens) == (True, 1)
