@@ -48,6 +48,8 @@ def chat_of(body: CountRequest) -> ChatCompletionRequest:
             messages.append(Message(role=turn.role, content=blocks))
         elif turn.role == "user":
             messages += _of_user(blocks, f"messages[{index}].content")
+        elif turn.role == "system":
+            messages.append(_of_system(blocks, f"messages[{index}].content"))
         else:
             messages.append(_of_assistant(blocks, f"messages[{index}].content"))
     choice = body.tool_choice
@@ -111,6 +113,11 @@ def _of_user(blocks: Sequence[ContentBlock], field: str) -> Iterator[Message]:
     text = "".join(block.text or "" for block in blocks if block.type == "text")
     if text or all(block.type == "text" for block in blocks):
         yield Message(role="user", content=text)
+
+
+def _of_system(blocks: Sequence[ContentBlock], field: str) -> Message:
+    _check(blocks, ("text",), field)
+    return Message(role="system", content="\n\n".join(block.text or "" for block in blocks))
 
 
 def _of_assistant(blocks: Sequence[ContentBlock], field: str) -> Message:

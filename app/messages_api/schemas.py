@@ -16,6 +16,13 @@ _CACHE_HINT: tuple[object, ...] = (
     *({"type": "ephemeral", "ttl": t} for t in ("5m", "1h")),
 )
 """Prefixes are cached without a hint."""
+_KEEPS_ALL: tuple[object, ...] = (
+    None,
+    {"edits": []},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "all"}}]},
+)
+"""Nothing is taken out of a conversation here; coding agents ask for just that."""
 _FOREIGN_BLOCKS = (
     "image",
     "document",
@@ -39,7 +46,7 @@ class ContentBlock(WireRequest):
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "cache_control": _CACHE_HINT,
         "citations": (None, [], {"enabled": False}),
-        "caller": ASKS_NOTHING,
+        "caller": (None, {"type": "direct"}),
         "toolset_name": ASKS_NOTHING,
     }
 
@@ -69,7 +76,7 @@ class ContentBlock(WireRequest):
 class Turn(WireRequest):
     """One turn of a conversation."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[ContentBlock]
 
 
@@ -155,7 +162,7 @@ class CountRequest(WireRequest):
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "cache_control": _CACHE_HINT,
-        "context_management": ASKS_NOTHING,
+        "context_management": _KEEPS_ALL,
         "mcp_servers": (None, []),
         "diagnostics": ASKS_NOTHING,
         "speed": (None, "standard"),

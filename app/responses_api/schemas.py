@@ -61,7 +61,8 @@ class InputItem(WireRequest):
         "encrypted_content": ASKS_NOTHING,
         "phase": (None, "commentary", "final_answer"),
         "namespace": ASKS_NOTHING,
-        "caller": ASKS_NOTHING,
+        "caller": (None, {"type": "direct"}),
+        "async": (None, False),
     }
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
@@ -95,7 +96,12 @@ class InputItem(WireRequest):
 class FunctionTool(WireRequest):
     """A function that the model may call."""
 
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"defer_loading": (None, False), "output_schema": ASKS_NOTHING}
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "allowed_callers": (None, ["direct"]),
+        "async": (None, False),
+        "defer_loading": (None, False),
+        "output_schema": ASKS_NOTHING,
+    }
 
     type: Literal["function"]
     name: FunctionName
@@ -164,7 +170,8 @@ class ReasoningOptions(WireRequest):
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "summary": (None, "auto"),
         "generate_summary": ASKS_NOTHING,
-        "context": ASKS_NOTHING,
+        "context": (None, "auto"),
+        "mode": (None, "standard"),
     }
 
     effort: ReasoningEffort | None = None
@@ -182,8 +189,10 @@ class ResponsesRequest(WireRequest):
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "access_programs": ASKS_NOTHING,
         "background": (None, False),
+        "background_options": ASKS_NOTHING,
         "context_management": (None, []),
         "conversation": ASKS_NOTHING,
+        "image": ASKS_NOTHING,
         "max_tool_calls": ASKS_NOTHING,
         "moderation": ASKS_NOTHING,
         "prompt": ASKS_NOTHING,

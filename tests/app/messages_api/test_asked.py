@@ -28,7 +28,7 @@ def test_blocks_become_the_turns_of_a_chat() -> None:
             "content": [
                 {"type": "thinking", "thinking": "Hm.", "signature": ""},
                 {"type": "text", "text": "I look.", "citations": None},
-                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": "é"}, "caller": None},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"a": "é"}, "caller": {"type": "direct"}},
             ],
         },
         {
@@ -38,6 +38,7 @@ def test_blocks_become_the_turns_of_a_chat() -> None:
                 {"type": "text", "text": "Go on.", "cache_control": {"type": "ephemeral"}},
             ],
         },
+        {"role": "system", "content": [{"type": "text", "text": "Be"}, {"type": "text", "text": "briefer."}]},
     ]
     found = chat(messages=messages, system=[{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}])
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
@@ -47,6 +48,7 @@ def test_blocks_become_the_turns_of_a_chat() -> None:
         {"role": "assistant", "content": "I look.", "tool_calls": [call], "reasoning_content": "Hm."},
         {"role": "tool", "content": "5", "tool_call_id": "1"},
         {"role": "user", "content": "Go on."},
+        {"role": "system", "content": "Be\n\nbriefer."},
     ]
     assert "continue_final_message" not in found
     begun = [*messages[:1], {"role": "assistant", "content": "So"}]
@@ -76,6 +78,7 @@ def test_every_option_reaches_the_chat(choice: dict[str, Any], expected: dict[st
         tools=[TOOL | {"description": "D", "strict": True}],
         tool_choice=choice,
         thinking={"type": "adaptive"},
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
         output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}},
     )
     function = {"name": "f", "description": "D", "parameters": schema, "strict": True}
@@ -108,7 +111,9 @@ def test_a_model_thinks_only_where_it_is_asked_to() -> None:
     [
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "system", "content": [TOOL_USE]}]}, "messages[0].content[0].type"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (
