@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from app.responses_api.schemas import InputItem, InputPart, ResponsesRequest, ResponseToolChoice
+from app.responses_api.schemas import (
+    InputItem,
+    InputPart,
+    InputTokensRequest,
+    ResponsesRequest,
+    ResponseToolChoice,
+)
 from app.schemas.chat import ChatCompletionRequest, Message
 from app.schemas.structured import JsonSchemaFormat, ResponseFormat
 from app.schemas.tools import (
@@ -33,7 +40,7 @@ FIELD_NAMES = {
 """What a chat's fields are called here."""
 
 
-def chat_of(body: ResponsesRequest) -> ChatCompletionRequest:
+def chat_of(body: InputTokensRequest) -> ChatCompletionRequest:
     """Return the chat.
 
     Raises:
@@ -52,28 +59,34 @@ def chat_of(body: ResponsesRequest) -> ChatCompletionRequest:
         messages += _messages(body.input)
     if len(messages) == (body.instructions is not None):
         raise RequestError("'input' must not be empty.", field="input")
-    tells_scores = "message.output_text.logprobs" in (body.include or ())
-    if body.top_logprobs and not tells_scores:
-        raise RequestError("'top_logprobs' needs 'message.output_text.logprobs' in 'include'.", field="top_logprobs")
     return ChatCompletionRequest(
         model=body.model,
         messages=messages,
-        max_completion_tokens=body.max_output_tokens,
-        temperature=body.temperature,
-        top_p=body.top_p,
-        logprobs=tells_scores or None,
-        top_logprobs=body.top_logprobs if tells_scores else None,
         response_format=_format(body),
-        service_tier=body.service_tier,
         tools=[function_tool(t.name, t.description, t.parameters, t.strict) for t in body.tools or ()],
         tool_choice=_choice(body.tool_choice) if isinstance(body.tool_choice, ResponseToolChoice) else body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
-        prompt_cache_key=body.prompt_cache_key,
-        prompt_cache_options=body.prompt_cache_options,
-        prompt_cache_retention=body.prompt_cache_retention,
-        user=body.user,
+        **(_sampling(body) if isinstance(body, ResponsesRequest) else {}),
     )
+
+
+def _sampling(body: ResponsesRequest) -> dict[str, Any]:
+    tells_scores = "message.output_text.logprobs" in (body.include or ())
+    if body.top_logprobs and not tells_scores:
+        raise RequestError("'top_logprobs' needs 'message.output_text.logprobs' in 'include'.", field="top_logprobs")
+    return {
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "logprobs": tells_scores or None,
+        "top_logprobs": body.top_logprobs if tells_scores else None,
+        "service_tier": body.service_tier,
+        "prompt_cache_key": body.prompt_cache_key,
+        "prompt_cache_options": body.prompt_cache_options,
+        "prompt_cache_retention": body.prompt_cache_retention,
+        "user": body.user,
+    }
 
 
 def _messages(items: Sequence[InputItem]) -> list[Message]:
@@ -118,7 +131,7 @@ def _text(content: object) -> str:
     return str(content or "")
 
 
-def _format(body: ResponsesRequest) -> ResponseFormat | None:
+def _format(body: InputTokensRequest) -> ResponseFormat | None:
     wanted = None if body.text is None else body.text.format
     if wanted is None:
         return None

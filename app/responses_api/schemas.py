@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: OpenAI's Responses, without a memory of earlier ones."""
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`: OpenAI's Responses, without a memory of earlier ones."""
 
 from __future__ import annotations
 
@@ -183,48 +183,64 @@ class ResponseStreamOptions(WireRequest):
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"include_obfuscation": (None, False)}
 
 
-class ResponsesRequest(WireRequest):
-    """Ask for one response. Nothing of it is kept: the whole conversation comes with every request."""
+class InputTokensRequest(WireRequest):
+    """Ask how many tokens an input has."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
-        "access_programs": ASKS_NOTHING,
-        "background": (None, False),
-        "background_options": ASKS_NOTHING,
-        "context_management": (None, []),
         "conversation": ASKS_NOTHING,
-        "image": ASKS_NOTHING,
-        "max_tool_calls": ASKS_NOTHING,
-        "moderation": ASKS_NOTHING,
-        "prompt": ASKS_NOTHING,
-        "store": (None, False),
+        "personality": ASKS_NOTHING,
         "truncation": (None, "disabled"),
     }
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
     input: str | list[InputItem] = Field(description="A text, or the conversation as items.")
     instructions: str | None = Field(default=None, description="A system message before the input.")
+    parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = Field(default=None, description="Refused: no response is kept.")
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    tools: list[FunctionTool] | None = None
+
+
+class ResponsesRequest(InputTokensRequest):
+    """Ask for one response. Nothing of it is kept: the whole conversation comes with every request."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = InputTokensRequest.NEUTRAL | {
+        "access_programs": ASKS_NOTHING,
+        "background": (None, False),
+        "background_options": ASKS_NOTHING,
+        "context_management": (None, []),
+        "image": ASKS_NOTHING,
+        "max_tool_calls": ASKS_NOTHING,
+        "moderation": ASKS_NOTHING,
+        "prompt": ASKS_NOTHING,
+        "store": (None, False),
+    }
+
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         default=None, description="`message.output_text.logprobs` tells scores; thoughts are told anyway, in the open."
     )
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     metadata: Metadata | None = Field(default=None, description="Repeated in the response.")
-    parallel_tool_calls: bool | None = None
-    previous_response_id: str | None = Field(default=None, description="Refused: no response is kept.")
     prompt_cache_key: str | None = Field(default=None, max_length=256)
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-    reasoning: ReasoningOptions | None = None
     safety_identifier: str | None = Field(default=None, max_length=128)
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     temperature: float | None = Field(default=None, ge=0, le=2)
-    text: TextOptions | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
-    tools: list[FunctionTool] | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     top_p: float | None = Field(default=None, ge=0, le=1)
     user: str | None = Field(default=None, max_length=512)
+
+
+class InputTokenCount(WireResponse):
+    """How many tokens an input has."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
 
 
 class InputTokensDetails(WireResponse):

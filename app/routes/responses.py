@@ -1,4 +1,4 @@
-"""`POST /v1/responses`."""
+"""`POST /v1/responses` and `POST /v1/responses/input_tokens`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from app.http.json_route import JsonResponse, JsonRoute
 from app.http.sse import EventStream
 from app.responses_api.answered import ResponseFrames, ResponseWriter
 from app.responses_api.asked import FIELD_NAMES, chat_of
-from app.responses_api.schemas import ResponseObject, ResponsesRequest
+from app.responses_api.schemas import InputTokenCount, InputTokensRequest, ResponseObject, ResponsesRequest
 from app.routes.context import ERRORS, Context
 from app.translation.streaming import EventBatches, collect
-from app.translation.translate import chat_generations
+from app.translation.translate import chat_generations, whole_chat_prompt
 
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
@@ -31,3 +31,12 @@ async def create_response(body: ResponsesRequest, context: Context) -> Response:
             return EventStream(events, ResponseFrames(writer), request_id=context.request_id)
         (answer,) = await collect(answers)
     return JsonResponse(writer.whole(answer))
+
+
+@router.post("/v1/responses/input_tokens", response_model=InputTokenCount, responses=ERRORS)
+async def count_input_tokens(body: InputTokensRequest, context: Context) -> Response:
+    """Say how many tokens an input has."""
+    with renamed_fields(FIELD_NAMES):
+        prompt = whole_chat_prompt(chat_of(body), context.limits)
+        found = await context.gateway.tokenize(body.model, prompt, with_texts=False)
+    return JsonResponse(InputTokenCount(input_tokens=len(found.token_ids)))

@@ -156,3 +156,15 @@ async def test_a_wrong_request_is_a_400_that_names_the_field_as_it_was_written(
     assert error["param"] == param
     assert f"'{param}'" in error["message"]
     assert gateway.requests == []
+
+
+async def test_tokens_are_counted_as_they_would_be_read(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
+    body = {"model": "base", "input": "Hi", "tools": [TOOL], "instructions": "Be brief."}
+    counted = (await client.post("/v1/responses/input_tokens", json=body)).json()
+    assert counted == {"object": "response.input_tokens", "input_tokens": counted["input_tokens"]}
+    assert counted["input_tokens"] > 0
+    (prompt,) = gateway.tokenized
+    assert [message.role for message in prompt.messages] == ["system", "user"]  # type: ignore[union-attr]
+    assert [tool.name for tool in prompt.tools] == ["f"]  # type: ignore[union-attr]
+    wrong = await client.post("/v1/responses/input_tokens", json=body | {"temperature": 0})
+    assert wrong.json()["error"]["param"] == "temperature"
