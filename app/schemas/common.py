@@ -32,6 +32,7 @@ class SamplingFields(WireRequest):
 
     # Of vLLM, whose clients write out defaults. Spaces between special tokens show in no text without such tokens.
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "include_reasoning": (None, True),
         "include_stop_str_in_output": (None, False),
         "kv_transfer_params": ASKS_NOTHING,
         "logits_processors": (None, []),
@@ -40,7 +41,7 @@ class SamplingFields(WireRequest):
         "skip_special_tokens": (None, True),
         "spaces_between_special_tokens": (None, True, False),
         "truncate_prompt_tokens": ASKS_NOTHING,
-        "vllm_xargs": ASKS_NOTHING,
+        "vllm_xargs": (None, {}),
     }
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")

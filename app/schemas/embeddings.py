@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from app.schemas.completions import WirePrompt
-from app.schemas.wire import WireRequest, WireResponse
+from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
 
 
 class EmbeddingsRequest(WireRequest):
     """Ask for a vector of each input: the final hidden states of a base model, or of one with an adapter, pooled."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "add_special_tokens": (None, True),
+        "priority": (None, 0),
+        "truncate_prompt_tokens": ASKS_NOTHING,
+    }
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
     input: WirePrompt = Field(description="Text or token ids; an array of either asks for several vectors.")

@@ -33,7 +33,7 @@ def with_beams(
         RequestError: the search cannot be combined with something else that is asked for.
     """
     if not body.use_beam_search:
-        if body.length_penalty is not None:
+        if body.length_penalty not in (None, 1):
             raise RequestError("'length_penalty' needs 'use_beam_search' to be true.", field="length_penalty")
         return tuple(generations)
     if body.stream:

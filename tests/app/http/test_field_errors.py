@@ -357,12 +357,6 @@ def test_nothing_of_pydantic_reaches_a_client() -> None:
                 assert not re.search(r"should|pydantic|\bInput\b|function-", error.message), (error.message, body)
 
 
-async def test_a_null_asks_for_nothing_whatever_its_name(client: httpx.AsyncClient) -> None:
-    newer = {"field_of_a_later_client": None}
-    answer = await client.post(CHAT, json={"model": "base", "messages": [USER | newer]} | newer)
-    assert answer.status_code == 200
-
-
 async def test_codes_tell_unknown_from_unsupported_from_wrong(client: httpx.AsyncClient) -> None:
     codes = {}
     for change in (

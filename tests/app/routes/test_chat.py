@@ -22,6 +22,13 @@ def events(text: str) -> list[Any]:
     return [frame[6:] if frame == "data: [DONE]" else json.loads(frame[6:]) for frame in frames]
 
 
+async def test_what_spells_out_a_default_is_taken(client: httpx.AsyncClient) -> None:
+    for change in ({"length_penalty": 1.0}, {"include_reasoning": True}, {"vllm_xargs": {}}, {"later_field": None}):
+        assert (await client.post(PATH, json=GOOD | change)).status_code == 200, change
+    turn = GOOD["messages"][0] | {"later_field": None}
+    assert (await client.post(PATH, json=GOOD | {"messages": [turn]})).status_code == 200
+
+
 async def test_an_answer_has_every_field_of_the_contract(client: httpx.AsyncClient) -> None:
     answer = (await client.post(PATH, json=GOOD)).json()
     ChatCompletion.model_validate(answer)

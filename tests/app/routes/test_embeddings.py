@@ -18,7 +18,7 @@ PATH = "/v1/embeddings"
 
 
 async def test_the_answer_is_openais(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
-    response = await client.post(PATH, json={"model": "base", "input": ["a", "b"], "user": "u"})
+    response = await client.post(PATH, json={"model": "base", "input": ["a", "b"], "user": "u", "priority": 0})
     assert response.json() == {
         "object": "list",
         "data": [

@@ -46,7 +46,7 @@ async def test_a_chat_has_as_many_beams_as_answers(client: httpx.AsyncClient, ga
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"length_penalty": 11}, "length_penalty"),
-        ({"use_beam_search": False, "length_penalty": 1}, "length_penalty"),
+        ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
     ],
 )
 async def test_what_cannot_be_searched_for_is_refused_by_name(
