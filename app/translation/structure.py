@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, StructTag, grammar_from
 
 from app.translation.bounds import check_count, check_depth
-from deployments.gateway.grammars import JSON_STYLE
+from deployments.gateway.grammars import JSON_STYLE, without_hints
 from deployments.generation import Grammar
 from engine.errors import RequestError
 
@@ -85,14 +85,14 @@ def _of_tags(wanted: StructuralTag, limits: LimitSettings, field: str) -> str:
         if trigger is None:
             raise RequestError(f"'{field}': no trigger begins the structure {structure.begin[:64]!r}.", field=field)
         _check_schema(structure.schema_, limits, field)
-        schema = {"x-guidance": JSON_STYLE, **structure.schema_}
+        schema = {"x-guidance": JSON_STYLE, **without_hints(structure.schema_)}
         tags.append(StructTag(trigger=trigger, begin=structure.begin, grammar=schema, end=structure.end))
     return StructTag.to_grammar(tags, assume_special=False)
 
 
 def _of_schema(schema: Any, limits: LimitSettings, field: str) -> str:
     _check_schema(schema, limits, field)
-    return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
+    return LLMatcher.grammar_from_json_schema(without_hints(schema), defaults=JSON_STYLE)
 
 
 def _check_schema(schema: Any, limits: LimitSettings, field: str) -> None:

@@ -17,6 +17,10 @@ from engine.errors import RequestError
 JSON_STYLE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n]{1,24}"}
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
+_HINTS = frozenset({"password", "binary", "path", "file-path", "directory-path"})
+"""Formats that any text has: what pydantic writes of a secret, of bytes and of paths."""
+_VALUES = frozenset({"const", "default", "enum", "examples"})
+
 MAX_KNOWN = 256
 MAX_REASON_CHARS = 300
 
@@ -41,13 +45,26 @@ async def followable(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     return await asyncio.to_thread(lambda: tuple(_followable(index, tool) for index, tool in enumerate(tools)))
 
 
+def without_hints(schema: Any) -> Any:
+    """Return a schema without the formats that rule nothing out; the grammar library refuses what it does not know."""
+    if isinstance(schema, list):
+        return [without_hints(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: value if name in _VALUES else without_hints(value)
+        for name, value in schema.items()
+        if not (name == "format" and isinstance(value, str) and value in _HINTS)
+    }
+
+
 def unfollowable(field: str, reason: str) -> RequestError:
     """Return the refusal of a field whose grammar cannot be followed."""
     return RequestError(f"'{field}' cannot be followed: {reason}", field=field)
 
 
 def _followable(index: int, tool: ToolSpec) -> ToolSpec:
-    parameters = tool.parameters or NO_PARAMETERS
+    parameters = without_hints(tool.parameters or NO_PARAMETERS)
     if parameters.get("type") != "object":
         parameters = parameters | {"type": "object"}
     reason = _reason_against(LLMatcher.grammar_from_json_schema(parameters, defaults=JSON_STYLE))

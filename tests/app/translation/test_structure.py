@@ -42,7 +42,10 @@ def test_free_text_has_no_grammar() -> None:
     assert of_chat(response_format=None, structured_outputs=None) is None
 
 
-@pytest.mark.parametrize("wanted", [{"type": "json_object"}, json_schema(SCHEMA), json_schema({})])
+SECRET = {"type": "object", "properties": {"key": {"type": "string", "format": "password", "writeOnly": True}}}
+
+
+@pytest.mark.parametrize("wanted", [{"type": "json_object"}, json_schema(SCHEMA), json_schema({}), json_schema(SECRET)])
 def test_a_response_format_becomes_a_grammar_that_can_be_followed(wanted: dict[str, Any]) -> None:
     grammar = of_chat(response_format=wanted)
     assert grammar is not None
@@ -59,6 +62,7 @@ def test_a_response_format_becomes_a_grammar_that_can_be_followed(wanted: dict[s
         {"grammar": 'start: "a" | "b" start'},
         {"grammar": 'root ::= "a" | "b" root'},
         {"structural_tag": TAG},
+        {"structural_tag": TAG | {"structures": [{"begin": "<call>", "schema": SECRET, "end": "</call>"}]}},
     ],
     ids=lambda wanted: next(iter(wanted)),
 )

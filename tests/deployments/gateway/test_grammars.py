@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher
 
 from deployments.gateway import grammars
-from deployments.gateway.grammars import check_grammar, followable
+from deployments.gateway.grammars import check_grammar, followable, without_hints
 from deployments.generation import Grammar, ToolSpec
 from engine.errors import RequestError
 
@@ -20,6 +20,20 @@ async def test_a_good_grammar_passes_and_a_bad_one_names_its_field() -> None:
         assert refused.value.field == "response_format"
         assert "\n" not in refused.value.message
         assert len(refused.value.message) < 400
+
+
+async def test_a_format_that_any_text_has_is_no_reason_against_a_tool() -> None:
+    parameters = {"type": "object", "properties": {"path": {"type": "string", "format": "path"}}}
+    (tool,) = await followable([ToolSpec(name="x", parameters=parameters, is_strict=True)])
+    assert tool.parameters == {"type": "object", "properties": {"path": {"type": "string"}}}
+    parameters["properties"]["path"]["format"] = "regex"  # type: ignore[index]
+    with pytest.raises(RequestError, match="Unknown format: regex"):
+        await followable([ToolSpec(name="x", parameters=parameters, is_strict=True)])
+
+
+def test_only_the_keyword_is_taken_out_of_a_schema() -> None:
+    held = {"properties": {"format": {"type": "string"}}, "enum": [{"format": "path"}], "required": ["format"]}
+    assert without_hints({"anyOf": [held, {"format": "password"}]}) == {"anyOf": [held, {}]}
 
 
 async def test_a_schema_that_the_library_panics_at_is_refused() -> None:
