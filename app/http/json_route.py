@@ -11,6 +11,7 @@ import orjson
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from app.http.errors import ApiError
@@ -30,9 +31,17 @@ class JsonResponse(Response):
 def error_response(error: ApiError, scope: Scope) -> JsonResponse:
     """Return the answer for an error, in the shape of the API that was asked."""
     body: dict[str, Any] = error.body()
-    if f"{scope['path']}/".startswith("/v1/messages/"):
+    if wants_anthropic_shape(scope):
         body = error_body(error, scope["state"]["request_id"])
     return JsonResponse(body, status_code=error.status, headers=error.headers)
+
+
+def wants_anthropic_shape(scope: Scope) -> bool:
+    """Tell whether one of Anthropic's clients asks; where both kinds do, theirs say so in a header."""
+    path = f"{scope['path']}/"
+    return path.startswith("/v1/messages/") or (
+        path.startswith("/v1/models/") and "anthropic-version" in Headers(scope=scope)
+    )
 
 
 class JsonRequest(Request):

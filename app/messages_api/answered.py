@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -14,8 +16,11 @@ from app.messages_api.schemas import (
     MessagesErrorDetail,
     MessagesTokensDetails,
     MessagesUsage,
+    ModelInfo,
+    ModelPage,
     StopReason,
 )
+from app.schemas.models import Model
 from app.translation.blocks import Block, BlockKind, BlockReader, Step, blocks_of
 from app.translation.render import ResponseHead
 from app.translation.streaming import Answer, ChoiceEvent
@@ -57,6 +62,23 @@ def stop_reason(finished: Finished, max_tokens: int) -> StopReason:
         case EndReason.CONTENT_FILTER:
             return "refusal"
     return "end_turn" if finished.stop is None else "stop_sequence"
+
+
+def model_info(model: Model) -> ModelInfo:
+    """Return a servable name in Anthropic's shape."""
+    return ModelInfo(
+        id=model.id,
+        display_name=model.id,
+        created_at=datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        max_input_tokens=model.max_model_len,
+        max_tokens=model.max_model_len,
+    )
+
+
+def model_page(models: Sequence[Model]) -> ModelPage:
+    """Return all servable names in Anthropic's shape."""
+    infos = [model_info(model) for model in models]
+    return ModelPage(data=infos, first_id=infos[0].id if infos else None, last_id=infos[-1].id if infos else None)
 
 
 def error_body(error: ApiError, request_id: str | None = None) -> dict[str, Any]:

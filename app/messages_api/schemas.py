@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: Anthropic's Messages."""
+"""`POST /v1/messages`: Anthropic's Messages; and models as its clients read them."""
 
 from __future__ import annotations
 
@@ -232,6 +232,31 @@ class TokenCount(WireResponse):
     """How many tokens a prompt has."""
 
     input_tokens: int
+
+
+class ModelInfo(WireResponse):
+    """A servable name, as Anthropic's clients read it."""
+
+    type: Literal["model"] = "model"
+    id: str
+    display_name: str
+    created_at: str = Field(description="RFC 3339, at which the name was declared.")
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int = Field(description="Context length in tokens, of the prompt and the answer together.")
+    max_tokens: int = Field(description="Likewise.")
+    capabilities: None = None
+    deprecated_at: None = None
+    line: None = None
+    retires_at: None = None
+
+
+class ModelPage(WireResponse):
+    """Every servable name: there is one page."""
+
+    data: list[ModelInfo]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False] = False
 
 
 class MessagesErrorDetail(WithoutUnused):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
-from app.http.json_route import JsonResponse, JsonRoute
+from app.http.json_route import JsonResponse, JsonRoute, wants_anthropic_shape
+from app.messages_api.answered import model_info, model_page
+from app.messages_api.schemas import ModelInfo, ModelPage
 from app.routes.context import ERRORS, Context
 from app.schemas.models import Model, ModelList
 from app.translation import render
@@ -13,16 +15,18 @@ from deployments.errors import unknown_model
 router = APIRouter(route_class=JsonRoute, tags=["models"])
 
 
-@router.get("/v1/models", response_model=ModelList, responses=ERRORS)
-async def list_models(context: Context) -> Response:
-    """List every base model and adapter."""
-    return JsonResponse(ModelList(data=[render.model(card) for card in context.gateway.models()]))
+@router.get("/v1/models", response_model=ModelList | ModelPage, responses=ERRORS)
+async def list_models(request: Request, context: Context) -> Response:
+    """List every base model and adapter; in Anthropic's shape where `anthropic-version` is among the headers."""
+    models = [render.model(card) for card in context.gateway.models()]
+    return JsonResponse(model_page(models) if wants_anthropic_shape(request.scope) else ModelList(data=models))
 
 
-@router.get("/v1/models/{model:path}", response_model=Model, responses=ERRORS)
-async def retrieve_model(model: str, context: Context) -> Response:
-    """Describe one base model, adapter or version of an adapter."""
+@router.get("/v1/models/{model:path}", response_model=Model | ModelInfo, responses=ERRORS)
+async def retrieve_model(model: str, request: Request, context: Context) -> Response:
+    """Describe one base model, adapter or version of an adapter, in the shape of the list."""
     card = context.gateway.model(model)
     if card is None:
         raise unknown_model(model)
-    return JsonResponse(render.model(card))
+    found = render.model(card)
+    return JsonResponse(model_info(found) if wants_anthropic_shape(request.scope) else found)

@@ -23,3 +23,23 @@ async def test_names_that_do_not_exist_are_a_404_whatever_they_hold(client: http
         assert response.status_code == 404, name
         assert response.json()["error"]["code"] == "model_not_found"
         assert len(response.text) < 500
+
+
+async def test_anthropic_s_clients_read_models_in_their_own_shape(client: httpx.AsyncClient) -> None:
+    theirs = {"anthropic-version": "2023-06-01"}
+    page = (await client.get("/v1/models", headers=theirs)).json()
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("base", "shout", False)
+    model = (await client.get("/v1/models/shout", headers=theirs)).json()
+    assert page["data"][1] == model
+    assert model == {
+        "type": "model",
+        "id": "shout",
+        "display_name": "shout",
+        "created_at": "2023-11-14T22:13:21Z",
+        "lifecycle": "active",
+        "max_input_tokens": 512,
+        "max_tokens": 512,
+        **dict.fromkeys(("capabilities", "deprecated_at", "line", "retires_at")),
+    }
+    missing = await client.get("/v1/models/nope", headers=theirs)
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")

@@ -68,6 +68,7 @@ def look_up(module: str) -> str:
 runner = client.beta.messages.tool_runner(messages=QUESTION, tools=[look_up], **OPTIONS)
 assert "working directory" in runner.until_done().content[0].text  # type: ignore[union-attr]
 
+assert client.models.retrieve("stdlib-chat") in list(client.models.list())
 shaped = {"format": {"type": "json_schema", "schema": SCHEMA}}
 assert '"module"' in client.messages.create(messages=QUESTION, output_config=shaped, **OPTIONS).content[0].text
 
