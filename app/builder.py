@@ -27,9 +27,9 @@ from deployments.config import (
     ModelConfig,
     RerankerConfig,
     SafetyConfig,
+    model_deployment,
 )
 from deployments.gateway.gateway import Gateway
-from deployments.handles import model_deployment
 from deployments.registry.adapter_registry import Registry
 from deployments.replica.model_replica import ModelReplica
 from deployments.tokenizer.tokenizer import Tokenizer

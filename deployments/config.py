@@ -17,6 +17,11 @@ GATEWAY, REGISTRY = "Gateway", "Registry"
 """Names of the deployment that clients reach, and of the one that knows all adapters."""
 
 
+def model_deployment(model: str) -> str:
+    """Return the name of the deployment of a base model's replicas."""
+    return f"Model-{model}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """One base model and its declared adapters.

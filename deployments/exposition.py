@@ -4,8 +4,8 @@
     # TYPE vllm:prompt_tokens_total counter                                 head
     vllm:prompt_tokens_total{engine="a",model_name="m"} 7.0                 lines
 
-Every adapter has some hundred lines. Bytes travel between processes for next to nothing; as many objects would hold up
-a gateway's streams at every scrape.
+There may be thousands of adapters, each with lines of its own. Bytes travel between processes for next to nothing; as
+many objects would hold up a gateway's streams at every scrape.
 """
 
 from __future__ import annotations

@@ -48,11 +48,6 @@ _WITHOUT_ANSWER = (
 )
 
 
-def model_deployment(model: str) -> str:
-    """Return the name of the deployment of a base model's replicas."""
-    return f"Model-{model}"
-
-
 class ChannelSource:
     """Calls replicas by a handle and takes their tokens from the token channel.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,11 @@ import yaml
 
 BUILDER = "app.builder:build"
 """The `import_path` whose `args` are our `Settings`."""
+
+
+def our_applications(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return those of a good configuration that are ours."""
+    return [application for application in tree["applications"] if application.get("import_path") == BUILDER]
 
 
 class _Loader(yaml.SafeLoader):

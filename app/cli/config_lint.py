@@ -24,12 +24,12 @@ from ray.serve.schema import (
 )
 
 from app.checkpoint_source import is_hub_id
-from app.cli.config_file import BUILDER, read_config
+from app.cli.config_file import BUILDER, our_applications, read_config
 from app.cli.preflight import is_loopback, listen_address
 from app.resolved import mistakes
 from app.settings import Settings
 from app.settings_node import hint
-from deployments.config import GATEWAY, REGISTRY
+from deployments.config import GATEWAY, REGISTRY, model_deployment
 
 MAX_PORT = 65_535
 TEXT_BY_TYPE = {
@@ -71,7 +71,7 @@ def lint_config(path: str | Path, *, reads_adapters: bool = True) -> list[str]:
 
 def deployment_names(settings: Settings) -> list[str]:
     """Return the names that `deployments` overrides of an application may use."""
-    names = [GATEWAY, *(f"Model-{model.name}" for model in settings.models)]
+    names = [GATEWAY, *(model_deployment(model.name) for model in settings.models)]
     if settings.tokenizer.placement == "deployment":
         names.append("Tokenizer")
     if settings.safety is not None and settings.safety.placement == "deployment":
@@ -93,7 +93,7 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_adapters
         return lines
     settings = Settings.model_validate(args)
     known, singles = deployment_names(settings), single_names(settings)
-    on_gpus = {f"Model-{model.name}" for model in settings.models if model.engine.device == "cuda"}
+    on_gpus = {model_deployment(model.name) for model in settings.models if model.engine.device == "cuda"}
     seen: set[object] = set()
     for index, deployment in enumerate(_list(application.get("deployments"))):
         if not isinstance(deployment, dict):
@@ -149,7 +149,7 @@ def _missing_module(application: Mapping[str, Any], place: str) -> Iterator[str]
 def _open_to_strangers(tree: Mapping[str, Any]) -> Iterator[str]:
     """Yield that everybody may ask a server that others than this machine reach."""
     host, _ = listen_address(tree)
-    ours = [application["args"] for application in tree["applications"] if application["import_path"] == BUILDER]
+    ours = [application["args"] for application in our_applications(tree)]
     if not is_loopback(host) and any(not args.get("tenants") and not args.get("allow_anonymous") for args in ours):
         yield (
             f"http_options.host: everybody who reaches {host} could ask: give `tenants` with API keys in args, listen "

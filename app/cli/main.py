@@ -26,7 +26,7 @@ import typer
 from rich.table import Table
 
 from app.cli import cli_client, preflight, serve_environment
-from app.cli.config_file import BUILDER, read_config
+from app.cli.config_file import our_applications, read_config
 from app.cli.server_process import ServerProcess, tell
 from engine.errors import CheckpointError
 from kernels import compiling
@@ -259,7 +259,7 @@ def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: 
 
 def _ready_text(tree: Mapping[str, Any], url: str, elapsed_s: float) -> str:
     lines = [f"\nReady after {elapsed_s:.0f} s at {url}"]
-    for application in _our_applications(tree):
+    for application in our_applications(tree):
         base = url + _prefix(application)
         models = [model["name"] for model in application["args"]["models"]]
         body = {
@@ -277,12 +277,8 @@ def _ready_text(tree: Mapping[str, Any], url: str, elapsed_s: float) -> str:
     return "\n".join([*lines, "\nCtrl-C ends it.\n"])
 
 
-def _our_applications(tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [application for application in tree["applications"] if application.get("import_path") == BUILDER]
-
-
 def _prefixes(tree: Mapping[str, Any]) -> list[str]:
-    ours = _our_applications(tree) or tree["applications"]
+    ours = our_applications(tree) or tree["applications"]
     return [_prefix(application) for application in ours]
 
 

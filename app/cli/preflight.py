@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from app.cli.config_file import BUILDER
+from app.cli.config_file import our_applications
 
 HAPROXY_PORTS = (
     "RAY_SERVE_HAPROXY_STATS_PORT",
@@ -77,14 +77,15 @@ def free_ports(count: int) -> list[int]:
 
 def wanted_gpus(tree: Mapping[str, Any]) -> float:
     """Return how many GPUs a good configuration asks Ray for as it starts, by its own numbers where it has some."""
+    # The command line, which lives as long as the server, does without.
+    from deployments.config import model_deployment
+
     wanted = 0.0
-    for application in tree["applications"]:
-        if application.get("import_path") != BUILDER:
-            continue
+    for application in our_applications(tree):
         deployments = {deployment["name"]: deployment for deployment in application.get("deployments") or ()}
         for model in application["args"]["models"]:
             if (model.get("engine") or {}).get("device") == "cuda":
-                deployment = deployments.get(f"Model-{model['name']}", {})
+                deployment = deployments.get(model_deployment(model["name"]), {})
                 replicas, scaling = deployment.get("num_replicas"), deployment.get("autoscaling_config") or {}
                 least = replicas if isinstance(replicas, int) else scaling.get("min_replicas", 1)
                 wanted += least * (deployment.get("ray_actor_options") or {"num_gpus": 1}).get("num_gpus", 0)

@@ -137,7 +137,8 @@ def _start_ray(address: str, *, has_dashboard: bool) -> None:
 
 def _lacking_gpus(config: str) -> str | None:
     """Return that a cluster of this machine alone, which never grows, has too few GPUs; None where it has enough."""
-    wanted, there = preflight.wanted_gpus(read_config(config)), ray.cluster_resources().get("GPU", 0.0)
+    wanted = preflight.wanted_gpus(read_config(config))
+    there = ray.cluster_resources().get("GPU", 0.0) if wanted else 0.0
     if wanted <= there:
         return None
     return f"of GPUs models ask for {wanted:g}, and Ray finds {there:g} on this machine; see engine.device and num_gpus"

@@ -15,9 +15,11 @@ from app.access.limits import check_fits
 from app.access.tenants import KeyRing, TenantGateway
 from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
+from app.schemas.chat import ChatCompletionRequest
 from app.schemas.errors import ErrorResponse
 from app.settings import LimitSettings
 from app.translation.render import ResponseHead
+from app.translation.translate import whole_chat_prompt
 from deployments.accounts.values import TenantLimits
 from deployments.gateway.inside import INSIDE, Insider
 from deployments.generation import GenerationEvent, GenerationRequest
@@ -92,6 +94,11 @@ class RouteContext:
         """
         check_fits(len(generations), self.tenant_limits, field=made_many_by)
         return [self.generate(generation) for generation in generations]
+
+    async def num_tokens(self, chat: ChatCompletionRequest) -> int:
+        """Return how many tokens the prompt of a chat has."""
+        prompt = whole_chat_prompt(chat, self.limits)
+        return len((await self.gateway.tokenize(chat.model, prompt, with_texts=False)).token_ids)
 
     @staticmethod
     def unix_s() -> int:

@@ -15,7 +15,7 @@ from app.messages_api.asked import FIELD_NAMES, chat_of
 from app.messages_api.schemas import CountRequest, MessageObject, MessagesError, MessagesRequest, TokenCount
 from app.routes.context import Context
 from app.translation.streaming import EventBatches, collect
-from app.translation.translate import chat_generations, whole_chat_prompt
+from app.translation.translate import chat_generations
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     "default": {"model": MessagesError, "description": "Any error, in Anthropic's shape."},
@@ -45,6 +45,4 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
 async def count_tokens(body: CountRequest, context: Context) -> Response:
     """Say how many tokens a prompt has."""
     with renamed_fields(FIELD_NAMES):
-        prompt = whole_chat_prompt(chat_of(body), context.limits)
-        found = await context.gateway.tokenize(body.model, prompt, with_texts=False)
-    return JsonResponse(TokenCount(input_tokens=len(found.token_ids)))
+        return JsonResponse(TokenCount(input_tokens=await context.num_tokens(chat_of(body))))

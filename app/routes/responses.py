@@ -12,7 +12,7 @@ from app.responses_api.asked import FIELD_NAMES, chat_of
 from app.responses_api.schemas import InputTokenCount, InputTokensRequest, ResponseObject, ResponsesRequest
 from app.routes.context import ERRORS, Context
 from app.translation.streaming import EventBatches, collect
-from app.translation.translate import chat_generations, whole_chat_prompt
+from app.translation.translate import chat_generations
 
 router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
@@ -37,6 +37,4 @@ async def create_response(body: ResponsesRequest, context: Context) -> Response:
 async def count_input_tokens(body: InputTokensRequest, context: Context) -> Response:
     """Say how many tokens an input has."""
     with renamed_fields(FIELD_NAMES):
-        prompt = whole_chat_prompt(chat_of(body), context.limits)
-        found = await context.gateway.tokenize(body.model, prompt, with_texts=False)
-    return JsonResponse(InputTokenCount(input_tokens=len(found.token_ids)))
+        return JsonResponse(InputTokenCount(input_tokens=await context.num_tokens(chat_of(body))))

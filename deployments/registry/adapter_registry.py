@@ -30,9 +30,9 @@ from adapters.identity import AdapterRef, adapter_digest
 from adapters.registry import check_name, permitted_folder, signatures
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore, StoreTakenError
-from deployments.config import GATEWAY, AdapterBase, RegistryConfig
+from deployments.config import GATEWAY, AdapterBase, RegistryConfig, model_deployment
 from deployments.errors import UnavailableError, unknown_model
-from deployments.handles import model_deployment, release_adapter, tell_gateways
+from deployments.handles import release_adapter, tell_gateways
 from deployments.logs import join_serve_log
 from deployments.registry.adapter_changes import Registration
 from engine.errors import OverloadError, RequestError
