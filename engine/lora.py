@@ -9,7 +9,7 @@ without adapters has no segments and no `LoraProducts` at all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -95,17 +95,18 @@ def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tup
 class LoraProducts(Protocol):
     """The adapters' part of a step: in place, segment by segment. Rows are tokens, in `head` and of `norm` samples."""
 
-    def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Make `y` [tokens, out] y * gain + shift + scaling * (x A^T) B^T, for `x` [tokens, in]; see `Columns`."""
-        ...
+    def multiply(
+        self,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        x: torch.Tensor,
+        layer: int,
+        modules: Sequence[str],
+        splits: Sequence[int],
+    ) -> torch.Tensor:
+        """Return y * gain + shift + scaling * (x A^T) B^T, y being the base's `product` of `x` [tokens, in].
 
-    def apply_fused(
-        self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
-    ) -> None:
-        """Do `apply` for modules that share the input, with one shrink.
-
-        `modules` is one of `adapters.weights.FUSED_GROUPS`; `splits` are their output widths, and `y` [tokens, sum of
-        splits] holds their outputs side by side in that order.
+        `modules`, one or one of `adapters.weights.FUSED_GROUPS`, share the input; `splits` are the widths of their
+        outputs, which lie side by side. See `adapters.weights.Columns` for gain and shift.
         """
         ...
 
@@ -130,24 +131,16 @@ class LoraBatch:
         self._samples = tuple(samples)
         self._whole = tuple(segment for segment in self._segments if segment.weights.changes_whole_model)
 
-    def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Shrink and expand each segment that has the module."""
-        _change_columns(self._segments, layer, module, y)
-        found = [
-            (projection, (segment.start, segment.end))
-            for segment in self._segments
-            if (projection := segment.weights.projection(layer, module)) is not None
-        ]
-        if not found:
-            return
-        spans = [span for _, span in found]
-        shrunk = lora_shrink(x=x, weights=[p.a for p, _ in found], segments=spans)
-        lora_expand(y=y, shrunk=shrunk, weights=[p.b for p, _ in found], segments=spans)
-
-    def apply_fused(
-        self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
-    ) -> None:
+    def multiply(
+        self,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        x: torch.Tensor,
+        layer: int,
+        modules: Sequence[str],
+        splits: Sequence[int],
+    ) -> torch.Tensor:
         """Shrink each segment once for all modules, and expand each module."""
+        y = product(x)
         for module, part in zip(modules, y.split(list(splits), dim=1), strict=True):
             _change_columns(self._segments, layer, module, part)
         found = [
@@ -156,7 +149,7 @@ class LoraBatch:
             if (group := segment.weights.group(layer, modules)) is not None
         ]
         if not found:
-            return
+            return y
         shrunk = lora_shrink(x=x, weights=[g.a for g, _ in found], segments=[span for _, span in found])
         column = 0
         for module, width in zip(modules, splits, strict=True):
@@ -173,6 +166,7 @@ class LoraBatch:
                 column=column,
             )
             column += width
+        return y
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
         """Pick rows of the adapters' matrices."""

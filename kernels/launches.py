@@ -9,7 +9,7 @@ import torch
 
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products, pretending
-from kernels.gated_activation.launch import silu_and_multiply
+from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, silu_and_multiply
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
@@ -42,6 +42,9 @@ class Geometry:
     has_norms: bool = False
 
 
+WIDEST = (16384, 28672)
+"""Rows whose rounding leaves least room: the inner ones of Llama-3.1-70B are the longest that one GPU has."""
+
 GEOMETRIES = (
     Geometry(name="Llama-3.1-8B", hidden=4096, inner=14336, heads=32, kv_heads=8, head_dim=128),
     Geometry(name="Qwen3-0.6B", hidden=1024, inner=3072, heads=16, kv_heads=8, head_dim=128, has_norms=True),
@@ -68,8 +71,11 @@ def all_launches(target: str) -> list[Launch]:
                         quantize_rows(_empty(64, width, dtype=torch.bfloat16), held)
         for geometry in GEOMETRIES[:2]:
             multiply(geometry, torch.bfloat16)
-            if has_fp8_products():
+        if has_fp8_products():
+            for geometry in GEOMETRIES[:2]:
                 multiply_fp8(geometry)
+            for width in WIDEST:
+                round_fp8(64, width)
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)
@@ -104,14 +110,23 @@ def multiply_fp8(geometry: Geometry) -> None:
         bias = _empty(width, dtype=dtype) if has_bias else None
         for rows in (1, 32, 64, 128):
             x = _empty(rows, depth, dtype=dtype)
-            norm = _empty(depth, dtype=dtype)
-            add_rms_norm(x, x, norm, 1e-5, empty_rounded(x, FP8))
-            add_rms_norm(x, None, norm, 1e-5, empty_rounded(x, FP8))
-            silu_and_multiply(_empty(rows, 2 * depth, dtype=dtype), empty_rounded(x, FP8))
+            round_fp8(rows, depth)
             for is_wide in (False, True) if rows <= MAX_WIDE_ROWS else (False,):
                 streamed_linear(x, matrix, bias, arrived, fp8_cut(rows, width, depth, is_wide=is_wide))
         for rows in range(1, MAX_ROWS + 1):
             row_linear(_empty(rows, depth, dtype=dtype), matrix, bias, is_gated=is_gate_up)
+
+
+def round_fp8(rows: int, width: int) -> None:
+    """Launch what rounds the inputs of such products."""
+    x = _empty(rows, width, dtype=torch.bfloat16)
+    quantize_rows(x, FP8)
+    # No model's hidden size is beyond.
+    if width <= MAX_ROUNDED_WIDTH:
+        norm = _empty(width, dtype=torch.bfloat16)
+        add_rms_norm(x, x, norm, 1e-5, empty_rounded(x, FP8))
+        add_rms_norm(x, None, norm, 1e-5, empty_rounded(x, FP8))
+        silu_and_multiply(_empty(rows, 2 * width, dtype=torch.bfloat16), empty_rounded(x, FP8))
 
 
 def _products(geometry: Geometry) -> Iterator[tuple[int, int, bool, bool]]:

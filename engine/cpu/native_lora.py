@@ -10,7 +10,7 @@ adapters need is counted apart, so that it costs nothing where none of them is i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -123,17 +123,20 @@ class NativeLora:
         _write(segments, self._segments)
         _write(samples, self._sample_segments)
 
-    def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Record the product of one module."""
-        self.apply_fused(layer, (module,), x, y, (y.shape[1],))
-
-    def apply_fused(
-        self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
-    ) -> None:
-        """Record the products of neighbouring modules: one shrink, one expand."""
+    def multiply(
+        self,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        x: torch.Tensor,
+        layer: int,
+        modules: Sequence[str],
+        splits: Sequence[int],
+    ) -> torch.Tensor:
+        """Record the base's product, one shrink and one expand."""
+        y = product(x)
         sizes = (entry_of(layer, modules[0]), len(modules), self._max_rank, *splits)
         self._shrink(self._count, x, self._segments, sizes)
         self._add("lora_expand", self._count, (self._shrunk, self._segments, y), (y.shape[1], *sizes))
+        return y
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
         """Record what adapters change in the embedding."""

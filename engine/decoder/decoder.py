@@ -169,29 +169,25 @@ class Decoder:
         cache: KvCache,
     ) -> torch.Tensor:
         spec, backend = self.spec, self._backend
-        qkv = layer.qkv(h)
-        if lora is not None:
-            lora.apply_fused(index, QKV, h, qkv, (spec.q_size, spec.kv_size, spec.kv_size))
+        if lora is None:
+            qkv = layer.qkv(h)
+        else:
+            qkv = lora.multiply(layer.qkv, h, index, QKV, (spec.q_size, spec.kv_size, spec.kv_size))
         kv = cache.layer(index)
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
         q = backend.rotate_and_write(qkv, cos_sin, norms, spec.rms_eps, kv, attention.slots)
         attended = backend.attend(q, kv, attention).flatten(1)
-        out = layer.o(attended)
-        if lora is not None:
-            lora.apply(index, "o_proj", attended, out)
-        return out
+        if lora is None:
+            return layer.o(attended)
+        return lora.multiply(layer.o, attended, index, ("o_proj",), (spec.hidden_size,))
 
     def _mlp(self, index: int, layer: Layer, h: torch.Tensor, lora: LoraProducts | None) -> torch.Tensor:
+        spec, backend = self.spec, self._backend
         if lora is None:
-            gated = self._backend.gated(layer.gate_up, h)
-        else:
-            gate_up, inner = layer.gate_up(h), self.spec.intermediate_size
-            lora.apply_fused(index, GATE_UP, h, gate_up, (inner, inner))
-            gated = self._backend.silu_and_multiply(gate_up)
-        out = layer.down(gated)
-        if lora is not None:
-            lora.apply(index, "down_proj", gated, out)
-        return out
+            return layer.down(backend.gated(layer.gate_up, h))
+        gate_up = lora.multiply(layer.gate_up, h, index, GATE_UP, (spec.intermediate_size, spec.intermediate_size))
+        gated = backend.silu_and_multiply(gate_up)
+        return lora.multiply(layer.down, gated, index, ("down_proj",), (spec.hidden_size,))
 
 
 def _layer(by_name: dict[str, Any], prefix: str, backend: Backend) -> Layer:

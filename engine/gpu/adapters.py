@@ -9,7 +9,7 @@ matrix, costs nothing where none of them is in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -65,6 +65,7 @@ class TritonLora:
     """
 
     def __init__(self, runtime: GpuRuntime, max_segments: int, max_rank: int, max_tokens: int) -> None:
+        self._runtime = runtime
         self._max_rank = max_rank
         max_tiles = max_segments + max_tokens // TILE
         # Each begins where the widest load may, as the tensors for which kernels are compiled do.
@@ -125,16 +126,22 @@ class TritonLora:
             shrunk = self._shrink(h, tiles, entry, 1)
             self._expand(logits, shrunk, tiles, entry, (logits.shape[1],), h.dtype)
 
-    def apply(self, layer: int, module: str, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Multiply by one module."""
-        self.apply_fused(layer, (module,), x, y, (y.shape[1],))
-
-    def apply_fused(
-        self, layer: int, modules: Sequence[str], x: torch.Tensor, y: torch.Tensor, splits: Sequence[int]
-    ) -> None:
-        """Multiply by neighbouring modules: one shrink, one expand."""
+    def multiply(
+        self,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        x: torch.Tensor,
+        layer: int,
+        modules: Sequence[str],
+        splits: Sequence[int],
+    ) -> torch.Tensor:
+        """Shrink beside the base's product, which has nothing to do with it, and expand into what that gives."""
         entry = entry_of(layer, modules[0])
-        self._expand(y, self._shrink(x, self._tokens, entry, len(modules)), self._tokens, entry, splits)
+        with self._runtime.beside() as join:
+            shrunk = self._shrink(x, self._tokens, entry, len(modules))
+        y = product(x)
+        join()
+        self._expand(y, shrunk, self._tokens, entry, splits)
+        return y
 
     def _shrink(self, x: torch.Tensor, tiles: _Tiles, entry: int, num_modules: int) -> torch.Tensor:
         return lora_shrink(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.add_rms_norm.launch import add_rms_norm
-from kernels.gated_activation.launch import silu_and_multiply
+from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, silu_and_multiply
 from kernels.row_quantization.launch import Rounded, empty_rounded, quantize_rows
 from kernels.streamed_linear.launch import MAX_ROWS
 from kernels.streamed_linear.reference import FP8
@@ -33,9 +33,10 @@ class InputRounding:
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Gate, one pass."""
-        if not self._is_needed(gate_up):
+        width = gate_up.shape[1] // 2
+        if not self._is_needed(gate_up) or width > MAX_ROUNDED_WIDTH:
             return silu_and_multiply(gate_up)
-        rounded = empty_rounded(gate_up[:, : gate_up.shape[1] // 2], FP8)
+        rounded = empty_rounded(gate_up[:, :width], FP8)
         return self._keep(silu_and_multiply(gate_up, rounded), rounded)
 
     def take(self, x: torch.Tensor) -> Rounded:

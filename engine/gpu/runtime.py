@@ -5,7 +5,8 @@ One object, so that everything else here runs, and is tested, on tensors of any 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 import torch
@@ -13,6 +14,8 @@ import torch
 NUM_WARM_UPS = 2
 """Runs before a recording: libraries set themselves up, kernels are compiled."""
 NUM_TIMED = 5
+BRANCHES_ARE_WANTED = True
+"""`loadtest.gpu` has parts without."""
 
 
 class GpuRuntime(Protocol):
@@ -39,6 +42,13 @@ class GpuRuntime(Protocol):
         """Record what `run` enqueues; return what enqueues it again, and the tensor that each replay fills."""
         ...
 
+    def beside(self) -> AbstractContextManager[Callable[[], None]]:
+        """Have what is enqueued inside run beside what comes after it, up to the call of what this gives.
+
+        Tensors that are made inside are used no longer than until the next time.
+        """
+        ...
+
     def seconds(self, run: Callable[[], torch.Tensor]) -> float:
         """Return how long the device takes for what `run` enqueues, the host's part left out."""
         ...
@@ -63,7 +73,7 @@ class CudaRuntime:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
         # One for warming up and for capturing: what libraries keep for each stream then lies outside of the pool.
-        self._stream = torch.cuda.Stream(device)
+        self._stream, self._side = (torch.cuda.Stream(device) for _ in range(2))
         # A pool goes with the last of its graphs, and its handle cannot be used again: one graph is kept for good.
         self._anchor = self.record(lambda: torch.zeros(1, device=device))
 
@@ -103,6 +113,17 @@ class CudaRuntime:
         # What a first replay takes of memory and time is taken here.
         graph.replay()
         return graph.replay, out
+
+    @contextmanager
+    def beside(self) -> Iterator[Callable[[], None]]:
+        """Go to a stream of its own in a recording, where that costs the host nothing later; elsewhere do nothing."""
+        if not (BRANCHES_ARE_WANTED and torch.cuda.is_current_stream_capturing()):
+            yield lambda: None
+            return
+        stream = torch.cuda.current_stream(self.device)
+        self._side.wait_stream(stream)
+        with torch.cuda.stream(self._side):
+            yield lambda: stream.wait_stream(self._side)
 
     def seconds(self, run: Callable[[], torch.Tensor]) -> float:
         """Replay a recording some times by the device's own clock; the shortest time is the least disturbed one."""

@@ -11,13 +11,16 @@ from kernels.row_quantization.launch import WIDE_BLOCK, Rounded
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
 BLOCK = 1024
+MAX_ROUNDED_WIDTH = 16384
+"""Longer rows fit neither into a program's registers twice, nor into the shared memory of every GPU."""
 
 
 def silu_and_multiply(gate_up: torch.Tensor, rounded: Rounded | None = None) -> torch.Tensor:
     """Return silu(first half) * second half of the last dimension: [rows, 2 * width], contiguous, to [rows, width].
 
     Args:
-        rounded: room for the rows in one byte a number, as `kernels.row_quantization` rounds them.
+        rounded: room for the rows in one byte a number, as `kernels.row_quantization` rounds them; at most
+            `MAX_ROUNDED_WIDTH` of them.
     """
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)

@@ -17,13 +17,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
+from engine.gpu import runtime
 from kernels import overlap
 from kernels.launches import GEOMETRIES
 from kernels.triton_cache import compile_ahead
@@ -47,6 +49,19 @@ OTHER_LIMIT_S = 90
 BASE_MODELS = ("llama-3.1-8b", "qwen3-0.6b")
 
 
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What shows what something is worth: it is done without."""
+
+    name: str
+    module: ModuleType
+    attribute: str
+
+
+IN_TURN = Switch("in-turn", overlap, "IS_WANTED")
+ONE_STREAM = Switch("one-stream", runtime, "BRANCHES_ARE_WANTED")
+
+
 def parts() -> list[Part]:
     """Return all parts: first what the rows with targets need, which all have time to take as long as they may."""
     works_by_name = engine.groups()
@@ -59,10 +74,15 @@ def parts() -> list[Part]:
             is_usual=name in LIMIT_S_BY_USUAL_ENGINE,
         )
 
-    def in_turn_part(name: str) -> Part:
-        works = [work for work in works_by_name[name] if not work.num_adapters][:3]
-        run = partial(measure_in_turn, works=works)
-        return Part(name=f"{name}-in-turn", limit_s=OTHER_LIMIT_S, run=run, is_usual=False)
+    def part_without(name: str, switch: Switch, works: Sequence[engine.Work]) -> Part:
+        run = partial(measure_without, works=works, switch=switch)
+        return Part(name=f"{name}-{switch.name}", limit_s=OTHER_LIMIT_S, run=run, is_usual=False)
+
+    in_turn = [
+        part_without(name, IN_TURN, [work for work in works_by_name[name] if not work.num_adapters][:3])
+        for name in BASE_MODELS
+    ]
+    with_adapters = [work for work in works_by_name[BASE_MODELS[0]] if work.num_adapters]
 
     tokens = partial(run_tests, paths=TOKEN_TESTS, num_processes=4)
     tests = partial(run_tests, paths=KERNEL_TESTS, num_processes=os.cpu_count() or 1)
@@ -74,7 +94,8 @@ def parts() -> list[Part]:
         Part(name="peers", limit_s=120, run=measure_peers),
         Part(name="kernels", limit_s=90, run=measure_kernels, is_usual=False),
         Part(name="sweep", limit_s=90, run=measure_sweeps, is_usual=False),
-        *map(in_turn_part, BASE_MODELS),
+        *in_turn,
+        part_without(BASE_MODELS[0], ONE_STREAM, with_adapters),
         Part(name="tests", limit_s=150, run=tests, is_usual=False),
         *(engine_part(name) for name in works_by_name if name not in LIMIT_S_BY_USUAL_ENGINE),
     ]
@@ -151,10 +172,10 @@ def measure_engine(notes: Notes, works: Sequence[engine.Work]) -> None:
     tell_results(notes, engine.measure(works, measure_ceilings(), attempt=notes.attempt, trace=partial(trace, notes)))
 
 
-def measure_in_turn(notes: Notes, works: Sequence[engine.Work]) -> None:
-    """Run rows by kernels that begin when the one before them has ended."""
-    overlap.IS_WANTED = False
-    tell_results(notes, engine.measure(works, measure_ceilings(), attempt=notes.attempt), ", in turn")
+def measure_without(notes: Notes, works: Sequence[engine.Work], switch: Switch) -> None:
+    """Run rows without what a switch stands for."""
+    setattr(switch.module, switch.attribute, False)
+    tell_results(notes, engine.measure(works, measure_ceilings(), attempt=notes.attempt), f", {switch.name}")
 
 
 def tell_results(notes: Notes, results: Iterable[engine.Result], suffix: str = "") -> None:

@@ -51,6 +51,11 @@ def build(pool: Resident, *segments: tuple[AdapterDigest | None, int, int]) -> L
     return LoraBatch(collect_segments(segments, pool))
 
 
+def added(batch: LoraBatch, layer: int, modules: tuple[str, ...], x: torch.Tensor, *splits: int) -> torch.Tensor:
+    """What is added to a product of nothing."""
+    return batch.multiply(lambda _: torch.zeros(len(x), sum(splits)), x, layer, modules, splits)
+
+
 SEGMENTS = ((None, 0, 3), (A, 3, 4), (A, 4, 6), (B, 6, 9), (C, 9, 10), (None, 10, 12))
 
 
@@ -63,7 +68,7 @@ def test_each_token_gets_the_delta_of_its_own_adapter_and_base_tokens_none() -> 
         parts = [pool.delta(digest, m, x[start:end], width) for m, width in zip(QKV, SPLITS, strict=True)]
         expected[start:end] += torch.cat(parts, dim=1)
     base_before = y[:3].clone()
-    batch.apply_fused(1, QKV, x, y, SPLITS)
+    assert batch.multiply(lambda _: y, x, 1, QKV, SPLITS) is y
     torch.testing.assert_close(y, expected)
     assert torch.equal(y[:3], base_before)
 
@@ -71,8 +76,8 @@ def test_each_token_gets_the_delta_of_its_own_adapter_and_base_tokens_none() -> 
 @pytest.mark.parametrize("module", ["q_proj", "k_proj", "o_proj"])
 def test_a_single_module_equals_the_formula(module: str) -> None:
     pool = Resident()
-    x, y = torch.randn(12, 8), torch.zeros(12, 4 if module == "k_proj" else 8)
-    build(pool, *SEGMENTS).apply(1, module, x, y)
+    x = torch.randn(12, 8)
+    y = added(build(pool, *SEGMENTS), 1, (module,), x, 4 if module == "k_proj" else 8)
     expected = torch.cat([pool.delta(d, module, x[start:end], y.shape[1]) for d, start, end in SEGMENTS])
     torch.testing.assert_close(y, expected)
 
@@ -96,20 +101,18 @@ def test_a_module_or_layer_that_nobody_targets_is_left_alone(monkeypatch: pytest
 
     monkeypatch.setattr("engine.lora.lora_shrink", forbidden)
     batch = build(Resident(), *SEGMENTS)
-    x, y = torch.randn(12, 8), torch.zeros(12, 8)
-    batch.apply(1, "down_proj", x, y)
-    batch.apply(0, "q_proj", x, y)
-    batch.apply_fused(0, QKV, x, torch.zeros(12, 16), SPLITS)
-    batch.apply_fused(1, ("gate_proj", "up_proj"), x, y, (4, 4))
-    assert not y.any()
+    x = torch.randn(12, 8)
+    assert not added(batch, 1, ("down_proj",), x, 8).any()
+    assert not added(batch, 0, ("q_proj",), x, 8).any()
+    assert not added(batch, 0, QKV, x, *SPLITS).any()
+    assert not added(batch, 1, ("gate_proj", "up_proj"), x, 4, 4).any()
 
 
 def test_an_adapter_alone_gets_what_it_gets_in_a_crowd() -> None:
     pool = Resident()
     x = torch.randn(12, 8)
-    crowd, alone = torch.zeros(12, 16), torch.zeros(3, 16)
-    build(pool, *SEGMENTS).apply_fused(1, QKV, x, crowd, SPLITS)
-    build(pool, (B, 0, 3)).apply_fused(1, QKV, x[6:9].clone(), alone, SPLITS)
+    crowd = added(build(pool, *SEGMENTS), 1, QKV, x, *SPLITS)
+    alone = added(build(pool, (B, 0, 3)), 1, QKV, x[6:9].clone(), *SPLITS)
     torch.testing.assert_close(crowd[6:9], alone)
 
 

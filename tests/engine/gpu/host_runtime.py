@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -45,6 +46,10 @@ class HostRuntime:
             out.copy_(run())
 
         return replay, out
+
+    def beside(self) -> AbstractContextManager[Callable[[], None]]:
+        """All that the host does is done one after the other."""
+        return nullcontext(lambda: None)
 
     def seconds(self, run: Callable[[], torch.Tensor]) -> float:
         """No way is faster than another where nothing is measured."""

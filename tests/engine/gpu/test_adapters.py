@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ from engine.gpu.adapters import Reach, TritonLora
 from engine.lora import AdapterSegment, LoraBatch
 from kernels.recording import Launch, recording
 from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, MAX_RANK, VOCAB, make_sources, tabled
-from tests.engine.gpu.host_runtime import runtime_here
+from tests.engine.gpu.host_runtime import HostRuntime, runtime_here
 
 MAX_SEGMENTS = 5
 TOKENS, SAMPLES = 9, 4
@@ -48,7 +51,7 @@ def change(lora: LoraBatch | TritonLora) -> list[torch.Tensor]:
     lora.embed(ids, x)
     lora.norm(0, "input_layernorm", first)
     lora.norm(1, "post_attention_layernorm", second)
-    lora.apply_fused(1, ("gate_proj", "up_proj"), x, gate_up, (INNER, INNER))
+    lora.multiply(lambda _: gate_up, x, 1, ("gate_proj", "up_proj"), (INNER, INNER))
     lora.norm(WHOLE_MODEL, "norm", last)
     lora.head(last, logits)
     return [tensor.cpu() for tensor in (x, first, second, gate_up, last, logits)]
@@ -69,6 +72,30 @@ def test_every_part_of_a_step_is_the_cpu_s(
     expected = change(LoraBatch(segments(chosen, TOKEN_SPANS), segments(chosen, SAMPLE_SPANS)))
     for found, known in zip(change(lora), expected, strict=True):
         torch.testing.assert_close(found, known, atol=1e-4, rtol=1e-4)
+
+
+def test_a_shrink_begins_before_its_product_and_has_ended_before_its_expand(
+    sources: dict[str, AdapterWeights], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    class Watched(HostRuntime):
+        @contextmanager
+        def beside(self) -> Iterator[Callable[[], None]]:
+            order.append("apart")
+            yield lambda: order.append("joined")
+            order.append("together")
+
+    for name in ("lora_shrink", "lora_expand"):
+        monkeypatch.setattr(f"engine.gpu.adapters.{name}", lambda *_, name=name, **__: order.append(name))
+    lora = TritonLora(Watched(), MAX_SEGMENTS, MAX_RANK, TOKENS)
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        order.append("product")
+        return x
+
+    lora.multiply(product, torch.zeros(TOKENS, HIDDEN), 0, ("o_proj",), (HIDDEN,))
+    assert order == ["apart", "lora_shrink", "together", "product", "joined", "lora_expand"]
 
 
 def test_what_was_recorded_changes_nothing_until_it_is_told_of_adapters(sources: dict[str, AdapterWeights]) -> None:

@@ -60,6 +60,16 @@ def test_what_comes_from_elsewhere_or_may_yet_change_is_rounded_when_it_is_read(
     assert [id(x) for x in launches] == [id(other), id(kept), id(changed)]
 
 
+def test_an_activation_that_is_too_wide_for_it_leaves_its_rounding_to_another(
+    launches: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounding, "MAX_ROUNDED_WIDTH", WIDTH - 1)
+    inputs = InputRounding(is_wanted=True)
+    gated = inputs.silu_and_multiply(numbers(width=2 * WIDTH))
+    assert_rounded(inputs.take(gated), gated)
+    assert len(launches) == 1
+
+
 @pytest.mark.parametrize(("is_wanted", "rows"), [(False, ROWS), (True, 2)])
 def test_nothing_is_rounded_that_nobody_reads(launches: list[torch.Tensor], is_wanted: bool, rows: int) -> None:
     inputs = InputRounding(is_wanted=is_wanted)
