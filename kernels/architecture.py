@@ -35,8 +35,14 @@ def has_fp8_products() -> bool:
 
 
 def shared_bytes() -> int:
-    """Return how much shared memory programs on one multiprocessor may take together, a KiB for each left out."""
-    return 224 * 1024 if current() in ("sm_90", "sm_100", "sm_103") else 96 * 1024
+    """Return how much shared memory programs on one multiprocessor may take together.
+
+    On NVIDIA's without the KiB that each of them costs.
+    """
+    name = current()
+    if name.startswith("gfx"):
+        return 64 << 10
+    return {"sm_80": 160, "sm_90": 224, "sm_100": 224, "sm_103": 224}.get(name, 96) << 10
 
 
 def num_multiprocessors() -> int:

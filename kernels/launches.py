@@ -18,7 +18,7 @@ from kernels.paged_attention.launch import MAX_PROGRAMS, paged_attention
 from kernels.recording import Launch, recording
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
-from kernels.streamed_linear.launch import MAX_ROWS, MAX_WIDE_ROWS, fp8_cut, from_int4, row_linear, streamed_linear
+from kernels.streamed_linear.launch import MAX_ROWS, MAX_WIDE_ROWS, from_int4, row_linear, streamed_linear, tile_cut
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
 from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix
 from kernels.token_choice.launch import choose_tokens
@@ -97,6 +97,10 @@ def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None
             streamed_linear(_empty(rows, depth, dtype=dtype), held, bias, arrived)
         dense = _empty(width, depth, dtype=dtype)
         streamed_linear(_empty(16, depth, dtype=dtype), dense, bias, arrived)
+        for rows in (32, 64):
+            for is_wide in (False, True):
+                cut = tile_cut(rows, width, depth, dtype.itemsize, is_wide=is_wide)
+                streamed_linear(_empty(rows, depth, dtype=dtype), dense, bias, arrived, cut)
         for rows in range(1, MAX_ROWS + 1):
             row_linear(_empty(rows, depth, dtype=dtype), dense, bias, is_gated=is_gate_up)
         from_int4(held)
@@ -112,7 +116,7 @@ def multiply_fp8(geometry: Geometry) -> None:
             x = _empty(rows, depth, dtype=dtype)
             round_fp8(rows, depth)
             for is_wide in (False, True) if rows <= MAX_WIDE_ROWS else (False,):
-                streamed_linear(x, matrix, bias, arrived, fp8_cut(rows, width, depth, is_wide=is_wide))
+                streamed_linear(x, matrix, bias, arrived, tile_cut(rows, width, depth, 1, is_wide=is_wide))
         for rows in range(1, MAX_ROWS + 1):
             row_linear(_empty(rows, depth, dtype=dtype), matrix, bias, is_gated=is_gate_up)
 

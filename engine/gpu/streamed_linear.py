@@ -28,12 +28,13 @@ from engine.loading.weight import Weight, dense
 from kernels.row_quantization.launch import Rounded
 from kernels.streamed_linear.launch import (
     MAX_ROWS,
+    MAX_SWEPT_ROWS,
     MAX_WIDE_ROWS,
     counters,
-    fp8_cut,
     from_int4,
     row_linear,
     streamed_linear,
+    tile_cut,
     to_fp8,
 )
 from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix, Matrix, to_int4
@@ -42,8 +43,8 @@ _logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of rows that are timed; what lies between two goes the way of the larger one."""
-MAX_DENSE_ROWS = 16
-"""Beyond, weights of the model's type are the library's: it computes."""
+MAX_DENSE_ROWS = 64
+"""Beyond, weights of the model's type are the library's: a product computes for longer than it reads."""
 LARGEST_INPUT = 7.0
 """Of those that are drawn: a 64th of the largest 8-bit float, so that a row's scale is a power of two."""
 TOLERANCE = 0.02
@@ -111,7 +112,8 @@ class StreamedLinear:
         if way is Way.TILES:
             return streamed_linear(x, self._weight, self._bias, self._arrived, rounded=rounded)
         if way is Way.WIDE_TILES:
-            cut = fp8_cut(len(x), *self.shape, is_wide=True)
+            (width, depth), number_bytes = self.shape, x.element_size() if rounded is None else 1
+            cut = tile_cut(len(x), width, depth, number_bytes, is_wide=True)
             return streamed_linear(x, self._weight, self._bias, self._arrived, cut, rounded)
         if isinstance(self._weight, Fp8Matrix):
             assert rounded is not None
@@ -129,9 +131,12 @@ class StreamedLinear:
     def open_ways(self, rows: int) -> list[Way]:
         """Return who can multiply so many rows of `self.rows`."""
         open_ways = [Way.LIBRARY, Way.TILES]
-        if rows <= MAX_WIDE_ROWS and isinstance(self._weight, Fp8Matrix):
+        if isinstance(self._weight, Int4Matrix):
+            return open_ways
+        least = 1 if isinstance(self._weight, Fp8Matrix) else MAX_SWEPT_ROWS + 1
+        if least <= rows <= MAX_WIDE_ROWS:
             open_ways.append(Way.WIDE_TILES)
-        if rows <= MAX_ROWS and not isinstance(self._weight, Int4Matrix):
+        if rows <= MAX_ROWS:
             open_ways.append(Way.ROWS)
         return open_ways
 

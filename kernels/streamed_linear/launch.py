@@ -19,10 +19,12 @@ from kernels.streamed_linear.row_kernel import row_kernel
 BLOCK_N, BLOCK_K, MAX_BLOCK_M = 64, 64, 64
 MAX_SPLITS = 8
 WHOLE_TILES, WHOLE_DEPTH = 64, 4096
-"""From so many tiles on no depth up to this is cut: parts take longer to join than they save (measured on an H200)."""
-MAX_FP8_BLOCK_M, MAX_FP8_STAGES = 128, 8
+"""From so many tiles on no depth up to this, of 16 bits, is cut: parts take longer to join than they save (H200)."""
+MAX_FP8_BLOCK_M, MAX_STAGES = 128, 8
+MAX_SWEPT_ROWS = 16
+"""Up to so many the cuts of weights of the model's type were swept on an H200."""
 MAX_WIDE_ROWS = 64
-"""Of `fp8_cut`: sums of wide tiles of more rows would not fit into registers."""
+"""Of `tile_cut`: sums of wide tiles of more rows would not fit into registers."""
 MAX_ROWS = 2
 """Of `row_linear`; with more it would compute for longer than it reads."""
 MAX_ROW_DEPTH = 4096
@@ -75,15 +77,14 @@ def streamed_linear(
         [rows, out] in the type of `x`.
     """
     (rows, depth), width = x.shape, weight.shape[0]
-    is_fp8 = isinstance(weight, Fp8Matrix)
+    is_fp8, is_int4 = isinstance(weight, Fp8Matrix), isinstance(weight, Int4Matrix)
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     if not rows:
         return out
     block_m = _tile_rows(rows, MAX_FP8_BLOCK_M if is_fp8 else MAX_BLOCK_M)
-    if is_fp8:
-        cut = cut or fp8_cut(rows, width, depth)
-    else:
-        cut = cut or usual_cut(x, width, block_m, is_int4=isinstance(weight, Int4Matrix))
+    if cut is None and (is_int4 or (not is_fp8 and rows <= MAX_SWEPT_ROWS)):
+        cut = usual_cut(x, width, block_m, is_int4=is_int4)
+    cut = cut or tile_cut(rows, width, depth, 1 if is_fp8 else x.element_size())
     splits = cut.num_splits
     parts = torch.empty(splits, rows, width, dtype=torch.float32, device=x.device) if splits > 1 else out
     inputs = rounded or quantize_rows(x, weight.held.dtype) if isinstance(weight, Fp8Matrix) else (x, x)
@@ -181,8 +182,8 @@ def usual_cut(x: torch.Tensor, width: int, block_m: int, *, is_int4: bool) -> Cu
     return Cut(block_n=BLOCK_N, block_k=block_k, num_splits=splits, num_warps=4, num_stages=4 if has_room else 2)
 
 
-def fp8_cut(rows: int, width: int, depth: int, *, is_wide: bool = False) -> Cut:
-    """Return how `rows` rows are multiplied by 8-bit floats: two ways, reasoned and not measured yet.
+def tile_cut(rows: int, width: int, depth: int, number_bytes: int, *, is_wide: bool = False) -> Cut:
+    """Return how `rows` rows are multiplied by numbers of so many bytes: two ways, reasoned and not measured yet.
 
     Every tile reads all inputs again, from an L2 cache that gives little more than memory does. With twice as many
     outputs as rows they are half the bytes of the weights, with wide tiles a quarter. Where tiles are fewer than
@@ -190,26 +191,26 @@ def fp8_cut(rows: int, width: int, depth: int, *, is_wide: bool = False) -> Cut:
     again. A program has as many weights on their way as there is room for, beside another program or alone. Narrow
     tiles of few rows go uncut where those of 16-bit weights of as many bytes do.
     """
-    block_m = _tile_rows(rows, MAX_FP8_BLOCK_M)
+    block_m = _tile_rows(rows, MAX_FP8_BLOCK_M if number_bytes == 1 else MAX_BLOCK_M)
     block_n = BLOCK_N if block_m <= 32 else 2 * BLOCK_N
     if is_wide:
         block_n *= 2
-    # A line of the cache at least, and of inputs as many as are added up at once.
-    block_k = 4 * BLOCK_K if block_n == BLOCK_N else 2 * BLOCK_K
+    # A line of the cache at least, and of 8-bit inputs as many as are added up at once.
+    block_k = (4 if block_n == BLOCK_N else 2) * BLOCK_K // number_bytes
     num_tiles = triton.cdiv(width, block_n) * triton.cdiv(rows, block_m)
     programs = PROGRAMS_WANTED // 2
     splits = min(MAX_SPLITS, _power_of_2_in(programs // num_tiles), _power_of_2_in(triton.cdiv(depth, block_k)))
-    if block_n == BLOCK_N and num_tiles >= WHOLE_TILES and depth <= 2 * WHOLE_DEPTH:
+    if block_n == BLOCK_N and num_tiles >= WHOLE_TILES and depth * number_bytes <= 2 * WHOLE_DEPTH:
         splits = 1
     # Sums of more than these leave no registers for another program.
     is_alone = num_tiles * splits <= programs or block_n * block_m > 8192
-    num_stages = shared_bytes() // (1 if is_alone else 2) // ((block_n + block_m) * block_k)
+    num_stages = shared_bytes() // (1 if is_alone else 2) // ((block_n + block_m) * block_k * number_bytes)
     return Cut(
         block_n=block_n,
         block_k=block_k,
         num_splits=splits,
         num_warps=4 if block_n == BLOCK_N else 8,
-        num_stages=max(2, min(MAX_FP8_STAGES, num_stages)),
+        num_stages=max(2, min(MAX_STAGES, num_stages)),
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from kernels.architecture import has_fp8_products
 from kernels.launches import Geometry
 from kernels.paged_attention.launch import Share
-from kernels.streamed_linear.launch import Cut, fp8_cut, streamed_linear, to_fp8
+from kernels.streamed_linear.launch import Cut, streamed_linear, tile_cut, to_fp8
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, to_int4
 from loadtest.gpu.attention import attention_inputs
 from loadtest.gpu.bench import random_numbers
@@ -37,7 +37,7 @@ SHARES = (
 """Queries, keys, programs of a multiprocessor, warps and stages of rows of one token."""
 DENSE = (
     *((64, 64, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 8, 4)),
-    *((128, 128, 8, 3), (32, 128, 4, 4), (32, 256, 4, 3), (16, 256, 4, 4)),
+    *((128, 128, 8, 3), (32, 128, 4, 4), (32, 256, 4, 3), (16, 256, 4, 4), (128, 64, 8, 8), (256, 64, 8, 5)),
 )
 INT4 = ((64, 128, 4, 4), (64, 128, 4, 3), (64, 128, 4, 6), (32, 128, 4, 4), (32, 128, 2, 6), (128, 128, 8, 4))
 FP8 = (
@@ -87,7 +87,7 @@ def sweeps(
         _attention(geometry, device, max(1, rows // scale), context // scale)
         for rows, context in ((1, 8192), (64, 4096), (64, 1024))
     ]
-    families += [_products(geometry, device, rows) for rows in (1, 16)]
+    families += [_products(geometry, device, max(1, rows // scale)) for rows in (1, 16, 64)]
     families += [_fp8_products(geometry, device, max(1, rows // scale)) for rows in (16, 64)]
     for family in families:
         with attempt("inputs"):
@@ -155,7 +155,7 @@ def _fp8_products(geometry: Geometry, device: torch.device, rows: int) -> Iterat
     if has_fp8_products():
         hidden, inner = geometry.hidden, geometry.inner
         for width, depth in ((hidden, hidden), (2 * inner, hidden), (hidden, inner)):
-            wide = fp8_cut(rows, width, depth, is_wide=True)
+            wide = tile_cut(rows, width, depth, 1, is_wide=True)
             cuts = {*FP8, (wide.block_n, wide.block_k, wide.num_warps, wide.num_stages)}
             yield _product(to_fp8(random_numbers(width, depth, device=device)), rows, torch.bfloat16, sorted(cuts))
 

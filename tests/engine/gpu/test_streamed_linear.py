@@ -44,7 +44,7 @@ class Timed(HostRuntime):
 @pytest.mark.parametrize("quantization", [None, "int4"])
 def test_each_number_of_rows_goes_the_fastest_way(monkeypatch: pytest.MonkeyPatch, quantization: str | None) -> None:
     linear = StreamedLinear(WEIGHT, None, quantization=quantization)
-    assert linear.rows == (ROWS if quantization else ROWS[:5])
+    assert linear.rows == (ROWS if quantization else ROWS[:7])
     times = {(Way.TILES, rows): 1.0 for rows in (2, 4, 16)} | {(Way.ROWS, 1): 1.0, (Way.ROWS, 2): 1.5}
     measure([linear], Timed(monkeypatch, times))
     one = Way.LIBRARY if quantization else Way.ROWS
@@ -77,7 +77,13 @@ def test_all_ways_multiply_by_the_same_weights() -> None:
         for way in ways:
             torch.testing.assert_close(linear.multiply(x, way).double(), expected, atol=0.03, rtol=1e-3)
             torch.testing.assert_close(linear.gate(x, way).double(), silu_and_multiply(expected), atol=0.1, rtol=5e-3)
-    assert Way.ROWS not in linear.open_ways(MAX_ROWS + 1)
+    dense = StreamedLinear(WEIGHT, None)
+    assert dense.open_ways(MAX_ROWS + 1) == [Way.LIBRARY, Way.TILES]
+    assert dense.open_ways(64) == [Way.LIBRARY, Way.TILES, Way.WIDE_TILES]
+    x = WEIGHT[:40]
+    for way in dense.open_ways(40):
+        expected = x.double() @ WEIGHT.double().T
+        torch.testing.assert_close(dense.multiply(x, way).double(), expected, atol=0.1, rtol=2e-3)
 
 
 def test_a_kernel_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +96,7 @@ def test_a_kernel_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(StreamedLinear, "multiply", wrong)
     linear = StreamedLinear(WEIGHT, None)
     measure([linear], runtime)
-    assert linear.ways == (Way.TILES, *[Way.LIBRARY] * 4)
+    assert linear.ways == (Way.TILES, *[Way.LIBRARY] * 6)
 
 
 def test_what_is_not_measured_is_the_librarys() -> None:

@@ -45,7 +45,7 @@ def check(matrix: Fp8Matrix, x: torch.Tensor, bias: torch.Tensor | None, cut: la
 def test_either_way_that_they_are_cut(dtype: torch.dtype, rows: int, width: int, depth: int) -> None:
     x = (randn(rows, depth, dtype=torch.float32) * torch.logspace(-1, 1, rows, device=DEVICE).unsqueeze(1)).to(dtype)
     for is_wide in (False, True) if rows <= launch.MAX_WIDE_ROWS else (False,):
-        cut = launch.fp8_cut(rows, width, depth, is_wide=is_wide)
+        cut = launch.tile_cut(rows, width, depth, 1, is_wide=is_wide)
         check(drawn(width, depth), x, randn(width, dtype=dtype) if is_wide else None, cut)
 
 
@@ -133,19 +133,20 @@ def test_no_rows() -> None:
     assert launch.row_linear(randn(0, 64, dtype=torch.float32), matrix, None).shape == (0, 5)
 
 
+@pytest.mark.parametrize("number_bytes", [1, 2])
 @pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 @pytest.mark.parametrize(("width", "depth"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1024, 2048)])
-def test_a_cut_fits_and_has_enough_on_its_way(target: str, width: int, depth: int) -> None:
-    for rows in (1, 2, 16, 17, 32, 64, 65, 128):
+def test_a_cut_fits_and_has_enough_on_its_way(target: str, width: int, depth: int, number_bytes: int) -> None:
+    for rows in (1, 2, 16, 17, 32, 64, 65, 128) if number_bytes == 1 else (17, 32, 64):
         for is_wide in (False, True) if rows <= launch.MAX_WIDE_ROWS else (False,):
             with pretending(target):
-                cut, room = launch.fp8_cut(rows, width, depth, is_wide=is_wide), shared_bytes()
+                cut, room = launch.tile_cut(rows, width, depth, number_bytes, is_wide=is_wide), shared_bytes()
             programs = -(-width // cut.block_n) * cut.num_splits
             # Two for each multiprocessor at most, save where tiles alone are more.
             assert programs <= PROGRAMS_WANTED or cut.num_splits == 1
             block_m = max(16, 1 << (rows - 1).bit_length())
             side = 1 if programs <= PROGRAMS_WANTED // 2 or cut.block_n * block_m > 8192 else 2
-            stage_bytes = (cut.block_n + block_m) * cut.block_k
+            stage_bytes = (cut.block_n + block_m) * cut.block_k * number_bytes
             assert side * cut.num_stages * stage_bytes <= max(room, side * 2 * stage_bytes)
             if target == "sm_90":
-                assert side * (cut.num_stages - 1) * cut.block_n * cut.block_k >= 64 * 1024
+                assert side * (cut.num_stages - 1) * cut.block_n * cut.block_k * number_bytes >= 64 * 1024

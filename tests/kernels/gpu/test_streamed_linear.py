@@ -35,6 +35,18 @@ def test_weights_as_they_are(dtype: torch.dtype, rows: int, width: int, depth: i
 
 
 @pytest.mark.parametrize("dtype", SHORT)
+@pytest.mark.parametrize(("rows", "width", "depth"), [(17, 64, 1000), (40, 300, 256), (64, 130, 516)])
+def test_either_way_that_a_full_batch_is_cut(dtype: torch.dtype, rows: int, width: int, depth: int) -> None:
+    x, weight = randn(rows, depth, dtype=dtype) / depth**0.5, randn(width, depth, dtype=dtype)
+    arrived = launch.counters(width, rows, DEVICE)
+    for is_wide in (False, True):
+        cut = launch.tile_cut(rows, width, depth, 2, is_wide=is_wide)
+        found = launch.streamed_linear(x, weight, None, arrived, cut)
+        assert_near(found, x.double() @ weight.double().T)
+        assert not arrived.any()
+
+
+@pytest.mark.parametrize("dtype", SHORT)
 @pytest.mark.parametrize(("rows", "width", "groups"), [(1, 64, 1), (5, 130, 3), (33, 40, 8), (65, 16, 2)])
 def test_weights_of_four_bits(dtype: torch.dtype, rows: int, width: int, groups: int) -> None:
     matrix = to_int4(randn(width, groups * GROUP, dtype=dtype) + 0.5)
