@@ -1,4 +1,4 @@
-"""`POST /v1/score` and `POST /v1/rerank`."""
+"""`POST /v1/score` and `POST /v1/rerank`, also where vLLM has them and where Cohere's clients ask."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from deployments.pooled import Reranking, RerankRequest
 router = APIRouter(route_class=JsonRoute, tags=["rerank"])
 
 
+@router.post("/score", include_in_schema=False)
 @router.post("/v1/score", response_model=ScoreResponse, responses=ERRORS)
 async def score(body: ScoreRequest, context: Context) -> Response:
     """Say how well texts answer texts."""
@@ -23,6 +24,8 @@ async def score(body: ScoreRequest, context: Context) -> Response:
     return JsonResponse(score_response(head, await _asked(request, context)))
 
 
+@router.post("/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
 @router.post("/v1/rerank", response_model=RerankResponse, responses=ERRORS)
 async def rerank(body: RerankBody, context: Context) -> Response:
     """Put documents in the order in which they answer a query."""

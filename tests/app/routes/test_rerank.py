@@ -35,13 +35,15 @@ async def test_texts_pair_up_place_by_place(
     client: httpx.AsyncClient, gateway: ScriptedGateway, text_1: object, text_2: object, pairs: object
 ) -> None:
     body = {"model": "judge", "text_1": text_1, "text_2": text_2, "truncate_prompt_tokens": -1, "user": "u"}
-    assert (await client.post(SCORE, json=body)).status_code == 200
-    assert (gateway.reranked[0].pairs, gateway.reranked[0].truncates_to) == (pairs, -1)
+    for path in (SCORE, "/score"):
+        assert (await client.post(path, json=body)).status_code == 200
+    assert [(request.pairs, request.truncates_to) for request in gateway.reranked] == [(pairs, -1)] * 2
 
 
-async def test_documents_come_the_best_first(client: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("path", [RERANK, "/rerank", "/v2/rerank"])
+async def test_documents_come_the_best_first(client: httpx.AsyncClient, path: str) -> None:
     documents = ["a", {"text": "bcd"}, "ef", "gh"]
-    answer = (await client.post(RERANK, json={"model": "judge", "query": "q", "documents": documents})).json()
+    answer = (await client.post(path, json={"model": "judge", "query": "q", "documents": documents})).json()
     assert answer.pop("id").startswith("rerank-")
     assert answer == {
         "object": "list",
