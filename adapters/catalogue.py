@@ -92,5 +92,8 @@ class Catalogue:
 
     def gone(self, name: str, before: Catalogue) -> tuple[AdapterRef, ...]:
         """Return the contents of a name's versions of before that no name stands for any more."""
-        entry, left = before.entries.get(name), self.digests()
-        return tuple(version.ref for version in entry.versions if version.ref.digest not in left) if entry else ()
+        entry, now = before.entries.get(name), self.entries.get(name)
+        kept = {version.ref.digest for version in now.versions} if now else set()
+        missing = [version.ref for version in entry.versions if version.ref.digest not in kept] if entry else []
+        used = self.digests() if missing else frozenset()
+        return tuple(ref for ref in missing if ref.digest not in used)

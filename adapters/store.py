@@ -11,6 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
@@ -67,6 +68,8 @@ class AdapterStore:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("PRAGMA synchronous=FULL")
         self._database.executescript(_SCHEMA)
+        store, revision = self._database.execute("SELECT store, value FROM revision").fetchone()
+        self._catalogue = Catalogue(store=store, revision=revision, entries=self._entries())
 
     def add(self, ref: AdapterRef, base: str, *, takes_traffic: bool = True) -> int:
         """Make a content the newest version of its name and give it all of the name's traffic; return its number.
@@ -79,7 +82,7 @@ class AdapterStore:
             AdapterError: the name breaks the rule, belongs to another base, or has too many versions with traffic.
         """
         check_name(ref.name)
-        with self._change() as database:
+        with self._change(ref.name) as database:
             rows = database.execute(
                 "SELECT number, base, digest FROM version WHERE name = ? ORDER BY number", (ref.name,)
             ).fetchall()
@@ -106,7 +109,7 @@ class AdapterStore:
         Raises:
             AdapterError: there is no such name or version, or they do not make 100.
         """
-        with self._change() as database:
+        with self._change(name) as database:
             rows = database.execute("SELECT number FROM version WHERE name = ?", (name,)).fetchall()
             known = {int(row[0]) for row in rows}
             if not known:
@@ -124,8 +127,8 @@ class AdapterStore:
         Raises:
             AdapterError: there is no such name or version.
         """
-        with self._change() as database:
-            entry = self.catalogue().entries.get(name)
+        with self._change(name) as database:
+            entry = self._catalogue.entries.get(name)
             if entry is None:
                 raise AdapterError(name[:128], "there is no adapter of this name")
             if number is not None and entry.version(number) is None:
@@ -143,25 +146,31 @@ class AdapterStore:
             self._split(database, name, shares)
 
     def catalogue(self) -> Catalogue:
-        """Return all names as they stand."""
-        revision, store = self._database.execute("SELECT value, store FROM revision").fetchone()
+        """Return all names as they stand, in their order."""
+        return self._catalogue
+
+    def _entries(self, only: str | None = None) -> dict[str, AdapterEntry]:
+        """Read all names, or one if it is there."""
+        where, values = ("", ()) if only is None else ("WHERE name = ?", (only,))
         versions: dict[str, list[AdapterVersion]] = {}
         base_by_name: dict[str, str] = {}
-        rows = self._database.execute("SELECT name, number, base, digest, path, created_s FROM version ORDER BY 1, 2")
+        rows = self._database.execute(
+            f"SELECT name, number, base, digest, path, created_s FROM version {where} ORDER BY 1, 2", values
+        )
         for name, number, base, digest, path, created_s in rows:
             ref = AdapterRef(name=name, path=path, digest=AdapterDigest(digest))
             versions.setdefault(name, []).append(AdapterVersion(number=number, ref=ref, created_s=created_s))
             base_by_name[name] = base
         split: dict[str, list[tuple[int, int]]] = {}
-        for name, number, percent in self._database.execute("SELECT name, number, percent FROM split ORDER BY 1, 2"):
+        rows = self._database.execute(f"SELECT name, number, percent FROM split {where} ORDER BY 1, 2", values)
+        for name, number, percent in rows:
             split.setdefault(name, []).append((number, percent))
-        entries = {
+        return {
             name: AdapterEntry(
                 name=name, base=base_by_name[name], versions=tuple(found), split=tuple(split.get(name, ()))
             )
             for name, found in versions.items()
         }
-        return Catalogue(store=store, revision=revision, entries=entries)
 
     def close(self) -> None:
         """Close the file."""
@@ -170,8 +179,8 @@ class AdapterStore:
             self._lock_file.close()
 
     @contextmanager
-    def _change(self) -> Iterator[sqlite3.Connection]:
-        """Make one transaction of a block, which grows the revision by one."""
+    def _change(self, name: str) -> Iterator[sqlite3.Connection]:
+        """Make one transaction of a block that changes one name; it grows the revision by one."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield self._database
@@ -180,6 +189,10 @@ class AdapterStore:
             raise
         self._database.execute("UPDATE revision SET value = value + 1")
         self._database.execute("COMMIT")
+        # One name is read again, not all: thousands are declared one by one.
+        before = self._catalogue
+        entries = {other: entry for other, entry in before.entries.items() if other != name} | self._entries(name)
+        self._catalogue = replace(before, revision=before.revision + 1, entries=dict(sorted(entries.items())))
 
     def _make_room(self, database: sqlite3.Connection, name: str, numbers: Sequence[int]) -> None:
         """Forget as many versions as are too many for one more; the newest, which may be asked for as that, stays."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,11 +130,16 @@ class Stored(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store = AdapterStore(":memory:")
+        self.folder = tempfile.TemporaryDirectory()
+        self.store = self.opened()
         self.revision = self.store.catalogue().revision
+
+    def opened(self) -> AdapterStore:
+        return AdapterStore(f"{self.folder.name}/adapters.sqlite", clock=lambda: 7.0)
 
     def teardown(self) -> None:
         self.store.close()
+        self.folder.cleanup()
 
     @rule(name=st.sampled_from("ab"), digest=st.sampled_from("xyz"))
     def add(self, name: str, digest: str) -> None:
@@ -156,6 +162,15 @@ class Stored(RuleBasedStateMachine):
             return
         entry = self.store.catalogue().entries.get(name)
         assert entry is None or (number is not None and entry.version(number) is None)
+
+    @rule()
+    def reopen(self) -> None:
+        """What was told of one change after the other is what stands there."""
+        before = self.store.catalogue()
+        self.store.close()
+        self.store = self.opened()
+        assert self.store.catalogue() == before
+        assert list(self.store.catalogue().entries) == list(before.entries)
 
     @invariant()
     def every_name_is_whole(self) -> None:
