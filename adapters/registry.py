@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from adapters.errors import AdapterError
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
-from adapters.identity import AdapterRef, adapter_digest
+from adapters.identity import AdapterRef, content_digest, read_adapter
+from adapters.peft_format import LoraConfig
+from adapters.tensor_file import TensorFile
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -23,8 +25,8 @@ class DeclaredNames:
         self._base_names = frozenset(base_names)
         self._ref_by_name: dict[str, AdapterRef] = {}
 
-    def declare(self, ref: AdapterRef) -> None:
-        """Add an alias; the same reference again changes nothing.
+    def declare(self, ref: AdapterRef) -> AdapterRef:
+        """Add an alias and return it; the same reference again changes nothing.
 
         Raises:
             AdapterError: the name breaks the rule, is that of a base model, or stands for another adapter.
@@ -34,6 +36,7 @@ class DeclaredNames:
             raise AdapterError(ref.name, "a base model has this name")
         if self._ref_by_name.setdefault(ref.name, ref) != ref:
             raise AdapterError(ref.name, "another adapter is declared under this name")
+        return ref
 
 
 def check_name(name: str) -> None:
@@ -46,18 +49,25 @@ def check_name(name: str) -> None:
         raise AdapterError(name[:128], "a name has 1 to 128 letters, digits, dots, underscores or hyphens")
 
 
-def reference(name: str, folder: str) -> AdapterRef:
+Check = Callable[[str, LoraConfig, TensorFile], object]
+"""Refuses an adapter, given its name and what was read of it, by an AdapterError."""
+
+
+def reference(name: str, folder: str, check: Check | None = None) -> AdapterRef:
     """Make the reference of the adapter that lies in a folder now, under a name.
 
     Raises:
-        AdapterError: the name breaks the rule, or the folder does not hold a readable adapter.
+        AdapterError: the name breaks the rule, the folder does not hold a readable adapter, or `check` refuses it.
     """
     check_name(name)
     path = os.path.realpath(folder)
-    return AdapterRef(name=name, path=path, digest=adapter_digest(path, name))
+    config, tensors = read_adapter(name, path)
+    if check is not None:
+        check(name, config, tensors)
+    return AdapterRef(name=name, path=path, digest=content_digest(config, tensors))
 
 
-def reference_in(root: str, name: str, allowed: Sequence[str] = ()) -> AdapterRef:
+def reference_in(root: str, name: str, allowed: Sequence[str] = (), check: Check | None = None) -> AdapterRef:
     """Make the reference of one of the `sub_folders` of a drop-in folder, whose name is the adapter's.
 
     Args:
@@ -70,7 +80,7 @@ def reference_in(root: str, name: str, allowed: Sequence[str] = ()) -> AdapterRe
     path = permitted_folder(os.path.abspath(os.path.join(root, name)), (root, *allowed))
     if path is None:
         raise AdapterError(name, "its folder is a link that leads out of those that adapters may be loaded from")
-    return reference(name, path)
+    return reference(name, path, check)
 
 
 def permitted_folder(folder: str, roots: Sequence[str]) -> str | None:

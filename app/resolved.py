@@ -8,20 +8,24 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from adapters.errors import AdapterError
-from adapters.identity import AdapterRef, read_adapter
+from adapters.identity import AdapterRef
+from adapters.peft_format import LoraConfig
 from adapters.registry import DeclaredNames, reference, reference_in, sub_folders
+from adapters.tensor_file import TensorFile
 from adapters.validate import validate
 from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import is_hub_id, local_folder
 from app.cluster_memory import remembered
 from app.fingerprint import model_fingerprint
 from app.settings import (
+    AdapterSettings,
     BatchSettings,
     ModelSettings,
     RegistrySettings,
@@ -58,6 +62,8 @@ _logger = logging.getLogger(__name__)
 
 LIBRARY_BY_SCHEME = {"s3": "s3fs", "gs": "gcsfs"}
 """What fsspec reads an object store by."""
+NUM_ADAPTER_READERS = 4
+"""Each holds one adapter whole."""
 
 
 def registry_config(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> RegistryConfig:
@@ -300,26 +306,31 @@ def _adapters(
     allowed: tuple[str, ...],
     on_unfit: Callable[[str], None],
 ) -> Iterator[AdapterRef]:
-    if model.adapter_folder is not None:
-        with _at(f"{place}.adapter_folder"):
-            found = sub_folders(model.adapter_folder)
-        for name in found:
-            try:
-                ref = reference_in(model.adapter_folder, name, allowed)
-                yield _checked(ref, spec, model.engine.max_adapter_rank, names)
-            except AdapterError as error:
-                on_unfit(f"args.{place}.adapter_folder: {error}")
-    for index, adapter in enumerate(model.adapters):
-        with _at(f"{place}.adapters[{index}]"):
-            ref = reference(adapter.name, str(local_folder(adapter.path)))
-            yield _checked(ref, spec, model.engine.max_adapter_rank, names)
+    shapes, max_rank = spec.module_shapes(), model.engine.max_adapter_rank
 
+    def check(name: str, config: LoraConfig, tensors: TensorFile) -> None:
+        validate(name, config, tensors.entry_by_name, shapes, max_rank)
 
-def _checked(ref: AdapterRef, spec: DecoderSpec, max_rank: int, names: DeclaredNames) -> AdapterRef:
-    config, tensors = read_adapter(ref.name, ref.path)
-    validate(ref.name, config, tensors.entry_by_name, spec.module_shapes(), max_rank)
-    names.declare(ref)
-    return ref
+    # They are read from end to end, and a thousand of a large model are a hundred GB.
+    readers = ThreadPoolExecutor(NUM_ADAPTER_READERS)
+    try:
+        if (folder := model.adapter_folder) is not None:
+            with _at(f"{place}.adapter_folder"):
+                found = sub_folders(folder)
+            for dropped in [readers.submit(reference_in, folder, name, allowed, check) for name in found]:
+                try:
+                    yield names.declare(dropped.result())
+                except AdapterError as error:
+                    on_unfit(f"args.{place}.adapter_folder: {error}")
+
+        def read(adapter: AdapterSettings) -> AdapterRef:
+            return reference(adapter.name, str(local_folder(adapter.path)), check)
+
+        for index, declared in enumerate([readers.submit(read, adapter) for adapter in model.adapters]):
+            with _at(f"{place}.adapters[{index}]"):
+                yield names.declare(declared.result())
+    finally:
+        readers.shutdown(cancel_futures=True)
 
 
 def _safety_config(safety: SafetySettings) -> SafetyConfig:

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from adapters.errors import AdapterError
-from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
+from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest
+from adapters.peft_format import LoraConfig
 from adapters.registry import DeclaredNames, check_name, reference, reference_in, sub_folders
+from adapters.tensor_file import TensorFile
 from tests.adapters.handmade import make_tensors, write
 
 
@@ -82,3 +84,18 @@ def test_a_reference_has_a_resolved_path_and_errors_use_the_alias(tmp_path: Path
     assert reference("alias", str(tmp_path / "x" / ".." / "x")).path == str((tmp_path / "x").resolve())
     with pytest.raises(AdapterError, match=r"'alias' .* folder does not exist"):
         reference("alias", str(tmp_path / "gone"))
+
+
+def test_what_was_read_for_a_reference_is_checked_before_it_is_digested(tmp_path: Path) -> None:
+    write(tmp_path / "x")
+    seen: list[tuple[str, object]] = []
+
+    def check(name: str, config: LoraConfig, tensors: TensorFile) -> None:
+        seen.append((name, content_digest(config, tensors)))
+        if name == "refused":
+            raise AdapterError(name, "it does not fit")
+
+    found = reference_in(str(tmp_path), "x", check=check)
+    assert seen == [("x", found.digest)]
+    with pytest.raises(AdapterError, match="it does not fit"):
+        reference("refused", str(tmp_path / "x"), check)
