@@ -103,9 +103,9 @@ class ModelSettings(SettingsNode):
     adapter_folder: FolderPath | None = Field(
         default=None, description="Folder whose subfolders are adapters of this model, named by the subfolder."
     )
-    tool_format: Literal["hermes", "llama3", "mistral", "mistral_args", "json", "none"] | None = Field(
-        default=None, description="How this model writes calls of tools; null: as its chat template shows."
-    )
+    tool_format: (
+        Literal["hermes", "llama3", "mistral", "mistral_args", "nemotron", "functionary", "xlam", "json", "none"] | None
+    ) = Field(default=None, description="How this model writes calls of tools; null: as its chat template shows.")
     reasoning_format: Literal["think", "mistral", "none"] | None = Field(
         default=None, description="How this model marks its thoughts; null: as its chat template shows."
     )

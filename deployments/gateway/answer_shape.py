@@ -111,7 +111,7 @@ class AnswerShape:
 
     async def _call_rules(self, use: ToolUse) -> CallRules:
         tool_format = self._tool_format()
-        if self._content is not None and use.callable_names and not use.is_required and not tool_format.opening:
+        if self._content is not None and use.callable_names and not use.is_required and tool_format.is_alone:
             raise RequestError(
                 f"'{self._content.field}' cannot be used together with tools here: this model writes its calls as "
                 "plain JSON. Set 'tool_choice' to 'none' or 'required'.",
@@ -122,7 +122,8 @@ class AnswerShape:
             tools=await followable(use.tools),
             callable_names=use.callable_names,
             is_required=use.is_required,
-            is_parallel=use.is_parallel,
+            # A turn that the template refuses would end the conversation.
+            is_parallel=use.is_parallel and self._dialect.takes_several,
         )
 
     def _tool_format(self) -> ToolFormat:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from deployments.config import ModelConfig
 from deployments.stream.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_of_template
+from deployments.tokenizer.text_codec import TextCodec
 from deployments.tools.formats import FORMATS, ToolFormat, format_of_template
 
 
@@ -16,11 +17,13 @@ class Dialect:
 
     Attributes:
         tool_format: None where the model's calls look like none that we know.
+        takes_several: the chat template takes several calls in one turn.
         reasoning: None for a model that does not think aloud.
         special_ids: the model's special tokens by their text.
     """
 
     tool_format: ToolFormat | None = None
+    takes_several: bool = True
     reasoning: ReasoningFormat | None = None
     special_ids: Mapping[str, int]
 
@@ -33,12 +36,20 @@ class Dialect:
         return {self.special_ids[mark]: mark for mark in marks & self.special_ids.keys()}
 
 
-def dialect_of(config: ModelConfig, template: str, special_ids: Mapping[str, int]) -> Dialect:
+def dialect_of(config: ModelConfig, codec: TextCodec) -> Dialect:
     """Return what the configuration says, "none" for no format, and else what the chat template shows."""
-    tool_format = format_of_template(template) if config.tool_format is None else FORMATS.get(config.tool_format)
+    template, sample = codec.template_text, codec.call_sample()
+    tool_format = (
+        format_of_template(template, sample) if config.tool_format is None else FORMATS.get(config.tool_format)
+    )
     reasoning = (
         reasoning_of_template(template)
         if config.reasoning_format is None
         else REASONING_FORMATS.get(config.reasoning_format)
     )
-    return Dialect(tool_format=tool_format, reasoning=reasoning, special_ids=special_ids)
+    return Dialect(
+        tool_format=tool_format,
+        takes_several=sample.takes_several,
+        reasoning=reasoning,
+        special_ids=codec.pieces.special_ids,
+    )

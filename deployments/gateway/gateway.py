@@ -145,7 +145,7 @@ class Gateway:
                 config=model,
                 codec=codecs[model.name],
                 decoder=codecs[model.name].pieces,
-                dialect=dialect_of(model, codecs[model.name].template_text, codecs[model.name].pieces.special_ids),
+                dialect=dialect_of(model, codecs[model.name]),
                 encode=partial(reached, "tokenizer", partial(encode, model.name)),
                 source=sources[model.name],
                 pool=partial(ask_vector, self._handles[model.name]),

@@ -10,6 +10,7 @@ call here looks at the clock, and every piece of text at its length.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -19,12 +20,14 @@ from typing import Any, NoReturn, cast
 
 from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.ext import Extension
+from jinja2.filters import do_format
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 MAX_RENDER_S = 2.0
+_PADDING = re.compile(r"%(\([^)]*\))?[-+ #0]*[\d*.]")
 
 _BOUNDS: ContextVar[_Bounds] = ContextVar("bounds")
 
@@ -57,9 +60,11 @@ class BoundedTemplate:
         environment.filters |= {"tojson": _to_json, "bounded_items": _bounded_items, "bounded_text": _bounded_text}
         for name in ("join", "replace", "indent"):
             environment.filters[name] = _bounded_filter(environment.filters[name])
-        for name in ("center", "format", "wordwrap", "xmlattr"):
+        environment.filters["format"] = _format
+        for name in ("center", "wordwrap", "xmlattr"):
             del environment.filters[name]
         environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
+        self.source = source
         tree = environment.parse(source)
         self.variables = frozenset(meta.find_undeclared_variables(tree))
         code = environment.compile(_Bounded().visit(tree))
@@ -197,6 +202,12 @@ def _bounded_filter(apply: Callable[..., Any]) -> Callable[..., Any]:
         return apply(*given, **kwargs)
 
     return bounded
+
+
+def _format(layout: Any, *values: Any, **named: Any) -> str:
+    if _PADDING.search(str(layout)):
+        raise TemplateBoundError("it pads with the filter format")
+    return do_format(layout, *values, **named)
 
 
 def _check_growth(*values: Any) -> None:

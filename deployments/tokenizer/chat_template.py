@@ -12,11 +12,15 @@ from typing import Any
 from jinja2 import TemplateError
 
 from deployments.generation import ChatMessage, ChatPrompt, ToolSpec
+from deployments.stream.reasoning import reasoning_of_template
 from deployments.tokenizer.bounded_template import BoundedTemplate
+from deployments.tools.sample import PROBES, CallSample, call_sample
 from deployments.tools.turns import plain_turns
 from engine.errors import CheckpointError, RequestError
 
 MAX_ARGUMENTS_DEPTH = 64
+_SYSTEM = {"role": "system", "content": "You are asked."}
+_USER = {"role": "user", "content": "Hello."}
 _OURS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
 )
@@ -54,21 +58,47 @@ class ChatTemplate:
         Raises:
             RequestError: the template refuses them, has no such option, or takes too long.
         """
-        template = self._templates["tool_use" if tools and "tool_use" in self._templates else "default"]
+        template = self._template_for(tools)
         options = self._options(template, prompt)
         if "tools" not in template.variables:
-            turns, tools = plain_turns(turns, tools), ()
-        variables = self._special_tokens | options
-        variables |= {"messages": list(turns), "tools": list(tools) or None, "documents": None}
-        variables["add_generation_prompt"] = not prompt.continues_final_message
+            has_system = not tools or self._shows(_SYSTEM["content"], template, [_SYSTEM, _USER], (), options)
+            turns, tools = plain_turns(turns, tools, has_system=has_system), ()
+        options["add_generation_prompt"] = not prompt.continues_final_message
         try:
-            rendered = template.render(variables)
+            rendered = self._rendered(template, turns, tools, options)
         except TemplateError as error:
             message = error.message or "no reason given"
-            raise RequestError(
-                f"the model's chat template refuses the messages: {message}", field="messages"
-            ) from error
+            # Turns that it takes with other tools are not what it refuses.
+            field = "tools" if tools and self._shows("", template, turns, tool_fields(PROBES), options) else "messages"
+            raise RequestError(f"the model's chat template refuses the {field}: {message}", field=field) from error
         return _cut_behind(rendered, turns[-1]["content"]) if prompt.continues_final_message else rendered
+
+    def call_sample(self) -> CallSample:
+        """Return how the template for chats with tools writes calls."""
+        return call_sample(self._rendered_or_none) if "tools" in self._template_for(True).variables else CallSample()
+
+    def _template_for(self, has_tools: object) -> BoundedTemplate:
+        return self._templates["tool_use" if has_tools and "tool_use" in self._templates else "default"]
+
+    def _rendered_or_none(self, prompt: ChatPrompt) -> str | None:
+        try:
+            return self.render(turn_fields(prompt.messages), tool_fields(prompt.tools), prompt)
+        except RequestError:
+            return None
+
+    def _rendered(
+        self, template: BoundedTemplate, turns: Sequence[Any], tools: Sequence[Any], options: dict[str, Any]
+    ) -> str:
+        variables = {"messages": list(turns), "tools": list(tools) or None, "documents": None}
+        return template.render(self._special_tokens | options | variables)
+
+    def _shows(
+        self, text: str, template: BoundedTemplate, turns: Sequence[Any], tools: Sequence[Any], options: dict[str, Any]
+    ) -> bool:
+        try:
+            return text in self._rendered(template, turns, tools, options)
+        except TemplateError:
+            return False
 
     def _options(self, template: BoundedTemplate, prompt: ChatPrompt) -> dict[str, Any]:
         known = template.variables - _OURS - self._special_tokens.keys()
@@ -85,7 +115,7 @@ class ChatTemplate:
             options.setdefault("reasoning_effort", effort)
         elif effort is not None and "enable_thinking" in known:
             options.setdefault("enable_thinking", effort != "none")
-        elif effort not in (None, "none"):
+        elif effort not in (None, "none") and reasoning_of_template(template.source) is None:
             raise RequestError(
                 "the model's chat template knows no effort: 'reasoning_effort' must be 'none'",
                 field="reasoning_effort",
@@ -133,7 +163,7 @@ def tool_fields(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 def _arguments(text: str) -> Any:
     try:
-        parsed = json.loads(text)
+        parsed = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return text
     return parsed if isinstance(parsed, dict) and _is_shallow(parsed) else text

@@ -18,6 +18,7 @@ from deployments.tokenizer.control_tokens import ControlTokens
 from deployments.tokenizer.spelling_index import SpellingIndex
 from deployments.tokenizer.token_pieces import TokenPieces
 from deployments.tokenizer.tokenizer_folder import load_tokenizer
+from deployments.tools.sample import CallSample
 from engine.errors import CheckpointError, RequestError
 
 DEFAULT_MAX_CHARS = 1_000_000
@@ -70,6 +71,10 @@ class TextCodec:
     def template_text(self) -> str:
         """The text of all chat templates, which shows what the model was trained to write."""
         return "\n".join(self._sources.values())
+
+    def call_sample(self) -> CallSample:
+        """Return how the chat template writes calls."""
+        return self._template.call_sample() if self.has_chat_template else CallSample()
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         """Return the tokens of a conversation in the model's own template, opened for the model's turn.

@@ -4,12 +4,16 @@
     llama3       {"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}
     mistral      [TOOL_CALLS] [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]
     mistral_args [TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{}
+    nemotron     <TOOLCALL>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]</TOOLCALL>
+    functionary  Let me see. <function=f>{}</function><function=g>{}</function>
+    xlam         [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]
     json         {"name": "f", "arguments": {}}
 
 Pure. A format is a sequence of literal pieces, between any two of which white space may stand.
 
 **Sources:** the chat templates of NousResearch/Hermes-2-Pro and Qwen/Qwen2.5 (hermes), meta-llama/Llama-3.1 (llama3),
-mistralai's tokenizers v3 and v11 (mistral, mistral_args).
+mistralai's tokenizers v3 and v11 (mistral, mistral_args), nvidia/Llama-3.1-Nemotron-Nano (nemotron),
+meetkai/functionary v3.1 (functionary), Salesforce/xLAM-2 (xlam).
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ import json
 import secrets
 import string
 from dataclasses import dataclass
+
+from deployments.tools.sample import ARGUMENTS, NAMES, CallSample
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
@@ -28,7 +34,8 @@ class ToolFormat:
 
     Attributes:
         silent: a special token that may stand before everything, and is not shown.
-        opening: before the first call; empty where an answer that has calls has nothing else.
+        is_alone: an answer that has calls has nothing else; only how it begins tells it from text.
+        opening: before the first call; its first piece tells a call from text, unless calls are alone.
         before_name, before_arguments: what stands in a call's head, around the name.
         quotes_name: the name is a JSON string.
         id_prefix, id_chars: what the ids of calls look like, as the model's template wants them back.
@@ -36,6 +43,7 @@ class ToolFormat:
 
     name: str
     silent: str = ""
+    is_alone: bool = False
     opening: tuple[str, ...] = ()
     before_name: tuple[str, ...] = ("{", '"name"', ":")
     quotes_name: bool = True
@@ -57,6 +65,11 @@ class ToolFormat:
         """Return the pieces of a call to `tool` up to its arguments."""
         return (*self.before_name, json.dumps(tool) if self.quotes_name else tool, *self.before_arguments)
 
+    def begins(self, sample: CallSample) -> bool:
+        """Whether a template's sample begins with a call in this format."""
+        call = "".join([*self.opening, *self.head(NAMES[0]), ARGUMENTS])
+        return sample.text.startswith("".join(call.split()))
+
     def new_call_id(self) -> str:
         """Draw the id of a call."""
         return self.id_prefix + "".join(secrets.choice(_ALPHANUMERIC) for _ in range(self.id_chars))
@@ -65,7 +78,13 @@ class ToolFormat:
 HERMES = ToolFormat(
     name="hermes", opening=("<tool_call>",), after_arguments=("}", "</tool_call>"), between=("<tool_call>",)
 )
-LLAMA3 = ToolFormat(name="llama3", silent="<|python_tag|>", before_arguments=(",", '"parameters"', ":"), between=(";",))
+LLAMA3 = ToolFormat(
+    name="llama3",
+    silent="<|python_tag|>",
+    is_alone=True,
+    before_arguments=(",", '"parameters"', ":"),
+    between=(";",),
+)
 MISTRAL = ToolFormat(
     name="mistral", opening=("[TOOL_CALLS]", "["), between=(",",), closing=("]",), id_prefix="", id_chars=9
 )
@@ -80,26 +99,42 @@ MISTRAL_ARGS = ToolFormat(
     id_prefix="",
     id_chars=9,
 )
-JSON = ToolFormat(name="json")
+NEMOTRON = ToolFormat(name="nemotron", opening=("<TOOLCALL>", "["), between=(",",), closing=("]", "</TOOLCALL>"))
+FUNCTIONARY = ToolFormat(
+    name="functionary",
+    opening=("<function=",),
+    before_name=(),
+    quotes_name=False,
+    before_arguments=(">",),
+    after_arguments=("</function>",),
+    between=("<function=",),
+)
+XLAM = ToolFormat(name="xlam", is_alone=True, opening=("[",), between=(",",), closing=("]",))
+JSON = ToolFormat(name="json", is_alone=True)
 
-FORMATS = {tool_format.name: tool_format for tool_format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, JSON)}
+FORMATS = {
+    tool_format.name: tool_format
+    for tool_format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, NEMOTRON, FUNCTIONARY, XLAM, JSON)
+}
 
 _FOREIGN = ("<function=", "<arg_key>", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>", "<|channel|>")
 """Of templates whose calls look like none of ours."""
 
 
-def format_of_template(template: str) -> ToolFormat | None:
+def format_of_template(template: str, sample: CallSample) -> ToolFormat | None:
     """Return the format that a chat template teaches, None for one that we do not know.
 
-    A template that says nothing of tools leaves the generic one, which `deployments.tools.turns` teaches by itself.
+    A template that takes no tools leaves the generic one, which `deployments.tools.turns` teaches by itself.
     """
+    if not sample.takes_tools:
+        return JSON
+    if sample.text:
+        return next((tool_format for tool_format in FORMATS.values() if tool_format.begins(sample)), None)
+    # It shows no earlier calls: what it says of them is all there is.
     if any(mark in template for mark in _FOREIGN):
         return None
     if "<tool_call>" in template:
         return HERMES
     if "[TOOL_CALLS]" in template:
         return MISTRAL_ARGS if "[ARGS]" in template else MISTRAL
-    if "<|python_tag|>" in template or "Environment: ipython" in template:
-        return LLAMA3
-    # One that tells of tools, and not in JSON's words, teaches something else.
-    return None if "tools" in template and "arguments" not in template else JSON
+    return LLAMA3 if "<|python_tag|>" in template or "Environment: ipython" in template else None

@@ -81,40 +81,47 @@ class AnswerGrammar:
         content = "SPACE? @content" if has_content else "TEXT?"
         if calls is None:
             return content
-        opening = calls.tool_format.opening
-        if not opening:
-            heads = "|".join(_joined(calls.tool_format.head(tool.name)) for tool in calls.tools)
+        tool_format = calls.tool_format
+        opening = tool_format.opening
+        if tool_format.is_alone:
+            heads = "|".join(_joined((*opening, *tool_format.head(tool.name))) for tool in calls.tools)
             rules.exclude(f"({heads}){_ANYTHING}")
         elif opening[0] not in self._special_ids:
             rules.add("LEAD", f"/{_ANYTHING}{_escaped(opening[0])}/{rules.excluded}")
             rules.exclude(_ANYTHING + _escaped(opening[0]) + _ANYTHING)
         if not calls.callable_names:
             return content
-        called = self._calls(rules, calls)
+        if tool_format.is_alone:
+            called = self._calls(rules, calls, opening)
+            return called if calls.is_required else f"{content} | {called}"
+        called = self._calls(rules, calls, ())
         if calls.is_required:
             return f"{rules.sequence(opening)} {called}"
         if has_content:
             return f"{content} | {rules.sequence(opening)} {called}"
-        if not opening:
-            return f"TEXT? | {called}"
         trigger, rest = opening[0], rules.sequence(opening[1:])
         if trigger in self._special_ids:
             return f"TEXT? | TEXT? {rules.sequence((trigger,))} {rest} {called}"
         rules.add("lead[lazy]", "LEAD")
         return f"TEXT? | lead {rest} {called}"
 
-    def _calls(self, rules: _Rules, calls: CallRules) -> str:
+    def _calls(self, rules: _Rules, calls: CallRules, opening: tuple[str, ...]) -> str:
+        """Return what matches the calls; the opening is part of the first one's head."""
         tool_format = calls.tool_format
         tools = [tool for tool in calls.tools if tool.name in calls.callable_names]
         after = rules.sequence(tool_format.after_arguments)
+        heads: dict[str, tuple[str, ...]] = {"first": opening, "call": ()} if opening else {"call": ()}
         for index, tool in enumerate(tools):
             schema = json.dumps({**tool.parameters, "x-guidance": self._json_style})
             rules.add(f"arguments_{index}", f"%json {schema}")
-            rules.add(f"call_{index}", f"{rules.sequence(tool_format.head(tool.name))} arguments_{index} {after}")
-        rules.add("call", " | ".join(f"call_{index}" for index in range(len(tools))))
+            for name, lead in heads.items():
+                head = rules.sequence((*lead, *tool_format.head(tool.name)))
+                rules.add(f"{name}_{index}", f"{head} arguments_{index} {after}")
+        for name in heads:
+            rules.add(name, " | ".join(f"{name}_{index}" for index in range(len(tools))))
         more = f"({rules.sequence(tool_format.between)} call)*" if calls.is_parallel else ""
         silent = f"<[{self._special_ids[tool_format.silent]}]>? " if tool_format.silent in self._special_ids else ""
-        return f"{silent}call {more} {rules.sequence(tool_format.closing)}"
+        return f"{silent}{next(iter(heads))} {more} {rules.sequence(tool_format.closing)}"
 
     def _thinking(self, rules: _Rules, thinking: ThinkingRules | None) -> str:
         if thinking is None:

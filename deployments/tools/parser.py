@@ -71,7 +71,7 @@ class CallParser:
     def close(self) -> str:
         """Return the content that was held back; what a truncated call lacks stays lacking."""
         # Behind what opens a call there is a call, of which nothing can be told before its name is whole.
-        is_open = self._state is _State.HEAD and bool(self._format.opening)
+        is_open = self._state is _State.HEAD and not self._format.is_alone
         is_call = self._is_required or self._num_started > 0 or is_open
         content, self._held = ("" if is_call else self._held), ""
         return content
@@ -92,7 +92,7 @@ class CallParser:
         return False
 
     def _leave_content(self, content: list[str]) -> bool:
-        if not self._format.opening:
+        if self._format.is_alone:
             self._state = _State.HEAD
             return True
         trigger = self._format.opening[0]
@@ -143,8 +143,11 @@ class CallParser:
         following = self._held[max(0, end) :].lstrip(WHITE_SPACE)
         if end >= 0 and not following:
             return False
-        if end >= 0 and self._format.closing and following.startswith(self._format.closing):
-            self._held = following[len(self._format.closing[0]) :].lstrip(WHITE_SPACE)
+        closed = _match(following, self._format.closing) if end >= 0 and self._format.closing else -1
+        if closed is None:
+            return False
+        if closed >= 0:
+            self._held = following[closed:].lstrip(WHITE_SPACE)
             self._state = _State.PLAIN
             return True
         self._held = following if end >= 0 else self._held

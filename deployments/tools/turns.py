@@ -17,11 +17,14 @@ _TEACHING = (
 Turn = Mapping[str, Any]
 
 
-def plain_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def plain_turns(
+    turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]], *, has_system: bool = True
+) -> list[dict[str, Any]]:
     """Return turns with nothing but roles, names and contents.
 
     Args:
         turns, tools: as chat templates take them.
+        has_system: the template shows system turns; else the first turn of the user teaches the functions.
     """
     plain: list[dict[str, Any]] = []
     for turn in turns:
@@ -33,10 +36,7 @@ def plain_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> li
             else:
                 plain.append({"role": "user", "content": result, "is_result": True})
         elif turn.get("tool_calls"):
-            calls = [
-                json.dumps({"name": call["function"]["name"], "arguments": call["function"]["arguments"]})
-                for call in turn["tool_calls"]
-            ]
+            calls = [json.dumps(call["function"], ensure_ascii=False) for call in turn["tool_calls"]]
             content = "\n".join([turn["content"], *calls] if turn["content"] else calls)
             plain.append({"role": turn["role"], "content": content})
         else:
@@ -44,14 +44,14 @@ def plain_turns(turns: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> li
     for turn in plain:
         turn.pop("is_result", None)
     if tools:
-        _teach(plain, tools)
+        _teach(plain, tools, role="system" if has_system else "user")
     return plain
 
 
-def _teach(turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> None:
+def _teach(turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, role: str) -> None:
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     teaching = _TEACHING.format(tools=listed)
-    if turns and turns[0]["role"] == "system":
+    if turns and turns[0]["role"] == role:
         turns[0]["content"] += f"\n\n{teaching}"
     else:
-        turns.insert(0, {"role": "system", "content": teaching})
+        turns.insert(0, {"role": role, "content": teaching})

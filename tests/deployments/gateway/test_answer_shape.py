@@ -69,6 +69,16 @@ async def test_a_grammar_follows_the_thoughts(tail: str) -> None:
     assert json.loads(source)["grammars"][1]["name"] == "content"
 
 
+async def test_a_template_that_takes_one_call_a_turn_gets_no_more() -> None:
+    """Two were written, and the turn with both, sent back with their results, was refused by the template."""
+    grammars = [
+        await AnswerShape(ask(tool_use=USE), replace(PLAIN, takes_several=several), "").grammar()
+        for several in (True, False)
+    ]
+    alone = await AnswerShape(ask(tool_use=replace(USE, is_parallel=False)), PLAIN, "").grammar()
+    assert grammars[1] == alone != grammars[0]
+
+
 async def test_json_beside_calls_that_are_json_is_refused_by_field() -> None:
     with pytest.raises(RequestError) as refused:
         await AnswerShape(ask(grammar=CHOICE, tool_use=USE), PLAIN, "").grammar()

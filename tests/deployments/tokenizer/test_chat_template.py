@@ -51,6 +51,12 @@ def test_arguments_that_are_nested_without_end_stay_text() -> None:
     assert turn["tool_calls"][0]["function"]["arguments"] == deep
 
 
+def test_arguments_that_are_left_out_are_none() -> None:
+    call = ToolCall(call_id="1", name="f", arguments="")
+    (turn,) = turn_fields([ChatMessage(role="assistant", content="", tool_calls=(call,))])
+    assert turn["tool_calls"][0]["function"]["arguments"] == {}
+
+
 def test_a_chat_with_tools_takes_the_template_for_it() -> None:
     prompt = ChatPrompt(messages=TURNS[:1], tools=TOOLS)
     assert render("plain", prompt, tool_use="{{ tools[0].function.name }}") == "f"
@@ -60,6 +66,36 @@ def test_a_chat_with_tools_takes_the_template_for_it() -> None:
 def test_a_template_that_knows_no_tools_gets_plain_turns() -> None:
     text = render("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", ChatPrompt(messages=TURNS))
     assert text.splitlines()[-1] == "user: Result of f: 5"
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [
+        ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", "system"),
+        ("{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}", "user"),
+        (
+            "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('take"
+            " turns') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}",
+            "user",
+        ),
+    ],
+)
+def test_tools_are_taught_where_the_template_shows_it(source: str, role: str) -> None:
+    text = render(source, ChatPrompt(messages=TURNS[:1], tools=TOOLS))
+    assert text.startswith(f"[{role}]")
+    assert '{"name": "f", "description": "D"' in text
+    assert "Hi" in text
+
+
+@pytest.mark.parametrize(("content", "field"), [("Hi", "tools"), ("no", "messages")])
+def test_what_is_refused_because_of_the_tools_is_told_of_them(content: str, field: str) -> None:
+    source = (
+        "{% if messages[0].content == 'no' or tools[0].function.name == 'f' %}{{ raise_exception('odd') }}{% endif %}"
+    )
+    prompt = ChatPrompt(messages=(ChatMessage(role="user", content=content),), tools=TOOLS)
+    with pytest.raises(RequestError, match=f"refuses the {field}: odd") as refused:
+        render(source, prompt)
+    assert refused.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -97,6 +133,11 @@ def test_what_the_template_cannot_do_is_refused_by_field(changes: dict[str, Any]
     with pytest.raises(RequestError) as refused:
         render("{{ colour }}{{ bos_token }}", ChatPrompt(messages=TURNS[:1], **changes))
     assert refused.value.field == field
+
+
+def test_a_model_that_always_thinks_does_so_at_any_effort() -> None:
+    prompt = ChatPrompt(messages=TURNS[:1], reasoning_effort="high")
+    assert render("{{ messages[0].content.split('</think>')[-1] }}<think>", prompt) == "Hi<think>"
 
 
 def test_an_effort_of_none_asks_nothing_of_a_template_without_a_choice() -> None:

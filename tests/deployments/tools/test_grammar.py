@@ -65,11 +65,11 @@ def test_only_valid_calls_and_the_content_asked_for_pass(
         call: True,
         written(tool_format, [CALL, ("get_x", "{}")], " "): True,
         written(tool_format, [("f", '{"town": "Paris"}')]): False,
-        written(tool_format, [("g", "{}")]): not (tool_format.opening or is_required or has_content),
+        written(tool_format, [("g", "{}")]): tool_format.is_alone and not (is_required or has_content),
         call[: call.index("Paris")]: False,
         "Plain text.": not is_required and not has_content,
     }
-    if tool_format.opening:
+    if not tool_format.is_alone:
         passes |= {
             f"Let me see.\n{call}": not is_required and not has_content,
             '{"note": "x"}': not is_required,

@@ -68,7 +68,7 @@ def cuts(text: str, places: Sequence[int]) -> list[str]:
 def test_calls_are_found_whatever_the_cuts(
     tool_format: ToolFormat, calls: list[tuple[str, str]], space: str, lead: str, places: list[int]
 ) -> None:
-    lead = lead if tool_format.opening else ""
+    lead = "" if tool_format.is_alone else lead
     text = lead + written(tool_format, calls, space)
     assert parsed(tool_format, cuts(text, places)) == (lead.rstrip(), calls, True)
 
@@ -103,7 +103,7 @@ def test_a_truncated_call_is_never_complete(tool_format: ToolFormat, place: int)
 def test_the_beginning_of_a_call_is_no_content(tool_format: ToolFormat) -> None:
     """An answer that had to be a call, and was cut inside the call's name, showed `{"name": "ge` as its content."""
     text = written(tool_format, [("get", "{}")], space="")
-    num_opening = len(tool_format.opening[0]) if tool_format.opening else len(text)
+    num_opening = len(text) if tool_format.is_alone else len(tool_format.opening[0])
     for place in range(len(text)):
         content, calls, _ = parsed(tool_format, list(text[:place]), is_required=True)
         assert content == ""

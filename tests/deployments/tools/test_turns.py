@@ -8,7 +8,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "D", "param
 
 
 def call(name: str) -> dict[str, Any]:
-    return {"id": "1", "type": "function", "function": {"name": name, "arguments": {"a": 1}}}
+    return {"id": "1", "type": "function", "function": {"name": name, "arguments": {"a": "é"}}}
 
 
 def test_tools_calls_and_results_become_plain_turns() -> None:
@@ -24,7 +24,7 @@ def test_tools_calls_and_results_become_plain_turns() -> None:
     assert [turn["role"] for turn in plain] == ["system", "user", "assistant", "user", "assistant"]
     assert plain[0]["content"].startswith("Be brief.\n\nYou can call these functions:\n")
     assert '{"name": "f", "description": "D", "parameters": {}}' in plain[0]["content"]
-    assert plain[2]["content"] == ('Hm.\n{"name": "f", "arguments": {"a": 1}}\n{"name": "g", "arguments": {"a": 1}}')
+    assert plain[2]["content"] == 'Hm.\n{"name": "f", "arguments": {"a": "é"}}\n{"name": "g", "arguments": {"a": "é"}}'
     assert plain[3]["content"] == "Result of f: 1\nResult of the function: 2"
     assert turns[0]["content"] == "Be brief."
 
@@ -33,3 +33,10 @@ def test_without_a_system_turn_one_is_made_and_without_tools_none() -> None:
     turns = [{"role": "user", "content": "Hi"}]
     assert [turn["role"] for turn in plain_turns(turns, [TOOL])] == ["system", "user"]
     assert plain_turns(turns, []) == turns
+
+
+def test_a_template_without_system_turns_teaches_in_the_first_turn_of_the_user() -> None:
+    turns = [{"role": "user", "content": "Hi"}]
+    (turn,) = plain_turns(turns, [TOOL], has_system=False)
+    assert turn["role"] == "user"
+    assert turn["content"].startswith("Hi\n\nYou can call")
