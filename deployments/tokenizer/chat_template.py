@@ -19,6 +19,7 @@ from deployments.tools.turns import plain_turns
 from engine.errors import CheckpointError, RequestError
 
 MAX_ARGUMENTS_DEPTH = 64
+_END_MARK = "\ue000end\ue001"
 _SYSTEM = {"role": "system", "content": "You are asked."}
 _USER = {"role": "user", "content": "Hello."}
 _OURS = frozenset(
@@ -71,7 +72,7 @@ class ChatTemplate:
             # Turns that it takes with other tools are not what it refuses.
             field = "tools" if tools and self._shows("", template, turns, tool_fields(PROBES), options) else "messages"
             raise RequestError(f"the model's chat template refuses the {field}: {message}", field=field) from error
-        return _cut_behind(rendered, turns[-1]["content"]) if prompt.continues_final_message else rendered
+        return self._cut(rendered, template, turns, tools, options) if prompt.continues_final_message else rendered
 
     def call_sample(self) -> CallSample:
         """Return how the template for chats with tools writes calls."""
@@ -91,6 +92,28 @@ class ChatTemplate:
     ) -> str:
         variables = {"messages": list(turns), "tools": list(tools) or None, "documents": None}
         return template.render(self._special_tokens | options | variables)
+
+    def _cut(
+        self,
+        rendered: str,
+        template: BoundedTemplate,
+        turns: Sequence[Any],
+        tools: Sequence[Any],
+        options: dict[str, Any],
+    ) -> str:
+        """Return the text up to the end of the last turn's content, which the answer goes on with."""
+        marked = turns[-1] | {"content": turns[-1]["content"] + _END_MARK}
+        try:
+            before, mark, _ = self._rendered(template, [*turns[:-1], marked], tools, options).rpartition(_END_MARK)
+        except TemplateError:
+            mark = ""
+        if not mark:
+            raise RequestError(
+                "the model's chat template does not show the last message, which cannot be continued",
+                field="continue_final_message",
+            )
+        # Without the mark behind it a template may trim the end.
+        return before if rendered.startswith(before) else before.rstrip()
 
     def _shows(
         self, text: str, template: BoundedTemplate, turns: Sequence[Any], tools: Sequence[Any], options: dict[str, Any]
@@ -136,7 +159,8 @@ def turn_fields(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         if name is not None:
             turn["name"] = name
         if message.reasoning is not None:
-            turn["reasoning_content"] = message.reasoning
+            # By the two names that transformers gives them.
+            turn["reasoning_content"] = turn["thinking"] = message.reasoning
         if message.tool_calls:
             turn["tool_calls"] = [
                 {
@@ -181,17 +205,3 @@ def _is_shallow(value: Any) -> bool:
         if not level:
             return True
     return False
-
-
-def _cut_behind(rendered: str, final: str) -> str:
-    """Return the text up to the end of the final turn's content, which the answer goes on with."""
-    bare = final.strip()
-    place = rendered.rfind(bare)
-    if place < 0:
-        raise RequestError(
-            "the model's chat template does not show the last message, which cannot be continued",
-            field="continue_final_message",
-        )
-    # A template may have trimmed the end; where it has not, white space belongs to what is continued.
-    whole = final.lstrip()
-    return rendered[: place + len(whole if rendered.startswith(whole, place) else bare)]

@@ -39,7 +39,7 @@ def test_a_template_is_told_of_calls_results_and_tools() -> None:
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
         {"id": "2", "type": "function", "function": {"name": "g", "arguments": '{"a": '}},
     ]
-    assert told[1]["reasoning_content"] == "Hm."
+    assert told[1]["reasoning_content"] == told[1]["thinking"] == "Hm."
     assert told[2] == {"role": "tool", "content": "5", "tool_call_id": "1", "name": "f"}
     assert '"parameters": {"type": "object"}' in render(TOLD, ChatPrompt(messages=TURNS, tools=TOOLS))
 
@@ -154,6 +154,14 @@ def test_an_effort_of_none_asks_nothing_of_a_template_without_a_choice() -> None
 def test_a_final_message_is_gone_on_with(source: str, expected: str) -> None:
     messages = (TURNS[0], ChatMessage(role="assistant", content=" So, \n"))
     assert render(source, ChatPrompt(messages=messages, continues_final_message=True)) == expected
+
+
+@pytest.mark.parametrize("content", ["e", "end", "s", "user"])
+def test_what_stands_behind_a_final_message_is_not_taken_for_it(content: str) -> None:
+    source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<end>{% endfor %}[user sees]"
+    messages = (TURNS[0], ChatMessage(role="assistant", content=content))
+    prompt = ChatPrompt(messages=messages, continues_final_message=True)
+    assert render(source, prompt) == f"[user]Hi<end>[assistant]{content}"
 
 
 def test_a_template_that_is_none_is_refused_at_the_start() -> None:
