@@ -49,6 +49,8 @@ class ChatTemplate:
             }
         except TemplateError as error:
             raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
+        self._wanting_parts: list[BoundedTemplate] = []
+        self._wanting_parts = [template for template in self._templates.values() if self._wants_parts(template)]
 
     def render(self, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], prompt: ChatPrompt) -> str:
         """Return the prompt's text.
@@ -90,8 +92,16 @@ class ChatTemplate:
     def _rendered(
         self, template: BoundedTemplate, turns: Sequence[Any], tools: Sequence[Any], options: dict[str, Any]
     ) -> str:
-        variables = {"messages": list(turns), "tools": list(tools) or None, "documents": None}
+        told = [_in_parts(turn) for turn in turns] if template in self._wanting_parts else list(turns)
+        variables = {"messages": told, "tools": list(tools) or None, "documents": None}
         return template.render(self._special_tokens | options | variables)
+
+    def _wants_parts(self, template: BoundedTemplate) -> bool:
+        """Whether it shows a content only as a list of parts, as those that images may be part of."""
+        as_text, as_parts = (
+            self._shows(_USER["content"], template, [turn], (), {}) for turn in (_USER, _in_parts(_USER))
+        )
+        return as_parts and not as_text
 
     def _cut(
         self,
@@ -183,6 +193,10 @@ def tool_fields(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
         }
         for tool in tools
     ]
+
+
+def _in_parts(turn: dict[str, Any]) -> dict[str, Any]:
+    return turn | {"content": [{"type": "text", "text": turn["content"]}]}
 
 
 def _arguments(text: str) -> Any:

@@ -51,7 +51,8 @@ def plain_turns(
 def _teach(turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, role: str) -> None:
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     teaching = _TEACHING.format(tools=listed)
-    if turns and turns[0]["role"] == role:
-        turns[0]["content"] += f"\n\n{teaching}"
-    else:
+    turn = next((turn for turn in (turns[:1] if role == "system" else turns) if turn["role"] == role), None)
+    if turn is None:
         turns.insert(0, {"role": role, "content": teaching})
+    else:
+        turn["content"] += f"\n\n{teaching}"

@@ -51,6 +51,22 @@ def test_arguments_that_are_nested_without_end_stay_text() -> None:
     assert turn["tool_calls"][0]["function"]["arguments"] == deep
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{{ m.content }}",
+        "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}",
+        "{{ m.content if m.content is string else m.content[0].text }}",
+    ],
+)
+def test_a_content_is_shown_by_a_template_that_knows_only_parts_too(content: str) -> None:
+    """Templates of guards lost the text, and the guard found nothing in nothing."""
+    source = f"{{% for m in messages %}}[{{{{ m.role }}}}]{content}{{% endfor %}}"
+    messages = (TURNS[0], ChatMessage(role="assistant", content="So,"))
+    assert render(source, ChatPrompt(messages=messages)) == "[user]Hi[assistant]So,"
+    assert render(source, ChatPrompt(messages=messages, continues_final_message=True)) == "[user]Hi[assistant]So,"
+
+
 def test_arguments_that_are_left_out_are_none() -> None:
     call = ToolCall(call_id="1", name="f", arguments="")
     (turn,) = turn_fields([ChatMessage(role="assistant", content="", tool_calls=(call,))])

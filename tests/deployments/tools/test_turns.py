@@ -36,7 +36,9 @@ def test_without_a_system_turn_one_is_made_and_without_tools_none() -> None:
 
 
 def test_a_template_without_system_turns_teaches_in_the_first_turn_of_the_user() -> None:
-    turns = [{"role": "user", "content": "Hi"}]
-    (turn,) = plain_turns(turns, [TOOL], has_system=False)
-    assert turn["role"] == "user"
-    assert turn["content"].startswith("Hi\n\nYou can call")
+    # A system turn that a client sends all the same is for the template to refuse.
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    system, user = plain_turns(turns, [TOOL], has_system=False)
+    assert system == turns[0]
+    assert user["role"] == "user"
+    assert user["content"].startswith("Hi\n\nYou can call")
