@@ -140,19 +140,20 @@ class CallParser:
         end = _match(self._held, self._format.after_arguments)
         if end is None:
             return False
-        following = self._held[max(0, end) :].lstrip(WHITE_SPACE)
-        if end >= 0 and not following:
-            return False
-        closed = _match(following, self._format.closing) if end >= 0 and self._format.closing else -1
-        if closed is None:
-            return False
-        if closed >= 0:
-            self._held = following[closed:].lstrip(WHITE_SPACE)
+        if end < 0:
             self._state = _State.PLAIN
             return True
-        self._held = following if end >= 0 else self._held
+        following = self._held[end:].lstrip(WHITE_SPACE)
+        closed = _match(following, self._format.closing) if self._format.closing else -1
+        if closed is None:
+            return False
+        # White space behind a call is no content, whether another one follows or nothing.
+        following = following[max(0, closed) :].lstrip(WHITE_SPACE)
+        if not following:
+            return False
+        self._held = following
         self._before = self._format.between
-        self._state = _State.HEAD if end >= 0 else _State.PLAIN
+        self._state = _State.PLAIN if closed >= 0 else _State.HEAD
         return True
 
 

@@ -69,7 +69,7 @@ def test_calls_are_found_whatever_the_cuts(
     tool_format: ToolFormat, calls: list[tuple[str, str]], space: str, lead: str, places: list[int]
 ) -> None:
     lead = "" if tool_format.is_alone else lead
-    text = lead + written(tool_format, calls, space)
+    text = lead + written(tool_format, calls, space) + space
     assert parsed(tool_format, cuts(text, places)) == (lead.rstrip(), calls, True)
 
 
