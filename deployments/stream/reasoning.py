@@ -33,7 +33,9 @@ REASONING_FORMATS = {reasoning.name: reasoning for reasoning in (THINK, MISTRAL_
 
 def reasoning_of_template(template: str) -> ReasoningFormat | None:
     """Return how a model thinks whose chat template this is, None for one that does not."""
-    return next((reasoning for reasoning in REASONING_FORMATS.values() if reasoning.end in template), None)
+    found = next((reasoning for reasoning in REASONING_FORMATS.values() if reasoning.end in template), None)
+    # One that only asks for thoughts says nothing of their marks, and nearly all models have these.
+    return THINK if found is None and "enable_thinking" in template else found
 
 
 class ReasoningSplit:

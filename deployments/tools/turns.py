@@ -28,13 +28,15 @@ def plain_turns(
     """
     plain: list[dict[str, Any]] = []
     for turn in turns:
-        if turn["role"] == "tool":
-            result = f"Result of {turn.get('name', 'the function')}: {turn['content']}"
+        is_result = turn["role"] == "tool"
+        if is_result or (turn["role"] == "user" and plain and plain[-1].get("is_result")):
+            name = turn.get("name", "the function")
+            said = f"Result of {name}: {turn['content']}" if is_result else turn["content"]
             # Templates want the turns of user and assistant to alternate.
             if plain and plain[-1].get("is_result"):
-                plain[-1]["content"] += f"\n{result}"
+                plain[-1]["content"] += f"\n{said}"
             else:
-                plain.append({"role": "user", "content": result, "is_result": True})
+                plain.append({"role": "user", "content": said, "is_result": True})
         elif turn.get("tool_calls"):
             calls = [json.dumps(call["function"], ensure_ascii=False) for call in turn["tool_calls"]]
             content = "\n".join([turn["content"], *calls] if turn["content"] else calls)

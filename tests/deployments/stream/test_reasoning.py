@@ -74,4 +74,5 @@ def test_the_tokens_of_the_thoughts_are_counted(tokens: list[str], has_begun: bo
 def test_the_template_shows_how_a_model_thinks() -> None:
     assert reasoning_of_template("{% if '</think>' in content %}") is THINK
     assert reasoning_of_template("[THINK]{{ x }}[/THINK]") is MISTRAL_THINK
+    assert reasoning_of_template("{% if enable_thinking %}Think deeply.{% endif %}") is THINK
     assert reasoning_of_template("{{ messages }}") is None

@@ -18,14 +18,16 @@ def test_tools_calls_and_results_become_plain_turns() -> None:
         {"role": "assistant", "content": "Hm.", "tool_calls": [call("f"), call("g")]},
         {"role": "tool", "content": "1", "name": "f", "tool_call_id": "1"},
         {"role": "tool", "content": "2", "tool_call_id": "2"},
+        {"role": "user", "content": "Quick!"},
         {"role": "assistant", "content": "Done."},
+        {"role": "user", "content": "Thanks."},
     ]
     plain = plain_turns(turns, [TOOL])
-    assert [turn["role"] for turn in plain] == ["system", "user", "assistant", "user", "assistant"]
+    assert [turn["role"] for turn in plain] == ["system", "user", "assistant", "user", "assistant", "user"]
     assert plain[0]["content"].startswith("Be brief.\n\nYou can call these functions:\n")
     assert '{"name": "f", "description": "D", "parameters": {}}' in plain[0]["content"]
     assert plain[2]["content"] == 'Hm.\n{"name": "f", "arguments": {"a": "é"}}\n{"name": "g", "arguments": {"a": "é"}}'
-    assert plain[3]["content"] == "Result of f: 1\nResult of the function: 2"
+    assert plain[3]["content"] == "Result of f: 1\nResult of the function: 2\nQuick!"
     assert turns[0]["content"] == "Be brief."
 
 
