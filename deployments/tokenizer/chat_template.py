@@ -14,14 +14,13 @@ from jinja2 import TemplateError
 from deployments.generation import ChatMessage, ChatPrompt, ToolSpec
 from deployments.stream.reasoning import reasoning_of_template
 from deployments.tokenizer.bounded_template import BoundedTemplate
+from deployments.tokenizer.template_habits import habits_of
 from deployments.tools.sample import PROBES, CallSample, call_sample
 from deployments.tools.turns import plain_turns
 from engine.errors import CheckpointError, RequestError
 
 MAX_ARGUMENTS_DEPTH = 64
 _END_MARK = "\ue000end\ue001"
-_SYSTEM = {"role": "system", "content": "You are asked."}
-_USER = {"role": "user", "content": "Hello."}
 _OURS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "namespace", "range"}
 )
@@ -49,8 +48,7 @@ class ChatTemplate:
             }
         except TemplateError as error:
             raise CheckpointError(f"the chat template cannot be compiled: {error}") from error
-        self._wanting_parts: list[BoundedTemplate] = []
-        self._wanting_parts = [template for template in self._templates.values() if self._wants_parts(template)]
+        self._habits = {template: habits_of(template, self._special_tokens) for template in self._templates.values()}
 
     def render(self, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], prompt: ChatPrompt) -> str:
         """Return the prompt's text.
@@ -64,15 +62,13 @@ class ChatTemplate:
         template = self._template_for(tools)
         options = self._options(template, prompt)
         if "tools" not in template.variables:
-            has_system = not tools or self._shows(_SYSTEM["content"], template, [_SYSTEM, _USER], (), options)
-            turns, tools = plain_turns(turns, tools, has_system=has_system), ()
+            turns, tools = plain_turns(turns, tools, has_system=self._habits[template].shows_system), ()
         options["add_generation_prompt"] = not prompt.continues_final_message
         try:
             rendered = self._rendered(template, turns, tools, options)
         except TemplateError as error:
             message = error.message or "no reason given"
-            # Turns that it takes with other tools are not what it refuses.
-            field = "tools" if tools and self._shows("", template, turns, tool_fields(PROBES), options) else "messages"
+            field = "tools" if tools and self._takes(template, turns, options) else "messages"
             raise RequestError(f"the model's chat template refuses the {field}: {message}", field=field) from error
         return self._cut(rendered, template, turns, tools, options) if prompt.continues_final_message else rendered
 
@@ -92,16 +88,8 @@ class ChatTemplate:
     def _rendered(
         self, template: BoundedTemplate, turns: Sequence[Any], tools: Sequence[Any], options: dict[str, Any]
     ) -> str:
-        told = [_in_parts(turn) for turn in turns] if template in self._wanting_parts else list(turns)
-        variables = {"messages": told, "tools": list(tools) or None, "documents": None}
+        variables = {"messages": self._habits[template].turns(turns), "tools": list(tools) or None, "documents": None}
         return template.render(self._special_tokens | options | variables)
-
-    def _wants_parts(self, template: BoundedTemplate) -> bool:
-        """Whether it shows a content only as a list of parts, as those that images may be part of."""
-        as_text, as_parts = (
-            self._shows(_USER["content"], template, [turn], (), {}) for turn in (_USER, _in_parts(_USER))
-        )
-        return as_parts and not as_text
 
     def _cut(
         self,
@@ -125,13 +113,13 @@ class ChatTemplate:
         # Without the mark behind it a template may trim the end.
         return before if rendered.startswith(before) else before.rstrip()
 
-    def _shows(
-        self, text: str, template: BoundedTemplate, turns: Sequence[Any], tools: Sequence[Any], options: dict[str, Any]
-    ) -> bool:
+    def _takes(self, template: BoundedTemplate, turns: Sequence[Any], options: dict[str, Any]) -> bool:
+        """Whether it takes turns with tools that no template has anything against."""
         try:
-            return text in self._rendered(template, turns, tools, options)
+            self._rendered(template, turns, tool_fields(PROBES), options)
         except TemplateError:
             return False
+        return True
 
     def _options(self, template: BoundedTemplate, prompt: ChatPrompt) -> dict[str, Any]:
         known = template.variables - _OURS - self._special_tokens.keys()
@@ -193,10 +181,6 @@ def tool_fields(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
         }
         for tool in tools
     ]
-
-
-def _in_parts(turn: dict[str, Any]) -> dict[str, Any]:
-    return turn | {"content": [{"type": "text", "text": turn["content"]}]}
 
 
 def _arguments(text: str) -> Any:

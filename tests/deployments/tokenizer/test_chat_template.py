@@ -67,6 +67,22 @@ def test_a_content_is_shown_by_a_template_that_knows_only_parts_too(content: str
     assert render(source, ChatPrompt(messages=messages, continues_final_message=True)) == "[user]Hi[assistant]So,"
 
 
+def test_ids_of_another_server_are_shortened_for_a_template_that_wants_short_ones() -> None:
+    source = (
+        "{% for m in messages %}{{ m.tool_call_id }}{% for c in m.tool_calls or [] %}{{ c.id }}="
+        "{% if c.id | length != 9 %}{{ raise_exception('nine!') }}{% endif %}{% endfor %}{% endfor %}{{ tools and '' }}"
+    )
+    call = ToolCall(call_id="call_0123456789", name="f", arguments="{}")
+    turns = (
+        TURNS[0],
+        ChatMessage(role="assistant", content="", tool_calls=(call,)),
+        ChatMessage(role="tool", content="5", tool_call_id=call.call_id),
+    )
+    shown, again = render(source, ChatPrompt(messages=turns, tools=TOOLS)).split("=")
+    assert shown == again
+    assert len(shown) == 9
+
+
 def test_arguments_that_are_left_out_are_none() -> None:
     call = ToolCall(call_id="1", name="f", arguments="")
     (turn,) = turn_fields([ChatMessage(role="assistant", content="", tool_calls=(call,))])

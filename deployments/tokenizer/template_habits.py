@@ -1,0 +1,83 @@
+"""What a chat template takes and what it shows of it, found out by trying; and turns as it takes them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import TemplateError
+
+from deployments.tokenizer.bounded_template import BoundedTemplate
+
+Turn = dict[str, Any]
+
+_TEXT = "Hello."
+_USER: Turn = {"role": "user", "content": _TEXT}
+_SYSTEM: Turn = {"role": "system", "content": "You are asked."}
+_TOOL = {"name": "f", "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
+_CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+_SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateHabits:
+    """How one template wants its turns.
+
+    Attributes:
+        shows_system: it shows system turns.
+        wants_parts: it shows contents only as lists of parts, as those that images may be part of.
+        wants_short_ids: it refuses a call whose id is not of nine letters and digits.
+    """
+
+    shows_system: bool
+    wants_parts: bool
+    wants_short_ids: bool
+
+    def turns(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Return turns as the template takes them."""
+        if self.wants_short_ids:
+            turns = [_with_short_ids(turn) for turn in turns]
+        return [_in_parts(turn) for turn in turns] if self.wants_parts else list(turns)
+
+
+def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> TemplateHabits:
+    """Return what a template does with turns that it is given."""
+
+    def shows(text: str, *turns: Turn, tools: Sequence[Any] = ()) -> bool:
+        variables = {"messages": list(turns), "tools": list(tools) or None, "documents": None}
+        try:
+            return text in template.render({**special_tokens, **variables, "add_generation_prompt": False})
+        except TemplateError:
+            return False
+
+    def takes(call_id: str) -> bool:
+        turn = {"role": "assistant", "content": "", "tool_calls": [_CALL | {"id": call_id}]}
+        return shows("", _USER, turn, tools=({"type": "function", "function": _TOOL},))
+
+    wants_parts = not shows(_TEXT, _USER) and shows(_TEXT, _in_parts(_USER))
+    first = (_in_parts(_SYSTEM), _in_parts(_USER)) if wants_parts else (_SYSTEM, _USER)
+    return TemplateHabits(
+        shows_system=shows(_SYSTEM["content"], *first),
+        wants_parts=wants_parts,
+        wants_short_ids=takes(_short("call_1")) and not takes("call_1"),
+    )
+
+
+def _in_parts(turn: Turn) -> Turn:
+    return turn | {"content": [{"type": "text", "text": turn["content"]}]}
+
+
+def _with_short_ids(turn: Turn) -> Turn:
+    """Return a turn whose ids are short; a call and its result keep the same one."""
+    if "tool_call_id" in turn:
+        turn = turn | {"tool_call_id": _short(turn["tool_call_id"])}
+    if "tool_calls" in turn:
+        turn = turn | {"tool_calls": [call | {"id": _short(call["id"])} for call in turn["tool_calls"]]}
+    return turn
+
+
+def _short(call_id: str) -> str:
+    return call_id if _SHORT_ID.fullmatch(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from deployments.tokenizer.bounded_template import BoundedTemplate
+from deployments.tokenizer.template_habits import TemplateHabits, habits_of
+
+EACH = "{% for m in messages %}[{{ m.role }}]CONTENT{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+PARTS = "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}"
+USUAL = TemplateHabits(shows_system=True, wants_parts=False, wants_short_ids=False)
+
+
+def habits(content: str = "{{ m.content }}", call: str = "{{ c.function.name }}", before: str = "") -> TemplateHabits:
+    source = before + EACH.replace("CONTENT", content).replace("CALL", call)
+    return habits_of(BoundedTemplate(source, max_chars=1000), {"bos_token": "<s>"})
+
+
+def test_most_templates_take_turns_as_they_are() -> None:
+    assert habits() == habits(before="{{ bos_token + '' }}") == USUAL
+    assert habits("{{ m.content if m.content is string else m.content[0].text }}") == USUAL
+    turns = [{"role": "assistant", "content": "a", "tool_calls": [{"id": "call_1"}]}]
+    assert USUAL.turns(turns) == turns
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}",
+        "{% set messages = messages | rejectattr('role', 'equalto', 'system') | list %}",
+    ],
+)
+def test_a_system_turn_may_be_refused_or_left_out(before: str) -> None:
+    assert not habits(before=before).shows_system
+
+
+def test_a_content_may_be_shown_only_in_parts() -> None:
+    found = habits(PARTS)
+    assert (found.wants_parts, found.shows_system) == (True, True)
+    assert found.turns([{"role": "user", "content": "a"}]) == [
+        {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    ]
+
+
+def test_ids_may_have_to_be_short() -> None:
+    found = habits(call="{% if c.id | length != 9 %}{{ raise_exception('nine!') }}{% endif %}")
+    assert found.wants_short_ids
+    calls, result, other = found.turns(
+        [
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "call_1"}, {"id": "aB3aB3aB3"}]},
+            {"role": "tool", "content": "5", "tool_call_id": "call_1"},
+            {"role": "tool", "content": "6", "tool_call_id": "call_2"},
+        ]
+    )
+    first, second = (call["id"] for call in calls["tool_calls"])
+    assert second == "aB3aB3aB3"
+    assert result["tool_call_id"] == first != other["tool_call_id"]
+    assert len(first) == 9
+
+
+def test_a_template_that_refuses_everything_has_no_wishes() -> None:
+    refusing = habits(before="{{ raise_exception('never') }}")
+    assert refusing == TemplateHabits(shows_system=False, wants_parts=False, wants_short_ids=False)
