@@ -38,16 +38,16 @@ class EngineSettings(SettingsNode):
         default=None, description="KV cache of one byte a number (GPU only; fp8 is e4m3); null: as `dtype` says."
     )
     num_threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of tensor operators; null: those it may use."
+        default=None, ge=1, le=1024, description="CPU threads of tensor operators; null: those it may use."
     )
     max_model_len: int | None = Field(
         default=None, ge=1, description="Context length in tokens; null: the checkpoint's."
     )
     max_num_seqs: int = Field(
-        default=64, ge=1, description="Requests that run at once; on a CPU newcomers may be a sixteenth more."
+        default=64, ge=1, le=2**14, description="Requests that run at once; on a CPU newcomers may be a sixteenth more."
     )
     max_batched_tokens: int = Field(
-        default=1024, ge=1, description="Token budget of one step, prefill and decode together."
+        default=1024, ge=1, le=2**20, description="Token budget of one step, prefill and decode together."
     )
     max_prefill_tokens_with_decodes: int | None = Field(
         default=None, ge=1, description="Prompt tokens of a step that others decode in; null: the whole budget."
@@ -76,7 +76,7 @@ class EngineSettings(SettingsNode):
         description="Seconds of waiting that a new request may be foretold, else it is refused; null: a quarter "
         "of `slo.ttft_s`, where that is set, else 30.",
     )
-    max_adapter_rank: int = Field(default=128, ge=1, description="Highest LoRA rank that is loaded.")
+    max_adapter_rank: int = Field(default=128, ge=1, le=2**13, description="Highest LoRA rank that is loaded.")
     max_device_adapters: int | None = Field(default=None, ge=1, description="Adapters on the device; null: any number.")
     max_device_adapter_bytes: int | None = Field(
         default=None,
@@ -151,7 +151,7 @@ class SafetySettings(SettingsNode):
     benign_labels: tuple[str, ...] = Field(
         default=(), description="Labels of the classifier that mean nothing was found."
     )
-    num_threads: int = Field(default=1, ge=1, description="CPU threads of the classifier.")
+    num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of the classifier.")
 
     @model_validator(mode="after")
     def _windows_advance(self) -> Self:
@@ -176,7 +176,7 @@ class RerankerSettings(SettingsNode):
     batch_wait_s: float = Field(default=0.002, ge=0, description="Seconds that a pair waits for company.")
     max_chars: int = Field(default=100_000, ge=1, description="Characters of a query, and of a document.")
     timeout_s: float = Field(default=30.0, gt=0, description="Seconds that a request for scores may take.")
-    num_threads: int = Field(default=1, ge=1, description="CPU threads of the model.")
+    num_threads: int = Field(default=1, ge=1, le=1024, description="CPU threads of the model.")
 
 
 class ChannelSettings(SettingsNode):
