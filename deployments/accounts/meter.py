@@ -37,6 +37,8 @@ ORPHANS_EVERY = 30
 """Settlings between two looks at what dead gateways have left."""
 ADMIT_TIMEOUT_S = 2.0
 RECORD_TIMEOUT_S = 30.0
+FLUSH_S = 2.0
+"""Longer nobody waits who stops a server; the accounts may have been stopped before."""
 MAX_BATCH = 1000
 
 
@@ -62,6 +64,7 @@ class Meter:
         self._running: Counter[str] = Counter()
         self._turn = 0
         self._has_freed = asyncio.Event()
+        self._settling = asyncio.Lock()
         self._charges: list[Charge] = []
         self._attempts_by_record: dict[str, tuple[str, list[RequestId]]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -129,6 +132,10 @@ class Meter:
 
     async def settle(self) -> None:
         """Tell the accounts what is under way and what was used, and learn the keys; what fails is told again."""
+        async with self._settling:
+            await self._settle()
+
+    async def _settle(self) -> None:
         charges, self._charges = self._charges, []
         try:
             self._take_keys(await self._tell(charges))
@@ -185,12 +192,12 @@ class Meter:
         self._take_keys(left)
         return True
 
-    async def close(self) -> None:
-        """Send what is left, and stop."""
-        if self._task is not None:
-            self._task.cancel()
-        await self.settle()
-        self.spool.close()
+    async def flush(self) -> None:
+        """Tell what has not been told, before the gateway ends; records that are late lie in the spool, for another."""
+        if self._charges or self.spool.num_pending:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await self.settle()
 
     def _next_turn(self) -> int:
         self._turn += 1

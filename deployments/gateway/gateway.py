@@ -298,6 +298,8 @@ class Gateway:
     async def drain(self, limit_s: float) -> None:
         """Refuse what comes, and return once what is under way has ended; asked by whoever stops the server."""
         await self._log.draining.run(limit_s, None if self._listener is None else self._listener.fail_all)
+        if self.meter is not None:
+            await self.meter.flush()
 
     async def metrics(self) -> bytes:
         """Return the numbers of all gateways and engines in Prometheus' text format."""
@@ -312,7 +314,9 @@ class Gateway:
         return text
 
     async def close(self) -> None:
-        """Send the traces that have not been sent; records of usage have lain in the spool all the while."""
+        """Send the records of usage and the traces that have not been sent."""
+        if self.meter is not None:
+            await self.meter.flush()
         if self._traced is not None:
             await self._traced.close()
 

@@ -32,11 +32,14 @@ class LocalHandle:
     def __init__(self, actor: Accounts) -> None:
         self._actor = actor
         self.is_away = False
+        self.is_stuck = False
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: object) -> Any:
             if self.is_away:
                 raise ActorDiedError
+            if self.is_stuck:
+                await asyncio.Event().wait()
             return await getattr(self._actor, name)(*args)
 
         return type("Method", (), {"remote": staticmethod(call)})
@@ -100,6 +103,25 @@ async def test_while_the_accounts_are_away_requests_begin_and_records_wait(handl
     assert (await meter.totals(UsageQuestion()))[0].num_requests == 1
 
 
+async def test_what_is_left_at_the_end_is_told_or_kept_and_holds_nobody_up(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = a_meter(handle, tmp_path)
+    meter.record(a_timeline("r1"))
+    meter.record(a_timeline("r2"))
+    # Beside the settling that is under way.
+    await asyncio.gather(meter.settle(), meter.flush())
+    meter.record(a_timeline("r3"))
+    await meter.flush()
+    assert (await meter.totals(UsageQuestion()))[0].num_requests == 3
+    monkeypatch.setattr(meter_module, "FLUSH_S", 0.01)
+    handle.is_stuck = True
+    await meter.flush()
+    meter.record(a_timeline("r4"))
+    await meter.flush()
+    assert meter.spool.num_pending == 1
+
+
 async def test_answers_at_once_are_those_of_all_gateways(handle: LocalHandle, tmp_path: Path) -> None:
     first, second = a_meter(handle, tmp_path, "g1"), a_meter(handle, tmp_path, "g2")
     assert (await first.admit("blue", LIMITS, 1)).refused_by is None
@@ -127,7 +149,6 @@ async def test_one_after_the_other_they_are_not_at_once(
     async with asyncio.timeout(30):
         while (await second.admit("blue", limits, 1)).refused_by is not None:
             await asyncio.sleep(0.01)
-    await first.close()
 
 
 async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_path: Path) -> None:
@@ -154,7 +175,6 @@ async def test_keys_are_good_at_once_here_and_soon_elsewhere(handle: LocalHandle
     assert await here.remove_key("d1")
     assert not await here.remove_key("d1")
     assert here.tenant_by_key == {}
-    await elsewhere.close()
 
 
 @pytest.mark.parametrize(
