@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from engine.errors import CheckpointError
 
-KINDS = ("default", "linear", "llama3", "yarn")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+ORIGINAL = "original_max_position_embeddings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +21,10 @@ class RopeSpec:
 
     Attributes:
         theta: base of the geometric series of frequencies.
-        kind: "default"; "linear" (positions divided by `factor`; Chen et al., 2023, arXiv 2306.15595); "llama3" (low
-            frequencies divided by `factor`, high ones kept, smooth between; Llama 3.1 model card); "yarn" (the same by
-            a ramp over dimensions, and sharper attention; Peng et al., 2023, arXiv 2309.00071, sections 3.2 and 3.4).
+        kind: "default", which is what "dynamic" is within the context; "linear" (positions divided by `factor`; Chen et
+            al., 2023, arXiv 2306.15595); "llama3" (low frequencies divided by `factor`, high ones kept, smooth between;
+            Llama 3.1 model card); "yarn" (the same by a ramp over dimensions, and sharper attention; Peng et al., 2023,
+            arXiv 2309.00071, sections 3.2 and 3.4).
         original_max_len: context in tokens that the model was trained on before scaling.
         beta_fast, beta_slow: rotations over that context above which yarn keeps, below which it divides a frequency.
         truncates: yarn's ramp begins and ends at whole dimensions.
@@ -40,20 +42,38 @@ class RopeSpec:
     truncates: bool = True
     magnitude: float = 1.0
 
+    @property
+    def max_len(self) -> int:
+        """Context in tokens that a scaling reaches which says from where it starts, else 0."""
+        return int(self.factor * self.original_max_len) if self.kind == "yarn" else 0
+
 
 def parse_rope(config: Mapping[str, object], where: str) -> RopeSpec:
     """Read the rotary part of a config.json, in the old form (rope_theta, rope_scaling) or the new (rope_parameters).
 
     Raises:
-        CheckpointError: a kind of scaling that is not known, or one of its numbers is missing or out of range.
+        CheckpointError: a kind of scaling that is not known, one of its numbers is missing or out of range, or both
+            forms are there and differ.
     """
-    block = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    blocks = [block for name in ("rope_parameters", "rope_scaling") if (block := config.get(name))]
+    specs = {_parse_block(config, block, where) for block in blocks or [{}]}
+    if len(specs) > 1:
+        raise CheckpointError(f"{where}: rope_parameters and rope_scaling say different things; leave one of them out.")
+    return specs.pop()
+
+
+def _parse_block(config: Mapping[str, object], block: object, where: str) -> RopeSpec:
     if not isinstance(block, Mapping) or any(isinstance(value, Mapping) for value in block.values()):
         raise CheckpointError(f"{where}: rope_parameters must be one object, the same for all layers.")
     kind = str(block.get("rope_type") or block.get("type") or "default")
     if kind not in KINDS:
         raise CheckpointError(f"{where}: rope type {kind!r} is not supported; known are {', '.join(KINDS)}.")
-    fields = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, **_present(config), **_present(block)}
+    beside = _present(config)
+    usual = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, ORIGINAL: beside.get("max_position_embeddings")}
+    fields = usual | {name: beside[name] for name in usual if name in beside} | _present(block)
+    fields["truncate"] = block.get("truncate", True)
+    if ORIGINAL in beside:
+        fields[ORIGINAL] = beside[ORIGINAL]
     try:
         spec = _spec(kind, fields)
     except KeyError as error:
@@ -71,12 +91,13 @@ def _spec(kind: str, fields: Mapping[str, object]) -> RopeSpec:
     if _number(fields, "partial_rotary_factor") != 1.0:
         raise ValueError(f"partial_rotary_factor {fields['partial_rotary_factor']} is not supported; only 1 is.")
     theta = _number(fields, "rope_theta")
-    if kind == "default":
+    if kind in ("default", "dynamic"):
+        # What grows with the text grows beyond max_position_embeddings only, where we do not go.
         return RopeSpec(theta=theta)
     factor = _number(fields, "factor")
     if kind == "linear":
         return RopeSpec(theta=theta, kind=kind, factor=factor)
-    original = int(_number(fields, "original_max_position_embeddings"))
+    original = int(_number(fields, ORIGINAL))
     if kind == "llama3":
         low, high = _number(fields, "low_freq_factor"), _number(fields, "high_freq_factor")
         if low >= high:
@@ -91,7 +112,7 @@ def _spec(kind: str, fields: Mapping[str, object]) -> RopeSpec:
         original_max_len=original,
         beta_fast=_number({"beta_fast": 32.0, **fields}, "beta_fast"),
         beta_slow=_number({"beta_slow": 1.0, **fields}, "beta_slow"),
-        truncates=bool(fields.get("truncate", True)),
+        truncates=_switch(fields, "truncate"),
         magnitude=_yarn_magnitude(factor, fields),
     )
 
@@ -106,6 +127,13 @@ def _yarn_magnitude(factor: float, fields: Mapping[str, object]) -> float:
     if fields.get("mscale") and fields.get("mscale_all_dim"):
         return scale(_number(fields, "mscale")) / scale(_number(fields, "mscale_all_dim"))
     return scale(1.0)
+
+
+def _switch(fields: Mapping[str, object], name: str) -> bool:
+    value = fields[name]
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, it is {value!r}.")
+    return value
 
 
 def _number(fields: Mapping[str, object], name: str) -> float:

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.decoder.families import FAMILIES, Switch
+from engine.decoder.families import FAMILIES, Family, Switch
 from engine.decoder.rope import RopeSpec, parse_rope
 from engine.decoder.stored import Stored, parse_stored
 from engine.errors import CheckpointError
 
 MAX_CONFIG_BYTES = 1 << 20
+DEFAULT_WINDOW = 4096
+"""Tokens, of a family that has a window and a config.json that does not say how wide it is."""
 SPAN_BYTES = 4
 """Of what a key or a value of one head spans (`kernels.row_quantization.reference`)."""
 
@@ -25,7 +27,7 @@ class DecoderSpec:
         qkv_bias, o_bias, mlp_bias: which projections have biases.
         has_qk_norm: each query and key head is normalised before the rotation (Qwen3).
         is_tied: the output matrix is the embedding.
-        max_position: context length in tokens that the checkpoint was made for, its attention window if that is less.
+        max_position: context length in tokens that the checkpoint was made for, or as far as its attention is plain.
         eos_ids: token ids that end a generation.
         stored: how the layers' linear weights lie in the checkpoint where they have 4 or 8 bits, else None.
     """
@@ -114,17 +116,16 @@ def read_spec(model_path: str) -> DecoderSpec:
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     if not isinstance(name, str) or name not in FAMILIES:
-        raise CheckpointError(f"{where}: unknown architecture {name!r}; known are {', '.join(sorted(FAMILIES))}.")
+        raise CheckpointError(f"{where}: architectures is {names!r}; one of {', '.join(sorted(FAMILIES))} is served.")
     fields = _Fields(config, where)
+    if not fields.switch("is_causal", default=True):
+        raise CheckpointError(f"{where}: is_causal is false; what is served reads each token by those before it only.")
     family = FAMILIES[name]
     heads = fields.count("num_attention_heads")
     hidden = fields.count("hidden_size")
     head_dim = fields.count("head_dim", hidden // heads)
     kv_heads = fields.count("num_key_value_heads", heads)
-    max_position = fields.count("max_position_embeddings")
-    if fields.switch(family.uses_window):
-        # Within its window a windowed model is a plain one; beyond it we would be wrong, so we do not go there.
-        max_position = min(max_position, fields.count("sliding_window", max_position))
+    rope = parse_rope(config, where)
     if config.get("hidden_act", "silu") != "silu":
         raise CheckpointError(f"{where}: hidden_act {config.get('hidden_act')!r} is not supported; only silu is.")
     if heads % kv_heads or head_dim % 2:
@@ -140,13 +141,13 @@ def read_spec(model_path: str) -> DecoderSpec:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_eps=fields.positive("rms_norm_eps", 1e-6),
-        rope=parse_rope(config, where),
+        rope=rope,
         qkv_bias=fields.switch(family.qkv_bias),
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
         has_qk_norm=family.has_qk_norm,
         is_tied=fields.switch("tie_word_embeddings"),
-        max_position=max_position,
+        max_position=_max_position(config, fields, family, rope),
         eos_ids=_eos_ids(folder, config),
         stored=None if quantization is None else parse_stored(quantization, where),
     )
@@ -155,33 +156,47 @@ def read_spec(model_path: str) -> DecoderSpec:
     return spec
 
 
+def _max_position(config: Mapping[str, object], fields: _Fields, family: Family, rope: RopeSpec) -> int:
+    """Return the context: what a checkpoint was made for, cut where its attention is no longer plain."""
+    longest = max(fields.count("max_position_embeddings"), rope.max_len)
+    if fields.switch(family.uses_window) and config.get("sliding_window", DEFAULT_WINDOW) is not None:
+        # Within its window a windowed model is a plain one; beyond it we would be wrong, so we do not go there.
+        longest = min(longest, fields.count("sliding_window", DEFAULT_WINDOW))
+    if (chunks := config.get("dual_chunk_attention_config")) is not None:
+        # Nor beyond the first of its chunks.
+        within = _Fields(chunks if isinstance(chunks, Mapping) else {}, f"{fields.where}: dual_chunk_attention_config")
+        longest = min(longest, max(1, within.count("chunk_size") - within.count("local_size")))
+    return longest
+
+
 class _Fields:
     """Typed reads from a parsed config.json; a wrong or missing field is named."""
 
     def __init__(self, config: Mapping[str, object], where: str) -> None:
         self._config = config
-        self._where = where
+        self.where = where
 
     def count(self, name: str, default: int | None = None) -> int:
         """Return a positive integer."""
         value = self._config.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-            raise CheckpointError(f"{self._where}: {name} must be a positive integer, it is {value!r}.")
+            raise CheckpointError(f"{self.where}: {name} must be a positive integer, it is {value!r}.")
         return value
 
-    def switch(self, switch: Switch) -> bool:
+    def switch(self, switch: Switch, *, default: bool = False) -> bool:
         """Return the switch, or the boolean field that it names."""
         value = switch if isinstance(switch, bool) else self._config.get(switch)
-        if value is not None and not isinstance(value, bool):
-            raise CheckpointError(f"{self._where}: {switch} must be true or false, it is {value!r}.")
-        return value is True
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{self.where}: {switch} must be true or false, it is {value!r}.")
+        return value
 
     def positive(self, name: str, default: float) -> float:
         """Return a positive number."""
         value = self._config.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-            raise CheckpointError(f"{self._where}: {name} must be a positive number, it is {value!r}.")
+            raise CheckpointError(f"{self.where}: {name} must be a positive number, it is {value!r}.")
         return float(value)
 
 

@@ -22,12 +22,12 @@ def test_the_old_form_and_the_new_say_the_same() -> None:
     assert parse_rope(old, "here") == parse_rope(new, "here")
     assert parse_rope({"rope_theta": 5e5, "rope_scaling": None}, "here") == parse_rope({"rope_theta": 5e5}, "here")
     assert parse_rope({}, "here").theta == 10000.0
+    assert parse_rope({**old, **new}, "here") == parse_rope(new, "here")
 
 
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
         ({"rope_scaling": {"type": "longrope"}}, "longrope"),
         ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": None}}, "low_freq_factor"),
@@ -40,6 +40,19 @@ def test_the_old_form_and_the_new_say_the_same() -> None:
         ({"rope_scaling": [1]}, "rope_parameters"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "rope_parameters"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "original_max_position_embeddings"),
+        ({"rope_scaling": LLAMA3, "rope_parameters": {"rope_theta": 1e6}}, "rope_scaling"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_parameters": {"rope_theta": 1e6}},
+            "rope_parameters",
+        ),
+        (
+            {
+                "max_position_embeddings": 64,
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "truncate": None},
+            },
+            "truncate",
+        ),
     ],
 )
 def test_a_scaling_that_is_not_known_or_incomplete_is_named(config: dict[str, Any], word: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -24,17 +25,22 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         {**YARN, "beta_fast": 16, "beta_slow": 2, "attention_factor": 0.7},
         {**YARN, "mscale": 0.5, "mscale_all_dim": 2.0},
         {**YARN, "truncate": False},
+        {"rope_type": "yarn", "factor": 4.0},
+        {"type": "dynamic", "factor": 2.0},
     ],
 )
 @pytest.mark.parametrize("theta", [10000.0, 500.0])
-def test_cosines_and_sines_are_those_of_transformers(rope: dict[str, Any], theta: float) -> None:
-    block = {**rope, "rope_theta": theta}
-    config = LlamaConfig(
-        hidden_size=64, num_attention_heads=2, max_position_embeddings=256, rope_parameters=dict(block)
-    )
+@pytest.mark.parametrize("beside", [{}, {"original_max_position_embeddings": 32}])
+@pytest.mark.parametrize("form", ["rope_parameters", "rope_scaling"])
+def test_cosines_and_sines_are_those_of_transformers(
+    rope: dict[str, Any], theta: float, beside: dict[str, int], form: str
+) -> None:
+    told: dict[str, Any] = {**beside, "max_position_embeddings": 256}
+    told |= {form: {**rope, "rope_theta": theta}} if form == "rope_parameters" else {form: rope, "rope_theta": theta}
+    config = LlamaConfig(hidden_size=64, num_attention_heads=2, **deepcopy(told))
     positions = torch.arange(256).unsqueeze(0)
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions)
-    table = rope_table(parse_rope({"rope_parameters": block}, "here"), 32, 256, torch.float32)
+    table = rope_table(parse_rope(told, "here"), 32, 256, torch.float32)
     # The last place of an angle of 255 is 1.5e-5.
     torch.testing.assert_close(table[:, 0], cos[0], atol=2e-5, rtol=0)
     torch.testing.assert_close(table[:, 1], sin[0], atol=2e-5, rtol=0)

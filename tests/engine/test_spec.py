@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.decoder.spec import MAX_CONFIG_BYTES, read_spec
+from engine.decoder.spec import DEFAULT_WINDOW, MAX_CONFIG_BYTES, read_spec
 from engine.errors import CheckpointError
 from tests.engine.checkpoint_folder import write_config
 
@@ -62,13 +62,37 @@ def test_a_window_that_is_switched_off_bounds_nothing(tmp_path: Path) -> None:
     assert read_spec(path).max_position == 128
 
 
+@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM"])
+def test_a_window_that_is_not_said_is_that_of_transformers(tmp_path: Path, architecture: str) -> None:
+    changes = {"architectures": [architecture], "use_sliding_window": True, "max_position_embeddings": 10_000}
+    path = write_config(tmp_path, **changes)
+    assert read_spec(path).max_position == DEFAULT_WINDOW
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "sliding_window": None}))
+    assert read_spec(path).max_position == 10_000
+
+
+def test_yarn_reaches_as_far_as_it_scales(tmp_path: Path) -> None:
+    """Qwen's cards say to add the block, and leave max_position_embeddings what it was."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    assert read_spec(write_config(tmp_path, rope_scaling=yarn)).max_position == 512
+    assert read_spec(write_config(tmp_path, rope_scaling=yarn, max_position_embeddings=600)).max_position == 600
+
+
+def test_attention_in_chunks_bounds_the_context_by_the_first(tmp_path: Path) -> None:
+    chunks = {"chunk_size": 64, "local_size": 16, "original_max_position_embeddings": 64}
+    assert read_spec(write_config(tmp_path, dual_chunk_attention_config=chunks)).max_position == 48
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, ["GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM"]),
-        ({"architectures": None}, ["architecture", "None"]),
-        ({"architectures": []}, ["architecture"]),
-        ({"architectures": "LlamaForCausalLM"}, ["architecture"]),
+        ({"architectures": None}, ["architectures", "None"]),
+        ({"architectures": []}, ["architectures"]),
+        ({"architectures": "LlamaForCausalLM"}, ["architectures"]),
+        ({"is_causal": False}, ["is_causal"]),
+        ({"dual_chunk_attention_config": {"chunk_size": 64}}, ["dual_chunk_attention_config", "local_size"]),
         ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, ["auto_map"]),
         ({"quantization_config": {"quant_method": "exl2"}}, ["quantization_config.quant_method", "exl2", "awq"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
