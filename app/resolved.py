@@ -53,9 +53,11 @@ from deployments.config import (
     TracingConfig,
 )
 from deployments.slo import Slo
+from deployments.tokenizer.text_codec import TextCodec
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import CheckpointError, ConfigError
+from engine.loading.contents import check_contents
 from engine.loading.weight_files import check_weight_files
 
 _logger = logging.getLogger(__name__)
@@ -188,21 +190,23 @@ def gateway_config(settings: Settings) -> GatewayConfig:
     )
 
 
-def mistakes(settings: Settings, *, reads_adapters: bool) -> Iterator[str]:
+def mistakes(settings: Settings, *, reads_all: bool) -> Iterator[str]:
     """Yield what `gateway_config` and `registry_config` would refuse, one mistake of each part, by the files here.
 
     Of what a hub has to be asked for nothing is known yet.
 
     Args:
-        reads_adapters: the declared ones are read too, each from end to end, as they will be when the server starts.
+        reads_all: tokenizers and declared adapters are read too, from end to end, as when the server starts.
     """
     names = DeclaredNames()
     parts: list[Callable[[], object]] = []
     for index, model in enumerate(settings.models):
-        if not reads_adapters:
+        if not reads_all:
             model = model.model_copy(update={"adapters": (), "adapter_folder": None})
         if not any(map(is_hub_id, _paths(model))):
             parts.append(partial(_check_model, model, f"models[{index}]", names, settings))
+            if reads_all:
+                parts.append(partial(_check_tokenizer, model, f"models[{index}]"))
     if settings.safety is not None and not is_hub_id(settings.safety.path):
         parts.append(partial(_check_safety, settings.safety))
     for index, reranker in enumerate(settings.rerankers):
@@ -222,7 +226,13 @@ def mistakes(settings: Settings, *, reads_adapters: bool) -> Iterator[str]:
 def _check_model(model: ModelSettings, place: str, names: DeclaredNames, settings: Settings) -> None:
     _model_config(model, place, names, settings, on_unfit=_refuse)
     with _at(f"{place}.path"):
-        check_weight_files(local_folder(model.path))
+        path = str(local_folder(model.path))
+        check_contents(path, read_spec(path))
+
+
+def _check_tokenizer(model: ModelSettings, place: str) -> None:
+    with _at(f"{place}.{'path' if model.tokenizer_path is None else 'tokenizer_path'}"):
+        TextCodec(str(local_folder(model.tokenizer_path or model.path)))
 
 
 def _check_safety(safety: SafetySettings) -> None:

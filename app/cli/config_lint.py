@@ -42,11 +42,11 @@ TEXT_BY_TYPE = {
 ROUTE_PREFIX = re.compile(r"/|(?:/[^/{}\s]+)+")
 
 
-def lint_config(path: str | Path, *, reads_adapters: bool = True) -> list[str]:
+def lint_config(path: str | Path, *, reads_all: bool = True) -> list[str]:
     """Return one line for each mistake in the Serve config file at `path`; empty where it is good.
 
     Args:
-        reads_adapters: see `app.resolved.mistakes`.
+        reads_all: see `app.resolved.mistakes`.
     """
     try:
         tree = read_config(path)
@@ -60,7 +60,7 @@ def lint_config(path: str | Path, *, reads_adapters: bool = True) -> list[str]:
     for index, application in enumerate(_list(tree.get("applications"))):
         place = f"applications[{index}]"
         if isinstance(application, dict) and application.get("import_path") == BUILDER:
-            lines += _lint_application(application, place, reads_adapters=reads_adapters)
+            lines += _lint_application(application, place, reads_all=reads_all)
         elif isinstance(application, dict):
             lines += _missing_module(application, f"{place}.import_path")
     if not lines:
@@ -86,7 +86,7 @@ def single_names(settings: Settings) -> list[str]:
     return [name for name, wanted in singles.items() if wanted is not None]
 
 
-def _lint_application(application: dict[str, Any], place: str, *, reads_adapters: bool) -> list[str]:
+def _lint_application(application: dict[str, Any], place: str, *, reads_all: bool) -> list[str]:
     args = application.get("args") or {}
     lines = _validation_lines(Settings, args, f"{place}.args")
     if lines:
@@ -116,7 +116,7 @@ def _lint_application(application: dict[str, Any], place: str, *, reads_adapters
             )
     lines += _missing_folders(settings, f"{place}.args")
     lines += _unwritable_folders(settings, f"{place}.args")
-    return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_adapters=reads_adapters)]
+    return lines or [f"{place}.{mistake}" for mistake in mistakes(settings, reads_all=reads_all)]
 
 
 def _unreachable(tree: Mapping[str, Any]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def serve_command(
 ) -> None:
     """Check a configuration, start the server, say when it is ready."""
     # Adapters are read as the server starts, and thousands take their time.
-    _check(config, reads_adapters=False)
+    _check(config, reads_all=False)
     raise typer.Exit(
         _serve(Path(config), address=address, timeout_s=ready_timeout_s, drain_s=drain_s, has_dashboard=dashboard)
     )
@@ -81,7 +81,7 @@ def serve_command(
 @app.command("validate", hidden=True)
 def check(config: Config = DEFAULT_CONFIG) -> None:
     """Check a configuration and start nothing."""
-    _check(config, reads_adapters=True)
+    _check(config, reads_all=True)
     print(f"{config} is good.")
 
 
@@ -157,20 +157,20 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(subprocess.call([sys.executable, "-m", "loadtest.bench_engine", *context.args]))
 
 
-def _check(config: str, *, reads_adapters: bool) -> None:
+def _check(config: str, *, reads_all: bool) -> None:
     # In a process of its own: what Serve brings along to check with is 65 MB, which a server would hold for ever.
     with ProcessPoolExecutor(1, mp_context=get_context("fork")) as checking:
-        mistakes = checking.submit(_mistakes, config, reads_adapters).result()
+        mistakes = checking.submit(_mistakes, config, reads_all).result()
     if mistakes:
         print(f"{config} has {len(mistakes)} mistake{'s' * (len(mistakes) > 1)}:", file=sys.stderr)
         print(*(f"  {line}" for line in mistakes), sep="\n", file=sys.stderr)
         raise typer.Exit(EXIT_WRONG_INPUT)
 
 
-def _mistakes(config: str, reads_adapters: bool) -> list[str]:
+def _mistakes(config: str, reads_all: bool) -> list[str]:
     from app.cli.config_lint import lint_config
 
-    return lint_config(config, reads_adapters=reads_adapters)
+    return lint_config(config, reads_all=reads_all)
 
 
 def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_dashboard: bool) -> int:

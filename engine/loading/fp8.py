@@ -80,8 +80,3 @@ def stack_fp8(parts: Sequence[Fp8Weight]) -> Fp8Weight:
         scales=torch.cat([part.scales for part in parts]),
         dtype=parts[0].dtype,
     )
-
-
-def is_passed_over(name: str) -> bool:
-    """Tell whether a tensor that comes along with weights of 8 bits is the static scale of their inputs."""
-    return name.endswith(".input_scale")

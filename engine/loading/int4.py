@@ -90,14 +90,3 @@ def unpack(packed: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
     for index, place in enumerate(places):
         out[..., index] = (packed >> 4 * place) & 15
     return out.flatten(-2)
-
-
-def is_passed_over(name: str, read: Callable[[str], torch.Tensor], stored: StoredInt4) -> bool:
-    """Tell whether a tensor that comes along with weights of 4 bits changes nothing.
-
-    A bias of zeros does not, nor does `g_idx`, the group of each input, while inputs are in their order (no desc_act).
-    """
-    if name.endswith(".g_idx"):
-        groups = read(name)
-        return torch.equal(groups.to(torch.int64), torch.arange(len(groups)) // stored.group(len(groups)))
-    return name.endswith(".bias") and not read(name).any()

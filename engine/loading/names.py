@@ -12,6 +12,7 @@ from math import prod
 
 from engine.decoder.spec import DecoderSpec
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that old exports kept though they follow from config.json."""
 
@@ -42,7 +43,7 @@ class Parameter:
 def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
     """Yield every parameter that a decoder of this geometry has."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
-    yield _one("embedding", "model.embed_tokens.weight", (spec.vocab_size, hidden))
+    yield _one("embedding", EMBEDDING, (spec.vocab_size, hidden))
     for layer in range(spec.num_layers):
         here, there = f"layers.{layer}", f"model.layers.{layer}"
         yield _one(f"{here}.input_norm", f"{there}.input_layernorm.weight", (hidden,))
@@ -59,7 +60,7 @@ def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
         yield from _linear(f"{here}.down", f"{there}.mlp", (("down_proj", hidden),), inner, has_bias=spec.mlp_bias)
     yield _one("norm", "model.norm.weight", (hidden,))
     if not spec.is_tied:
-        yield _one("head", "lm_head.weight", (spec.vocab_size, hidden))
+        yield _one("head", HEAD, (spec.vocab_size, hidden))
 
 
 def _one(name: str, tensor: str, shape: tuple[int, ...]) -> Parameter:

@@ -28,11 +28,6 @@ def read_stored(read: Read, module: str, stored: Stored, dtype: torch.dtype) -> 
     return fp8.read_fp8(read, module, stored, dtype)
 
 
-def is_passed_over(name: str, read: Read, stored: Stored) -> bool:
-    """Tell whether a tensor of a linear module that nothing asks for changes nothing."""
-    return int4.is_passed_over(name, read, stored) if isinstance(stored, StoredInt4) else fp8.is_passed_over(name)
-
-
 def stack(parts: Sequence[Weight]) -> Weight:
     """Put weights that read the same input one above the other; as numbers where they are not of one kind."""
     levels = [part for part in parts if isinstance(part, Int4Weight)]

@@ -113,7 +113,7 @@ def test_what_lies_unfit_in_the_drop_in_folder_keeps_no_server_from_starting(
     assert "large" not in {ref.name for ref in built.adapters}
     words = ("args.models[0].adapter_folder", "large", "8", "4")
     assert all(word in caplog.text for word in words), caplog.text
-    (told,) = mistakes(asked, reads_adapters=True)
+    (told,) = mistakes(asked, reads_all=True)
     assert all(word in told for word in words), told
 
 
@@ -125,7 +125,7 @@ def test_a_link_in_the_drop_in_folder_may_lead_into_another_permitted_one(folder
         asked = Settings.model_validate({"models": [model], "registry": {"allowed_folders": allowed}})
         (built,) = gateway_config(asked).models
         assert [ref.name for ref in built.adapters] == names
-        assert len([*mistakes(asked, reads_adapters=True)]) == 1 - len(names)
+        assert len([*mistakes(asked, reads_all=True)]) == 1 - len(names)
 
 
 def test_an_adapter_of_another_geometry_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import yaml
 
 from app.cli.config_lint import deployment_names, lint_config
 from app.settings import Settings
-from loadtest.geometries import CONFIG_BY_NAME
+from tests.deployments.tiny_models import write_tokenizer
+from tests.engine.checkpoint_folder import write_checkpoint
 
 GOOD = """
 http_options: {host: 127.0.0.1, port: 8000}
@@ -35,8 +37,7 @@ def lint(tmp_path: Path) -> Lint:
 
 def good_config(folder: Path) -> str:
     """Return a config file that is good, and put a checkpoint that it names in a folder."""
-    (folder / "config.json").write_text(json.dumps(CONFIG_BY_NAME["smollm2-135m"] | {"eos_token_id": 0}))
-    (folder / "model.safetensors").write_bytes(NO_TENSORS)
+    write_checkpoint(folder, vocab_size=write_tokenizer(folder))
     return GOOD.replace("FOLDER", str(folder))
 
 
@@ -166,6 +167,20 @@ def test_weights_that_are_missing_or_cut_off_are_named(lint: Lint) -> None:
     )
 
 
+def test_a_checkpoint_whose_files_do_not_fit_together_is_named(lint: Lint) -> None:
+    """All of it was found only as the server started."""
+    lint()
+    other = lint.folder / "other"
+    other.mkdir()
+    wider = json.loads((lint.folder / "config.json").read_text()) | {"vocab_size": 1000}
+    (other / "config.json").write_text(json.dumps(wider))
+    shutil.copy(lint.folder / "model.safetensors", other)
+    (shape,) = lint(("path: FOLDER}", "path: FOLDER/other, tokenizer_path: FOLDER}"))
+    assert shape.startswith(f"applications[0].args.models[0].path: {other}: the tensor model.embed_tokens.weight has")
+    (tokenizer,) = lint(("path: FOLDER}", "path: FOLDER, tokenizer_path: FOLDER/other}"))
+    assert tokenizer == f"applications[0].args.models[0].tokenizer_path: {other}: there is no tokenizer.json"
+
+
 def test_a_folder_that_cannot_be_written_is_named(lint: Lint) -> None:
     """Batches would be "not ready yet" for ever, and usage records stay in memory."""
     for node, key in (("registry", "folder"), ("accounts", "spool_folder"), ("batches", "folder")):
@@ -266,4 +281,4 @@ def test_a_start_is_not_held_up_by_adapters_that_it_will_read_anyway(lint: Lint)
     (lint.folder / "broken").mkdir()
     (found,) = lint(("path: FOLDER}", "path: FOLDER, adapters: [{name: a, path: FOLDER/broken}]}"))
     assert "args.models[0].adapters[0]" in found
-    assert lint_config(lint.folder / "config.yaml", reads_adapters=False) == []
+    assert lint_config(lint.folder / "config.yaml", reads_all=False) == []

@@ -1,0 +1,171 @@
+"""Which tensors the files of a checkpoint have, held against those that its config.json asks for. Needs no torch.
+
+Nothing missing, nothing left over, and shapes and types as config.json says, before the first byte of a weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.decoder.spec import DecoderSpec
+from engine.decoder.stored import Stored
+from engine.decoder.stored_fp8 import StoredFp8
+from engine.decoder.tensor_kinds import TensorKind
+from engine.errors import CheckpointError
+from engine.loading.names import EMBEDDING, HEAD, IGNORED_SUFFIXES, Parameter, parameters
+from engine.loading.weight_files import open_whole, weight_files
+
+if TYPE_CHECKING:
+    import torch
+    from safetensors import safe_open
+
+PIECE_BYTES = 1 << 20
+
+
+class WeightFile:
+    """One open file of a checkpoint."""
+
+    def __init__(self, path: Path, opened: safe_open) -> None:
+        self.path = path
+        self.opened = opened
+
+    @cached_property
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """Where each tensor lies in the file, from its first byte to behind its last."""
+        with open(self.path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+        offsets = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+        return {name: (8 + size + start, 8 + size + end) for name, (start, end) in offsets.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """One tensor, by the name that its file has for it; good while `opened` is."""
+
+    file: WeightFile
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the header says."""
+        return tuple(self.file.opened.get_slice(self.name).get_shape())
+
+    @property
+    def dtype(self) -> str:
+        """By the name that safetensors has for it."""
+        return str(self.file.opened.get_slice(self.name).get_dtype())
+
+    def read(self) -> torch.Tensor:
+        """Return it whole, where the files were opened for torch."""
+        tensor: torch.Tensor = self.file.opened.get_tensor(self.name)
+        return tensor
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield its bytes, `PIECE_BYTES` at a time."""
+        start, end = self.file.spans[self.name]
+        with open(self.file.path, "rb") as file:
+            file.seek(start)
+            for place in range(start, end, PIECE_BYTES):
+                yield file.read(min(PIECE_BYTES, end - place))
+
+
+@contextmanager
+def opened(folder: Path, framework: str = "numpy") -> Iterator[Mapping[str, StoredTensor]]:
+    """Open a checkpoint's files; its tensors by the names that `engine.loading.names` has for them.
+
+    Raises:
+        CheckpointError: files are missing or broken, or a tensor is in two of them.
+    """
+    with ExitStack() as stack:
+        found: dict[str, StoredTensor] = {}
+        for path in weight_files(folder):
+            file = WeightFile(path, stack.enter_context(open_whole(path, framework=framework)))
+            for name in file.opened.keys():  # noqa: SIM118  (safe_open is no mapping)
+                if name in found:
+                    raise CheckpointError(f"{path}: the tensor {name} is in another file of the checkpoint as well.")
+                found[name] = StoredTensor(file, name)
+        yield _with_prefix(found)
+
+
+def check_contents(model_path: str, spec: DecoderSpec) -> None:
+    """Look whether the files of a checkpoint have what it needs, as they are looked at before they are loaded.
+
+    Raises:
+        CheckpointError: files or tensors are missing, truncated, left over, or of a wrong shape or dtype.
+    """
+    with opened(Path(model_path)) as tensors:
+        check_complete(model_path, spec, list(parameters(spec)), tensors)
+
+
+def check_complete(
+    where: str, spec: DecoderSpec, wanted: Sequence[Parameter], tensors: Mapping[str, StoredTensor]
+) -> None:
+    """Hold what there is against what is wanted; errors as `check_contents`."""
+    linear = {f"{module}.weight" for module in spec.linear_shapes()}
+    kind_by_name: dict[str, TensorKind] = {}
+    for name, shape in (part for parameter in wanted for part in parameter.parts):
+        if spec.stored is not None and name in linear:
+            dtype = tensors[name].dtype if name in tensors else None
+            kind_by_name |= spec.stored.tensors(name.removesuffix(".weight"), shape, dtype)
+        else:
+            kind_by_name[name] = TensorKind((shape,))
+    for name, kind in kind_by_name.items():
+        _check_kind(where, name, kind, tensors.get(name))
+    for name, tensor in tensors.items():
+        if name in kind_by_name or name.endswith(IGNORED_SUFFIXES):
+            continue
+        if spec.is_tied and name == HEAD:
+            _check_tied(where, tensor, tensors[EMBEDDING])
+            continue
+        stored = spec.stored if f"{name.rpartition('.')[0]}.weight" in linear else None
+        if stored is None or not _changes_nothing(tensor, stored):
+            raise CheckpointError(f"{where}: the tensor {name} belongs to nothing in a {spec.architecture}.")
+
+
+def _with_prefix(found: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Return the tensors by the names of a whole model, where what was saved is its decoder by itself."""
+    prefix, _, name = EMBEDDING.partition(".")
+    if name not in found:
+        return found
+    return {given if given == HEAD else f"{prefix}.{given}": tensor for given, tensor in found.items()}
+
+
+def _check_kind(where: str, name: str, kind: TensorKind, found: StoredTensor | None) -> None:
+    if found is None:
+        raise CheckpointError(f"{where}: the tensor {name} is missing.")
+    if found.shape not in kind.shapes:
+        known = " or ".join(str(list(shape)) for shape in kind.shapes)
+        raise CheckpointError(f"{where}: the tensor {name} has shape {list(found.shape)}, config.json says {known}.")
+    if found.dtype not in kind.dtypes:
+        raise CheckpointError(f"{where}: the tensor {name} has type {found.dtype}; known are {', '.join(kind.dtypes)}.")
+
+
+def _check_tied(where: str, head: StoredTensor, embedding: StoredTensor) -> None:
+    is_same = (head.shape, head.dtype) == (embedding.shape, embedding.dtype)
+    if not is_same or any(one != other for one, other in zip(head.pieces(), embedding.pieces(), strict=True)):
+        raise CheckpointError(
+            f"{where}: tie_word_embeddings is true, but {HEAD} is not {EMBEDDING}; say false where it is the output "
+            "matrix, or leave it out."
+        )
+
+
+def _changes_nothing(tensor: StoredTensor, stored: Stored) -> bool:
+    """Tell whether a tensor that comes along with weights of 4 or 8 bits changes nothing.
+
+    A bias of zeros does not, nor does `g_idx`, the group of each input, while inputs are in their order (no desc_act),
+    nor the static scale of a layer's inputs, which are rounded by what each row spans.
+    """
+    if isinstance(stored, StoredFp8):
+        return tensor.name.endswith(".input_scale")
+    if tensor.name.endswith(".g_idx") and tensor.dtype == "I32":
+        groups = array("i", b"".join(tensor.pieces())).tolist()
+        return groups == [index // stored.group(len(groups)) for index in range(len(groups))]
+    return tensor.name.endswith(".bias") and not any(map(any, tensor.pieces()))
