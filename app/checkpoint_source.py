@@ -11,6 +11,8 @@ from pathlib import Path
 from engine.errors import CheckpointError
 
 ALLOWED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+IGNORED_FILES = ("consolidated*", "original/*")
+"""The same weights once more, as their makers' own code reads them."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
@@ -39,7 +41,9 @@ def _fetched(repository: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=list(ALLOWED_FILES))).resolve()
+        return Path(
+            snapshot_download(repository, allow_patterns=list(ALLOWED_FILES), ignore_patterns=list(IGNORED_FILES))
+        ).resolve()
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         # Of several lines only the last would be told as the reason why the server ends, without the name.
         reason = " ".join(str(error).split())

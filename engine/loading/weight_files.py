@@ -24,6 +24,9 @@ def weight_files(folder: Path) -> list[Path]:
     Raises:
         CheckpointError: there are none, or one that the index names is missing.
     """
+    if (folder / SINGLE).is_file():
+        # An index beside it is that of what it was made of.
+        return [folder / SINGLE]
     if (folder / INDEX).is_file():
         try:
             names = sorted(set(json.loads((folder / INDEX).read_bytes())["weight_map"].values()))
@@ -37,11 +40,18 @@ def weight_files(folder: Path) -> list[Path]:
                     f"{folder / INDEX}: it names {str(path)!r}, but there is no such file in the folder."
                 )
         return paths
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
-    hint = f" It has {others[0]}, but only safetensors are read: pickled weights can run code." if others else ""
-    raise CheckpointError(f"{folder}: there is neither {SINGLE} nor {INDEX}.{hint}")
+    raise CheckpointError(f"{folder}: there is neither {SINGLE} nor {INDEX}.{_hint(folder)}")
+
+
+def _hint(folder: Path) -> str:
+    """Return a sentence on files with weights that are not read."""
+    if others := sorted(path.name for path in folder.glob("*.safetensors")):
+        return f" It has {others[0]}, a name that is not Hugging Face's."
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+    if pickled:
+        return f" It has {pickled[0]}, but only safetensors are read: pickled weights can run code."
+    others = sorted(path.name for path in folder.glob("*.gguf"))
+    return f" It has {others[0]}, but only safetensors are read." if others else ""
 
 
 def open_whole(path: Path, *, framework: str) -> safe_open:

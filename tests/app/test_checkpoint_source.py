@@ -6,6 +6,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
 from app.checkpoint_source import is_hub_id, local_folder
 from engine.errors import CheckpointError
@@ -26,22 +27,24 @@ def test_what_is_no_folder_and_no_hub_id_is_named(tmp_path: Path, monkeypatch: p
         local_folder(path)
 
 
-def test_a_hub_id_is_fetched_without_pickle_or_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_fetched_once_without_pickle_or_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def snapshot(repository: str, *, allow_patterns: list[str]) -> str:
-        asked.append((repository, allow_patterns))
+    def snapshot(repository: str, **patterns: list[str]) -> str:
+        asked.append((repository, patterns))
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert local_folder("some-org/some-model") == tmp_path
     ((repository, patterns),) = asked
     assert repository == "some-org/some-model"
-    assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in patterns)
+    assert not any(pattern.endswith((".bin", ".pt", ".py", "*")) for pattern in patterns["allow_patterns"])
+    files = ["model-00001-of-00002.safetensors", "config.json", "consolidated.safetensors", "original/params.json"]
+    assert [*filter_repo_objects(files, **patterns)] == files[:2]
 
 
 def test_a_hub_that_cannot_be_reached_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot(repository: str, *, allow_patterns: list[str]) -> str:
+    def snapshot(repository: str, **patterns: list[str]) -> str:
         raise LocalEntryNotFoundError("no way\nto the hub")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import CheckpointError
-from engine.loading.weight_files import INDEX, SINGLE, check_weight_files
+from engine.loading.weight_files import INDEX, SINGLE, check_weight_files, weight_files
 from tests.architecture.source_tree import ROOT
 
 WHOLE = (2).to_bytes(8, "little") + b"{}"
@@ -26,6 +26,28 @@ def test_a_shard_that_is_not_whole_is_named(tmp_path: Path, content: bytes) -> N
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"b\.safetensors: not a whole safetensors file"):
         check_weight_files(tmp_path)
+
+
+def test_an_index_of_other_files_says_nothing_of_one_that_holds_all(tmp_path: Path) -> None:
+    """Quantized checkpoints bring the index of the one that they were made of."""
+    (tmp_path / SINGLE).write_bytes(WHOLE)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "model-00001-of-00002.safetensors"}}))
+    assert weight_files(tmp_path) == [tmp_path / SINGLE]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("consolidated.safetensors", "a name that is not Hugging Face's"),
+        ("pytorch_model-00001-of-00002.bin", "pickled weights can run code"),
+        ("model-Q4_K_M.gguf", "only safetensors are read"),
+    ],
+)
+def test_weights_of_another_kind_are_named(name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(WHOLE)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        weight_files(tmp_path)
+    assert f"It has {name}, " in str(caught.value)
 
 
 def test_no_torch_is_needed(tmp_path: Path) -> None:

@@ -159,12 +159,13 @@ def test_weights_that_are_missing_or_cut_off_are_named(lint: Lint) -> None:
     (cut,) = lint(("    deployments:", f"{safety}    deployments:"))
     assert cut.startswith(f"applications[0].args.safety.path: {lint.folder}/guard/model.safetensors: not a whole")
     index = {"weight_map": {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}}
-    (lint.folder / "model-1-of-2.safetensors").write_bytes(NO_TENSORS)
-    (lint.folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (missing,) = lint()
-    assert missing.startswith(
-        f"applications[0].args.models[0].path: {lint.folder}/model.safetensors.index.json: it names"
-    )
+    shards = lint.folder / "shards"
+    shards.mkdir()
+    shutil.copy(lint.folder / "config.json", shards)
+    (shards / "model-1-of-2.safetensors").write_bytes(NO_TENSORS)
+    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
+    (missing,) = lint(("path: FOLDER}", "path: FOLDER/shards, tokenizer_path: FOLDER}"))
+    assert missing.startswith(f"applications[0].args.models[0].path: {shards}/model.safetensors.index.json: it names")
 
 
 def test_a_checkpoint_whose_files_do_not_fit_together_is_named(lint: Lint) -> None:
