@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.decoder.ends import eos_ids
 from engine.decoder.families import FAMILIES, Family, Switch
+from engine.decoder.json_file import read_json
 from engine.decoder.rope import RopeSpec, parse_rope
 from engine.decoder.stored import Stored, parse_stored
 from engine.errors import CheckpointError
 
-MAX_CONFIG_BYTES = 1 << 20
 DEFAULT_WINDOW = 4096
 """Tokens, of a family that has a window and a config.json that does not say how wide it is."""
 SPAN_BYTES = 4
@@ -101,7 +101,7 @@ class DecoderSpec:
 
 
 def read_spec(model_path: str) -> DecoderSpec:
-    """Read config.json (and generation_config.json for end-of-sequence ids) of a folder in Hugging Face layout.
+    """Read config.json (and other files of it for the tokens that end an answer) of a folder in Hugging Face layout.
 
     Raises:
         CheckpointError: a file is missing or broken, the architecture is unknown, or a field is missing or wrong.
@@ -109,7 +109,7 @@ def read_spec(model_path: str) -> DecoderSpec:
     folder = Path(model_path)
     if not folder.is_dir():
         raise CheckpointError(f"{model_path}: there is no such folder.")
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
     where = f"{model_path}/config.json"
     if "auto_map" in config:
         raise CheckpointError(f"{where}: it wants code of its own (auto_map), which is never run.")
@@ -148,7 +148,7 @@ def read_spec(model_path: str) -> DecoderSpec:
         has_qk_norm=family.has_qk_norm,
         is_tied=fields.switch("tie_word_embeddings"),
         max_position=_max_position(config, fields, family, rope),
-        eos_ids=_eos_ids(folder, config),
+        eos_ids=eos_ids(folder, config, fields.count("vocab_size")),
         stored=None if quantization is None else parse_stored(quantization, where),
     )
     if spec.stored is not None:
@@ -198,27 +198,3 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
             raise CheckpointError(f"{self.where}: {name} must be a positive number, it is {value!r}.")
         return float(value)
-
-
-def _eos_ids(folder: Path, config: Mapping[str, object]) -> tuple[int, ...]:
-    path = folder / "generation_config.json"
-    generation = _read_json(path) if path.is_file() else {}
-    value = generation.get("eos_token_id", config.get("eos_token_id"))
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(i) is int for i in ids):
-        raise CheckpointError(f"{folder}: eos_token_id must be token ids, it is {value!r}.")
-    return tuple(ids)
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise CheckpointError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes.")
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not JSON ({error}).") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object.")
-    return value

@@ -27,7 +27,7 @@ def test_what_is_no_folder_and_no_hub_id_is_named(tmp_path: Path, monkeypatch: p
         local_folder(path)
 
 
-def test_a_hub_id_is_fetched_once_without_pickle_or_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id_is_fetched_without_pickle_or_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def snapshot(repository: str, **patterns: list[str]) -> str:

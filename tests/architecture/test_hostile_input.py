@@ -35,6 +35,8 @@ READERS = (
     "deployments/tokenizer/bounded_template.py",
     "deployments/tokenizer/generic_tokenizer.py",
     "deployments/batches/lines.py",
+    "engine/decoder/ends.py",
+    "engine/decoder/json_file.py",
     "engine/decoder/spec.py",
     "engine/loading/*.py",
 )

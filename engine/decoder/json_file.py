@@ -1,0 +1,29 @@
+"""Reads the JSON files of a checkpoint, which others have written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from engine.errors import CheckpointError
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def read_json(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, object]:
+    """Return the object that a file holds.
+
+    Raises:
+        CheckpointError: it is not there, too large, or holds none.
+    """
+    try:
+        if path.stat().st_size > max_bytes:
+            raise CheckpointError(f"{path}: larger than {max_bytes} bytes.")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not JSON ({error}).") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object.")
+    return value
