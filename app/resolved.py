@@ -24,6 +24,7 @@ from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import is_hub_id, local_folder
 from app.cluster_memory import remembered
 from app.fingerprint import model_fingerprint
+from app.sampling_defaults import read_defaults
 from app.settings import (
     AdapterSettings,
     BatchSettings,
@@ -276,6 +277,7 @@ def _model_config(
     with _at(f"{place}.path"):
         path = str(local_folder(model.path))
         spec = read_spec(path)
+        sampling = read_defaults(path) if model.sampling_defaults == "model" else {}
     with _at(f"{place}.tokenizer_path"):
         tokenizer_path = path if model.tokenizer_path is None else str(local_folder(model.tokenizer_path))
     max_model_len = model.engine.max_model_len or spec.max_position
@@ -284,7 +286,7 @@ def _model_config(
             f"args.{place}.engine.max_model_len: {max_model_len} is over the checkpoint's {spec.max_position} tokens"
         )
     engine, registry = model.engine, settings.registry
-    computation = f"{engine.device} {engine.dtype} {engine.quantization} {engine.kv_cache_dtype}"
+    computation = f"{engine.device} {engine.dtype} {engine.quantization} {engine.kv_cache_dtype} {sampling}"
     return ModelConfig(
         name=model.name,
         fingerprint=model_fingerprint(path, computation),
@@ -300,6 +302,7 @@ def _model_config(
         hidden_size=spec.hidden_size,
         pooling=model.pooling,
         eos_ids=spec.eos_ids,
+        sampling=sampling,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,
         adapters=tuple(

@@ -109,6 +109,11 @@ class ModelSettings(SettingsNode):
     reasoning_format: Literal["think", "mistral", "none"] | None = Field(
         default=None, description="How this model marks its thoughts; null: as its chat template shows."
     )
+    sampling_defaults: Literal["model", "openai"] = Field(
+        default="model",
+        description="How tokens are drawn where a request does not say: as the checkpoint's generation_config.json "
+        "does, or plainly.",
+    )
     pooling: Literal["last", "mean"] = Field(
         default="last", description="What vectors are made of where a request does not say: the last token, or all."
     )

@@ -165,6 +165,7 @@ class GenerationRequest:
         request_id: as sent in `x-request-id`; unique.
         model: public name of a base model or an adapter.
         params: sampling; its `max_tokens` is overwritten by the gateway.
+        open_params: names of those that nobody has asked for, which are then as the model's makers say.
         max_tokens: asked bound, None for the rest of the context.
         max_tokens_field: what the client calls it.
         clips_max_tokens: where the context has less room it is that; else such a request is refused.
@@ -188,6 +189,7 @@ class GenerationRequest:
     model: str
     prompt: Prompt
     params: SamplingParams
+    open_params: frozenset[str] = frozenset()
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"
     clips_max_tokens: bool = False

@@ -289,12 +289,12 @@ class ResponseObject(WireResponse):
     safety_identifier: str | None = None
     service_tier: str = "default"
     store: bool = False
-    temperature: float = 1.0
+    temperature: float | None = None
     text: dict[str, Any]
     tool_choice: str | dict[str, Any] = "auto"
     tools: list[dict[str, Any]]
     top_logprobs: int = 0
-    top_p: float = 1.0
+    top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None = None

@@ -47,8 +47,12 @@ class SamplingFields(WireRequest):
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
     stream: bool | None = Field(default=None, description="Answer as server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream: true`.")
-    temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy; default 1.")
-    top_p: float | None = Field(default=None, ge=0, le=1, description="Mass of the nucleus; default 1.")
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="0 is greedy; default: the model's, else 1."
+    )
+    top_p: float | None = Field(
+        default=None, ge=0, le=1, description="Mass of the nucleus; default: the model's, else 1."
+    )
     n: int | None = Field(default=None, ge=1, le=128, description="Answers to each prompt; default 1.")
     stop: str | list[str] | None = Field(default=None, description="The text ends before the first of these strings.")
     seed: int | None = Field(

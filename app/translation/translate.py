@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeGuard, cast
 
+from app.sampling_defaults import BOUNDS
 from app.translation.beams import with_beams
 from app.translation.bounds import check_count, check_depth
 from app.translation.moderation import moderation_asked
@@ -312,6 +313,10 @@ def _lz_penalty(body: SamplingFields) -> LzPenalty | None:
     )
 
 
+def _open_params(body: SamplingFields) -> frozenset[str]:
+    return frozenset(name for name in BOUNDS if getattr(body, name) is None)
+
+
 def _generation(
     body: SamplingFields, prompt: Prompt, limits: LimitSettings, max_tokens: int | None
 ) -> GenerationRequest:
@@ -355,6 +360,8 @@ def _generation(
         model=body.model,
         prompt=prompt,
         params=params,
+        # A search draws nothing.
+        open_params=frozenset() if body.use_beam_search else _open_params(body),
         # Nothing can be drawn from without a step: the one token of an echo alone is computed, and not shown.
         max_tokens=max(1, max_tokens) if max_tokens is not None else None,
         bad_words=tuple(dict.fromkeys(body.bad_words or ())),

@@ -188,6 +188,7 @@ class Gateway:
         if self._config.log_prompts:
             log_prompt(request)
         model = self._served[target.model]
+        request = model.closed(request)
         flow, gate = (target.adapter, request.tenant), self._gates[target.model]
         with (
             self._log.answer(request, target.model, target.adapter) as recorder,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from deployments.config import ModelConfig
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.resumption import TokenSource
-from deployments.generation import ChatPrompt, TextPrompt
+from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tokenizer.token_pieces import TokenPieces
@@ -26,6 +27,11 @@ class ServedModel:
     encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
     source: TokenSource
     pool: Callable[[GenerationCall], Awaitable[GenerationResult]]
+
+    def closed(self, request: GenerationRequest) -> GenerationRequest:
+        """Return a request with what it leaves open as the model's makers say."""
+        defaults: dict[str, Any] = {n: value for n, value in self.config.sampling.items() if n in request.open_params}
+        return replace(request, params=replace(request.params, **defaults)) if defaults else request
 
 
 def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -> None:

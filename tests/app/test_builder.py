@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,20 @@ def test_what_the_files_say_reaches_every_deployment(folder: Path) -> None:
     assert config.safety is not None
     assert config.safety.threshold == 0.25
     assert len(config.channel.secret) == 32
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("model", {"temperature": 0.6}), ("openai", {})])
+def test_a_model_is_sampled_as_its_makers_say_unless_nobody_wants_that(
+    asked: str, expected: dict[str, float], folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "chat", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
+    model = {"name": "chat", "path": str(tmp_path), "sampling_defaults": asked}
+    (config,) = gateway_config(Settings.model_validate({"models": [model]})).models
+    assert config.sampling == expected
+    (tmp_path / "generation_config.json").unlink()
+    (plain,) = gateway_config(Settings.model_validate({"models": [model]})).models
+    assert (plain.fingerprint == config.fingerprint) == (not expected)
 
 
 def test_a_cross_encoder_is_a_deployment_with_the_window_of_its_files(folder: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ PARTS_OF_OTHER_FOLDERS = {
     "tokenizer.json",
     "adapter_config.json",
     "tokenizer_config.json",
+    "generation_config.json",
     "openapi.json",
     "__init__.py",
 }

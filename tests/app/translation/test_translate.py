@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from app.sampling_defaults import BOUNDS
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.completions import CompletionRequest
 from app.settings import LimitSettings
@@ -27,6 +28,13 @@ def test_defaults_draw_from_the_plain_distribution() -> None:
     generation = translate()
     assert generation.params == SamplingParams(max_tokens=1, seed=7)
     assert (generation.max_tokens, generation.stop, generation.salt, generation.priority) == (None, (), "", 0)
+
+
+def test_what_is_left_open_is_told_by_name() -> None:
+    assert translate().open_params == BOUNDS.keys()
+    assert translate(temperature=1, top_k=-1, repetition_penalty=1).open_params == {"top_p", "min_p"}
+    # Nothing of a search is drawn, nor penalised.
+    assert translate(use_beam_search=True).open_params == set()
 
 
 def test_null_is_the_default_everywhere() -> None:

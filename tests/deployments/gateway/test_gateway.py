@@ -60,6 +60,13 @@ async def test_many_answers_at_once_are_those_of_each_alone(gateway: OpenGateway
     await serving.replicas.until_idle()
 
 
+async def test_what_a_request_leaves_open_is_as_the_model_s_makers_say(gateway: OpenGateway, serving: Serving) -> None:
+    opened = await gateway(model=replace(serving.model, sampling={"temperature": 0.5, "top_k": 3}))
+    await events_of(opened, ask(open_params=frozenset({"top_k", "min_p"}), params={"temperature": 2.0}))
+    (call,) = serving.replicas.calls
+    assert (call.params.temperature, call.params.top_k, call.params.min_p) == (2.0, 3, 0.0)
+
+
 async def test_an_answer_without_a_bound_fills_the_context(gateway: OpenGateway) -> None:
     end = (await events_of(await gateway(), ask(max_tokens=None)))[-1]
     assert isinstance(end, Finished)
