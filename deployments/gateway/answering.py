@@ -129,10 +129,18 @@ class Answer:
 
     async def _encode(self) -> Sequence[int]:
         prompt = self._request.prompt
-        if not isinstance(prompt, TokenPrompt):
-            return await patiently(partial(self._model.encode, prompt), INPUT_PATIENCE_S)
-        check_vocabulary(prompt.token_ids, self._model.config.vocab_size, field="prompt")
-        return prompt.token_ids
+        token_ids: Sequence[int]
+        if isinstance(prompt, TokenPrompt):
+            token_ids = prompt.token_ids
+        else:
+            token_ids = await patiently(partial(self._model.encode, prompt), INPUT_PATIENCE_S)
+        # Of text too: a tokenizer may have more tokens than the model.
+        check_vocabulary(token_ids, self._model.config.vocab_size, field=self._prompt_field)
+        return token_ids
+
+    @property
+    def _prompt_field(self) -> str:
+        return "messages" if isinstance(self._request.prompt, ChatPrompt) else "prompt"
 
     def _prompt_tail(self) -> str:
         return tail_of([self._model.decoder.spelling(token_id) for token_id in self._prompt_ids[-NUM_TAIL_TOKENS:]])
@@ -149,7 +157,7 @@ class Answer:
         asked = self._request.max_tokens
         if asked is not None and self._request.clips_max_tokens:
             asked = max(1, min(asked, limit - num_prompt))
-        field = "messages" if isinstance(self._request.prompt, ChatPrompt) else "prompt"
+        field = self._prompt_field
         if not num_prompt:
             raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
         if num_prompt < limit <= (asked or 1):

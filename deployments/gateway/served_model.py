@@ -40,8 +40,8 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int, *, field: str) -
     Raises:
         RequestError: it has not.
     """
-    wrong = next((token_id for token_id in token_ids if not 0 <= token_id < vocab_size), None)
-    if wrong is not None:
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise RequestError(
             f"'{field}' has the token id {wrong}; those of this model are from 0 to {vocab_size - 1}.", field=field
         )

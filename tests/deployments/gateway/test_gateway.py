@@ -67,6 +67,19 @@ async def test_what_a_request_leaves_open_is_as_the_model_s_makers_say(gateway: 
     assert (call.params.temperature, call.params.top_k, call.params.min_p) == (2.0, 3, 0.0)
 
 
+async def test_a_prompt_with_a_token_that_the_model_lacks_is_refused_by_its_own_field(
+    gateway: OpenGateway, serving: Serving
+) -> None:
+    """Tokenizers of fine-tuned checkpoints may have a few tokens more than the embedding."""
+    opened = await gateway(model=replace(serving.model, vocab_size=100))
+    for prompt, field in (("Where am I?", "messages"), (TextPrompt(text="Where am I?"), "prompt")):
+        with pytest.raises(
+            RequestError, match=rf"'{field}' has the token id \d+; those of this model are from 0 to 99"
+        ) as e:
+            await events_of(opened, ask(prompt))
+        assert e.value.field == field
+
+
 async def test_an_answer_without_a_bound_fills_the_context(gateway: OpenGateway) -> None:
     end = (await events_of(await gateway(), ask(max_tokens=None)))[-1]
     assert isinstance(end, Finished)
