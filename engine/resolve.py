@@ -134,7 +134,8 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
             knob = f"gpu_memory_fraction: {config.gpu_memory_fraction:g} leaves the cache"
         raise ConfigError(
             f"{knob} {cache_bytes} bytes, which hold {num_blocks * config.block_tokens} tokens, fewer than one "
-            f"request of max_model_len {max_model_len}; {blocks_per_request * block_bytes} bytes are needed."
+            f"request of max_model_len {max_model_len}; {blocks_per_request * block_bytes} bytes are needed, or a "
+            "smaller max_model_len."
         )
     return ResolvedConfig(
         model_path=config.model_path,

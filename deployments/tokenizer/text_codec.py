@@ -22,6 +22,8 @@ from deployments.tools.sample import CallSample
 from engine.errors import CheckpointError, RequestError
 
 DEFAULT_MAX_CHARS = 1_000_000
+OTHER_FORMS = ("tekken.json", "tokenizer.model", "vocab.json")
+"""Of tokenizers, which say less of what they do than tokenizer.json."""
 
 
 class TextCodec:
@@ -42,7 +44,9 @@ class TextCodec:
         self._name = os.path.basename(os.path.normpath(tokenizer_path))
         self._max_chars = max_chars
         if not os.path.isfile(os.path.join(tokenizer_path, "tokenizer.json")):
-            raise CheckpointError(f"{tokenizer_path}: there is no tokenizer.json")
+            others = [name for name in OTHER_FORMS if os.path.isfile(os.path.join(tokenizer_path, name))]
+            hint = f"; it has {others[0]}, which is not read: save the tokenizer by transformers" if others else ""
+            raise CheckpointError(f"{tokenizer_path}: there is no tokenizer.json{hint}")
         loaded = load_tokenizer(tokenizer_path)
         backend = loaded.backend
         # A file may bring the padding and truncation of its training along.

@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,7 +92,8 @@ class GrammarFollower:
         return forced + self._end if has_ended else forced
 
     def _consume_forced(self) -> list[int]:
-        forced: list[int] = self._matcher.compute_ff_tokens()
+        # A tokenizer may have tokens that the model lacks: what such a one spells is drawn.
+        forced = list(takewhile(lambda token_id: token_id < self._vocab_size, self._matcher.compute_ff_tokens()))
         # Nothing is forced that is not allowed; should it be, it is drawn, and fails with the reason.
         return forced[: self._matcher.try_consume_tokens(forced)]
 
@@ -109,7 +111,7 @@ class GrammarStore:
 
     Args:
         tokenizer_path: folder with tokenizer.json; it is read when the first grammar comes.
-        vocab_size: of the logits, which may be wider than the tokenizer.
+        vocab_size: of the logits, which may be wider than the tokenizer, or narrower by tokens that were added to it.
     """
 
     def __init__(self, tokenizer_path: str, vocab_size: int, eos_ids: Sequence[int]) -> None:
@@ -185,9 +187,11 @@ class GrammarStore:
         from llguidance import LLTokenizer
 
         try:
-            return LLTokenizer(
-                self._file.read_text(encoding="utf-8"), n_vocab=self._vocab_size, eos_token=self._eos_ids or None
-            )
+            text, eos_ids = self._file.read_text(encoding="utf-8"), self._eos_ids or None
+            try:
+                return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=eos_ids)
+            except ValueError:
+                return LLTokenizer(text, eos_token=eos_ids)
         except (OSError, ValueError) as error:
             raise RequestError(f"This model cannot follow grammars: {error}") from None
 

@@ -119,6 +119,13 @@ def test_a_template_that_is_missing_or_says_no_is_a_refusal(
     assert refused.value.field == "messages"
 
 
+@pytest.mark.parametrize("name", ["tokenizer.model", "tekken.json"])
+def test_a_tokenizer_of_another_form_is_named(folder: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text((folder / "tokenizer.json").read_text())
+    with pytest.raises(CheckpointError, match=f"there is no tokenizer.json; it has {name}, which is not read"):
+        TextCodec(str(tmp_path))
+
+
 @pytest.mark.parametrize("damage", ["missing", "truncated"])
 def test_a_folder_without_a_whole_tokenizer_is_refused_by_name(folder: Path, tmp_path: Path, damage: str) -> None:
     if damage == "truncated":

@@ -221,6 +221,20 @@ def test_a_model_without_a_tokenizer_refuses(tmp_path: Path) -> None:
         GrammarStore(str(tmp_path), VOCAB, [EOS]).compile(LLMatcher.grammar_from_regex("a"))
 
 
+def test_tokens_that_the_model_lacks_are_never_chosen(tmp_path: Path) -> None:
+    """Fine-tuned checkpoints may have tokens that were added to the tokenizer alone; each grammar was refused."""
+    wider = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    assert wider.add_tokens(["banana"]) == 1
+    wider.save(str(tmp_path / "tokenizer.json"))
+    store = GrammarStore(str(tmp_path), VOCAB, [EOS])
+    grammar = LLMatcher.grammar_from_regex("banana (split)?")
+    store.compile(grammar)
+    for seed in range(3):
+        output, is_whole = draw_all(store, make_params(grammar=grammar, temperature=1.0), seed)
+        assert is_whole
+        assert TOKENIZER.decode(output) in ("banana ", "banana split")
+
+
 def test_numbers_that_are_not_finite_stay_so(store: GrammarStore) -> None:
     logits = torch.full((VOCAB,), torch.nan)
     store.follow(LLMatcher.grammar_from_regex("a"), []).mask(logits)
