@@ -58,7 +58,7 @@ from deployments.tokenizer.text_codec import TextCodec
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import CheckpointError, ConfigError
-from engine.loading.contents import check_contents
+from engine.loading.contents import check_contents, read_checkpoint_spec
 from engine.loading.weight_files import check_weight_files
 
 _logger = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ def _check_model(model: ModelSettings, place: str, names: DeclaredNames, setting
     _model_config(model, place, names, settings, on_unfit=_refuse)
     with _at(f"{place}.path"):
         path = str(local_folder(model.path))
-        check_contents(path, read_spec(path))
+        check_contents(path, read_checkpoint_spec(path))
 
 
 def _check_tokenizer(model: ModelSettings, place: str) -> None:
@@ -276,7 +276,7 @@ def _model_config(
     """
     with _at(f"{place}.path"):
         path = str(local_folder(model.path))
-        spec = read_spec(path)
+        spec = read_checkpoint_spec(path)
         sampling = read_defaults(path) if model.sampling_defaults == "model" else {}
     with _at(f"{place}.tokenizer_path"):
         tokenizer_path = path if model.tokenizer_path is None else str(local_folder(model.tokenizer_path))
@@ -302,6 +302,7 @@ def _model_config(
         hidden_size=spec.hidden_size,
         pooling=model.pooling,
         eos_ids=spec.eos_ids,
+        generates=spec.generates,
         sampling=sampling,
         tool_format=model.tool_format,
         reasoning_format=model.reasoning_format,

@@ -34,6 +34,7 @@ class ModelConfig:
         hidden_size: numbers in a vector of `/v1/embeddings`.
         pooling: "last" or "mean", where a request for vectors does not say.
         eos_ids: token ids that end an answer.
+        generates: it writes text; else it makes vectors only.
         sampling: parameters of `engine.request.SamplingParams` where a request leaves them open.
         tool_format, reasoning_format: name of a format, "none", or None for what the chat template shows.
     """
@@ -47,6 +48,7 @@ class ModelConfig:
     pooling: str = "last"
     fingerprint: str = ""
     eos_ids: tuple[int, ...] = ()
+    generates: bool = True
     sampling: dict[str, float] = field(default_factory=dict)
     tool_format: str | None = None
     reasoning_format: str | None = None

@@ -361,7 +361,7 @@ class ModelCard:
 
     Attributes:
         parent: name of the base model where this is an adapter, else None.
-        task: "generate", or "score" of a cross-encoder.
+        task: "generate", "embed" of a model that makes vectors only, or "score" of a cross-encoder.
         created_s: Unix time at which the name was declared.
         max_model_len: context length in tokens.
     """

@@ -23,6 +23,7 @@ from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.loading.checkpoint import WeightSource, load_parameters, read_tensor
+from engine.loading.contents import read_checkpoint_spec
 from engine.parts import Parts
 from engine.resolve import DTYPE_BY_NAME, Hardware, probe, resolve
 from engine.runner import Runner, StepModel
@@ -57,7 +58,8 @@ def build_engine(
         CheckpointError: the checkpoint is missing, broken or of an unknown architecture.
         ConfigError: options are out of range or exclude each other.
     """
-    spec = read_spec(config.model_path)
+    # Where parameters come from elsewhere, of the checkpoint's files there may be none.
+    spec = (read_checkpoint_spec if weights is load_parameters else read_spec)(config.model_path)
     hardware = probe(config)
     parts = (_cpu_parts if hardware.device == "cpu" else _cuda_parts)(config, spec, hardware, weights)
     resolved = parts.config

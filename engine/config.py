@@ -86,6 +86,7 @@ class ResolvedConfig:
         lent_run_blocks: neighbouring blocks that are lent to adapters at once; 0 where none are.
         max_lent_blocks: blocks that may be lent together; what is left holds a request of `max_model_len`.
         vocab_size: token ids that the model knows, 0 to vocab_size - 1; None where nobody checks them.
+        generates: the model has an output matrix; else it makes vectors only.
     """
 
     model_path: str
@@ -113,6 +114,7 @@ class ResolvedConfig:
     lent_run_blocks: int = 0
     max_lent_blocks: int = 0
     vocab_size: int | None = None
+    generates: bool = True
 
     @property
     def num_rows(self) -> int:

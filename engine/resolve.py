@@ -134,8 +134,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
             knob = f"gpu_memory_fraction: {config.gpu_memory_fraction:g} leaves the cache"
         raise ConfigError(
             f"{knob} {cache_bytes} bytes, which hold {num_blocks * config.block_tokens} tokens, fewer than one "
-            f"request of max_model_len {max_model_len}; {blocks_per_request * block_bytes} bytes are needed, or a "
-            "smaller max_model_len."
+            f"request of max_model_len {max_model_len}; {blocks_per_request * block_bytes} bytes are needed."
         )
     return ResolvedConfig(
         model_path=config.model_path,
@@ -163,6 +162,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         max_decode_gap_s=config.max_decode_gap_s or (CPU_DECODE_GAP_S if hardware.device == "cpu" else None),
         max_queue_s=config.max_queue_s,
         vocab_size=spec.vocab_size,
+        generates=spec.generates,
     )
 
 

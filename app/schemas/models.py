@@ -18,7 +18,9 @@ class Model(WireResponse):
     owned_by: str = "antiphon"
     parent: str | None = Field(default=None, description="Base model, where this is an adapter.")
     max_model_len: int = Field(description="Context length in tokens.")
-    task: str = Field(description="`generate`, or `score` of a cross-encoder.")
+    task: str = Field(
+        description="`generate`, `embed` of a model that makes vectors only, or `score` of a cross-encoder."
+    )
 
 
 class ModelList(WireResponse):

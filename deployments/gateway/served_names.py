@@ -78,4 +78,5 @@ class ServedNames:
             parent=None if version is None else model.name,
             created_s=(version.created_s if version else 0) or self._created_s,
             max_model_len=model.max_model_len,
+            task="generate" if model.generates else "embed",
         )

@@ -40,3 +40,6 @@ FAMILIES: dict[str, Family] = {
         uses_window="use_sliding_window",
     ),
 }
+
+DECODER_BY_BASE = {f"{name.removesuffix('ForCausalLM')}Model": name for name in FAMILIES}
+"""Architectures of the same decoders without an output matrix, as embedding models are saved."""

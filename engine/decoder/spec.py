@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.decoder.ends import eos_ids
-from engine.decoder.families import FAMILIES, Family, Switch
+from engine.decoder.families import DECODER_BY_BASE, FAMILIES, Family, Switch
 from engine.decoder.json_file import read_json
 from engine.decoder.rope import RopeSpec, parse_rope
 from engine.decoder.stored import Stored, parse_stored
@@ -26,7 +26,8 @@ class DecoderSpec:
     Attributes:
         qkv_bias, o_bias, mlp_bias: which projections have biases.
         has_qk_norm: each query and key head is normalised before the rotation (Qwen3).
-        is_tied: the output matrix is the embedding.
+        is_tied: the output matrix is the embedding, or there is none.
+        generates: there is one; else only vectors are made.
         max_position: context length in tokens that the checkpoint was made for, or as far as its attention is plain.
         eos_ids: token ids that end a generation.
         stored: how the layers' linear weights lie in the checkpoint where they have 4 or 8 bits, else None.
@@ -50,6 +51,7 @@ class DecoderSpec:
     max_position: int
     eos_ids: tuple[int, ...]
     stored: Stored | None = None
+    generates: bool = True
 
     @property
     def q_size(self) -> int:
@@ -115,7 +117,9 @@ def read_spec(model_path: str) -> DecoderSpec:
         raise CheckpointError(f"{where}: it wants code of its own (auto_map), which is never run.")
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if not isinstance(name, str) or name not in FAMILIES:
+    is_base = name in DECODER_BY_BASE
+    name = DECODER_BY_BASE.get(name, name) if isinstance(name, str) else None
+    if name not in FAMILIES:
         raise CheckpointError(f"{where}: architectures is {names!r}; one of {', '.join(sorted(FAMILIES))} is served.")
     fields = _Fields(config, where)
     if not fields.switch("is_causal", default=True):
@@ -146,10 +150,11 @@ def read_spec(model_path: str) -> DecoderSpec:
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
         has_qk_norm=family.has_qk_norm,
-        is_tied=fields.switch("tie_word_embeddings"),
+        is_tied=is_base or fields.switch("tie_word_embeddings"),
         max_position=_max_position(config, fields, family, rope),
         eos_ids=eos_ids(folder, config, fields.count("vocab_size")),
         stored=None if quantization is None else parse_stored(quantization, where),
+        generates=not is_base,
     )
     if spec.stored is not None:
         spec.stored.check_sizes(spec.linear_shapes(), where)

@@ -9,12 +9,12 @@ import json
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.decoder.spec import DecoderSpec
+from engine.decoder.spec import DecoderSpec, read_spec
 from engine.decoder.stored import Stored
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.tensor_kinds import TensorKind
@@ -93,6 +93,22 @@ def opened(folder: Path, framework: str = "numpy") -> Iterator[Mapping[str, Stor
                     raise CheckpointError(f"{path}: the tensor {name} is in another file of the checkpoint as well.")
                 found[name] = StoredTensor(file, name)
         yield _with_prefix(found)
+
+
+def read_checkpoint_spec(model_path: str) -> DecoderSpec:
+    """Return what `read_spec` does, less an output matrix that config.json implies and the files do not have.
+
+    Of an embedding model nothing but the decoder may have been saved, while config.json still is that of the whole.
+
+    Raises:
+        CheckpointError: as `read_spec`, or files are missing or broken.
+    """
+    spec = read_spec(model_path)
+    if spec.is_tied:
+        return spec
+    with opened(Path(model_path)) as tensors:
+        is_bare = EMBEDDING in tensors and tensors[EMBEDDING].name != EMBEDDING
+        return replace(spec, is_tied=True, generates=False) if is_bare and HEAD not in tensors else spec
 
 
 def check_contents(model_path: str, spec: DecoderSpec) -> None:

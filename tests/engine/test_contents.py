@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters
-from engine.loading.contents import PIECE_BYTES, check_contents, opened
+from engine.loading.contents import PIECE_BYTES, check_contents, opened, read_checkpoint_spec
 from engine.loading.weight_files import SINGLE
 from tests.architecture.source_tree import ROOT
 from tests.engine.checkpoint_folder import write_checkpoint
@@ -77,6 +77,19 @@ def test_a_decoder_that_was_saved_by_itself_is_the_same_model(tmp_path: Path, is
     bare = load(tmp_path)
     assert whole.keys() == bare.keys()
     assert all(torch.equal(tensor, bare[name]) for name, tensor in whole.items())
+
+
+def test_a_decoder_alone_makes_vectors_where_the_whole_would_have_a_head_of_its_own(tmp_path: Path) -> None:
+    """Qwen3-Embedding-8B has the config.json of the whole model."""
+    tensors = write_checkpoint(tmp_path)
+    assert read_checkpoint_spec(str(tmp_path)).generates
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / SINGLE)
+    assert {"the tensor lm_head.weight is missing" in told for told in refusals(tmp_path)} == {True}
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, tmp_path / SINGLE)
+    spec = read_checkpoint_spec(str(tmp_path))
+    assert not spec.generates
+    check_contents(str(tmp_path), spec)
 
 
 def test_a_head_that_is_not_the_embedding_is_refused_where_they_are_said_to_be_one(tmp_path: Path) -> None:

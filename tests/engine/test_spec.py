@@ -61,6 +61,14 @@ def test_a_window_that_is_not_said_is_that_of_transformers(tmp_path: Path, archi
     assert read_spec(path).max_position == 10_000
 
 
+@pytest.mark.parametrize("architecture", ["LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"])
+def test_a_decoder_without_an_output_matrix_makes_vectors_only(tmp_path: Path, architecture: str) -> None:
+    spec = read_spec(write_config(tmp_path, architectures=[architecture]))
+    assert spec.architecture == architecture.replace("Model", "ForCausalLM")
+    assert not spec.generates
+    assert spec.is_tied
+
+
 def test_yarn_reaches_as_far_as_it_scales(tmp_path: Path) -> None:
     """Qwen's cards say to add the block, and leave max_position_embeddings what it was."""
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}

@@ -17,6 +17,7 @@ from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import RequestError
 from engine.gpu import build as gpu_build
 from engine.request import Pooling, Request, RequestId, SamplingParams
 from tests.parity.adapter_serving import make_base, prompt_of
@@ -79,6 +80,22 @@ def check_mixed_batch(family: Checkpoint, engine: Engine) -> None:
 @pytest.mark.parametrize("options", [{}, CHUNKS], ids=["at once", "chunks of 7"])
 def test_vectors_beside_generations_are_those_of_transformers(family: Checkpoint, options: dict[str, int]) -> None:
     check_mixed_batch(family, make_engine(family.path, **options))
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+def test_a_decoder_that_was_saved_by_itself_makes_the_vectors_of_transformers(
+    name: str, checkpoint: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    whole = checkpoint(name)
+    whole.model.model.save_pretrained(tmp_path)
+    engine = make_engine(str(tmp_path))
+    prompt = PROMPTS[1]
+    for kind in POOLINGS:
+        (vector,) = vectors_of(engine, [vector_request("v", prompt, kind)]).values()
+        assert_same(vector, expected(whole.model, prompt, kind))
+    with pytest.raises(RequestError, match="makes vectors, and no text") as refused:
+        engine.add(greedy("a", prompt))
+    assert refused.value.field == "model"
 
 
 def test_torch_operators_give_the_same(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,6 +30,12 @@ def test_a_version_is_described_as_it_is_asked_for_and_not_listed(names: ServedN
         card = names.card(name)
         assert card is not None
         assert (card.name, card.parent, card.created_s, card.max_model_len) == (name, parent, 5, 64)
+
+
+def test_a_model_that_makes_vectors_only_says_so() -> None:
+    config = GatewayConfig(models=(replace(MODEL, generates=False),), channel=ChannelConfig(secret=b""), created_s=5)
+    adapters = AdapterDirectory(config.models, {"m": UNASKED}, None, lambda: UNASKED)
+    assert {card.task for card in ServedNames(config, adapters, Rerankers([], {})).cards()} == {"embed"}
 
 
 @pytest.mark.parametrize("name", ["nope", "sql@2", "sql@01", "m@1", ""])
