@@ -26,7 +26,8 @@ _STATUS_BY_CODE = {
     "batch_limit_exceeded": 429,
 }
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+")
-_FILE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.~+-]+/)+[\w.~+-]*")
+_FILE_PATH = re.compile(r"(?<![\w.:/])/(?!v1/)(?:[\w.~+-]+/)+[\w.~+-]*")
+"""Absolute, but for our own routes, which clients are sent to."""
 
 
 class ApiError(Exception):

@@ -52,6 +52,7 @@ def test_who_is_refused_together_is_not_told_to_come_back_together() -> None:
 
 def test_addresses_and_paths_are_taken_out_and_routes_in_quotes_are_text() -> None:
     assert without_internals("at 0x7fFe in /usr/lib/x.py") == "at [address] in [path]"
+    assert without_internals("use /v1/completions, not /v2/x") == "use /v1/completions, not [path]"
     assert without_internals("600 of 512 tokens, and/or less") == "600 of 512 tokens, and/or less"
 
 
