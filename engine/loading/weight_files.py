@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from engine.errors import CheckpointError
 
+LFS_POINTER = b"version https://git-lfs"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -63,4 +64,13 @@ def open_whole(path: Path, *, framework: str) -> safe_open:
     try:
         return safe_open(path, framework=framework)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path}: not a whole safetensors file ({error}).") from None
+        reason = "a pointer of Git LFS; fetch what it points to" if _is_pointer(path) else str(error)
+        raise CheckpointError(f"{path}: not a whole safetensors file ({reason}).") from None
+
+
+def _is_pointer(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(LFS_POINTER)) == LFS_POINTER
+    except OSError:
+        return False

@@ -28,6 +28,12 @@ def test_a_shard_that_is_not_whole_is_named(tmp_path: Path, content: bytes) -> N
         check_weight_files(tmp_path)
 
 
+def test_a_clone_without_its_large_files_is_told_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4976698672\n")
+    with pytest.raises(CheckpointError, match="a pointer of Git LFS"):
+        check_weight_files(tmp_path)
+
+
 def test_an_index_of_other_files_says_nothing_of_one_that_holds_all(tmp_path: Path) -> None:
     """Quantized checkpoints bring the index of the one that they were made of."""
     (tmp_path / SINGLE).write_bytes(WHOLE)
