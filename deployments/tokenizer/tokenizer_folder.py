@@ -29,7 +29,9 @@ def _by_transformers(folder: str) -> LoadedTokenizer:
             folder, trust_remote_code=False, local_files_only=True, use_fast=True
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+        # Of several lines only the last would be told as the reason why a server ends.
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
     if not tokenizer.is_fast:
         raise CheckpointError(f"{folder}: transformers has no fast tokenizer for this checkpoint")
     templates = tokenizer.chat_template or {}

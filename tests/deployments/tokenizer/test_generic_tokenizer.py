@@ -288,6 +288,13 @@ def test_a_broken_tokenizer_is_refused_by_its_folder(content: str, tmp_path: Pat
         load_tokenizer(str(tmp_path))
 
 
+def test_what_transformers_refuses_is_one_line(tmp_path: Path) -> None:
+    told = {"tokenizer_class": "ATokenizer", "auto_map": {"AutoTokenizer": ["a.ATokenizer", None]}}
+    with pytest.raises(CheckpointError, match="custom code") as caught:
+        load_tokenizer(str(write(tmp_path, told, config={"model_type": "llama"})))
+    assert "\n" not in str(caught.value)
+
+
 PROBE = """
 import sys
 from deployments.tokenizer.text_codec import TextCodec
