@@ -24,6 +24,7 @@ from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import is_hub_id, local_folder
 from app.cluster_memory import remembered
 from app.fingerprint import model_fingerprint
+from app.pooling_defaults import read_pooling
 from app.sampling_defaults import read_defaults
 from app.settings import (
     AdapterSettings,
@@ -277,6 +278,7 @@ def _model_config(
     with _at(f"{place}.path"):
         path = str(local_folder(model.path))
         spec = read_checkpoint_spec(path)
+        pooling = model.pooling or read_pooling(path).value
         sampling = read_defaults(path) if model.sampling_defaults == "model" else {}
     with _at(f"{place}.tokenizer_path"):
         tokenizer_path = path if model.tokenizer_path is None else str(local_folder(model.tokenizer_path))
@@ -300,7 +302,7 @@ def _model_config(
         max_model_len=max_model_len,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
-        pooling=model.pooling,
+        pooling=pooling,
         eos_ids=spec.eos_ids,
         generates=spec.generates,
         sampling=sampling,

@@ -114,8 +114,10 @@ class ModelSettings(SettingsNode):
         description="How tokens are drawn where a request does not say: as the checkpoint's generation_config.json "
         "does, or plainly.",
     )
-    pooling: Literal["last", "mean"] = Field(
-        default="last", description="What vectors are made of where a request does not say: the last token, or all."
+    pooling: Literal["last", "mean"] | None = Field(
+        default=None,
+        description="What vectors are made of where a request does not say: the last token, or all; null: as the "
+        "checkpoint's modules.json says, else the last.",
     )
     engine: EngineSettings = Field(default_factory=EngineSettings, description="How the engine runs.")
 

@@ -65,6 +65,19 @@ def test_a_model_is_sampled_as_its_makers_say_unless_nobody_wants_that(
     assert (plain.fingerprint == config.fingerprint) == (not expected)
 
 
+@pytest.mark.parametrize(("asked", "expected"), [(None, "mean"), ("last", "last")])
+def test_vectors_are_what_the_checkpoint_s_makers_mean_by_them(
+    asked: str | None, expected: str, folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "chat", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "modules.json").write_text('[{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]')
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    model = {"name": "chat", "path": str(tmp_path), "pooling": asked}
+    (config,) = gateway_config(Settings.model_validate({"models": [model]})).models
+    assert config.pooling == expected
+
+
 def test_a_cross_encoder_is_a_deployment_with_the_window_of_its_files(folder: Path, tmp_path: Path) -> None:
     path = write_cross_encoder(tmp_path / "judge")
     asked = {"rerankers": [{"name": "judge", "path": str(path), "max_batch": 5}]}
