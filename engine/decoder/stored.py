@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from engine.decoder.stored_fields import COMPRESSED, PACKED
 from engine.decoder.stored_fp8 import FP8_METHODS, StoredFp8, parse_fp8
-from engine.decoder.stored_int4 import INT4_METHODS, StoredInt4, parse_int4
+from engine.decoder.stored_int4 import INT4_METHODS, StoredInt4, parse_int4, parse_packed
 from engine.errors import CheckpointError
 
 Stored = StoredInt4 | StoredFp8
@@ -22,6 +23,8 @@ def parse_stored(fields: object, where: str) -> Stored:
     method = fields.get("quant_method")
     if method in INT4_METHODS:
         return parse_int4(fields, where)
+    if method == COMPRESSED and fields.get("format") == PACKED:
+        return parse_packed(fields, where)
     if method in FP8_METHODS:
         return parse_fp8(fields, where)
     known = ", ".join((*INT4_METHODS, *FP8_METHODS))

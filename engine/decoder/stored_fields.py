@@ -1,10 +1,17 @@
-"""Fields of a `quantization_config` that may have few values only."""
+"""Fields of a `quantization_config` that may have few values only, and the groups of one of compressed-tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 from engine.errors import CheckpointError
+
+COMPRESSED = "compressed-tensors"
+FLOATS, PACKED = "float-quantized", "pack-quantized"
+"""Formats of compressed-tensors."""
+
+Kind = TypeVar("Kind", bound=Hashable)
 
 
 def check_fields(fields: Mapping[str, object], wanted: Mapping[str, tuple[object, ...]], within: str) -> None:
@@ -17,3 +24,37 @@ def check_fields(fields: Mapping[str, object], wanted: Mapping[str, tuple[object
         if fields.get(name) not in known:
             values = " or ".join(repr(value) for value in known if value is not None) or "nothing"
             raise CheckpointError(f"{within}.{name} is {fields.get(name)!r}; only {values} is read.")
+
+
+def parse_groups(
+    fields: Mapping[str, object], within: str, parse: Callable[[Mapping[str, object], Mapping[str, object], str], Kind]
+) -> Kind:
+    """Return what compressed-tensors' groups are, which must be one thing.
+
+    Args:
+        parse: makes it of a group, its `weights`, and where it is.
+
+    Raises:
+        CheckpointError: naming the field that asks for what is not supported.
+    """
+    check_fields(
+        fields, {"format": (FLOATS, PACKED), "transform_config": (None, {}), "kv_cache_scheme": (None,)}, within
+    )
+    sparsity = fields.get("sparsity_config")
+    check_fields(
+        sparsity if isinstance(sparsity, Mapping) else {}, {"format": ("dense", None)}, f"{within}.sparsity_config"
+    )
+    groups = fields.get("config_groups")
+    if not isinstance(groups, Mapping) or not groups:
+        raise CheckpointError(f"{within}.config_groups is no JSON object with members.")
+    found = set()
+    for name, group in groups.items():
+        place = f"{within}.config_groups.{name}"
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if not isinstance(group, Mapping) or not isinstance(weights, Mapping):
+            raise CheckpointError(f"{place} has no weights.")
+        check_fields(group, {"output_activations": (None,), "format": (fields.get("format"), None)}, place)
+        found.add(parse(group, weights, place))
+    if len(found) > 1:
+        raise CheckpointError(f"{within}.config_groups has {len(found)} kinds of weights; only one is read.")
+    return found.pop()

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.decoder.stored_fields import check_fields
+from engine.decoder.stored_fields import COMPRESSED, check_fields, parse_groups
 from engine.decoder.tensor_kinds import Shape, TensorKind
 from engine.errors import CheckpointError
 
-COMPRESSED, FP8 = "compressed-tensors", "fp8"
+FP8 = "fp8"
 FP8_METHODS = (COMPRESSED, FP8)
 FP8_DTYPE = "F8_E4M3"
 SCALE_BYTES = 4
@@ -78,8 +78,10 @@ def parse_fp8(fields: Mapping[str, object], where: str) -> StoredFp8:
         CheckpointError: it asks for what is not supported; the message names the field.
     """
     within = f"{where}: quantization_config"
+    if fields["quant_method"] == COMPRESSED:
+        return parse_groups(fields, within, _parse_group)
     check_fields(fields, {"kv_cache_scheme": (None,)}, within)
-    return _parse_compressed(fields, within) if fields["quant_method"] == COMPRESSED else _parse_plain(fields, within)
+    return _parse_plain(fields, within)
 
 
 def _parse_plain(fields: Mapping[str, object], within: str) -> StoredFp8:
@@ -90,26 +92,7 @@ def _parse_plain(fields: Mapping[str, object], within: str) -> StoredFp8:
     return StoredFp8(block=_block(size, f"{within}.weight_block_size"), scale="weight_scale_inv")
 
 
-def _parse_compressed(fields: Mapping[str, object], within: str) -> StoredFp8:
-    check_fields(fields, {"format": ("float-quantized",), "transform_config": (None, {})}, within)
-    sparsity = fields.get("sparsity_config")
-    check_fields(
-        sparsity if isinstance(sparsity, Mapping) else {}, {"format": ("dense", None)}, f"{within}.sparsity_config"
-    )
-    groups = fields.get("config_groups")
-    if not isinstance(groups, Mapping) or not groups:
-        raise CheckpointError(f"{within}.config_groups is no JSON object with members.")
-    found = {_parse_group(group, f"{within}.config_groups.{name}") for name, group in groups.items()}
-    if len(found) > 1:
-        raise CheckpointError(f"{within}.config_groups has {len(found)} kinds of weights; only one is read.")
-    return found.pop()
-
-
-def _parse_group(group: object, within: str) -> StoredFp8:
-    weights = group.get("weights") if isinstance(group, Mapping) else None
-    if not isinstance(group, Mapping) or not isinstance(weights, Mapping):
-        raise CheckpointError(f"{within} has no weights.")
-    check_fields(group, {"output_activations": (None,), "format": ("float-quantized", None)}, within)
+def _parse_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredFp8:
     number = {"num_bits": (8,), "type": ("float",), "symmetric": (True, None)}
     wanted = {**number, "strategy": ("tensor", "channel", "block"), "dynamic": (False, None), "actorder": (None,)}
     check_fields(weights, wanted, f"{within}.weights")

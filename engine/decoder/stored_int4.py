@@ -1,11 +1,11 @@
-"""How weights of 4 bits lie in a checkpoint, as its `quantization_config` says: AWQ's and GPTQ's layouts."""
+"""How weights of 4 bits lie in a checkpoint, as its `quantization_config` says: in AWQ's and others' layouts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.decoder.stored_fields import check_fields
+from engine.decoder.stored_fields import COMPRESSED, check_fields, parse_groups
 from engine.decoder.tensor_kinds import Shape, TensorKind
 from engine.errors import CheckpointError
 from kernels.streamed_linear.layout import BLOCK, SHORT_GROUPS, UNIT_BYTES
@@ -23,14 +23,16 @@ class StoredInt4:
     """The layout of all linear modules of a checkpoint's layers; `engine.loading.int4` reads it.
 
     Attributes:
-        method: one of `INT4_METHODS`.
+        method: one of `INT4_METHODS`, or `COMPRESSED`.
         group_size: inputs that share a scale and a zero point, `WHOLE_COLUMN` for all of a module.
         zero_offset: what is added to a zero point as it is stored.
+        has_zeros: zero points are stored; else each is in the middle.
     """
 
     method: str
     group_size: int
     zero_offset: int = 0
+    has_zeros: bool = True
 
     @property
     def title(self) -> str:
@@ -44,8 +46,14 @@ class StoredInt4:
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
         """Return the tensors that a module of (out, in) features must have, whatever else it has."""
         out, depth = shape
-        packed = (depth, out // PACKED) if self.method == AWQ else (depth // PACKED, out)
         groups = depth // self.group(depth)
+        if self.method == COMPRESSED:
+            zeros = {f"{module}.weight_zero_point": TensorKind(((out // PACKED, groups),), PACKED_DTYPES)}
+            return {
+                f"{module}.weight_packed": TensorKind(((out, depth // PACKED),), PACKED_DTYPES),
+                f"{module}.weight_scale": TensorKind(((out, groups),)),
+            } | (zeros if self.has_zeros else {})
+        packed = (depth, out // PACKED) if self.method == AWQ else (depth // PACKED, out)
         return {
             f"{module}.qweight": TensorKind((packed,), PACKED_DTYPES),
             f"{module}.qzeros": TensorKind(((groups, out // PACKED),), PACKED_DTYPES),
@@ -93,13 +101,36 @@ def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
         # The first format keeps a zero point less one.
         is_less_one = fields["checkpoint_format"] != "gptq_v2"
     check_fields(fields, {**wanted, "bits": (4,), "lm_head": (False, None)}, f"{where}: quantization_config")
-    group_size = fields.get("group_size")
-    if type(group_size) is not int or not _is_group(group_size):
-        raise CheckpointError(
-            f"{where}: quantization_config.group_size is {group_size!r}; groups of "
-            f"{', '.join(map(str, SHORT_GROUPS))}, of multiples of {BLOCK} and {WHOLE_COLUMN} (all inputs) are read."
-        )
+    group_size = _group_size(fields.get("group_size"), f"{where}: quantization_config")
     return StoredInt4(method=str(fields["quant_method"]), group_size=group_size, zero_offset=int(is_less_one))
+
+
+def parse_packed(fields: Mapping[str, object], where: str) -> StoredInt4:
+    """Read the `quantization_config` of compressed-tensors' packed integers; errors as `parse_int4`."""
+    return parse_groups(fields, f"{where}: quantization_config", _parse_group)
+
+
+def _parse_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredInt4:
+    check_fields(group, {"input_activations": (None,)}, within)
+    wanted = {"num_bits": (4,), "type": ("int",), "strategy": ("group", "channel"), "symmetric": (True, False, None)}
+    # Other orders of inputs need `weight_g_idx`.
+    wanted |= {"dynamic": (False, None), "actorder": (None, "weight", "static")}
+    check_fields(weights, wanted, f"{within}.weights")
+    size = weights.get("group_size") if weights.get("strategy") == "group" else WHOLE_COLUMN
+    return StoredInt4(
+        method=COMPRESSED,
+        group_size=_group_size(size, f"{within}.weights"),
+        has_zeros=weights.get("symmetric") is False,
+    )
+
+
+def _group_size(size: object, within: str) -> int:
+    if type(size) is not int or not _is_group(size):
+        raise CheckpointError(
+            f"{within}.group_size is {size!r}; groups of {', '.join(map(str, SHORT_GROUPS))}, of multiples of {BLOCK} "
+            f"and {WHOLE_COLUMN} (all inputs) are read."
+        )
+    return size
 
 
 def _is_group(size: int) -> bool:

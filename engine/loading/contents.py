@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.decoder.stored import Stored
+from engine.decoder.stored_fields import COMPRESSED
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.tensor_kinds import TensorKind
 from engine.errors import CheckpointError
@@ -177,11 +178,13 @@ def _changes_nothing(tensor: StoredTensor, stored: Stored) -> bool:
     """Tell whether a tensor that comes along with weights of 4 or 8 bits changes nothing.
 
     A bias of zeros does not, nor does `g_idx`, the group of each input, while inputs are in their order (no desc_act),
-    nor the static scale of a layer's inputs, which are rounded by what each row spans.
+    nor the static scale of a layer's inputs, which are rounded by what each row spans, nor a shape told once more.
     """
     if isinstance(stored, StoredFp8):
         return tensor.name.endswith(".input_scale")
     if tensor.name.endswith(".g_idx") and tensor.dtype == "I32":
         groups = array("i", b"".join(tensor.pieces())).tolist()
         return groups == [index // stored.group(len(groups)) for index in range(len(groups))]
+    if stored.method == COMPRESSED and tensor.name.endswith(".weight_shape"):
+        return True
     return tensor.name.endswith(".bias") and not any(map(any, tensor.pieces()))

@@ -6,6 +6,9 @@
             qzeros  [groups, out / 8]    the same
     GPTQ    qweight [in / 8, out]    eight inputs in a number, in their order
             qzeros  [groups, out / 8]    eight outputs, in their order; less one, save in its second format
+    compressed-tensors
+            weight_packed      [out, in / 8]      eight inputs, in their order
+            weight_zero_point  [out / 8, groups]  eight outputs, in their order; where there is none, it is 8
 
 Sources: Lin et al., 2023 (AWQ, arXiv 2306.00978), Frantar et al., 2022 (GPTQ, arXiv 2210.17323); the packing is that of
 AutoAWQ's "gemm" version and of AutoGPTQ, as checkpoints on the Hugging Face hub have it.
@@ -18,9 +21,11 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.decoder.stored_fields import COMPRESSED
 from engine.decoder.stored_int4 import StoredInt4
 from kernels.streamed_linear.reference import Int4Matrix, pack_int4
 
+MIDDLE = 8
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where each of eight outputs lies in a number: the inverse of the order above."""
@@ -65,6 +70,8 @@ class Int4Weight:
 
 def read_int4(read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype) -> Int4Weight:
     """Unpack the weight of one linear module whose tensors `read` returns by name."""
+    if stored.method == COMPRESSED:
+        return _read_compressed(read, module, stored, dtype)
     packed, zeros, scales = (read(f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))
     if stored.method == "awq":
         levels, zeros = unpack(packed, AWQ_PLACES).t(), unpack(zeros, AWQ_PLACES)
@@ -72,6 +79,17 @@ def read_int4(read: Callable[[str], torch.Tensor], module: str, stored: StoredIn
         levels, zeros = unpack(packed.t(), IN_ORDER), unpack(zeros, IN_ORDER)
     offset = zeros.to(torch.int32) + stored.zero_offset
     return Int4Weight(levels=levels.contiguous(), scales=scales, zeros=offset, dtype=dtype)
+
+
+def _read_compressed(
+    read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype
+) -> Int4Weight:
+    scales = read(f"{module}.weight_scale").t().contiguous()
+    if stored.has_zeros:
+        zeros = unpack(read(f"{module}.weight_zero_point").t(), IN_ORDER).to(torch.int32)
+    else:
+        zeros = torch.full(scales.shape, MIDDLE, dtype=torch.int32, device=scales.device)
+    return Int4Weight(levels=unpack(read(f"{module}.weight_packed"), IN_ORDER), scales=scales, zeros=zeros, dtype=dtype)
 
 
 def stack_int4(parts: Sequence[Int4Weight]) -> Int4Weight:

@@ -19,6 +19,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+IS_SYMMETRIC_BY_KIND = {"packed": False, "packed-symmetric": True}
+"""Of compressed-tensors."""
+KINDS = (*CONFIGS, *IS_SYMMETRIC_BY_KIND)
+
+
+def config_of(kind: str, group: int = 128, **weights: Any) -> dict[str, Any]:
+    """Return what stands in config.json of a checkpoint whose groups have so many inputs."""
+    if kind in CONFIGS:
+        return {**CONFIGS[kind], "group_size": group}
+    told = {"num_bits": 4, "type": "int", "symmetric": IS_SYMMETRIC_BY_KIND[kind], "dynamic": False, "actorder": None}
+    told |= {"strategy": "channel" if group == -1 else "group", "group_size": None if group == -1 else group}
+    groups = {"group_0": {"targets": ["Linear"], "weights": told | weights, "input_activations": None}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
+
+
 def packed_rows(numbers: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:
     """Pack [rows, 8 * n] into [rows, n] numbers of 32 bits."""
     out = np.zeros((numbers.shape[0], numbers.shape[1] // 8), dtype=np.uint32)
@@ -39,14 +60,21 @@ def quantize(weight: torch.Tensor, kind: str, group: int = 128) -> tuple[dict[st
     low, high = np.minimum(grouped.min(-1), 0), np.maximum(grouped.max(-1), 0)
     scales = ((high - low) / 15).astype(np.float16)
     zeros = np.clip(np.rint(-low / scales), 1, 15).astype(np.int64)
+    if IS_SYMMETRIC_BY_KIND.get(kind, False):
+        zeros[:] = 8
     levels = np.clip(np.rint(grouped / scales[..., None]) + zeros[..., None], 0, 15).astype(np.int64)
     numbers = (levels - zeros[..., None]).astype(np.float32) * scales.astype(np.float32)[..., None]
     flat = levels.reshape(out, depth)
-    if kind == "awq":
+    if kind in IS_SYMMETRIC_BY_KIND:
+        tensors = {"weight_packed": packed_rows(flat), "weight_scale": scales, "weight_shape": np.array([out, depth])}
+        if kind == "packed":
+            tensors["weight_zero_point"] = packed_rows(zeros.T).T
+    elif kind == "awq":
         qweight, qzeros = packed_rows(flat.T, AWQ_ORDER), packed_rows(zeros.T, AWQ_ORDER)
     else:
         qweight, qzeros = packed_rows(flat).T, packed_rows(zeros.T - (kind == "gptq"))
-    tensors = {"qweight": qweight, "qzeros": qzeros, "scales": scales.T}
+    if kind in CONFIGS:
+        tensors = {"qweight": qweight, "qzeros": qzeros, "scales": scales.T}
     return (
         {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in tensors.items()},
         torch.from_numpy(numbers.reshape(out, depth)),

@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from safetensors.torch import save_file
 
 from engine.decoder.spec import read_spec
-from engine.decoder.stored_int4 import StoredInt4, parse_int4
+from engine.decoder.stored import parse_stored
+from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters, read_tensor
 from engine.loading.int4 import AWQ_PLACES, IN_ORDER, Int4Weight, read_int4, unpack
 from engine.loading.weight import dense
 from kernels.streamed_linear.reference import from_int4
 from tests.engine.checkpoint_folder import random_tensors, write_config
-from tests.engine.int4_checkpoints import AWQ_ORDER, CONFIGS, packed_rows, quantize, quantize_layers
+from tests.engine.int4_checkpoints import AWQ_ORDER, KINDS, config_of, packed_rows, quantize, quantize_layers
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
 CPU = torch.device("cpu")
@@ -36,12 +37,13 @@ def test_what_is_unpacked_is_what_was_packed(rows: int, columns: int, seed: int)
         assert torch.equal(unpack(packed, places), torch.from_numpy(numbers).to(torch.uint8))
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("group", [32, 64, 128, 384, -1])
 def test_a_weight_stands_for_what_its_format_says_dense_and_packed(kind: str, group: int) -> None:
     torch.manual_seed(0)
     tensors, meant = quantize(torch.randn(24, 384), kind, group)
-    stored = parse_int4({**CONFIGS[kind], "group_size": group}, "here")
+    stored = parse_stored(config_of(kind, group), "here")
+    assert isinstance(stored, StoredInt4)
     found = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float32)
     assert torch.equal(found.dense(), meant)
     half = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float16)
@@ -66,12 +68,12 @@ def write(
     fields |= SIZES
     write_config(folder, **fields)
     stored, meant = quantize_layers(random_tensors(folder), kind, group)
-    write_config(folder, **fields, quantization_config={**CONFIGS[kind], "group_size": group})
+    write_config(folder, **fields, quantization_config=config_of(kind, group))
     save_file(stored | (more or {}), folder / "model.safetensors")
     return meant
 
 
-@pytest.mark.parametrize(("kind", "group"), [*((kind, 128) for kind in CONFIGS), ("gptq", 64), ("awq", -1)])
+@pytest.mark.parametrize(("kind", "group"), [*((kind, 128) for kind in KINDS), ("gptq", 64), ("awq", -1)])
 def test_parameters_are_the_modules_stacked(tmp_path: Path, kind: str, group: int) -> None:
     meant = write(tmp_path, kind, group)
     spec = read_spec(str(tmp_path))

@@ -46,7 +46,7 @@ def test_sparsity_that_is_none_is_passed_over() -> None:
         (PLAIN | {"weight_block_size": [128]}, "weight_block_size"),
         (PLAIN | {"weight_block_size": [128, 0]}, "weight_block_size"),
         (PLAIN | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
-        (CONFIGS["tensor"] | {"format": "pack-quantized"}, "format"),
+        (CONFIGS["tensor"] | {"format": "int-quantized"}, "format"),
         (CONFIGS["tensor"] | {"transform_config": {"config_groups": {}}}, "transform_config"),
         (CONFIGS["tensor"] | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format"),
         (CONFIGS["tensor"] | {"config_groups": {}}, "config_groups"),

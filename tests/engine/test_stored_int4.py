@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from engine.decoder.stored_int4 import parse_int4
+from engine.decoder.stored_int4 import parse_int4, parse_packed
 from engine.errors import CheckpointError
-from tests.engine.int4_checkpoints import CONFIGS
+from tests.engine.int4_checkpoints import CONFIGS, config_of
 
 
 def test_only_the_first_format_of_gptq_keeps_zero_points_less_one() -> None:
@@ -39,6 +39,27 @@ def test_what_is_not_read_is_refused_by_its_field(kind: str, changes: dict[str, 
     (field,) = changes
     with pytest.raises(CheckpointError, match=rf"here: quantization_config\.{field} is {changes[field]!r}"):
         parse_int4({**CONFIGS[kind], **changes}, "here")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_bits": 8}, {"type": "float"}, {"strategy": "tensor"}, {"actorder": "group"}, {"dynamic": True},
+        {"group_size": 16}, {"group_size": None},
+    ],
+)  # fmt: skip
+def test_packed_weights_of_another_kind_are_refused_by_their_field(changes: dict[str, Any]) -> None:
+    (field,) = changes
+    place = rf"here: quantization_config\.config_groups\.group_0\.weights\.{field} is {changes[field]!r}"
+    with pytest.raises(CheckpointError, match=place):
+        parse_packed(config_of("packed", **changes), "here")
+
+
+def test_inputs_that_are_to_be_rounded_beside_packed_weights_are_refused() -> None:
+    fields = config_of("packed")
+    fields["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8}
+    with pytest.raises(CheckpointError, match="input_activations"):
+        parse_packed(fields, "here")
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_weights_of_four_bits_give_the_probabilities_of_the_numbers_they_stand_f
     assert float((found.exp() - expected.exp()).abs().sum()) / 2 < 0.01
 
 
-@pytest.mark.parametrize(("kind", "group"), [("awq", 128), ("gptq", 32)])
+@pytest.mark.parametrize(("kind", "group"), [("awq", 128), ("gptq", 32), ("packed", 64)])
 def test_a_checkpoint_of_four_bits_gives_the_probabilities_of_the_numbers_it_stands_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, group: int
 ) -> None:
@@ -231,7 +231,7 @@ def test_a_checkpoint_of_four_bits_gives_the_probabilities_of_the_numbers_it_sta
     model.save_pretrained(tmp_path / "meant")
     tensors = {name: tensor / 4 if "proj" in name else tensor for name, tensor in model.state_dict().items()}
     stored, meant = int4_checkpoints.quantize_layers(tensors, kind, group)
-    _save(tmp_path, stored, meant, {**int4_checkpoints.CONFIGS[kind], "group_size": group})
+    _save(tmp_path, stored, meant, int4_checkpoints.config_of(kind, group))
     expected = _logprobs(config_of(str(tmp_path / "meant"), "cpu"))
     assert torch.equal(_logprobs(config_of(str(tmp_path / "stored"), "cpu")), expected)
     monkeypatch.setattr(gpu_build, "measure", _stream_few_rows)
