@@ -17,6 +17,7 @@ from app.access.tenants import key_digest
 from app.cli import serve_environment
 from app.http.api import create_app
 from app.http.hosts import HostRule
+from app.own_version import model_version, with_version
 from app.resolved import adapter_cache_config, batches_config, gateway_config, key_ring, registry_config
 from app.settings import BatchSettings, RegistrySettings, Settings
 from deployments.config import (
@@ -101,18 +102,17 @@ def _admin_key(settings: Settings) -> str | None:
 def _model(model: ModelConfig, channel: ChannelConfig, told: dict[str, Any]) -> serve.Application:
     # What runs and what the engine lets wait; as many again may wait for a replica in each gateway.
     max_requests = model.engine.max_num_seqs + model.engine.max_queued_requests
-    bound: serve.Application = (
-        serve.deployment(ModelReplica)
-        .options(
-            name=model_deployment(model.name),
-            max_ongoing_requests=max_requests,
-            max_queued_requests=max_requests,
-            # Ray hides every GPU from an actor that asks for none.
-            ray_actor_options={"num_cpus": 0.5} | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
-            request_router_config=_request_router(model, channel),
-            **_LIFE_CYCLE,
-        )
-        .bind(model, channel, **told)
+    deployment = serve.deployment(ModelReplica).options(
+        name=model_deployment(model.name),
+        max_ongoing_requests=max_requests,
+        max_queued_requests=max_requests,
+        # Ray hides every GPU from an actor that asks for none.
+        ray_actor_options={"num_cpus": 0.5} | ({"num_gpus": 1} if model.engine.device == "cuda" else {}),
+        request_router_config=_request_router(model, channel),
+        **_LIFE_CYCLE,
+    )
+    bound: serve.Application = with_version(deployment, model_version(model, channel, told)).bind(
+        model, channel, **told
     )
     return bound
 

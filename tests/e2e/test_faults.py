@@ -270,18 +270,22 @@ def nobody_fails(server: Server, expected: list[str]) -> Iterator[None]:
 
 
 def test_a_changed_configuration_fails_no_request(server: Server, expected: list[str]) -> None:
-    """Everything is replaced, then there is less of it."""
+    """All but the models is replaced, then they are too, then there is less of them."""
 
-    def pids() -> set[int]:
-        return {p.pid for title in ("Gateway", f"Model-{BASE}", "Tokenizer", "Safety") for p in server.processes(title)}
+    def pids(*titles: str) -> set[int]:
+        return {p.pid for title in titles for p in server.processes(title)}
 
-    def is_fresh(old: set[int]) -> bool:
-        return not old & pids() and has_replicas(server, 2)
+    def are_fresh(old: set[int], *titles: str) -> bool:
+        return not old & pids(*titles) and has_replicas(server, 2)
 
-    old = pids()
+    others, models = ("Gateway", "Tokenizer", "Safety"), (f"Model-{BASE}",)
+    old, kept = pids(*others), pids(*models)
     with nobody_fails(server, expected):
         server.redeploy(lambda application: application["args"].update(limits={"max_messages": 100}))
-        until(lambda: is_fresh(old), "everything to be replaced", patience_s=2 * WAIT_S)
+        until(lambda: are_fresh(old, *others), "what the change is for to be replaced", patience_s=2 * WAIT_S)
+        assert pids(*models) == kept, "models that are told nothing new go on"
+        server.redeploy(lambda application: application["args"]["models"][0]["engine"].update(max_queued_requests=511))
+        until(lambda: are_fresh(kept, *models), "the model to be replaced", patience_s=2 * WAIT_S)
         server.redeploy(lambda application: application["deployments"][1].update(num_replicas=1))
         until(lambda: has_replicas(server, 1), "one replica to go", patience_s=WAIT_S)
         server.redeploy(lambda application: application["deployments"][1].update(num_replicas=2))
