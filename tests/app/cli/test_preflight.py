@@ -58,11 +58,11 @@ def test_ports_are_free_and_no_two_the_same() -> None:
 
 
 def test_two_servers_on_one_machine_have_their_own_haproxy() -> None:
-    first, second = haproxy_places(8000, {}), haproxy_places(8001, {})
+    first, second = haproxy_places(Path("/tmp/a"), {}), haproxy_places(Path("/tmp/b"), {})
     for name in (*HAPROXY_PORTS, "RAY_SERVE_HAPROXY_SOCKET_PATH"):
         assert first[name] != second[name]
     assert len({first[name] for name in HAPROXY_PORTS}) == len(HAPROXY_PORTS)
-    assert "RAY_SERVE_HAPROXY_STATS_PORT" not in haproxy_places(8000, {"RAY_SERVE_HAPROXY_STATS_PORT": "1"})
+    assert "RAY_SERVE_HAPROXY_STATS_PORT" not in haproxy_places(Path("/tmp/a"), {"RAY_SERVE_HAPROXY_STATS_PORT": "1"})
 
 
 @pytest.mark.parametrize(
