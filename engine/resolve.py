@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from subprocess import CalledProcessError
 
 import torch
 
+from engine import machine
 from engine.config import EngineConfig, ResolvedConfig
 from engine.cpu.linear import has_fast_bfloat16
 from engine.decoder.spec import DecoderSpec
@@ -39,7 +38,7 @@ class Hardware:
     """What this process may use.
 
     Attributes:
-        num_cores: cores that this process may run on.
+        num_cores: threads of this process that can run all the time.
         free_bytes: on a CPU memory that is free; on a GPU what this process may take of it, and once a full step has
             been measured what is left for the cache.
         host_bytes: memory of the host that is free; on a CPU that is `free_bytes`.
@@ -65,10 +64,10 @@ def probe(config: EngineConfig) -> Hardware:
     """
     if config.device == "cuda":
         return _probe_gpu(config.gpu_memory_fraction)
-    free_bytes = _available_bytes()
+    free_bytes = machine.available_bytes()
     return Hardware(
         device="cpu",
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=machine.num_cores(),
         free_bytes=free_bytes,
         host_bytes=free_bytes,
         has_fast_bfloat16=has_fast_bfloat16(),
@@ -95,9 +94,9 @@ def _probe_gpu(fraction: float) -> Hardware:
     # What other processes hold counts: the fraction is of the whole.
     return Hardware(
         device="cuda",
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=machine.num_cores(),
         free_bytes=int(total_bytes * fraction) - (total_bytes - free_bytes),
-        host_bytes=_available_bytes(),
+        host_bytes=machine.available_bytes(),
         has_fast_bfloat16=torch.cuda.is_bf16_supported(),
         has_fp8=architecture.fp8_dtype() is not None,
         has_fp8_products=architecture.has_fp8_products(),
@@ -272,20 +271,3 @@ def _check_cache_dtype(config: EngineConfig, hardware: Hardware) -> None:
         raise ConfigError(f"kv_cache_dtype: {wanted!r} is for device 'cuda'; this model runs on 'cpu'.")
     if wanted == "fp8" and not hardware.has_fp8:
         raise ConfigError("kv_cache_dtype: 'fp8' needs a GPU that converts e4m3 numbers; take 'int8'.")
-
-
-def _available_bytes() -> int:
-    """Return the memory that can be taken without swapping: the kernel's estimate, less what a container forbids."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return min(int(line.split()[1]) * 1024, _container_bytes())
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-
-
-def _container_bytes() -> int:
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 1 << 62
-    return 1 << 62 if limit == "max" else max(0, int(limit) - used)
