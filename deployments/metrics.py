@@ -6,7 +6,7 @@ what we truly have is there. A replica that has gone takes its counters along, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from deployments.accounts.meter import Meter
 from deployments.exposition import FamilyText, write
 from deployments.gateway.front_gate import FrontGate
+from deployments.generation import READY, HealthReport
 from deployments.logs import dropped_lines
 from deployments.slo import Slo
 from deployments.timeline import GOOD_OUTCOMES, Timeline
@@ -38,9 +39,10 @@ class GatewayMetrics:
 
     Args:
         slo: what answers are held against; None for nothing.
+        models: base models, whose rare counts begin at zero: nobody sees the first one of a count that began with it.
     """
 
-    def __init__(self, slo: Slo | None = None) -> None:
+    def __init__(self, slo: Slo | None = None, models: Iterable[str] = ()) -> None:
         self._slo = slo
         self._registry = CollectorRegistry()
         self._by_name: list[Counter | Summary] = []
@@ -64,6 +66,8 @@ class GatewayMetrics:
             "antiphon:request_failure", "Requests that ended in an error.", ("model_name", "error")
         )
         self._resumed = self._counter("antiphon:resumed", "Generations taken to another replica.", ("model_name",))
+        for model in models:
+            self._resumed.labels(model)
         self._tokens = self._counted_by_name(
             "antiphon:tokens",
             "Tokens of answers that have ended: of prompts, of those from the prefix cache, of answers.",
@@ -154,6 +158,17 @@ class GatewayMetrics:
 
     def _histogram(self, name: str, about: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"vllm:{name}", about, ("model_name",), registry=self._registry, buckets=buckets)
+
+
+def readiness(report: HealthReport) -> Metric:
+    """Return what `/health` says as numbers."""
+    about = "1 where `/health` calls a model, or another part of what answers need, ready; else 0."
+    family = GaugeMetricFamily("antiphon:ready", about, labels=("model_name", "part"))
+    for model, state in report.state_by_model.items():
+        family.add_metric((model, ""), float(state == READY))
+    for part, state in report.state_by_part.items():
+        family.add_metric(("", part), float(state == READY))
+    return family
 
 
 def gateway_families(gates: Mapping[str, FrontGate], meter: Meter | None = None) -> list[Metric]:

@@ -58,7 +58,7 @@ class AnswerLog:
         try:
             with self.draining.answer():
                 yield recorder
-        except (RequestError, OverloadError, TimeoutError, EngineError) as error:
+        except Exception as error:
             recorder.end(type(error).__name__)
             if isinstance(error, RequestError | OverloadError) and timeline.first_token_s is None:
                 self._timelines.set_apart(timeline)

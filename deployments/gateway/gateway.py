@@ -113,7 +113,7 @@ class Gateway:
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
         self.adapters = AdapterDirectory(config.models, models, registry, gateways)
         self._names = ServedNames(config, self.adapters, self._rerankers)
-        self._metrics = GatewayMetrics(config.slo)
+        self._metrics = GatewayMetrics(config.slo, models)
         self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}
         parts = {"tokenizer": tokenizer, "safety": safety} | self._rerankers.parts
         self._overview = Overview(models, parts)

@@ -10,10 +10,11 @@ from dataclasses import replace
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.exposition import join
+from deployments.exposition import join, write
 from deployments.generation import READY, HealthReport
 from deployments.handle_calls import UNREACHED
 from deployments.handles import ask_all
+from deployments.metrics import readiness
 from deployments.timeline import Timeline, with_engine_stages
 from engine.request import RequestId
 from engine.trace import RequestTrace
@@ -44,12 +45,12 @@ class Overview:
         )
 
     async def metrics(self) -> bytes:
-        """Return the numbers of all gateways and engines in Prometheus' text format."""
+        """Return the numbers of all gateways and engines, and who is ready, in Prometheus' text format."""
         handles = (gateways(), *self._models.values())
-        answers = await asyncio.gather(
-            *(ask_all(handle, "metric_families", timeout_s=SCRAPE_TIMEOUT_S) for handle in handles)
+        health, *answers = await asyncio.gather(
+            self.health(), *(ask_all(handle, "metric_families", timeout_s=SCRAPE_TIMEOUT_S) for handle in handles)
         )
-        return join(families for answer in answers for families in answer)
+        return join([write([readiness(health)]), *(families for answer in answers for families in answer)])
 
     async def timelines(self, client_id: str) -> list[Timeline]:
         """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""

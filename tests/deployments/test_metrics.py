@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from deployments.exposition import join
-from deployments.metrics import GatewayMetrics
+from deployments.exposition import join, write
+from deployments.generation import READY, HealthReport
+from deployments.metrics import GatewayMetrics, readiness
 from deployments.slo import Slo
 from deployments.timeline import Timeline
 
@@ -42,3 +43,20 @@ def test_names_that_are_served_no_more_leave_nothing_behind() -> None:
     assert not [line for line in lines(metrics) if "trial" in line]
     answered(metrics, "trial-3")
     assert [line for line in lines(metrics) if 'model_name="trial-3"' in line]
+
+
+def test_the_first_replica_that_dies_is_an_increase() -> None:
+    """Prometheus takes what a series begins with for what it always was."""
+    metrics = GatewayMetrics(models=["chat"])
+    assert 'antiphon:resumed_total{gateway="g",model_name="chat"} 0.0' in lines(metrics)
+
+
+def test_what_health_says_is_told_in_numbers() -> None:
+    states = {"chat": READY, "draft": "No replica answers."}
+    report = HealthReport(state_by_model=states, state_by_part={"safety": "it hangs"})
+    told = join([write([readiness(report)])]).decode().splitlines()
+    assert [line for line in told if not line.startswith("#")] == [
+        'antiphon:ready{model_name="chat",part=""} 1.0',
+        'antiphon:ready{model_name="draft",part=""} 0.0',
+        'antiphon:ready{model_name="",part="safety"} 0.0',
+    ]

@@ -67,3 +67,11 @@ async def test_one_replica_that_makes_progress_is_enough(replicas: list[str | No
     assert (await Overview({"base": HANDLE}, {}).health()).is_ready
     replicas.remove(None)
     assert (await Overview({"base": HANDLE}, {}).health()).state_by_model == {"base": "it hangs"}
+
+
+async def test_numbers_tell_who_is_ready_however_few_answer(
+    replicas: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.gateway.overview.gateways", lambda: HANDLE)
+    serve_says(monkeypatch, "UNHEALTHY", {})
+    assert b'antiphon:ready{model_name="base",part=""} 0.0' in await Overview({"base": HANDLE}, {}).metrics()
