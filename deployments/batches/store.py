@@ -83,7 +83,7 @@ class BatchStore:
     def begin_upload(self) -> str:
         """Make room for a content, and return the name of the upload."""
         upload_id = uuid.uuid4().hex
-        (self._uploads / upload_id).touch()
+        (self._uploads / upload_id).touch(mode=0o600)
         self._uploaded_at_s[upload_id] = time.monotonic()
         return upload_id
 

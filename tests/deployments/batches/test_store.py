@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,9 @@ def test_a_content_comes_in_parts_and_twice_is_once(store: BatchStore) -> None:
     for offset, part in ((0, b"abc"), (3, b"de"), (3, b"de"), (5, b"f")):
         store.append_upload(upload_id, offset, part)
     stored = store.finish_upload(upload_id, NewFile(tenant="blue", name="x", purpose="batch", lasts_s=3600))
-    assert Path(store.content_path(stored.file_id)).read_bytes() == b"abcdef"
+    content = Path(store.content_path(stored.file_id))
+    assert content.read_bytes() == b"abcdef"
+    assert stat.S_IMODE(content.stat().st_mode) == 0o600, "prompts are nobody else's to read"
     assert (stored.num_bytes, stored.created_s, stored.expires_s) == (6, 1_700_000_000, 1_700_003_600)
     assert store.file("blue", stored.file_id) == stored
     with pytest.raises(RequestError, match="interrupted"):
