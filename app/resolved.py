@@ -61,6 +61,7 @@ from engine.decoder.spec import DecoderSpec, read_spec
 from engine.errors import CheckpointError, ConfigError
 from engine.loading.contents import check_contents, read_checkpoint_spec
 from engine.loading.weight_files import check_weight_files
+from engine.resolve import check
 
 _logger = logging.getLogger(__name__)
 
@@ -287,17 +288,22 @@ def _model_config(
         raise ConfigError(
             f"args.{place}.engine.max_model_len: {max_model_len} is over the checkpoint's {spec.max_position} tokens"
         )
-    engine, registry = model.engine, settings.registry
+    registry = settings.registry
+    engine = EngineConfig(
+        model_path=path,
+        tokenizer_path=tokenizer_path,
+        max_queue_s=_max_queue_s(model, settings.slo),
+        **model.engine.model_dump(exclude={"max_queue_s"}),
+    )
+    try:
+        check(engine, spec)
+    except ConfigError as error:
+        raise ConfigError(f"args.{place}.engine.{error}") from error
     computation = f"{engine.device} {engine.dtype} {engine.quantization} {engine.kv_cache_dtype} {sampling}"
     return ModelConfig(
         name=model.name,
         fingerprint=model_fingerprint(path, computation),
-        engine=EngineConfig(
-            model_path=path,
-            tokenizer_path=tokenizer_path,
-            max_queue_s=_max_queue_s(model, settings.slo),
-            **model.engine.model_dump(exclude={"max_queue_s"}),
-        ),
+        engine=engine,
         tokenizer_path=tokenizer_path,
         max_model_len=max_model_len,
         vocab_size=spec.vocab_size,

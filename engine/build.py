@@ -22,10 +22,11 @@ from engine.decoder.decoder import Decoder
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.errors import ConfigError
+from engine.hardware import DTYPE_BY_NAME, probe
 from engine.loading.checkpoint import WeightSource, load_parameters, read_tensor
 from engine.loading.contents import read_checkpoint_spec
 from engine.parts import Parts
-from engine.resolve import DTYPE_BY_NAME, Hardware, probe, resolve
+from engine.resolve import Hardware, resolve
 from engine.runner import Runner, StepModel
 from engine.sampling.grammar import GrammarStore
 from engine.sampling.sampler import Sampler

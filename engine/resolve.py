@@ -1,21 +1,18 @@
-"""Turns what a person set into numbers: pure arithmetic on the checkpoint's geometry and the machine's size."""
+"""Turns what a person set into numbers: pure arithmetic on the checkpoint's geometry and the machine's size.
+
+Imports no torch, so that a configuration can be looked at before anything is started.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from subprocess import CalledProcessError
 
-import torch
-
-from engine import machine
 from engine.config import EngineConfig, ResolvedConfig
-from engine.cpu.linear import has_fast_bfloat16
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
-from kernels import architecture
 
-DTYPE_BY_NAME = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEVICE_BY_QUANTIZATION = {"int8": "cpu", "fp8": "cuda", "int4": "cuda"}
 FP8_MULTIPLE, INT4_MULTIPLE = 16, 128
 CACHE_DTYPES = ("int8", "fp8")
@@ -56,51 +53,23 @@ class Hardware:
     has_fp8_products: bool = False
 
 
-def probe(config: EngineConfig) -> Hardware:
-    """Look at the machine.
+def check(config: EngineConfig, spec: DecoderSpec) -> None:
+    """Refuse what no machine could serve.
 
     Raises:
-        ConfigError: the wanted device is not there.
+        ConfigError: as `resolve`, on one that has room and instructions for everything.
     """
-    if config.device == "cuda":
-        return _probe_gpu(config.gpu_memory_fraction)
-    free_bytes = machine.available_bytes()
-    return Hardware(
-        device="cpu",
-        num_cores=machine.num_cores(),
-        free_bytes=free_bytes,
-        host_bytes=free_bytes,
-        has_fast_bfloat16=has_fast_bfloat16(),
+    room = 1 << 62
+    everything = Hardware(
+        device=config.device or "cpu",
+        num_cores=1,
+        free_bytes=room,
+        host_bytes=room,
+        has_fast_bfloat16=True,
+        has_fp8=True,
+        has_fp8_products=True,
     )
-
-
-def _probe_gpu(fraction: float) -> Hardware:
-    try:
-        torch.cuda.init()
-        # Triton is imported where a GPU is, and nowhere else.
-        from triton.runtime import driver
-
-        driver.active.get_current_target()
-    except (AssertionError, ImportError, OSError, RuntimeError) as error:
-        # A driver that is too old, a build of torch for CPUs, nothing that is visible: whoever can tell, tells.
-        why = str(error).partition("\n")[0]
-        raise ConfigError(f"device: 'cuda', but this process can use no GPU: {why}") from error
-    except CalledProcessError as error:
-        # It compiles what launches its kernels; what it lacks for that the compiler has said.
-        raise ConfigError("device: 'cuda' needs a C compiler and Python's headers (Python.h), for Triton.") from error
-    # What this process itself has freed, an engine before this one say, is free.
-    torch.cuda.empty_cache()
-    free_bytes, total_bytes = torch.cuda.mem_get_info()
-    # What other processes hold counts: the fraction is of the whole.
-    return Hardware(
-        device="cuda",
-        num_cores=machine.num_cores(),
-        free_bytes=int(total_bytes * fraction) - (total_bytes - free_bytes),
-        host_bytes=machine.available_bytes(),
-        has_fast_bfloat16=torch.cuda.is_bf16_supported(),
-        has_fp8=architecture.fp8_dtype() is not None,
-        has_fp8_products=architecture.has_fp8_products(),
-    )
+    resolve(config, spec, everything)
 
 
 def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> ResolvedConfig:
@@ -111,8 +80,8 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
     """
     _check_ranges(config)
     dtype = config.dtype or ("bfloat16" if hardware.has_fast_bfloat16 else "float32")
-    if dtype not in DTYPE_BY_NAME:
-        raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPE_BY_NAME)}.")
+    if dtype not in BYTES_BY_DTYPE:
+        raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(BYTES_BY_DTYPE)}.")
     if dtype == "float16" and hardware.device == "cpu":
         raise ConfigError("dtype: 'float16' on device 'cpu' overflows where it should not; take bfloat16 or float32.")
     quantization = _quantization(config.quantization, spec, hardware, dtype)
@@ -120,7 +89,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
     max_model_len = _max_model_len(config, spec)
     blocks_per_request = -(-max_model_len // config.block_tokens)
     _check_cache_dtype(config, hardware)
-    element_bytes = DTYPE_BY_NAME[dtype].itemsize if config.kv_cache_dtype is None else 1
+    element_bytes = BYTES_BY_DTYPE[dtype] if config.kv_cache_dtype is None else 1
     block_bytes = config.block_tokens * spec.kv_bytes_per_token(element_bytes)
     cache_bytes = config.kv_cache_bytes or _cache_bytes(hardware)
     num_guest_rows = config.max_num_seqs // GUEST_SHARE if hardware.device == "cpu" else 0

@@ -25,8 +25,9 @@ from engine.cache.blocks import BlockId
 from engine.config import EngineConfig
 from engine.decoder.decoder import StepOutput
 from engine.decoder.spec import read_spec
+from engine.hardware import probe
 from engine.request import Request, RequestId, SamplingParams
-from engine.resolve import probe, resolve
+from engine.resolve import resolve
 from engine.runner import StepModel
 from engine.step import StepPlan, StepRow
 from loadtest.tables import markdown_table

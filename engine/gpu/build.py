@@ -22,9 +22,10 @@ from engine.gpu.rehearsal import Rehearsal
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.streamed_linear import measure, stream_each
 from engine.gpu.tabled_adapter import TabledAdapter
+from engine.hardware import DTYPE_BY_NAME
 from engine.loading.checkpoint import WeightSource
 from engine.parts import Parts
-from engine.resolve import DTYPE_BY_NAME, Hardware, resolve
+from engine.resolve import Hardware, resolve
 from kernels import architecture
 
 _logger = logging.getLogger(__name__)

@@ -247,3 +247,9 @@ def test_origins_reach_the_application(folder: Path) -> None:
 def test_replicas_are_chosen_by_what_they_tell_where_they_can(transport: str, router: str, folder: Path) -> None:
     config = _request_router(gateway_config(settings(folder)).models[0], ChannelConfig(transport=transport))
     assert config.get_request_router_class().__name__ == router
+
+
+def test_what_no_engine_could_do_is_refused_before_anything_is_replaced_for_it(folder: Path) -> None:
+    for engine, field in (({"dtype": "float16"}, "dtype"), ({"kv_cache_bytes": 1000}, "kv_cache_bytes")):
+        with pytest.raises(ConfigError, match=rf"^args\.models\[0\]\.engine\.{field}: "):
+            build(settings(folder, engine=engine))

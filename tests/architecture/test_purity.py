@@ -13,6 +13,8 @@ PURE_FILES = (
     "engine/request.py",
     "engine/config.py",
     "engine/errors.py",
+    "engine/machine.py",
+    "engine/resolve.py",
     "engine/scheduling/request_bounds.py",
     "engine/step.py",
     "engine/ports.py",

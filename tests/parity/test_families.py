@@ -12,7 +12,8 @@ import torch
 from engine.build import build_engine, build_model, kernels_for
 from engine.config import EngineConfig
 from engine.decoder.spec import read_spec
-from engine.resolve import probe, resolve
+from engine.hardware import probe
+from engine.resolve import resolve
 from engine.step import StepPlan, StepRow
 from tests.parity.conftest import MAX_LEN, Checkpoint, greedy, make_model, random_prompts, run_engine
 
