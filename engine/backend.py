@@ -139,7 +139,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Backend(Protocol):
-    """One device's way to do what every decoder needs. All tensors are on that device."""
+    """One device's way to do what every decoder needs, all tensors being there. What has a body may be one kernel."""
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Lay out a layer's weight [out, in], given away, and bias; no two of one layer have the same name."""
@@ -168,23 +168,22 @@ class Backend(Protocol):
         """Add `delta` to `x` in place and norm the sum, as `kernels.add_rms_norm.reference` defines."""
         ...
 
-    def rotate_and_write(
+    def attend(
         self,
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
         cache: LayerCache,
-        slots: torch.Tensor,
+        batch: AttentionBatch,
     ) -> torch.Tensor:
-        """Write keys and values, return queries [tokens, heads, head_dim]; see `kernels.rope_kv_write.reference`."""
-        ...
-
-    def attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
-        """Attend as `kernels.paged_attention.reference` defines; [tokens, heads, head_dim] in and out.
+        """Write keys and values as `kernels.rope_kv_write.reference` defines, and attend as `kernels.paged_attention`.
 
         Slots of a row's last block past its own position may be read, and must hold finite numbers: a weight of zero
         times NaN is NaN. `KvCache.clear` sees to it. No other slot outside of a row's positions is read.
+
+        Returns:
+            [tokens, heads, head_dim].
         """
         ...
 
@@ -192,12 +191,26 @@ class Backend(Protocol):
         """Return silu(first half) * second half along the last dimension."""
         ...
 
-    def gated(self, product: Product, x: torch.Tensor) -> torch.Tensor:
-        """Return `silu_and_multiply` of a product that `linear` gave."""
-        ...
+    def normed(
+        self,
+        product: Product,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        is_gated: bool = False,
+    ) -> torch.Tensor:
+        """Return a layer's product of `add_rms_norm`, joined by `silu_and_multiply` where it is gated."""
+        y = product(self.add_rms_norm(x, delta, weight, eps))
+        return self.silu_and_multiply(y) if is_gated else y
+
+    def added(self, product: Product, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """Return what a layer's product of `h` adds to `x`, or None where it has been added."""
+        return product(h)
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """Torch operators. Attention gathers a row's blocks and leaves the arithmetic to torch's blockwise kernel."""
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
@@ -223,22 +236,19 @@ class TorchBackend:
         """Add and norm, the definition as it stands."""
         return add_rms_norm(x, delta, weight, eps)
 
-    def rotate_and_write(
+    def attend(
         self,
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
         cache: LayerCache,
-        slots: torch.Tensor,
+        batch: AttentionBatch,
     ) -> torch.Tensor:
-        """Norm, rotate and write, the definition as it stands."""
-        return rope_kv_write(
-            qkv=qkv, cos_sin=cos_sin, norms=norms, eps=eps, k_cache=cache.k, v_cache=cache.v, slots=slots
+        """Write as the definition stands; attend, single-token rows together and every chunk alone."""
+        q = rope_kv_write(
+            qkv=qkv, cos_sin=cos_sin, norms=norms, eps=eps, k_cache=cache.k, v_cache=cache.v, slots=batch.slots
         )
-
-    def attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
-        """Attend, single-token rows together and every chunk alone."""
         out = torch.empty_like(q)
         for group in batch.gathered.decodes:
             self._attend_decodes(q, cache, group, out)
@@ -249,10 +259,6 @@ class TorchBackend:
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Gate the second half by the first, the definition as it stands."""
         return silu_and_multiply(gate_up)
-
-    def gated(self, product: Product, x: torch.Tensor) -> torch.Tensor:
-        """Multiply, then gate."""
-        return silu_and_multiply(product(x))
 
     def _attend_decodes(self, q: torch.Tensor, cache: LayerCache, group: DecodeGroup, out: torch.Tensor) -> None:
         rows, (_, heads, head_dim) = len(group.tokens), q.shape

@@ -16,6 +16,7 @@ from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import lora_shrink
 from kernels.paged_attention.launch import MAX_PROGRAMS, paged_attention
 from kernels.recording import Launch, recording
+from kernels.rope_attention.launch import can_attend, rope_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from kernels.streamed_linear.launch import MAX_ROWS, MAX_WIDE_ROWS, from_int4, row_linear, streamed_linear, tile_cut
@@ -101,8 +102,7 @@ def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None
             for is_wide in (False, True):
                 cut = tile_cut(rows, width, depth, dtype.itemsize, is_wide=is_wide)
                 streamed_linear(_empty(rows, depth, dtype=dtype), dense, bias, arrived, cut)
-        for rows in range(1, MAX_ROWS + 1):
-            row_linear(_empty(rows, depth, dtype=dtype), dense, bias, is_gated=is_gate_up)
+        multiply_rows(dense, bias, width, depth, is_gate_up=is_gate_up)
         from_int4(held)
 
 
@@ -117,8 +117,20 @@ def multiply_fp8(geometry: Geometry) -> None:
             round_fp8(rows, depth)
             for is_wide in (False, True) if rows <= MAX_WIDE_ROWS else (False,):
                 streamed_linear(x, matrix, bias, arrived, tile_cut(rows, width, depth, 1, is_wide=is_wide))
-        for rows in range(1, MAX_ROWS + 1):
-            row_linear(_empty(rows, depth, dtype=dtype), matrix, bias, is_gated=is_gate_up)
+        multiply_rows(matrix, bias, width, depth, is_gate_up=is_gate_up)
+
+
+def multiply_rows(
+    weight: torch.Tensor | Fp8Matrix, bias: torch.Tensor | None, width: int, depth: int, *, is_gate_up: bool
+) -> None:
+    """Launch a product of a row or two, alone and with what stands before and behind it in a layer."""
+    dtype = torch.bfloat16 if isinstance(weight, Fp8Matrix) else weight.dtype
+    for rows in range(1, MAX_ROWS + 1):
+        x, gain = _empty(rows, depth, dtype=dtype), _empty(depth, dtype=dtype)
+        row_linear(x, weight, bias, is_gated=is_gate_up)
+        row_linear(x, weight, bias, norm=(gain, 1e-5), is_gated=is_gate_up)
+        if not is_gate_up:
+            row_linear(x, weight, bias, out=_empty(rows, width, dtype=dtype), is_added=True)
 
 
 def round_fp8(rows: int, width: int) -> None:
@@ -150,28 +162,39 @@ def attend(geometry: Geometry, dtype: torch.dtype, held: torch.dtype, *, window:
     spans = None if held == dtype else (part, part)
     norm = _empty(head_dim, dtype=dtype)
     for tokens, num_decodes in BATCHES:
+        qkv = _empty(tokens, (geometry.heads + 2 * kv_heads) * head_dim, dtype=dtype)
+        cos_sin, slots = _empty(tokens, 2, head_dim, dtype=dtype), _whole(tokens)
+        norms = (norm, norm) if geometry.has_norms else None
+        rows, tables = _whole(num_decodes + (tokens > num_decodes), 4), _whole(64, 512)
+        arrived = _empty(MAX_PROGRAMS, dtype=torch.int32)
         q = rope_kv_write(
-            qkv=_empty(tokens, (geometry.heads + 2 * kv_heads) * head_dim, dtype=dtype),
-            cos_sin=_empty(tokens, 2, head_dim, dtype=dtype),
-            norms=(norm, norm) if geometry.has_norms else None,
-            eps=1e-6,
-            k_cache=cache,
-            v_cache=cache,
-            slots=_whole(tokens),
-            spans=spans,
+            qkv=qkv, cos_sin=cos_sin, norms=norms, eps=1e-6, k_cache=cache, v_cache=cache, slots=slots, spans=spans
         )
         paged_attention(
             q=q,
             k_cache=cache,
             v_cache=cache,
-            rows=_whole(num_decodes + (tokens > num_decodes), 4),
+            rows=rows,
             num_decodes=num_decodes,
-            tables=_whole(64, 512),
-            arrived=_empty(MAX_PROGRAMS, dtype=torch.int32),
+            tables=tables,
+            arrived=arrived,
             window=window,
             softcap=softcap,
             spans=spans,
         )
+        if can_attend(qkv, cache):
+            rope_attention(
+                qkv=qkv,
+                cos_sin=cos_sin,
+                norms=norms,
+                eps=1e-6,
+                k_cache=cache,
+                v_cache=cache,
+                slots=slots,
+                rows=rows,
+                tables=tables,
+                arrived=arrived,
+            )
 
 
 def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:

@@ -12,7 +12,7 @@ from math import prod
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import LayerCache, Product
+from engine.backend import Backend, LayerCache, Product
 from engine.cpu.native_lora import NativeLora
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.spec import DecoderSpec
@@ -30,7 +30,7 @@ def can_run(spec: DecoderSpec, block_tokens: int) -> bool:
     return spec.head_dim % LANES == 0 and block_tokens % LANES == 0 and all(size % 2 == 0 for size in sizes)
 
 
-class NativeBackend:
+class NativeBackend(Backend):
     """A `Backend` that records. Tensors that it returns hold nothing until the program has run.
 
     Every result has a place of its own that the same operation of the next layer takes over, so that memory does not
@@ -127,30 +127,25 @@ class NativeBackend:
         self._carry(x, delta)
         return h
 
-    def rotate_and_write(
+    def attend(
         self,
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
         cache: LayerCache,
-        slots: torch.Tensor,
+        batch: AttentionBatch,
     ) -> torch.Tensor:
-        """Record norm, rotation and write, one pass; the cache is in panels from here on."""
+        """Record norm, rotation and write, one pass, and attention; both know the cache in panels, where it lies."""
         block_tokens, kv_heads, head_dim = cache.k.shape[1:]
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         q = self._like(qkv, "queries", (heads, head_dim))
-        tensors = (qkv, cos_sin, *(norms or (None, None)), cache.k, cache.v, slots, q)
+        tensors = (qkv, cos_sin, *(norms or (None, None)), cache.k, cache.v, batch.slots, q)
         self._add("rope_kv_write", qkv, tensors, (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0)), eps)
-        return q
-
-    def attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
-        """Record attention that reads the cache where it lies."""
-        block_tokens, kv_heads, head_dim = cache.k.shape[1:]
-        out = self._like(q, "attended", q.shape[1:])
-        sizes = (q.shape[1], kv_heads, head_dim, block_tokens, batch.tables.shape[1], cache.k.stride(0))
-        tensors = (q, cache.k, cache.v, batch.rows, batch.tables, out)
-        self.program.add("paged_attention", self._dtype, self._rows, tensors, sizes)
+        out = self._like(q, "attended", (heads, head_dim))
+        sizes = (heads, kv_heads, head_dim, block_tokens, batch.tables.shape[1], cache.k.stride(0))
+        read = (q, cache.k, cache.v, batch.rows, batch.tables, out)
+        self.program.add("paged_attention", self._dtype, self._rows, read, sizes)
         return out
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -159,10 +154,6 @@ class NativeBackend:
         out = self._like(gate_up, "gated", (width,))
         self._add("silu_and_multiply", gate_up, (gate_up, out), (width,))
         return out
-
-    def gated(self, product: Product, x: torch.Tensor) -> torch.Tensor:
-        """Record both."""
-        return self.silu_and_multiply(product(x))
 
     def _product(
         self,

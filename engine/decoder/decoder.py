@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from adapters.peft_format import WHOLE_MODEL
 from engine.attention import AttentionBatch
-from engine.backend import Backend, KvCache, Product
+from engine.backend import Backend, KvCache, LayerCache, Product
 from engine.decoder.rope_table import rope_table
 from engine.decoder.spec import DecoderSpec
 from engine.loading.weight import Weight
@@ -111,21 +112,17 @@ class Decoder:
         self, batch: DecoderBatch, cache: KvCache, lora: LoraProducts | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute the layers, writing the cache; returns two [tokens, hidden], whose sum the final norm takes."""
-        backend, eps = self._backend, self.spec.rms_eps
         x = self._embed(batch.token_ids)  # [tokens, hidden]: the residual stream, added to in place
         if lora is not None:
             lora.embed(batch.token_ids, x)
-        cos_sin = backend.take(self._cos_sin, batch.positions)
-        delta = None  # what the last part has to add; the next norm does it
+        cos_sin = self._backend.take(self._cos_sin, batch.positions)
+        delta: torch.Tensor | None = None  # what the last part has to add; the next norm does it
         for index, layer in enumerate(self._layers):
-            h = backend.add_rms_norm(x, delta, layer.input_norm, eps)
-            if lora is not None:
-                lora.norm(index, "input_layernorm", h)
-            delta = self._attention(index, layer, h, cos_sin, batch.attention, lora, cache)
-            h = backend.add_rms_norm(x, delta, layer.mlp_norm, eps)
-            if lora is not None:
-                lora.norm(index, "post_attention_layernorm", h)
-            delta = self._mlp(index, layer, h, lora)
+            attend = partial(self._attend, layer, cos_sin, batch.attention, cache.layer(index))
+            if lora is None:
+                delta = self._layer(layer, x, delta, attend)
+            else:
+                delta = self._adapted_layer(index, layer, x, delta, attend, lora)
         return x, delta
 
     @torch.inference_mode()
@@ -158,36 +155,40 @@ class Decoder:
             change_norms(batch.adapters, batch.pooled, states)
         return states
 
-    def _attention(
+    def _layer(self, layer: Layer, x: torch.Tensor, delta: torch.Tensor | None, attend: Product) -> torch.Tensor | None:
+        """Compute a layer, adding to `x` what the last one has to; returns what this one has to add, None for all."""
+        backend, eps = self._backend, self.spec.rms_eps
+        qkv = backend.normed(layer.qkv, x, delta, layer.input_norm, eps)
+        delta = backend.added(layer.o, attend(qkv), x)
+        gated = backend.normed(layer.gate_up, x, delta, layer.mlp_norm, eps, is_gated=True)
+        return backend.added(layer.down, gated, x)
+
+    def _adapted_layer(
         self,
         index: int,
         layer: Layer,
-        h: torch.Tensor,
-        cos_sin: torch.Tensor,
-        attention: AttentionBatch,
-        lora: LoraProducts | None,
-        cache: KvCache,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        attend: Product,
+        lora: LoraProducts,
     ) -> torch.Tensor:
-        spec, backend = self.spec, self._backend
-        if lora is None:
-            qkv = layer.qkv(h)
-        else:
-            qkv = lora.multiply(layer.qkv, h, index, QKV, (spec.q_size, spec.kv_size, spec.kv_size))
-        kv = cache.layer(index)
-        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-        q = backend.rotate_and_write(qkv, cos_sin, norms, spec.rms_eps, kv, attention.slots)
-        attended = backend.attend(q, kv, attention).flatten(1)
-        if lora is None:
-            return layer.o(attended)
-        return lora.multiply(layer.o, attended, index, ("o_proj",), (spec.hidden_size,))
-
-    def _mlp(self, index: int, layer: Layer, h: torch.Tensor, lora: LoraProducts | None) -> torch.Tensor:
-        spec, backend = self.spec, self._backend
-        if lora is None:
-            return layer.down(backend.gated(layer.gate_up, h))
+        """Compute a layer whose norms and products adapters change."""
+        spec, backend, eps = self.spec, self._backend, self.spec.rms_eps
+        h = backend.add_rms_norm(x, delta, layer.input_norm, eps)
+        lora.norm(index, "input_layernorm", h)
+        qkv = lora.multiply(layer.qkv, h, index, QKV, (spec.q_size, spec.kv_size, spec.kv_size))
+        delta = lora.multiply(layer.o, attend(qkv), index, ("o_proj",), (spec.hidden_size,))
+        h = backend.add_rms_norm(x, delta, layer.mlp_norm, eps)
+        lora.norm(index, "post_attention_layernorm", h)
         gate_up = lora.multiply(layer.gate_up, h, index, GATE_UP, (spec.intermediate_size, spec.intermediate_size))
         gated = backend.silu_and_multiply(gate_up)
         return lora.multiply(layer.down, gated, index, ("down_proj",), (spec.hidden_size,))
+
+    def _attend(
+        self, layer: Layer, cos_sin: torch.Tensor, attention: AttentionBatch, cache: LayerCache, qkv: torch.Tensor
+    ) -> torch.Tensor:
+        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        return self._backend.attend(qkv, cos_sin, norms, self.spec.rms_eps, cache, attention).flatten(1)
 
 
 def _layer(by_name: dict[str, Any], prefix: str, backend: Backend) -> Layer:

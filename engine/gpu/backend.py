@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import LayerCache, Product
+from engine.backend import Backend, LayerCache, Product
 from engine.gpu.adapters import Reach, TritonLora
 from engine.gpu.rounding import InputRounding
 from engine.gpu.streamed_linear import StreamedLinear
@@ -16,10 +16,14 @@ from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.embedding.reference import take_rows
 from kernels.paged_attention.launch import counters, paged_attention
+from kernels.rope_attention.launch import can_attend, rope_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 
+JOINS_ARE_WANTED = True
+"""`loadtest.gpu` has parts without."""
 
-class TritonBackend:
+
+class TritonBackend(Backend):
     """A `Backend` on a GPU. Attention reads no slot past a row's own positions: blocks need not be cleared.
 
     Args:
@@ -61,8 +65,8 @@ class TritonBackend:
         kept = torch.empty(self._max_samples, product.shape[0], dtype=torch.float32, device=product.device)
 
         def logits(h: torch.Tensor) -> torch.Tensor:
-            found = product(h)
-            return kept[: len(h)].copy_(found) if len(h) <= len(kept) else found.float()
+            room = kept if len(h) <= len(kept) else kept.new_empty(len(h), kept.shape[1])
+            return product(h, room[: len(h)])
 
         return lambda token_ids: take_rows(embedding, token_ids), logits
 
@@ -81,29 +85,39 @@ class TritonBackend:
         is_final = self.adapters.reach < Reach.WHOLE_MODEL
         return self._rounding.add_rms_norm(x, delta, weight, eps, is_final=is_final)
 
-    def rotate_and_write(
+    def attend(
         self,
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
         norms: tuple[torch.Tensor, torch.Tensor] | None,
         eps: float,
         cache: LayerCache,
-        slots: torch.Tensor,
+        batch: AttentionBatch,
     ) -> torch.Tensor:
-        """Norm, rotate and write, one pass."""
-        return rope_kv_write(
+        """Norm, rotate and write, one pass, then attend to the cache where it lies; all at once for a row or two."""
+        if batch.num_decodes == len(qkv) and can_attend(qkv, cache.k):
+            return rope_attention(
+                qkv=qkv,
+                cos_sin=cos_sin,
+                norms=norms,
+                eps=eps,
+                k_cache=cache.k,
+                v_cache=cache.v,
+                slots=batch.slots,
+                rows=batch.rows,
+                tables=batch.tables,
+                arrived=self._arrived,
+            )
+        q = rope_kv_write(
             qkv=qkv,
             cos_sin=cos_sin,
             norms=norms,
             eps=eps,
             k_cache=cache.k,
             v_cache=cache.v,
-            slots=slots,
+            slots=batch.slots,
             spans=cache.spans,
         )
-
-    def attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
-        """Attend to the cache where it lies."""
         return paged_attention(
             q=q,
             k_cache=cache.k,
@@ -119,7 +133,27 @@ class TritonBackend:
         """Gate, one pass."""
         return self._rounding.silu_and_multiply(gate_up)
 
-    def gated(self, product: Product, x: torch.Tensor) -> torch.Tensor:
-        """Let the product do it."""
+    def normed(
+        self,
+        product: Product,
+        x: torch.Tensor,
+        delta: torch.Tensor | None,
+        weight: torch.Tensor,
+        eps: float,
+        *,
+        is_gated: bool = False,
+    ) -> torch.Tensor:
+        """Norm a row or two on the way to the product, and gate on the way from it."""
         assert isinstance(product, StreamedLinear)
-        return product.gated(x)
+        if JOINS_ARE_WANTED and delta is None and product.can_join(len(x)):
+            return product.normed(x, weight, eps, is_gated=is_gated)
+        h = self.add_rms_norm(x, delta, weight, eps)
+        return product.gated(h) if is_gated else product(h)
+
+    def added(self, product: Product, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """Add the product of a row or two on its way."""
+        assert isinstance(product, StreamedLinear)
+        if not (JOINS_ARE_WANTED and product.can_join(len(h))):
+            return product(h)
+        product.add_to(x, h)
+        return None

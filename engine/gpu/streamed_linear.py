@@ -95,31 +95,47 @@ class StreamedLinear:
         self._rounding = rounding or InputRounding()
         self._arrived = counters(weight.shape[0], self.rows[-1], weight.device)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply `x` [rows, in]; returns [rows, out] in the dtype of `x`."""
-        return self.multiply(x, self._way(len(x)))
+    def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Multiply `x` [rows, in]; returns [rows, out] in the dtype of `x`, or `out`, of any type, filled."""
+        return self.multiply(x, self._way(len(x)), out)
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
         """Multiply `x` [rows, in] by [gate | up] and join them, as `kernels.gated_activation` defines it."""
         return self.gate(x, self._way(len(x)))
 
-    def multiply(self, x: torch.Tensor, way: Way) -> torch.Tensor:
+    def can_join(self, rows: int) -> bool:
+        """Tell whether so many rows go the way that norms inputs and adds outputs as it multiplies."""
+        return self._way(rows) is Way.ROWS
+
+    def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, is_gated: bool) -> torch.Tensor:
+        """Norm `x`, multiply and join what is [gate | up], where `can_join` says so."""
+        assert not isinstance(self._weight, Int4Matrix)
+        return row_linear(x, self._weight, self._bias, norm=(weight, eps), is_gated=is_gated)
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """Multiply and add to `residual` in place, where `can_join` says so."""
+        assert not isinstance(self._weight, Int4Matrix)
+        row_linear(x, self._weight, self._bias, out=residual, is_added=True)
+
+    def multiply(self, x: torch.Tensor, way: Way, out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply one way, which must be open to so many rows."""
         if way is Way.ROWS:
             assert not isinstance(self._weight, Int4Matrix)
-            return row_linear(x, self._weight, self._bias)
+            return row_linear(x, self._weight, self._bias, out=out)
         rounded = self._rounding.take(x) if isinstance(self._weight, Fp8Matrix) else None
-        if way is Way.TILES:
-            return streamed_linear(x, self._weight, self._bias, self._arrived, rounded=rounded)
-        if way is Way.WIDE_TILES:
-            (width, depth), number_bytes = self.shape, x.element_size() if rounded is None else 1
-            cut = tile_cut(len(x), width, depth, number_bytes, is_wide=True)
-            return streamed_linear(x, self._weight, self._bias, self._arrived, cut, rounded)
+        if way is not Way.LIBRARY:
+            cut = None
+            if way is Way.WIDE_TILES:
+                (width, depth), number_bytes = self.shape, x.element_size() if rounded is None else 1
+                cut = tile_cut(len(x), width, depth, number_bytes, is_wide=True)
+            return streamed_linear(x, self._weight, self._bias, self._arrived, cut, rounded, out)
         if isinstance(self._weight, Fp8Matrix):
             assert rounded is not None
-            return _scaled_linear(rounded, self._weight, self._bias, x.dtype)
-        weight = from_int4(self._weight) if isinstance(self._weight, Int4Matrix) else self._weight
-        return functional.linear(x, weight, self._bias)
+            found = _scaled_linear(rounded, self._weight, self._bias, x.dtype)
+        else:
+            weight = from_int4(self._weight) if isinstance(self._weight, Int4Matrix) else self._weight
+            found = functional.linear(x, weight, self._bias)
+        return found if out is None else out.copy_(found)
 
     def gate(self, x: torch.Tensor, way: Way) -> torch.Tensor:
         """Multiply one way and join, by one kernel where that can."""

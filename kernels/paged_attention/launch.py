@@ -10,7 +10,6 @@ import triton
 from kernels import architecture
 from kernels.overlap import overlap
 from kernels.paged_attention.decode_kernel import decode_attention_kernel
-from kernels.paged_attention.few_rows_kernel import few_rows_kernel
 from kernels.paged_attention.prefill_kernel import prefill_attention_kernel
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 from kernels.search import num_tiles
@@ -23,12 +22,6 @@ JOINED_NUMBERS = 32
 """Of each thread, of parts that are joined at once."""
 FEW_ROWS = 8
 """So many that the time until the first keys are there counts, and not how many are under way."""
-
-MOST_ROWS, MOST_GROUP, NUM_SPLITS, SPLIT_BLOCK_N = 2, 2, 32, 64
-"""So many rows and heads that share a kv head have a kernel of their own; splits of a row, and keys of a tile, in it.
-With four heads it was no faster (H200).
-"""
-LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +131,7 @@ def paged_attention(
     """
     out = torch.empty_like(q)
     launch = _Launch(q, k_cache, v_cache, tables, out, window, softcap, spans)
-    if num_decodes and cut is None and launch.is_for_few(num_decodes):
-        launch.few(rows[:num_decodes], arrived)
-    elif num_decodes:
+    if num_decodes:
         share = cut or decode_share(num_decodes, q.shape[2], k_cache.element_size())
         launch.decodes(rows[:num_decodes], share, arrived)
     if len(rows) > num_decodes:
@@ -172,42 +163,6 @@ class _Launch:
     @property
     def _unit(self) -> float:
         return 1.0 if self.spans is None else 1.0 / LIMIT_BY_DTYPE[self.k_cache.dtype]
-
-    def is_for_few(self, num_rows: int) -> bool:
-        """Tell whether so many rows of one token have the kernel of few."""
-        is_plain = self.spans is None and not self.window and not self.softcap and self.q.element_size() == 2
-        return is_plain and num_rows <= MOST_ROWS and self._group <= MOST_GROUP and self._block_d <= 128
-
-    def few(self, rows: torch.Tensor, arrived: torch.Tensor) -> None:
-        """Attend for few rows of one token."""
-        block_g, kv_heads = triton.next_power_of_2(self._group), self.k_cache.shape[2]
-        parts, sums = (
-            torch.empty(len(rows), kv_heads, NUM_SPLITS, block_g, width, dtype=torch.float32, device=self.q.device)
-            for width in (self._block_d, 2)
-        )
-        few_rows_kernel[(len(rows), kv_heads, NUM_SPLITS)](
-            self.q,
-            self.k_cache,
-            self.v_cache,
-            rows,
-            self.tables,
-            self.out,
-            parts,
-            sums,
-            arrived,
-            self.tables.stride(0),
-            self.q.shape[2] ** -0.5 * LOG2_E,
-            GROUP=self._group,
-            KV_HEADS=kv_heads,
-            HEAD_DIM=self.q.shape[2],
-            BLOCK_TOKENS=self.k_cache.shape[1],
-            NUM_SPLITS=NUM_SPLITS,
-            BLOCK_G=block_g,
-            BLOCK_N=SPLIT_BLOCK_N,
-            BLOCK_D=self._block_d,
-            num_warps=4,
-            **overlap(),
-        )
 
     def decodes(self, rows: torch.Tensor, share: Share, arrived: torch.Tensor) -> None:
         """Attend for rows of one token."""

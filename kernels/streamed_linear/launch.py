@@ -65,6 +65,7 @@ def streamed_linear(
     arrived: torch.Tensor,
     cut: Cut | None = None,
     rounded: Rounded | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply `x` [rows, in], contiguous, by a matrix [out, in] and add `bias` [out].
 
@@ -72,13 +73,14 @@ def streamed_linear(
         arrived: `counters` that do for it; no other product may use them meanwhile.
         cut: for who looks for a better one, and brings counters that do for that.
         rounded: for weights of 8-bit floats, the rows of `x` rounded to those; None for a launch of its own.
+        out: where the result goes, of any type; None for new memory.
 
     Returns:
-        [rows, out] in the type of `x`.
+        [rows, out] in the type of `x`, or `out`.
     """
     (rows, depth), width = x.shape, weight.shape[0]
     is_fp8, is_int4 = isinstance(weight, Fp8Matrix), isinstance(weight, Int4Matrix)
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device) if out is None else out
     if not rows:
         return out
     block_m = _tile_rows(rows, MAX_FP8_BLOCK_M if is_fp8 else MAX_BLOCK_M)
@@ -119,7 +121,10 @@ def row_linear(
     weight: torch.Tensor | Fp8Matrix,
     bias: torch.Tensor | None,
     *,
+    norm: tuple[torch.Tensor, float] | None = None,
     is_gated: bool = False,
+    out: torch.Tensor | None = None,
+    is_added: bool = False,
     cut: RowCut | None = None,
 ) -> torch.Tensor:
     """Multiply `x` [rows, in], contiguous and of few rows, by a matrix [out, in] and add `bias` [out].
@@ -127,28 +132,37 @@ def row_linear(
     With weights of 8-bit floats, which become numbers on their way, inputs stay as they are.
 
     Args:
+        norm: weight [in] and epsilon of a norm of the rows of `x`, as `kernels.add_rms_norm` defines it; what is normed
+            is not rounded before it is multiplied.
         is_gated: whether the outputs are [gate | up], to be joined as `kernels.gated_activation` defines it.
+        out: where the result goes, of any type; None for new memory.
+        is_added: whether it is added to what is in `out`.
         cut: for who looks for a better one.
 
     Returns:
-        [rows, out], or half as many columns, in the type of `x`.
+        [rows, out], or half as many columns, in the type of `x`, or `out`.
     """
     (rows, depth), width = x.shape, weight.shape[0] // (2 if is_gated else 1)
-    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device) if out is None else out
     if rows:
         is_fp8 = isinstance(weight, Fp8Matrix)
         cut = cut or usual_row_cut(depth, is_gated=is_gated, is_fp8=is_fp8)
+        gain, eps = norm or (x, 0.0)
         row_kernel[(triton.cdiv(width, cut.block_n),)](
             x,
             *((weight.held, weight.units) if isinstance(weight, Fp8Matrix) else (weight, weight)),
             out if bias is None else bias,
+            gain,
             out,
             rows,
             width,
+            eps,
             DEPTH=depth,
             LIMIT=weight.limit if isinstance(weight, Fp8Matrix) else 0,
             HAS_BIAS=bias is not None,
+            HAS_NORM=norm is not None,
             IS_GATED=is_gated,
+            IS_ADDED=is_added,
             BLOCK_M=triton.next_power_of_2(rows),
             BLOCK_N=cut.block_n,
             BLOCK_K=cut.block_k,

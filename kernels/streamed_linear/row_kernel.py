@@ -2,6 +2,9 @@
 
 A program has some outputs. Its threads lie along the depth, each with the same inputs of every output, so that sums are
 joined once, in the end. Of the weights that come first a program asks before it waits for the kernel before it.
+
+What stands before and behind a product in a layer is little beside a kernel's beginning and end, and done here: each
+program norms the inputs for itself, as it adds them up, and outputs may be added to what they are to change.
 """
 
 import triton
@@ -24,13 +27,17 @@ def row_kernel(
     weight,
     units,
     bias,
+    gain,
     out,
     rows,
     width,
+    eps,
     DEPTH: tl.constexpr,
     LIMIT: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     IS_GATED: tl.constexpr,
+    IS_ADDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -40,7 +47,8 @@ def row_kernel(
 
     Where it IS_GATED the weights are [gate | up], `width` outputs each, and what is written is silu(gate) * up, as
     `kernels.gated_activation` defines it. Where LIMIT is above 0, weights are 8-bit floats, of which it is the largest,
-    in `units` for each output. A weight's place among its program's fits 32 bits.
+    in `units` for each output. Where it HAS_NORM inputs are normed by `gain` [DEPTH] and `eps`; where it IS_ADDED `out`
+    is added to. A weight's place among its program's fits 32 bits.
     """
     let_begin(OVERLAPS)
     dtype = out.dtype.element_ty
@@ -61,11 +69,17 @@ def row_kernel(
             up_scale = tl.load(units + width + column, mask=column < width, other=0.0) * LIMIT
     wait(OVERLAPS)
     m = tl.minimum(tl.arange(0, BLOCK_M), rows - 1)[:, None, None]
+    if IS_ADDED:
+        before = tl.load(out + row * width + column, mask=(row < rows) & (column < width), other=0.0).to(tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_N, BLOCK_K], tl.float32)
     up_sums = sums
+    squares = tl.zeros([BLOCK_M, 1, BLOCK_K], tl.float32)
     for at in range(0, DEPTH, BLOCK_K):
         is_input = at + BLOCK_K <= DEPTH if DEPTH % BLOCK_K == 0 else at + k < DEPTH
         inputs = tl.load(x + m * DEPTH + (at + k), mask=is_input, other=0.0).to(tl.float32)
+        if HAS_NORM:
+            squares += inputs * inputs
+            inputs *= tl.load(gain + (at + k), mask=is_input, other=0.0).to(tl.float32)
         wide = tile.to(tl.float32)
         tile = _tile_of(gates, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
         sums += wide * inputs
@@ -74,16 +88,24 @@ def row_kernel(
             up_tile = _tile_of(ups, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
             up_sums += wide * inputs
     product = tl.sum(sums, axis=2)
+    if HAS_NORM:
+        # The same for all inputs of a row: the sum is multiplied by it.
+        spread = tl.rsqrt(tl.sum(squares, axis=2) / DEPTH + eps)
+        product *= spread
     if LIMIT > 0:
         product *= scale
     if HAS_BIAS:
         product += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
     if IS_GATED:
         up = tl.sum(up_sums, axis=2)
+        if HAS_NORM:
+            up *= spread
         if LIMIT > 0:
             up *= up_scale
         if HAS_BIAS:
             up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
         gate = product.to(dtype).to(tl.float32)
         product = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
+    if IS_ADDED:
+        product = before + product.to(dtype).to(tl.float32)
     tl.store(out + row * width + column, product.to(dtype), mask=(row < rows) & (column < width))

@@ -114,8 +114,7 @@ class Attending:
 
     def _run(self, backend: Backend, qkv: torch.Tensor, batch: DecoderBatch) -> torch.Tensor:
         cache = self._cache.layer(1)
-        q = backend.rotate_and_write(qkv, self._cos_sin[: len(qkv)], None, 0.0, cache, batch.attention.slots)
-        return backend.attend(q, cache, batch.attention)
+        return backend.attend(qkv, self._cos_sin[: len(qkv)], None, 0.0, cache, batch.attention)
 
 
 def check_against_reference(

@@ -22,7 +22,16 @@ def test_all_kernels_compile_and_fit() -> None:
     lines = _run_uninterpreted("-m", "kernels.ahead_of_time").splitlines()[1:]
     assert {line.split()[0] for line in lines} == set(TARGETS)
     families = ("add_rms_norm", "silu_and_multiply", "rope_kv_write", "token_choice")
-    families += ("decode_attention", "prefill_attention", "lora_shrink", "lora_expand", "lora_gather", "lora_logits")
+    families += (
+        "decode_attention",
+        "prefill_attention",
+        "rope_attention",
+        "row",
+        "lora_shrink",
+        "lora_expand",
+        "lora_gather",
+        "lora_logits",
+    )
     for family in (*families, "quantize_rows", "streamed_linear", "from_int4"):
         assert any(f" {family} " in line for line in lines), family
 

@@ -23,8 +23,8 @@ from engine.adapter_pool import AdapterPool
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec
+from engine.gpu import backend, streamed_linear
 from engine.gpu import build as gpu_build
-from engine.gpu import streamed_linear
 from engine.gpu.build import gpu_parts
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.streamed_linear import StreamedLinear, Way
@@ -35,6 +35,7 @@ from engine.resolve import Hardware
 from kernels import overlap
 from kernels.architecture import pretending
 from kernels.lora_shrink import launch as shrink_launch
+from kernels.rope_attention import launch as rope_launch
 from kernels.streamed_linear import launch as streamed_launch
 from kernels.streamed_linear.reference import from_int4, to_fp8, to_int4
 from kernels.streamed_linear.reference import streamed_linear as by_definition
@@ -93,6 +94,45 @@ def test_a_mixed_batch_gets_the_tokens_of_transformers(
     found = run_engine(build_engine(config_of(family.path)), requests)
     assert found == {str(i): family.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
     assert replays.are_there
+
+
+@pytest.mark.parametrize("name", ["llama-with-biases", "qwen3"])
+def test_a_row_or_two_get_the_tokens_of_transformers_by_kernels_that_do_more_at_once(
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Products that norm and add, and attention that rotates and writes."""
+    monkeypatch.setattr(rope_launch, "MAX_NUMBER_BYTES", 4)
+    monkeypatch.setattr(gpu_build, "measure", _take_rows_alone)
+    if not HAS_GPU:
+        # The interpreter runs programs one after the other.
+        cut = streamed_launch.RowCut(block_n=32, block_k=64, num_warps=1)
+        monkeypatch.setattr(streamed_launch, "usual_row_cut", lambda *_, **__: cut)
+        monkeypatch.setattr(rope_launch, "NUM_SPLITS", 2)
+    launched = Counter[str]()
+    for module, kernel in ((backend, "rope_attention"), (streamed_linear, "row_linear")):
+        monkeypatch.setattr(module, kernel, _noting(getattr(module, kernel), launched))
+    family = checkpoint(name)
+    replays = Replays(monkeypatch)
+    prompts = random_prompts(3, longest=40)
+    requests = [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)]
+    found = run_engine(build_engine(replace(config_of(family.path), max_num_seqs=2)), requests)
+    assert found == {str(i): family.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
+    assert replays.are_there
+    assert launched.keys() == {"rope_attention", "row_linear normed", "row_linear added", "row_linear"}
+
+
+def _take_rows_alone(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
+    for linear in linears:
+        linear.ways = tuple(Way.ROWS if rows <= 2 else Way.LIBRARY for rows in linear.rows)
+
+
+def _noting(launch: Callable[..., torch.Tensor], counts: Counter[str]) -> Callable[..., torch.Tensor]:
+    def counted(*args: Any, **named: Any) -> torch.Tensor:
+        does = " normed" if named.get("norm") else " added" if named.get("is_added") else ""
+        counts[launch.__name__ + does] += 1
+        return launch(*args, **named)
+
+    return counted
 
 
 def test_adapters_and_draws_are_those_of_the_cpu(

@@ -133,20 +133,6 @@ def test_rows_of_no_tokens_change_nothing(monkeypatch: pytest.MonkeyPatch, progr
     assert_near(case.found(num_fillers=3), case.expected())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("splits", [1, 2, 32])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (1, 1, 80)])
-def test_few_rows(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, splits: int, heads: int, kv_heads: int, dim: int
-) -> None:
-    """The newest key alone in a tile, and last in one; a row of one tile; splits that nothing is left for."""
-    monkeypatch.setattr(launch, "NUM_SPLITS", splits)
-    for positions in ((64, 63), (0,), (300, 129)):
-        spans = [(position, position + 1) for position in positions]
-        case = make(spans, heads=heads, kv_heads=kv_heads, dim=dim, block_tokens=16, dtype=dtype)
-        assert_near(case.found(num_fillers=launch.MOST_ROWS - len(spans)), case.expected())
-
-
 def test_a_long_context() -> None:
     case = make([(9_999, 10_000)], heads=2, kv_heads=1, dim=16, block_tokens=16, dtype=torch.float32)
     assert_near(case.found(), case.expected())

@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.gated_activation.reference import silu_and_multiply
 from kernels.streamed_linear import launch
 from kernels.streamed_linear.layout import GROUP
-from kernels.streamed_linear.reference import Int4Matrix, Matrix, from_int4, pack_int4, to_int4
+from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, from_int4, pack_int4, to_int4
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
 
 SHORT = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
@@ -97,13 +98,31 @@ def check_alone(weight: Matrix, arrived: torch.Tensor) -> None:
     assert torch.equal(launch.streamed_linear(x[order], weight, None, arrived), together[order])
 
 
-def check_few_rows(x: torch.Tensor, weight: Matrix, meant: torch.Tensor) -> None:
-    """As float64 has it, with a bias and without, and gated; `meant` is what the weights stand for."""
+def check_few_rows(
+    x: torch.Tensor, weight: torch.Tensor | Fp8Matrix, meant: torch.Tensor, cut: launch.RowCut | None = None
+) -> None:
+    """As float64 has it, with a bias and without, normed, added, gated; `meant` is what the weights stand for."""
+    gain, eps = 1 + 0.1 * randn(x.shape[1], dtype=x.dtype), 1e-6
+    normed = add_rms_norm(x.double(), None, gain.double(), eps)
     for bias in (None, randn(len(meant), dtype=x.dtype)):
-        expected = x.double() @ meant.double().T + (0 if bias is None else bias.double())
-        assert_near(launch.row_linear(x, weight, bias), expected)
-        found = launch.row_linear(x, weight, bias, is_gated=True)
-        assert_near(found, silu_and_multiply(launch.row_linear(x, weight, bias).double()))
+        added = 0 if bias is None else bias.double()
+        plain, after = (inputs @ meant.double().T + added for inputs in (x.double(), normed))
+        assert_near(launch.row_linear(x, weight, bias, cut=cut), plain)
+        # Sums of inputs that are not rounded, of which no number may be far.
+        found = launch.row_linear(x, weight, bias, norm=(gain, eps), cut=cut)
+        assert_near(found, after)
+        before = randn(*plain.shape, dtype=x.dtype)
+        out = before.clone()
+        assert launch.row_linear(x, weight, bias, out=out, is_added=True, cut=cut) is out
+        assert_near(out, before.double() + plain)
+        wide = torch.empty(plain.shape, device=x.device)
+        launch.row_linear(x, weight, bias, out=wide, cut=cut)
+        assert_near(wide, plain)
+        if len(meant) % 2 == 0:
+            for norm in (None, (gain, eps)):
+                halves = launch.row_linear(x, weight, bias, norm=norm, cut=cut).double()
+                gated = launch.row_linear(x, weight, bias, norm=norm, is_gated=True, cut=cut)
+                assert_near(gated, silu_and_multiply(halves))
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
@@ -131,8 +150,7 @@ few_rows_of_any_size = given(
 @few_rows_of_any_size
 def test_any_sizes_and_any_cut_of_few_rows(rows: int, width: int, depth: int, block_n: int, block_k: int) -> None:
     x, weight = (randn(count, depth, dtype=torch.float32) for count in (rows, width))
-    cut = launch.RowCut(block_n=block_n, block_k=block_k, num_warps=1)
-    assert_near(launch.row_linear(x, weight, None, cut=cut), x.double() @ weight.double().T)
+    check_few_rows(x, weight, weight, launch.RowCut(block_n=block_n, block_k=block_k, num_warps=1))
 
 
 def test_no_rows() -> None:

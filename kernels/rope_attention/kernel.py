@@ -1,0 +1,233 @@
+"""The GPU's way from a layer's fused product to its attention for a row or two of one token, in one pass.
+
+A program has one row, some heads of one kv head, and one split of its keys. Old keys and values, which earlier steps
+wrote, are asked for before the kernel before has ended, and go to registers. What is waited for is the product: each
+program norms and rotates its own queries, which is less than to wait for another kernel that does; the newest key and
+value never come from the cache, where one program writes them.
+
+Little is read, so that what counts is how many instructions and barriers follow one another. A tile of keys is
+
+    [heads, depth, lanes, numbers of a head]        tensors of one head, or one key, have a 1 there
+
+where a lane is some threads of one warp that share a key: each lane has a softmax of its own, and lanes are joined
+once, in the end. The last program of a team joins what all left (Dao et al., 2023, Flash-Decoding).
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.overlap import let_begin, wait
+
+UNSEEN = tl.constexpr(-1e30)
+"""A score that is no token's. Finite: the difference of two is a number."""
+
+
+@triton.jit
+def _kept(
+    k_cache,
+    v_cache,
+    table,
+    keys,
+    position,
+    kv_head,
+    d,
+    shared,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+):
+    """Return keys and values that are older than a position; of others values are zeros."""
+    block = tl.load(table + keys // BLOCK_TOKENS, mask=keys < position, other=0)
+    place = ((block * BLOCK_TOKENS + keys % BLOCK_TOKENS) * KV_HEADS + kv_head) * HEAD_DIM + d
+    has_dim = d + shared < HEAD_DIM
+    k = tl.load(k_cache + place, mask=has_dim, other=0.0)
+    return k, tl.load(v_cache + place, mask=(keys < position) & has_dim, other=0.0)
+
+
+@triton.jit
+def _rotated(head, gain, angles, d, partner, is_known, eps, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr):
+    """Norm and rotate heads, rounded as `kernels.rope_kv_write` rounds them; a number turns with its partner."""
+    x = tl.load(head + d, mask=is_known, other=0.0)
+    y = tl.load(head + partner, mask=is_known, other=0.0)
+    dtype = x.dtype
+    wide_x, wide_y = x.to(tl.float32), y.to(tl.float32)
+    inside = d < HEAD_DIM
+    if HAS_NORM:
+        scale = tl.rsqrt(tl.sum(wide_x * wide_x, axis=3, keep_dims=True) / HEAD_DIM + eps)
+        gain_x = tl.load(gain + d, mask=inside, other=0.0).to(tl.float32)
+        gain_y = tl.load(gain + partner, mask=inside, other=0.0).to(tl.float32)
+        wide_x = ((wide_x * scale).to(dtype).to(tl.float32) * gain_x).to(dtype).to(tl.float32)
+        wide_y = ((wide_y * scale).to(dtype).to(tl.float32) * gain_y).to(dtype).to(tl.float32)
+    cos = tl.load(angles + d, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(angles + HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
+    return (wide_x * cos + tl.where(d < HEAD_DIM // 2, -wide_y, wide_y) * sin).to(dtype)
+
+
+@triton.jit
+def _both(peak, total, other_peak, other_total):
+    """Join two softmaxes, given as their highest scores and what their weights sum to."""
+    higher = tl.maximum(peak, other_peak)
+    return higher, total * tl.exp2(peak - higher) + other_total * tl.exp2(other_peak - higher)
+
+
+@triton.jit
+def _join_splits(
+    parts,
+    sums,
+    out,
+    one,
+    used,
+    num_heads,
+    HEAD_DIM: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Join what `used` programs left of team `one`, into the first of `num_heads` heads from `out` on."""
+    head, dim = tl.arange(0, BLOCK_G)[:, None, None], tl.arange(0, BLOCK_D)[None, :, None]
+    # The same for all numbers of a head, and read by each, so that it lies where it is used.
+    p = tl.arange(0, NUM_SPLITS)[None, None, :] + dim * 0
+    left = one * BLOCK_G + head
+    # Those of splits that were not used too: a mask would have each number read alone.
+    found = tl.load(parts + (left * BLOCK_D + dim) * NUM_SPLITS + p, cache_modifier=".cg")
+    shares = tl.load(sums + left * NUM_SPLITS + p, cache_modifier=".cg")
+    shares = tl.where(p < used, shares, UNSEEN)
+    weights = tl.exp2(shares - tl.max(shares, axis=2, keep_dims=True))
+    joined = tl.sum(tl.where(p < used, weights * found, 0.0), axis=2, keep_dims=True)
+    joined *= 1.0 / tl.sum(weights, axis=2, keep_dims=True)
+    is_target = (head < num_heads) & (dim < HEAD_DIM)
+    tl.store(out + head * HEAD_DIM + dim, joined.to(out.dtype.element_ty), mask=is_target)
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def rope_attention_kernel(
+    qkv,
+    cos_sin,
+    q_norm,
+    k_norm,
+    k_cache,
+    v_cache,
+    slots,
+    rows,
+    tables,
+    out,
+    parts,
+    sums,
+    arrived,
+    table_stride,
+    eps,
+    scale,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    HAS_NORMS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    DEPTH: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Attend by program (row, team, split), a team being up to BLOCK_G of the GROUP heads that share a kv head.
+
+    `rows` as those of `decode_attention_kernel`, token i being that of row i. `parts` is float32 [rows, teams,
+    BLOCK_G, BLOCK_D, splits]; `sums` [rows, teams, BLOCK_G, splits] has the logarithm to the base 2 of what each was
+    divided by, and `scale` the change of base. `arrived` is int32 [rows, teams]: zeros, and zeros again in the end.
+    """
+    let_begin(OVERLAPS)
+    teams: tl.constexpr = (GROUP + BLOCK_G - 1) // BLOCK_G
+    tile: tl.constexpr = DEPTH * LANES
+    row, team, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head, first_head = team // teams, team % teams * BLOCK_G
+    position = tl.load(rows + row * 4 + 1).to(tl.int32)
+    table = tables + tl.load(rows + row * 4 + 3) * table_stride
+    num_tiles = position // tile + 1
+    share = tl.maximum(tl.cdiv(num_tiles, NUM_SPLITS), 2)
+    used = tl.cdiv(num_tiles, share)
+    low = split * share
+    high = tl.minimum(num_tiles, low + share)
+    if low >= num_tiles:
+        return
+    if tl.load(rows + row * 4 + 2) == 0:
+        # A kernel none of whose programs waited would have ended before the one before it.
+        wait(OVERLAPS)
+        return
+    g = tl.arange(0, BLOCK_G)[:, None, None, None]
+    lane = tl.arange(0, LANES)[None, None, :, None]
+    keys = low * tile + tl.arange(0, DEPTH)[None, :, None, None] * LANES + lane
+    d = tl.arange(0, BLOCK_D)[None, None, None, :]
+    # Neighbours have neighbours for partners.
+    run: tl.constexpr = 8 if HEAD_DIM % 16 == 0 else 1
+    partner = tl.where(d < HEAD_DIM // 2, d + HEAD_DIM // 2, d - HEAD_DIM // 2)
+    partner = tl.max_contiguous(tl.multiple_of(partner, [1, 1, 1, run]), [1, 1, 1, run])
+    # What all lanes need each of them reads, so that it lies where it is used.
+    shared = lane * 0
+    has_dim = d + shared < HEAD_DIM
+    # Two tiles are on their way, so that of what is computed little has to be kept at once.
+    k, v = _kept(k_cache, v_cache, table, keys, position, kv_head, d, shared, KV_HEADS, HEAD_DIM, BLOCK_TOKENS)
+    after = keys + tile
+    next_k, next_v = _kept(
+        k_cache, v_cache, table, after, position, kv_head, d, shared, KV_HEADS, HEAD_DIM, BLOCK_TOKENS
+    )
+    slot = tl.load(slots + row)
+    wait(OVERLAPS)
+    heads = qkv + row.to(tl.int64) * ((GROUP + 2) * KV_HEADS * HEAD_DIM)
+    angles = cos_sin + row * (2 * HEAD_DIM) + shared
+    is_query = (first_head + g < GROUP) & has_dim
+    asking = heads + (kv_head * GROUP + first_head + g) * HEAD_DIM + shared
+    queries = _rotated(asking, q_norm + shared, angles, d, partner, is_query, eps, HEAD_DIM, HAS_NORMS)
+    queries = queries.to(tl.float32) * scale
+    highest = tl.full([BLOCK_G, 1, LANES, 1], UNSEEN, tl.float32)
+    total = tl.zeros([BLOCK_G, 1, LANES, 1], tl.float32)
+    mixed = tl.zeros([BLOCK_G, 1, LANES, BLOCK_D], tl.float32)
+    if high == num_tiles:
+        asked = heads + (KV_HEADS * GROUP + kv_head) * HEAD_DIM + shared
+        new_k = _rotated(asked, k_norm + shared, angles, d, partner, has_dim, eps, HEAD_DIM, HAS_NORMS)
+        new_v = tl.load(asked + KV_HEADS * HEAD_DIM + d, mask=has_dim, other=0.0)
+        # A negative slot is that of a token that is written nowhere.
+        is_writer = has_dim & (lane == 0) & (first_head == 0) & (slot >= 0)
+        target = (slot * KV_HEADS + kv_head) * HEAD_DIM + d + shared
+        tl.store(k_cache + target, new_k, mask=is_writer)
+        tl.store(v_cache + target, new_v, mask=is_writer)
+        # The first lane has seen the newest key before all others.
+        newest = tl.sum(queries * new_k.to(tl.float32), axis=3, keep_dims=True)
+        highest = tl.where(lane == 0, newest, highest)
+        total = tl.where(lane == 0, 1.0, total)
+        mixed = tl.where(lane == 0, new_v.to(tl.float32), mixed)
+    for number in range(low, high):
+        scores = tl.sum(queries * k.to(tl.float32), axis=3, keep_dims=True)
+        is_key = keys < position
+        scores = tl.where(is_key, scores, UNSEEN)
+        higher = tl.maximum(highest, tl.max(scores, axis=1, keep_dims=True))
+        weights = tl.where(is_key, tl.exp2(scores - higher), 0.0)
+        faded = tl.exp2(highest - higher)
+        total = total * faded + tl.sum(weights, axis=1, keep_dims=True)
+        mixed = mixed * faded + tl.sum(weights * v.to(tl.float32), axis=1, keep_dims=True)
+        highest = higher
+        keys += tile
+        k, v = next_k, next_v
+        if number + 2 < high:
+            after = keys + tile
+            next_k, next_v = _kept(
+                k_cache, v_cache, table, after, position, kv_head, d, shared, KV_HEADS, HEAD_DIM, BLOCK_TOKENS
+            )
+    peak, total = tl.reduce((highest, total), 2, _both, keep_dims=True)
+    mixed = tl.sum(mixed * tl.exp2(highest - peak), axis=2, keep_dims=True) * (1.0 / total)
+    at = (row * KV_HEADS + kv_head) * GROUP + first_head
+    target = out + (at + g) * HEAD_DIM + d
+    is_target = (first_head + g < GROUP) & (d < HEAD_DIM)
+    if used == 1:
+        tl.store(target, mixed.to(out.dtype.element_ty), mask=is_target)
+        return
+    one = row * (KV_HEADS * teams) + team
+    left = one * BLOCK_G + g
+    tl.store(parts + (left * BLOCK_D + d) * NUM_SPLITS + split, mixed)
+    tl.store(sums + left * NUM_SPLITS + split, peak + tl.log2(total))
+    # All of the program has written before it says so, and what it says is seen after what it wrote.
+    tl.debug_barrier()
+    if tl.atomic_add(arrived + one, 1, sem="acq_rel") == used - 1:
+        _join_splits(
+            parts, sums, out + at * HEAD_DIM, one, used, GROUP - first_head, HEAD_DIM, NUM_SPLITS, BLOCK_G, BLOCK_D
+        )
+        tl.store(arrived + one, 0)

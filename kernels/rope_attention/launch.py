@@ -1,0 +1,90 @@
+"""`kernels.rope_attention.reference` on a GPU."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from kernels.overlap import overlap
+from kernels.rope_attention.kernel import rope_attention_kernel
+
+MAX_ROWS, MAX_GROUP, MAX_HEAD_DIM, MAX_NUMBER_BYTES = 2, 4, 128, 2
+"""What it is for: each two heads read all keys and values, though but the first of them from the GPU's own cache, and
+larger numbers would not fit into registers.
+"""
+HEADS_AT_ONCE, NUM_SPLITS = 2, 32
+NUM_WARPS, DEPTH = 8, 2
+LANES = 2 * NUM_WARPS
+"""Half a warp reads a key of 128 numbers by the widest loads. So many that two programs fit on a multiprocessor, and
+that a thousand keys are asked for at once; read off the machine code, not measured yet.
+"""
+LOG2_E = 1.4426950408889634
+
+
+def can_attend(qkv: torch.Tensor, k_cache: torch.Tensor) -> bool:
+    """Tell whether the kernel is for a layer's product [rows, any] of one token a row and a cache."""
+    kv_heads, head_dim = k_cache.shape[2:]
+    group = qkv.shape[1] // (kv_heads * head_dim) - 2
+    is_plain = qkv.dtype == k_cache.dtype and qkv.element_size() <= MAX_NUMBER_BYTES
+    return is_plain and 0 < len(qkv) <= MAX_ROWS and group <= MAX_GROUP and head_dim <= MAX_HEAD_DIM
+
+
+def rope_attention(
+    *,
+    qkv: torch.Tensor,
+    cos_sin: torch.Tensor,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    eps: float,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    slots: torch.Tensor,
+    rows: torch.Tensor,
+    tables: torch.Tensor,
+    arrived: torch.Tensor,
+) -> torch.Tensor:
+    """Write keys and values of one token a row, token i being that of row i, and attend, where `can_attend` says so.
+
+    Args:
+        qkv, cos_sin, norms, eps, k_cache, v_cache, slots: as those of `kernels.rope_kv_write.launch`.
+        rows, tables, arrived: as those of `kernels.paged_attention.launch`.
+
+    Returns:
+        [rows, heads, head_dim] in the dtype of `qkv`.
+    """
+    kv_heads, head_dim = k_cache.shape[2:]
+    num_rows, group = len(qkv), qkv.shape[1] // (kv_heads * head_dim) - 2
+    block_g, block_d = min(HEADS_AT_ONCE, triton.next_power_of_2(group)), triton.next_power_of_2(head_dim)
+    teams = kv_heads * triton.cdiv(group, block_g)
+    out = torch.empty(num_rows, kv_heads * group, head_dim, dtype=qkv.dtype, device=qkv.device)
+    parts = torch.empty(num_rows, teams, block_g, block_d, NUM_SPLITS, dtype=torch.float32, device=qkv.device)
+    sums = torch.empty(num_rows, teams, block_g, NUM_SPLITS, dtype=torch.float32, device=qkv.device)
+    rope_attention_kernel[(num_rows, teams, NUM_SPLITS)](
+        qkv,
+        cos_sin,
+        *(norms or (qkv, qkv)),
+        k_cache,
+        v_cache,
+        slots,
+        rows,
+        tables,
+        out,
+        parts,
+        sums,
+        arrived,
+        tables.stride(0),
+        eps,
+        head_dim**-0.5 * LOG2_E,
+        GROUP=group,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_TOKENS=k_cache.shape[1],
+        HAS_NORMS=norms is not None,
+        NUM_SPLITS=NUM_SPLITS,
+        BLOCK_G=block_g,
+        DEPTH=DEPTH,
+        LANES=LANES,
+        BLOCK_D=block_d,
+        num_warps=NUM_WARPS,
+        **overlap(),
+    )
+    return out
