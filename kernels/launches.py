@@ -9,6 +9,7 @@ import torch
 
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products, pretending
+from kernels.embedding.launch import put_drawn, take_rows
 from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, silu_and_multiply
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
@@ -80,7 +81,10 @@ def all_launches(target: str) -> list[Launch]:
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)
-        choose_tokens(_empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64), _whole(64, 2))
+        arrived = _empty(64, dtype=torch.int32)
+        choose_tokens(
+            _empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64), _whole(64, 2), arrived
+        )
     return launches
 
 
@@ -203,7 +207,9 @@ def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: f
     q_size, kv_size = geometry.heads * head_dim, geometry.kv_heads * head_dim
     attend(geometry, dtype, dtype, window=window, softcap=softcap)
     for tokens, _ in BATCHES:
-        x = _empty(tokens, hidden, dtype=dtype)
+        put_drawn(_whole(tokens), _whole(tokens, 4), _whole(64), -1)
+        x = take_rows(_empty(VOCAB, hidden, dtype=dtype), _whole(tokens))
+        take_rows(_empty(VOCAB, 2, head_dim, dtype=dtype), _whole(tokens))
         add_rms_norm(x, x, _empty(hidden, dtype=dtype), 1e-5)
         add_rms_norm(x, None, _empty(hidden, dtype=dtype), 1e-5)
         silu_and_multiply(_empty(tokens, 2 * inner, dtype=dtype))

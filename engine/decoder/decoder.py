@@ -31,6 +31,7 @@ class DecoderBatch:
     Attributes:
         token_ids, positions: [tokens] int64.
         sampled: [samples] int64, indices of the tokens whose logits are wanted.
+        samples_each: `sampled` are all tokens, in their order.
         adapters: the tokens that have one, in ascending order.
         sample_adapters: the same of samples; needed where an adapter changes the whole model
             (`adapters.weights.AdapterWeights`), empty otherwise.
@@ -41,6 +42,7 @@ class DecoderBatch:
     positions: torch.Tensor
     sampled: torch.Tensor
     attention: AttentionBatch
+    samples_each: bool = False
     adapters: tuple[AdapterSegment, ...] = ()
     sample_adapters: tuple[AdapterSegment, ...] = ()
     pooled: tuple[tuple[int, int], ...] = ()
@@ -104,7 +106,7 @@ class Decoder:
         """Compute a step, writing the cache."""
         lora = self._backend.lora(batch.adapters, batch.sample_adapters)
         x, delta = self.residual(batch, cache, lora)
-        logits = self.logits(x, delta, batch.sampled, lora)
+        logits = self.logits(x, delta, None if batch.samples_each else batch.sampled, lora)
         return StepOutput(logits, self.hidden(x, delta, batch, self._backend.add_rms_norm))
 
     @torch.inference_mode()
@@ -127,14 +129,15 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(
-        self, x: torch.Tensor, delta: torch.Tensor | None, sampled: torch.Tensor, lora: LoraProducts | None
+        self, x: torch.Tensor, delta: torch.Tensor | None, sampled: torch.Tensor | None, lora: LoraProducts | None
     ) -> torch.Tensor:
-        """Return logits [samples, vocab] float32 of what `residual` returned."""
-        if not len(sampled):
-            return torch.empty(0, self.spec.vocab_size, device=x.device)
+        """Return logits [samples, vocab] float32 of what `residual` returned; of all, which is changed, for None."""
         backend = self._backend
-        last = None if delta is None else backend.take(delta, sampled)
-        h = backend.add_rms_norm(backend.take(x, sampled), last, self._norm, self.spec.rms_eps)
+        if sampled is not None:
+            if not len(sampled):
+                return torch.empty(0, self.spec.vocab_size, device=x.device)
+            x, delta = backend.take(x, sampled), None if delta is None else backend.take(delta, sampled)
+        h = backend.add_rms_norm(x, delta, self._norm, self.spec.rms_eps)
         if lora is None:
             return self._head(h)
         lora.norm(WHOLE_MODEL, "norm", h)

@@ -14,7 +14,7 @@ from engine.gpu.streamed_linear import StreamedLinear
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, LoraProducts
-from kernels.embedding.reference import take_rows
+from kernels.embedding.launch import take_rows
 from kernels.paged_attention.launch import counters, paged_attention
 from kernels.rope_attention.launch import can_attend, rope_attention
 from kernels.rope_kv_write.launch import rope_kv_write

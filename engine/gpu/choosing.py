@@ -10,7 +10,7 @@ import torch
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
 from engine.request import SamplingParams
-from kernels.token_choice.launch import choose_tokens
+from kernels.token_choice.launch import choose_tokens, counters
 
 _HALF = 1 << 63
 
@@ -23,6 +23,7 @@ class TokenChooser:
         self._staging = Staging(6 * max_rows, runtime)
         self._params: Sequence[SamplingParams] = ()
         self._numbers = torch.zeros(0, dtype=torch.int64)
+        self._arrived = counters(max_rows, runtime.device)
 
     def __call__(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
@@ -42,9 +43,8 @@ class TokenChooser:
         self._numbers[4 * rows + 1 :: 2] = torch.tensor(positions)
         self._staging.send(self._numbers)
         sent = self._staging.device
-        return choose_tokens(
-            logits, sent[: 4 * rows].view(torch.float64).view(rows, 4), sent[4 * rows : 6 * rows].view(rows, 2)
-        )
+        knobs_sent, seeds_sent = sent[: 4 * rows].view(torch.float64).view(rows, 4), sent[4 * rows : 6 * rows]
+        return choose_tokens(logits, knobs_sent, seeds_sent.view(rows, 2), self._arrived)
 
     def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Begin to bring numbers to the host; return what waits for them."""

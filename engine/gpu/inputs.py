@@ -24,6 +24,7 @@ from engine.gpu.staging import Staging
 from engine.lora import AdapterSegment
 from engine.scheduling.live_request import PENDING
 from engine.step import StepPlan
+from kernels.embedding.launch import put_drawn
 
 NO_SLOT = -1
 """Of a token that only fills up a batch."""
@@ -75,10 +76,8 @@ class DeviceInputs(InputBuffers):
 
     def put_drawn(self, batch: DecoderBatch) -> None:
         """Enqueue that tokens which the step before draws take their places; it can be recorded."""
-        token_ids = batch.token_ids[: batch.attention.num_decodes]
-        last = self._last_tokens[batch.attention.rows[: len(token_ids), 3]]
-        # A row that failed goes on with any token until its end is known.
-        token_ids.copy_(torch.where(token_ids == PENDING, last, token_ids).clamp_(min=0))
+        num_decodes = batch.attention.num_decodes
+        put_drawn(batch.token_ids[:num_decodes], batch.attention.rows[:num_decodes], self._last_tokens, PENDING)
 
     def padded(self, num_rows: int) -> int:
         """Return the size that a step of `num_rows` rows of one token has."""
@@ -114,7 +113,7 @@ class DeviceInputs(InputBuffers):
             self._device_tables.view(-1).scatter_(0, grown[:, 0], grown[:, 1])
         batch = self._batch_by_size.get(size)
         if batch is None:
-            batch = super()._batch(num_tokens, num_rows, num_sampled, num_decodes)
+            batch = replace(super()._batch(num_tokens, num_rows, num_sampled, num_decodes), samples_each=bool(size))
             if size:
                 self._batch_by_size[size] = batch
         return replace(batch, adapters=adapters) if adapters else batch

@@ -206,6 +206,9 @@ def stream_each(linears: Sequence[StreamedLinear]) -> None:
                 linear.multiply(x, way)
                 if linear.is_gate_up:
                     linear.gate(x, way)
+                if way is Way.ROWS:
+                    linear.normed(x, x[0], 0.0, is_gated=linear.is_gate_up)
+                    linear.add_to(x.new_zeros(rows, linear.shape[0]), x)
 
 
 def _by_kind(linears: Sequence[StreamedLinear]) -> list[list[StreamedLinear]]:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import torch
+import triton
 
 from kernels.token_choice.kernel import token_choice_kernel
 
-BLOCK = 4096
-"""A row is one program's, so that what it has under way at once is all that keeps memory busy."""
+BLOCK, PART = 4096, 16_384
+"""Of what a program looks at at once, and of all that it looks at. However many rows there are, or draws would depend
+on them: what scores are measured from is a part's.
+"""
 
 
-def choose_tokens(logits: torch.Tensor, knobs: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+def counters(max_rows: int, device: torch.device) -> torch.Tensor:
+    """Return what the programs of a row count by: int32, zeros again after each launch."""
+    return torch.zeros(max_rows, dtype=torch.int32, device=device)
+
+
+def choose_tokens(
+    logits: torch.Tensor, knobs: torch.Tensor, seeds: torch.Tensor, arrived: torch.Tensor
+) -> torch.Tensor:
     """Return a token id (int64, [rows]) for each row of `logits` [rows, vocab] float32, contiguous.
 
     -1 where a row holds NaN or infinity, or nothing but minus infinity. Of equal logits the lowest id is the likeliest.
@@ -20,9 +30,26 @@ def choose_tokens(logits: torch.Tensor, knobs: torch.Tensor, seeds: torch.Tensor
             all; top-p, 1 for all. Which tokens are kept is `engine.sampling.logits`' affair: `kernels.token_choice.
             truncation` keeps the same ones.
         seeds: [rows, 2] int64: the seed and the position of the draw, below 2^31.
+        arrived: `counters`; no other launch may use them meanwhile.
     """
     rows, vocab = logits.shape
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        token_choice_kernel[(rows,)](logits, knobs, seeds, chosen, vocab, BLOCK=BLOCK, num_warps=16)
+        num_parts = triton.cdiv(vocab, PART)
+        numbers = torch.empty(rows, 2, num_parts, dtype=torch.float32, device=logits.device)
+        token_choice_kernel[(rows, num_parts)](
+            logits,
+            knobs,
+            seeds,
+            numbers,
+            torch.empty_like(numbers, dtype=torch.int32),
+            arrived,
+            chosen,
+            vocab,
+            PART=PART,
+            NUM_PARTS=num_parts,
+            BLOCK_P=triton.next_power_of_2(num_parts),
+            BLOCK=BLOCK,
+            num_warps=16,
+        )
     return chosen

@@ -21,7 +21,7 @@ from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from kernels.streamed_linear.launch import MAX_ROWS, counters, from_int4, row_linear, streamed_linear
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from kernels.streamed_linear.reference import to_int4
-from kernels.token_choice.launch import choose_tokens
+from kernels.token_choice import launch as token_choice
 from loadtest.gpu.attention import random_cache
 from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.parts import Attempt
@@ -45,6 +45,7 @@ def benches(
         *(_fp8_products(geometry, device, rows=max(1, rows // scale)) for rows in (1, 16, 64, 128)),
         *(_library_products(geometry, device, rows=max(1, rows // scale)) for rows in (64, 8192)),
         *(_lora(geometry, device, tokens=max(2, some), adapters=max(1, adapters // scale)) for adapters in (1, 8, 64)),
+        _token_choices(device, rows=1, vocab=VOCAB // scale),
         _token_choices(device, rows=some, vocab=VOCAB // scale),
     ]
     for family in families:
@@ -209,10 +210,11 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
 def _token_choices(device: torch.device, *, rows: int, vocab: int) -> Iterator[Bench]:
     logits = torch.randn(rows, vocab, device=device)
     seeds = torch.arange(2 * rows, device=device).view(rows, 2)
+    arrived = token_choice.counters(rows, device)
     for name, top_k, top_p in (("", 0, 1.0), (", top-p 0.9", 0, 0.9), (", top-k 40 and top-p 0.9", 40, 0.9)):
         knobs = torch.tensor([[1.0, -torch.inf, top_k, top_p]], dtype=torch.float64, device=device).repeat(rows, 1)
         yield Bench(
             name=f"token choice, {rows} rows of {vocab}{name}",
-            run=lambda knobs=knobs: choose_tokens(logits, knobs, seeds),  # type: ignore[misc]
+            run=lambda knobs=knobs: token_choice.choose_tokens(logits, knobs, seeds, arrived),  # type: ignore[misc]
             num_bytes=logits.nbytes,
         )

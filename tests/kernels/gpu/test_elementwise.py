@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 
 from kernels.add_rms_norm import launch as norm_launch
 from kernels.add_rms_norm.reference import add_rms_norm
+from kernels.embedding import reference
+from kernels.embedding.launch import put_drawn, take_rows
 from kernels.gated_activation import launch as gate_launch
 from kernels.gated_activation.reference import silu_and_multiply
 from kernels.rope_kv_write import launch as rope_launch
@@ -92,3 +96,28 @@ def test_heads_are_rotated_and_written(
     assert_near(found, expected)
     assert_near(caches[0], expected_caches[0])
     assert torch.equal(caches[1].double(), expected_caches[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 1), (50, 2, 40), (9, 5000)])
+def test_rows_are_taken(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    x = randn(*shape, dtype=dtype)
+    for count in (0, 1, 7):
+        indices = torch.randint(0, len(x), (count,), device=DEVICE)
+        assert torch.equal(take_rows(x, indices), x[indices])
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    tokens=st.lists(st.tuples(st.sampled_from([-7, 0, 3, 900]), st.integers(0, 4)), min_size=0, max_size=300),
+    drawn=st.lists(st.integers(-1, 1000), min_size=5, max_size=5),
+)
+def test_what_was_drawn_is_put_where_it_is_pending(tokens: list[tuple[int, int]], drawn: list[int]) -> None:
+    ids = torch.tensor([token for token, _ in tokens], dtype=torch.int64, device=DEVICE)
+    rows = torch.tensor([[9, 9, 9, row] for _, row in tokens], dtype=torch.int64, device=DEVICE).view(-1, 4)
+    last = torch.tensor(drawn, device=DEVICE)
+    expected = ids.clone()
+    reference.put_drawn(expected, rows, last, -7)
+    put_drawn(ids, rows, last, -7)
+    assert torch.equal(ids, expected)
+    assert [max(0, drawn[row] if token == -7 else token) for token, row in tokens] == ids.tolist()

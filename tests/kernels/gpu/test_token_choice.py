@@ -10,7 +10,8 @@ import torch
 from engine.gpu.choosing import TokenChooser
 from engine.request import SamplingParams
 from engine.sampling.random import draw_keys
-from kernels.token_choice.launch import choose_tokens
+from kernels.token_choice import launch
+from kernels.token_choice.launch import choose_tokens, counters
 from kernels.token_choice.reference import gumbel_noise_of_all, race
 from tests.engine.gpu.host_runtime import runtime_here
 from tests.kernels.gpu.conftest import DEVICE
@@ -27,12 +28,16 @@ def choose(
         dim=1,
     )
     settings = settings.to(DEVICE)
-    chosen: list[int] = choose_tokens(logits.to(DEVICE), settings, torch.tensor(seeds, device=DEVICE)).tolist()
+    arrived = counters(len(logits), DEVICE)
+    chosen: list[int] = choose_tokens(logits.to(DEVICE), settings, torch.tensor(seeds, device=DEVICE), arrived).tolist()
+    assert not arrived.any()
     return chosen
 
 
+@pytest.mark.parametrize("part", [4096, 1 << 20])
 @pytest.mark.parametrize("vocab", [1, 5, 2048, 10_007])
-def test_a_draw_is_that_of_the_reference(vocab: int) -> None:
+def test_a_draw_is_that_of_the_reference(monkeypatch: pytest.MonkeyPatch, vocab: int, part: int) -> None:
+    monkeypatch.setattr(launch, "PART", part)
     rows = 12
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     temperatures = [0.0 if row % 4 == 0 else 0.2 + row / 8 for row in range(rows)]
@@ -48,7 +53,10 @@ def test_a_draw_is_that_of_the_reference(vocab: int) -> None:
     assert choose(logits, knobs, list(zip(seeds, positions, strict=True))) == expected.tolist()
 
 
-def test_rows_that_cannot_be_used_say_so_and_the_others_go_on() -> None:
+@pytest.mark.parametrize("part", [1024, 4096])
+def test_rows_that_cannot_be_used_say_so_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    monkeypatch.setattr(launch, "BLOCK", 1024)
+    monkeypatch.setattr(launch, "PART", part)
     logits = torch.zeros(5, 3000)
     logits[0, 2999] = torch.nan
     logits[1] = -torch.inf
@@ -62,7 +70,10 @@ def test_rows_that_cannot_be_used_say_so_and_the_others_go_on() -> None:
     assert found[4] == 2500
 
 
-def test_of_equal_logits_the_first_is_the_likeliest() -> None:
+@pytest.mark.parametrize("part", [1024, 8192])
+def test_of_equal_logits_the_first_is_the_likeliest(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    monkeypatch.setattr(launch, "BLOCK", 1024)
+    monkeypatch.setattr(launch, "PART", part)
     logits = torch.zeros(2, 5000)
     logits[1, [4000, 3000, 4999]] = 2.0
     assert choose(logits, [(0.0, -math.inf)] * 2, [(0, 0)] * 2) == [0, 3000]
