@@ -95,7 +95,7 @@ class TritonBackend(Backend):
         batch: AttentionBatch,
     ) -> torch.Tensor:
         """Norm, rotate and write, one pass, then attend to the cache where it lies; all at once for a row or two."""
-        if batch.num_decodes == len(qkv) and can_attend(qkv, cache.k):
+        if JOINS_ARE_WANTED and batch.num_decodes == len(qkv) and can_attend(qkv, cache.k):
             return rope_attention(
                 qkv=qkv,
                 cos_sin=cos_sin,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 
@@ -12,13 +14,29 @@ MAX_ROWS, MAX_GROUP, MAX_HEAD_DIM, MAX_NUMBER_BYTES = 2, 4, 128, 2
 """What it is for: each two heads read all keys and values, though but the first of them from the GPU's own cache, and
 larger numbers would not fit into registers.
 """
-HEADS_AT_ONCE, NUM_SPLITS = 2, 32
-NUM_WARPS, DEPTH = 8, 2
-LANES = 2 * NUM_WARPS
-"""Half a warp reads a key of 128 numbers by the widest loads. So many that two programs fit on a multiprocessor, and
-that a thousand keys are asked for at once; read off the machine code, not measured yet.
-"""
+LOAD_NUMBERS = 8
+"""What a thread asks for at once; half a warp has a key of 128."""
 LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How one launch is cut: heads of a program, programs that share a row's keys, keys of a thread, and warps."""
+
+    heads: int
+    num_splits: int
+    depth: int
+    num_warps: int
+
+    def lanes(self, head_dim: int) -> int:
+        """Return how many keys all threads have at once."""
+        return max(1, 32 * self.num_warps * LOAD_NUMBERS // head_dim)
+
+
+USUAL = Cut(heads=2, num_splits=32, depth=2, num_warps=8)
+"""So that two programs fit on a multiprocessor, and a thousand keys are asked for at once: read off the machine code,
+and not measured yet.
+"""
 
 
 def can_attend(qkv: torch.Tensor, k_cache: torch.Tensor) -> bool:
@@ -41,24 +59,25 @@ def rope_attention(
     rows: torch.Tensor,
     tables: torch.Tensor,
     arrived: torch.Tensor,
+    cut: Cut = USUAL,
 ) -> torch.Tensor:
     """Write keys and values of one token a row, token i being that of row i, and attend, where `can_attend` says so.
 
     Args:
-        qkv, cos_sin, norms, eps, k_cache, v_cache, slots: as those of `kernels.rope_kv_write.launch`.
-        rows, tables, arrived: as those of `kernels.paged_attention.launch`.
+        qkv .. slots, rows .. arrived: as those of `kernels.rope_kv_write.launch` and `kernels.paged_attention.launch`.
+        cut: for who looks for a better one.
 
     Returns:
         [rows, heads, head_dim] in the dtype of `qkv`.
     """
     kv_heads, head_dim = k_cache.shape[2:]
     num_rows, group = len(qkv), qkv.shape[1] // (kv_heads * head_dim) - 2
-    block_g, block_d = min(HEADS_AT_ONCE, triton.next_power_of_2(group)), triton.next_power_of_2(head_dim)
+    block_g, block_d = min(cut.heads, triton.next_power_of_2(group)), triton.next_power_of_2(head_dim)
     teams = kv_heads * triton.cdiv(group, block_g)
     out = torch.empty(num_rows, kv_heads * group, head_dim, dtype=qkv.dtype, device=qkv.device)
-    parts = torch.empty(num_rows, teams, block_g, block_d, NUM_SPLITS, dtype=torch.float32, device=qkv.device)
-    sums = torch.empty(num_rows, teams, block_g, NUM_SPLITS, dtype=torch.float32, device=qkv.device)
-    rope_attention_kernel[(num_rows, teams, NUM_SPLITS)](
+    parts = torch.empty(num_rows, teams, block_g, block_d, cut.num_splits, dtype=torch.float32, device=qkv.device)
+    sums = torch.empty(num_rows, teams, block_g, cut.num_splits, dtype=torch.float32, device=qkv.device)
+    rope_attention_kernel[(num_rows, teams, cut.num_splits)](
         qkv,
         cos_sin,
         *(norms or (qkv, qkv)),
@@ -79,12 +98,12 @@ def rope_attention(
         HEAD_DIM=head_dim,
         BLOCK_TOKENS=k_cache.shape[1],
         HAS_NORMS=norms is not None,
-        NUM_SPLITS=NUM_SPLITS,
+        NUM_SPLITS=cut.num_splits,
         BLOCK_G=block_g,
-        DEPTH=DEPTH,
-        LANES=LANES,
+        DEPTH=cut.depth,
+        LANES=cut.lanes(block_d),
         BLOCK_D=block_d,
-        num_warps=NUM_WARPS,
+        num_warps=cut.num_warps,
         **overlap(),
     )
     return out

@@ -25,7 +25,7 @@ from types import ModuleType
 
 import torch
 
-from engine.gpu import runtime
+from engine.gpu import backend, runtime
 from kernels import overlap
 from kernels.launches import GEOMETRIES
 from kernels.triton_cache import compile_ahead
@@ -59,6 +59,7 @@ class Switch:
 
 
 IN_TURN = Switch("in-turn", overlap, "IS_WANTED")
+APART = Switch("apart", backend, "JOINS_ARE_WANTED")
 ONE_STREAM = Switch("one-stream", runtime, "BRANCHES_ARE_WANTED")
 
 
@@ -78,10 +79,8 @@ def parts() -> list[Part]:
         run = partial(measure_without, works=works, switch=switch)
         return Part(name=f"{name}-{switch.name}", limit_s=OTHER_LIMIT_S, run=run, is_usual=False)
 
-    in_turn = [
-        part_without(name, IN_TURN, [work for work in works_by_name[name] if not work.num_adapters][:3])
-        for name in BASE_MODELS
-    ]
+    plain = {name: [work for work in works_by_name[name] if not work.num_adapters][:3] for name in BASE_MODELS}
+    single = {name: [work for work in works if work.batch == 1] for name, works in plain.items()}
     with_adapters = [work for work in works_by_name[BASE_MODELS[0]] if work.num_adapters]
 
     tokens = partial(run_tests, paths=TOKEN_TESTS, num_processes=4)
@@ -94,7 +93,8 @@ def parts() -> list[Part]:
         Part(name="peers", limit_s=120, run=measure_peers),
         Part(name="kernels", limit_s=90, run=measure_kernels, is_usual=False),
         Part(name="sweep", limit_s=90, run=measure_sweeps, is_usual=False),
-        *in_turn,
+        *(part_without(name, IN_TURN, works) for name, works in plain.items()),
+        *(part_without(name, APART, works) for name, works in single.items()),
         part_without(BASE_MODELS[0], ONE_STREAM, with_adapters),
         Part(name="tests", limit_s=150, run=tests, is_usual=False),
         *(engine_part(name) for name in works_by_name if name not in LIMIT_S_BY_USUAL_ENGINE),

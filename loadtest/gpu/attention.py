@@ -14,6 +14,7 @@ from torch.nn import functional
 from kernels.architecture import fp8_dtype
 from kernels.launches import BLOCK_TOKENS, Geometry
 from kernels.paged_attention.launch import Share, counters, paged_attention
+from kernels.rope_attention.launch import USUAL, Cut, rope_attention
 from kernels.row_quantization.launch import quantize_rows
 from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.parts import Attempt
@@ -33,6 +34,8 @@ def benches(
     families = [
         decoding(rows=some, context=CONTEXT // scale),
         decoding(rows=1, context=many),
+        decoding(rows=1, context=1024 // scale),
+        *(_rope_attention(geometry, device, rows=1, context=context) for context in (many, 1024 // scale)),
         decoding(rows=few, context=many),
         *(decoding(rows=few, context=many, held=held) for held in (torch.int8, fp8_dtype()) if held is not None),
         decoding(rows=max(2, some), context=512 // scale, longest=32_768 // scale),
@@ -125,6 +128,40 @@ def _decode_attention(
         run=lambda: attend(None),
         num_bytes=num_bytes,
         num_flop=4.0 * (rows * context + max(0, longest - context)) * geometry.heads * geometry.head_dim,
+    )
+
+
+def rope_attention_inputs(
+    geometry: Geometry, device: torch.device, *, rows: int, context: int
+) -> tuple[Callable[[Cut], torch.Tensor], float]:
+    """Return what goes by a cut from a layer's product to its attention over `context` keys, and the bytes it moves."""
+    cache = random_cache(geometry, rows * context, device)
+    per_row = -(-context // BLOCK_TOKENS)
+    tables = torch.randperm(rows * per_row, device=device).view(rows, per_row)
+    at = torch.arange(rows, device=device)
+    last = tables[:, (context - 1) // BLOCK_TOKENS] * BLOCK_TOKENS + (context - 1) % BLOCK_TOKENS
+    qkv = random_numbers(rows, (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, device=device)
+    norm = random_numbers(geometry.head_dim, device=device)
+    options: dict[str, Any] = {
+        "qkv": qkv,
+        "cos_sin": random_numbers(rows, 2, geometry.head_dim, device=device),
+        "norms": (norm, norm) if geometry.has_norms else None,
+        "eps": 1e-6,
+        "slots": last,
+        "rows": torch.stack((at, torch.full_like(at, context - 1), torch.ones_like(at), at), dim=1),
+        "tables": tables,
+        "arrived": counters(device),
+    }
+    return lambda cut: rope_attention(k_cache=cache[0], v_cache=cache[1], cut=cut, **options), cache.nbytes + qkv.nbytes
+
+
+def _rope_attention(geometry: Geometry, device: torch.device, *, rows: int, context: int) -> Iterator[Bench]:
+    attend, num_bytes = rope_attention_inputs(geometry, device, rows=rows, context=context)
+    yield Bench(
+        name=f"rotate, write and attend, {rows} rows of {context}",
+        run=lambda: attend(USUAL),
+        num_bytes=num_bytes,
+        num_flop=4.0 * rows * context * geometry.heads * geometry.head_dim,
     )
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
 from kernels.architecture import has_fp8_products
 from kernels.launches import Geometry
 from kernels.paged_attention.launch import Share
+from kernels.rope_attention import launch as rope_attention
 from kernels.streamed_linear.launch import Cut, streamed_linear, tile_cut, to_fp8
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, to_int4
-from loadtest.gpu.attention import attention_inputs
+from loadtest.gpu.attention import attention_inputs, rope_attention_inputs
 from loadtest.gpu.bench import random_numbers
 from loadtest.gpu.kernels import SHORT
 from loadtest.gpu.parts import Attempt
@@ -35,6 +37,8 @@ SHARES = (
     (8, 32, 8, 1, 1),
 )
 """Queries, keys, programs of a multiprocessor, warps and stages of rows of one token."""
+ROPE = ((2, 16, 2, 8), (2, 32, 1, 16), (2, 32, 2, 4), (2, 16, 4, 8), (1, 32, 2, 8), (4, 32, 2, 8), (4, 16, 2, 16))
+"""Heads of a program, splits, keys of a thread and warps of a row that is rotated on the way."""
 DENSE = (
     *((64, 64, 4, 4), (64, 64, 4, 6), (64, 128, 4, 3), (64, 128, 4, 4), (128, 64, 4, 4), (128, 64, 8, 4)),
     *((128, 128, 8, 3), (32, 128, 4, 4), (32, 256, 4, 3), (16, 256, 4, 4), (128, 64, 8, 8), (256, 64, 8, 5)),
@@ -87,6 +91,7 @@ def sweeps(
         _attention(geometry, device, max(1, rows // scale), context // scale)
         for rows, context in ((1, 8192), (64, 4096), (64, 1024))
     ]
+    families += [_rope_attention(geometry, device, context // scale) for context in (1024, 8192)]
     families += [_products(geometry, device, max(1, rows // scale)) for rows in (1, 16, 64)]
     families += [_fp8_products(geometry, device, max(1, rows // scale)) for rows in (16, 64)]
     for family in families:
@@ -138,6 +143,20 @@ def _attention(geometry: Geometry, device: torch.device, rows: int, context: int
         num_bytes=num_bytes,
         usual=lambda: attend(None),
         others=others,
+    )
+
+
+def _rope_attention(geometry: Geometry, device: torch.device, context: int) -> Iterator[Sweep]:
+    attend, num_bytes = rope_attention_inputs(geometry, device, rows=1, context=context)
+    cuts = [
+        rope_attention.Cut(heads=heads, num_splits=splits, depth=depth, num_warps=warps)
+        for heads, splits, depth, warps in ROPE
+    ]
+    yield Sweep(
+        name=f"rotate, write and attend, 1 row of {context}",
+        num_bytes=num_bytes,
+        usual=lambda: attend(rope_attention.USUAL),
+        others=[(asdict(cut), partial(attend, cut)) for cut in cuts],
     )
 
 

@@ -77,7 +77,7 @@ def test_every_kernel_is_run_on_what_it_takes() -> None:
     benches = [one for family in (attention, kernels) for one in family.benches(GEOMETRY, HERE, scale=512)]
     figures = list(bench.measure(benches, CEILINGS, CountingTimer()))
     assert all(figure.gb_per_s > 0 for figure in figures)
-    assert len({figure.name.split(",")[0] for figure in figures}) == 17
+    assert len({figure.name.split(",")[0] for figure in figures}) == 18
     assert "one of them of 64" in " ".join(figure.name for figure in figures)
 
 
@@ -138,6 +138,7 @@ def test_products_of_8_bits_are_timed_where_they_are() -> None:
 @no_gpu
 def test_a_sweep_finds_what_is_faster_and_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "SHARES", ((16, 16, 2, 4, 3), (8, 32, 2, 4, 3)))
+    monkeypatch.setattr(sweep, "ROPE", ((1, 2, 1, 1), (2, 4, 2, 4)))
     monkeypatch.setattr(sweep, "DENSE", ((64, 64, 4, 4), (32, 128, 4, 4)))
     monkeypatch.setattr(sweep, "INT4", ((32, 128, 4, 4),))
     for one in sweep.sweeps(GEOMETRY, HERE, scale=64):

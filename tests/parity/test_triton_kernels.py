@@ -107,10 +107,11 @@ def test_a_row_or_two_get_the_tokens_of_transformers_by_kernels_that_do_more_at_
         # The interpreter runs programs one after the other.
         cut = streamed_launch.RowCut(block_n=32, block_k=64, num_warps=1)
         monkeypatch.setattr(streamed_launch, "usual_row_cut", lambda *_, **__: cut)
-        monkeypatch.setattr(rope_launch, "NUM_SPLITS", 2)
+        few = replace(rope_launch.USUAL, num_splits=2)
+        monkeypatch.setattr(backend, "rope_attention", partial(rope_launch.rope_attention, cut=few))
     launched = Counter[str]()
     for module, kernel in ((backend, "rope_attention"), (streamed_linear, "row_linear")):
-        monkeypatch.setattr(module, kernel, _noting(getattr(module, kernel), launched))
+        monkeypatch.setattr(module, kernel, _noting(kernel, getattr(module, kernel), launched))
     family = checkpoint(name)
     replays = Replays(monkeypatch)
     prompts = random_prompts(3, longest=40)
@@ -126,10 +127,10 @@ def _take_rows_alone(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> 
         linear.ways = tuple(Way.ROWS if rows <= 2 else Way.LIBRARY for rows in linear.rows)
 
 
-def _noting(launch: Callable[..., torch.Tensor], counts: Counter[str]) -> Callable[..., torch.Tensor]:
+def _noting(name: str, launch: Callable[..., torch.Tensor], counts: Counter[str]) -> Callable[..., torch.Tensor]:
     def counted(*args: Any, **named: Any) -> torch.Tensor:
         does = " normed" if named.get("norm") else " added" if named.get("is_added") else ""
-        counts[launch.__name__ + does] += 1
+        counts[name + does] += 1
         return launch(*args, **named)
 
     return counted

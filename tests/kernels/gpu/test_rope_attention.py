@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -27,6 +29,7 @@ def check(
     has_norms: bool,
     block_tokens: int = 16,
     num_fillers: int = 0,
+    cut: launch.Cut = launch.USUAL,
 ) -> None:
     """Compare results and caches in which older tokens of the rows hold numbers, and all else is NaN."""
     counts = [position // block_tokens + 1 for position in positions]
@@ -64,6 +67,7 @@ def check(
         rows=torch.tensor(rows, device=DEVICE),
         tables=padded.to(DEVICE),
         arrived=ARRIVED,
+        cut=cut,
     )
     wide = {name: given if given is None else _wide(given) for name, given in product.items()}
     expected_k, expected_v = k.double(), v.double()
@@ -95,7 +99,6 @@ def _wide(given: torch.Tensor | tuple[torch.Tensor, ...]) -> object:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (1, 1, 80), (8, 2, 128), (3, 1, 16)])
 @pytest.mark.parametrize("has_norms", [False, True])
 def test_rows_of_every_length(
-    monkeypatch: pytest.MonkeyPatch,
     dtype: torch.dtype,
     splits: int,
     heads: int,
@@ -104,7 +107,7 @@ def test_rows_of_every_length(
     has_norms: bool,
 ) -> None:
     """The newest key alone in a tile, and last in one; a row of one tile; splits that nothing is left for."""
-    monkeypatch.setattr(launch, "NUM_SPLITS", splits)
+    cut = replace(launch.USUAL, num_splits=splits)
     for positions in ([64, 63], [0], [300, 129]):
         fillers = launch.MAX_ROWS - len(positions)
         check(
@@ -115,6 +118,7 @@ def test_rows_of_every_length(
             dtype=dtype,
             has_norms=has_norms,
             num_fillers=fillers,
+            cut=cut,
         )
 
 
@@ -126,31 +130,33 @@ def test_rows_of_every_length(
     half=st.integers(4, 16),
     block_tokens=st.sampled_from([1, 3, 16]),
     has_norms=st.booleans(),
-    splits=st.sampled_from([1, 2, 4, 32]),
-    depth=st.sampled_from([1, 4]),
+    cut=st.builds(
+        launch.Cut,
+        heads=st.sampled_from([1, 2, 4]),
+        num_splits=st.sampled_from([1, 2, 4, 32]),
+        depth=st.sampled_from([1, 4]),
+        num_warps=st.sampled_from([1, 4]),
+    ),
 )
-def test_any_rows(
+def test_any_rows_and_any_cut(
     positions: list[int],
     group: int,
     kv_heads: int,
     half: int,
     block_tokens: int,
     has_norms: bool,
-    splits: int,
-    depth: int,
+    cut: launch.Cut,
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "NUM_SPLITS", splits)
-        patch.setattr(launch, "DEPTH", depth)
-        check(
-            positions,
-            heads=group * kv_heads,
-            kv_heads=kv_heads,
-            dim=2 * half,
-            dtype=torch.float16,
-            has_norms=has_norms,
-            block_tokens=block_tokens,
-        )
+    check(
+        positions,
+        heads=group * kv_heads,
+        kv_heads=kv_heads,
+        dim=2 * half,
+        dtype=torch.float16,
+        has_norms=has_norms,
+        block_tokens=block_tokens,
+        cut=cut,
+    )
 
 
 def test_what_it_is_not_for() -> None:
