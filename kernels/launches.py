@@ -91,7 +91,7 @@ def all_launches(target: str) -> list[Launch]:
 def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None:
     """Launch a layer's products of few rows, with weights as they are and of 4 bits in groups."""
     arrived = _empty(1 << 16, dtype=torch.int32)
-    for width, depth, has_bias, is_gate_up in _products(geometry):
+    for name, width, depth, has_bias in _products(geometry):
         held = Int4Matrix(
             _empty(width, depth // 2, dtype=torch.uint8),
             _empty(depth // group, width, dtype=torch.int32),
@@ -106,14 +106,14 @@ def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None
             for is_wide in (False, True):
                 cut = tile_cut(rows, width, depth, dtype.itemsize, is_wide=is_wide)
                 streamed_linear(_empty(rows, depth, dtype=dtype), dense, bias, arrived, cut)
-        multiply_rows(dense, bias, width, depth, is_gate_up=is_gate_up)
+        multiply_rows(name, dense, bias, width, depth)
         from_int4(held)
 
 
 def multiply_fp8(geometry: Geometry) -> None:
     """Launch a layer's products of few rows with weights of 8-bit floats, every way, and what rounds their inputs."""
     dtype, arrived = torch.bfloat16, _empty(1 << 16, dtype=torch.int32)
-    for width, depth, has_bias, is_gate_up in _products(geometry):
+    for name, width, depth, has_bias in _products(geometry):
         matrix = Fp8Matrix(_empty(width, depth, dtype=FP8), _empty(width, dtype=torch.float32))
         bias = _empty(width, dtype=dtype) if has_bias else None
         for rows in (1, 32, 64, 128):
@@ -121,19 +121,20 @@ def multiply_fp8(geometry: Geometry) -> None:
             round_fp8(rows, depth)
             for is_wide in (False, True) if rows <= MAX_WIDE_ROWS else (False,):
                 streamed_linear(x, matrix, bias, arrived, tile_cut(rows, width, depth, 1, is_wide=is_wide))
-        multiply_rows(matrix, bias, width, depth, is_gate_up=is_gate_up)
+        multiply_rows(name, matrix, bias, width, depth)
 
 
 def multiply_rows(
-    weight: torch.Tensor | Fp8Matrix, bias: torch.Tensor | None, width: int, depth: int, *, is_gate_up: bool
+    name: str, weight: torch.Tensor | Fp8Matrix, bias: torch.Tensor | None, width: int, depth: int
 ) -> None:
-    """Launch a product of a row or two, alone and with what stands before and behind it in a layer."""
+    """Launch a product of a row or two, alone and with what stands before or behind it in a layer."""
     dtype = torch.bfloat16 if isinstance(weight, Fp8Matrix) else weight.dtype
     for rows in range(1, MAX_ROWS + 1):
-        x, gain = _empty(rows, depth, dtype=dtype), _empty(depth, dtype=dtype)
-        row_linear(x, weight, bias, is_gated=is_gate_up)
-        row_linear(x, weight, bias, norm=(gain, 1e-5), is_gated=is_gate_up)
-        if not is_gate_up:
+        x, is_gated = _empty(rows, depth, dtype=dtype), name == "gate_up"
+        row_linear(x, weight, bias, is_gated=is_gated)
+        if name in ("qkv", "gate_up"):
+            row_linear(x, weight, bias, norm=(_empty(depth, dtype=dtype), 1e-5), is_gated=is_gated)
+        else:
             row_linear(x, weight, bias, out=_empty(rows, width, dtype=dtype), is_added=True)
 
 
@@ -149,13 +150,13 @@ def round_fp8(rows: int, width: int) -> None:
         silu_and_multiply(_empty(rows, 2 * width, dtype=torch.bfloat16), empty_rounded(x, FP8))
 
 
-def _products(geometry: Geometry) -> Iterator[tuple[int, int, bool, bool]]:
-    """Yield outputs and inputs of a layer's products, whether there is a bias, and whether the outputs are gated."""
+def _products(geometry: Geometry) -> Iterator[tuple[str, int, int, bool]]:
+    """Yield the name, outputs and inputs of a layer's products, and whether there is a bias."""
     hidden, inner = geometry.hidden, geometry.inner
-    yield (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, hidden, geometry.has_norms, False
-    yield hidden, hidden, False, False
-    yield 2 * inner, hidden, False, True
-    yield hidden, inner, False, False
+    yield "qkv", (geometry.heads + 2 * geometry.kv_heads) * geometry.head_dim, hidden, geometry.has_norms
+    yield "o", hidden, hidden, False
+    yield "gate_up", 2 * inner, hidden, False
+    yield "down", hidden, inner, False
 
 
 def attend(geometry: Geometry, dtype: torch.dtype, held: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:

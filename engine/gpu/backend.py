@@ -52,7 +52,12 @@ class TritonBackend(Backend):
         stays = self._quantization == "fp8" and self._is_mixed and not isinstance(weight, Fp8Weight)
         quantization = None if stays else self._quantization
         product = StreamedLinear(
-            weight, bias, quantization=quantization, is_gate_up=name == "gate_up", rounding=self._rounding
+            weight,
+            bias,
+            quantization=quantization,
+            is_gate_up=name == "gate_up",
+            is_after_norm=name in ("qkv", "gate_up"),
+            rounding=self._rounding,
         )
         self.linears.append(product)
         return product
@@ -145,7 +150,7 @@ class TritonBackend(Backend):
     ) -> torch.Tensor:
         """Norm a row or two on the way to the product, and gate on the way from it."""
         assert isinstance(product, StreamedLinear)
-        if JOINS_ARE_WANTED and delta is None and product.can_join(len(x)):
+        if JOINS_ARE_WANTED and delta is None and len(x) in product.normed_rows:
             return product.normed(x, weight, eps, is_gated=is_gated)
         h = self.add_rms_norm(x, delta, weight, eps)
         return product.gated(h) if is_gated else product(h)
@@ -153,7 +158,7 @@ class TritonBackend(Backend):
     def added(self, product: Product, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Add the product of a row or two on its way."""
         assert isinstance(product, StreamedLinear)
-        if not (JOINS_ARE_WANTED and product.can_join(len(h))):
+        if not (JOINS_ARE_WANTED and product.can_add(len(h))):
             return product(h)
         product.add_to(x, h)
         return None

@@ -25,6 +25,7 @@ from engine.gpu.runtime import GpuRuntime
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, dense
+from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.row_quantization.launch import Rounded
 from kernels.streamed_linear.launch import (
     MAX_ROWS,
@@ -45,6 +46,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of rows that are timed; what lies between two goes the way of the larger one."""
 MAX_DENSE_ROWS = 64
 """Beyond, weights of the model's type are the library's: a product computes for longer than it reads."""
+EPS = 1e-6
+"""Of norms that are timed."""
 LARGEST_INPUT = 7.0
 """Of those that are drawn: a 64th of the largest 8-bit float, so that a row's scale is a power of two."""
 TOLERANCE = 0.02
@@ -69,11 +72,13 @@ class StreamedLinear:
         quantization: "fp8" or "int4" where the weight has so many bits or is rounded to them
             (`kernels.streamed_linear.reference`); `engine.resolve` sees to it that its size does.
         is_gate_up: whether its outputs are [gate | up], mostly to be joined (`gated`).
+        is_after_norm: whether its inputs come from a norm.
         rounding: where its inputs may lie rounded, and its joined outputs are rounded for the next product.
 
     Attributes:
         rows: those of `ROWS` that our kernels may be taken for.
         ways: for each of them who is.
+        normed_rows: numbers of rows that are normed as they are multiplied.
     """
 
     def __init__(
@@ -83,13 +88,16 @@ class StreamedLinear:
         *,
         quantization: str | None = None,
         is_gate_up: bool = False,
+        is_after_norm: bool = False,
         rounding: InputRounding | None = None,
     ) -> None:
         self.is_gate_up = is_gate_up
+        self.is_after_norm = is_after_norm
         self.shape = weight.shape
         self.dtype, self.device = weight.dtype, weight.device
         self.rows = ROWS if quantization else tuple(rows for rows in ROWS if rows <= MAX_DENSE_ROWS)
         self.ways = (Way.LIBRARY,) * len(self.rows)
+        self.normed_rows: tuple[int, ...] = ()
         self._weight = _matrix(weight, quantization)
         self._bias = bias
         self._rounding = rounding or InputRounding()
@@ -103,17 +111,17 @@ class StreamedLinear:
         """Multiply `x` [rows, in] by [gate | up] and join them, as `kernels.gated_activation` defines it."""
         return self.gate(x, self._way(len(x)))
 
-    def can_join(self, rows: int) -> bool:
-        """Tell whether so many rows go the way that norms inputs and adds outputs as it multiplies."""
-        return self._way(rows) is Way.ROWS
-
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, is_gated: bool) -> torch.Tensor:
-        """Norm `x`, multiply and join what is [gate | up], where `can_join` says so."""
+        """Norm some of `normed_rows`, multiply them and join what is [gate | up]."""
         assert not isinstance(self._weight, Int4Matrix)
         return row_linear(x, self._weight, self._bias, norm=(weight, eps), is_gated=is_gated)
 
+    def can_add(self, rows: int) -> bool:
+        """Tell whether so many rows go the way that can add to what is there."""
+        return self._way(rows) is Way.ROWS
+
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
-        """Multiply and add to `residual` in place, where `can_join` says so."""
+        """Multiply and add to `residual` in place, where `can_add` says so."""
         assert not isinstance(self._weight, Int4Matrix)
         row_linear(x, self._weight, self._bias, out=residual, is_added=True)
 
@@ -191,9 +199,14 @@ def measure(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
         ways = tuple(_fastest(alike, rows, runtime) for rows in numbers)
         for linear in alike:
             linear.ways = ways
+        normed_rows = tuple(rows for rows in range(1, MAX_ROWS + 1) if _gains_by_norm(alike, rows, runtime))
+        for linear in alike:
+            linear.normed_rows = normed_rows
         for way in alike[0].open_ways(numbers[0])[1:]:
             chosen = [rows for rows, taken in zip(numbers, ways, strict=True) if taken is way]
             _logger.info("products by %s: %s for %s rows", tuple(shape), way.value, chosen or "no")
+        if normed_rows:
+            _logger.info("products by %s: %s are normed on their way", tuple(shape), normed_rows)
 
 
 @torch.inference_mode()
@@ -206,17 +219,19 @@ def stream_each(linears: Sequence[StreamedLinear]) -> None:
                 linear.multiply(x, way)
                 if linear.is_gate_up:
                     linear.gate(x, way)
-                if way is Way.ROWS:
+                if way is Way.ROWS and linear.is_after_norm:
                     linear.normed(x, x[0], 0.0, is_gated=linear.is_gate_up)
+                if way is Way.ROWS and not linear.is_after_norm:
                     linear.add_to(x.new_zeros(rows, linear.shape[0]), x)
 
 
 def _by_kind(linears: Sequence[StreamedLinear]) -> list[list[StreamedLinear]]:
     """Group products that take the same time; those in float32 are left out: the library's."""
-    by_kind: dict[tuple[torch.Size, tuple[int, ...], bool], list[StreamedLinear]] = {}
+    by_kind: dict[tuple[object, ...], list[StreamedLinear]] = {}
     for linear in linears:
         if linear.dtype != torch.float32:
-            by_kind.setdefault((linear.shape, linear.rows, linear.is_gate_up), []).append(linear)
+            kind = linear.shape, linear.rows, linear.is_gate_up, linear.is_after_norm
+            by_kind.setdefault(kind, []).append(linear)
     return list(by_kind.values())
 
 
@@ -239,6 +254,25 @@ def _fastest(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) ->
     raise AssertionError("the library is one of them")
 
 
+def _gains_by_norm(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) -> bool:
+    """Tell whether so many rows take less time where they are normed as they are multiplied, not before."""
+    first = alike[0]
+    if not (first.is_after_norm and first.can_add(rows)):
+        return False
+    x, gain = _inputs(first, rows, runtime.device), torch.ones(first.shape[1], dtype=first.dtype, device=runtime.device)
+
+    def apart() -> torch.Tensor:
+        return _last(_usual(linear, add_rms_norm(x, None, gain, EPS), Way.ROWS) for linear in alike)
+
+    def at_once() -> torch.Tensor:
+        return _last(linear.normed(x, gain, EPS, is_gated=linear.is_gate_up) for linear in alike)
+
+    if runtime.seconds(at_once) > runtime.seconds(apart):
+        return False
+    expected = _usual(first, add_rms_norm(x, None, gain, EPS), Way.LIBRARY)
+    return _is_near(first.normed(x, gain, EPS, is_gated=first.is_gate_up), expected, first, "norm and product")
+
+
 def _inputs(linear: StreamedLinear, rows: int, device: torch.device) -> torch.Tensor:
     """Draw inputs that 8-bit floats hold as they are: whether a way rounds them makes no difference."""
     x = torch.randn(rows, linear.shape[1], device=device).clamp(-LARGEST_INPUT, LARGEST_INPUT)
@@ -252,9 +286,11 @@ def _usual(linear: StreamedLinear, x: torch.Tensor, way: Way) -> torch.Tensor:
 
 
 def _is_right(linear: StreamedLinear, x: torch.Tensor, way: Way) -> bool:
-    expected, found = _usual(linear, x, Way.LIBRARY).float(), _usual(linear, x, way).float()
-    if bool((found - expected).abs().max() <= TOLERANCE * expected.abs().max()):
+    return _is_near(_usual(linear, x, way), _usual(linear, x, Way.LIBRARY), linear, way.value)
+
+
+def _is_near(found: torch.Tensor, expected: torch.Tensor, linear: StreamedLinear, what: str) -> bool:
+    if bool((found.float() - expected.float()).abs().max() <= TOLERANCE * expected.float().abs().max()):
         return True
-    shape = tuple(linear.shape)
-    _logger.error("products by %s of %d rows are wrong by %s; another way is taken", shape, len(x), way.value)
+    _logger.error("products by %s of %d rows are wrong by %s; it is not taken", tuple(linear.shape), len(found), what)
     return False

@@ -28,7 +28,7 @@ MAX_WIDE_ROWS = 64
 MAX_ROWS = 2
 """Of `row_linear`; with more it would compute for longer than it reads."""
 MAX_ROW_DEPTH = 4096
-"""Of 8-bit floats in one tile for few rows."""
+"""Of one tile for few rows."""
 BITS_BY_DTYPE = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
 """The bits of 128 and of 1024: what the last four bits of their mantissas are worth is 8, 4, 2 and 1."""
 
@@ -146,7 +146,7 @@ def row_linear(
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device) if out is None else out
     if rows:
         is_fp8 = isinstance(weight, Fp8Matrix)
-        cut = cut or usual_row_cut(depth, is_gated=is_gated, is_fp8=is_fp8)
+        cut = cut or usual_row_cut(depth, is_gated=is_gated, is_fp8=is_fp8, has_norm=norm is not None)
         gain, eps = norm or (x, 0.0)
         row_kernel[(triton.cdiv(width, cut.block_n),)](
             x,
@@ -172,16 +172,24 @@ def row_linear(
     return out
 
 
-def usual_row_cut(depth: int, *, is_gated: bool, is_fp8: bool) -> RowCut:
+def usual_row_cut(depth: int, *, is_gated: bool, is_fp8: bool, has_norm: bool) -> RowCut:
     """Return how one row is multiplied, as was measured to be the fastest within all layers of a model (H200).
 
     What lies between one tile and two is read as one: the fewer times a program waits for memory, the better. 8-bit
     floats have half the bytes, so that a usual depth is asked for as a whole, before the kernel before has ended; of a
-    larger one each thread has few, for what is on its way takes registers besides the sums. That is not measured yet.
+    larger one each thread has few, for what is on its way takes registers besides the sums. That is not measured yet,
+    nor tiles of inputs that are normed, which leave as many registers as those of others do.
     """
     if is_fp8 and depth > MAX_ROW_DEPTH:
         return RowCut(block_n=2 if is_gated else 4, block_k=2048, num_warps=8)
-    most = MAX_ROW_DEPTH if is_fp8 else 1024 if is_gated else 4096 if 2048 < depth < 4096 else 2048
+    if is_fp8:
+        most = MAX_ROW_DEPTH
+    elif is_gated:
+        most = 512 if has_norm and depth > 1024 else 1024
+    elif has_norm:
+        most = MAX_ROW_DEPTH if depth <= MAX_ROW_DEPTH else 1024
+    else:
+        most = MAX_ROW_DEPTH if 2048 < depth < MAX_ROW_DEPTH else 2048
     return RowCut(block_n=2, block_k=min(most, triton.next_power_of_2(depth)), num_warps=4)
 
 

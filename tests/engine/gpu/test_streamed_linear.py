@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,19 +23,23 @@ class Timed(HostRuntime):
 
     device = DEVICE
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[tuple[Way, int], float]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: dict[tuple[object, int], float]) -> None:
         super().__init__()
         self._times = times
-        self._last = Way.LIBRARY, 0
+        self._last: tuple[object, int] = Way.LIBRARY, 0
         for name in ("multiply", "gate"):
             monkeypatch.setattr(StreamedLinear, name, self._noted(getattr(StreamedLinear, name)))
 
     def _noted(self, run: Callable[[StreamedLinear, torch.Tensor, Way], torch.Tensor]) -> Callable[..., torch.Tensor]:
         def noted(linear: StreamedLinear, x: torch.Tensor, way: Way) -> torch.Tensor:
-            self._last = way, len(x)
+            self.note(way, len(x))
             return run(linear, x, way)
 
         return noted
+
+    def note(self, what: object, rows: int) -> None:
+        """Take this for what has run last."""
+        self._last = what, rows
 
     def seconds(self, run: Callable[[], torch.Tensor]) -> float:
         run()
@@ -97,6 +102,34 @@ def test_a_kernel_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) ->
     linear = StreamedLinear(WEIGHT, None)
     measure([linear], runtime)
     assert linear.ways == (Way.TILES, *[Way.LIBRARY] * 6)
+
+
+@pytest.mark.parametrize("is_gate_up", [False, True])
+@pytest.mark.parametrize(("normed_s", "is_right"), [(1.0, True), (3.0, True), (1.0, False)])
+def test_a_norm_goes_with_its_product_where_that_is_faster_and_right(
+    monkeypatch: pytest.MonkeyPatch, is_gate_up: bool, normed_s: float, is_right: bool
+) -> None:
+    runtime = Timed(monkeypatch, {(Way.ROWS, 1): 1.5, ("normed", 1): normed_s})
+    join = StreamedLinear.normed
+
+    def normed(linear: StreamedLinear, x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        runtime.note("normed", len(x))
+        return join(linear, x, *args, **named) * (1 if is_right else 2)
+
+    monkeypatch.setattr(StreamedLinear, "normed", normed)
+    after, other = (StreamedLinear(WEIGHT, None, is_gate_up=is_gate_up, is_after_norm=is_it) for is_it in (True, False))
+    measure([after, other], runtime)
+    assert after.normed_rows == ((1,) if is_right and normed_s < 1.5 else ())
+    assert other.normed_rows == ()
+    assert (after.can_add(1), after.can_add(2)) == (True, False)
+
+
+def test_a_product_adds_to_what_is_there() -> None:
+    linear, x = StreamedLinear(WEIGHT, None), WEIGHT[1:3]
+    residual = torch.ones(2, len(WEIGHT), dtype=WEIGHT.dtype, device=DEVICE)
+    linear.add_to(residual, x)
+    expected = 1 + x.double() @ WEIGHT.double().T
+    torch.testing.assert_close(residual.double(), expected, atol=0.03, rtol=1e-3)
 
 
 def test_what_is_not_measured_is_the_librarys() -> None:

@@ -12,7 +12,7 @@ from kernels.gated_activation.reference import silu_and_multiply
 from kernels.streamed_linear import launch
 from kernels.streamed_linear.layout import GROUP
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, from_int4, pack_int4, to_int4
-from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, randn
 
 SHORT = [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 ARRIVED = launch.counters(140, 70, DEVICE)
@@ -122,7 +122,10 @@ def check_few_rows(
             for norm in (None, (gain, eps)):
                 halves = launch.row_linear(x, weight, bias, norm=norm, cut=cut).double()
                 gated = launch.row_linear(x, weight, bias, norm=norm, is_gated=True, cut=cut)
-                assert_near(gated, silu_and_multiply(halves))
+                # Of two outputs the one that is left may be next to nothing, and as a short number mostly rounding.
+                joined, near = silu_and_multiply(halves), TOLERANCE[x.dtype]
+                scale = max(1.0, float(joined.abs().max()))
+                torch.testing.assert_close(gated.double(), joined, atol=near * scale, rtol=near)
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
