@@ -259,18 +259,25 @@ def _gains_by_norm(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRunti
     first = alike[0]
     if not (first.is_after_norm and first.can_add(rows)):
         return False
-    x, gain = _inputs(first, rows, runtime.device), torch.ones(first.shape[1], dtype=first.dtype, device=runtime.device)
+    x = _inputs(first, rows, runtime.device)
+    # As many as there are layers: one would be at hand by the second of them.
+    gains = torch.ones(len(alike), first.shape[1], dtype=first.dtype, device=runtime.device)
 
     def apart() -> torch.Tensor:
-        return _last(_usual(linear, add_rms_norm(x, None, gain, EPS), Way.ROWS) for linear in alike)
+        return _last(
+            _usual(linear, add_rms_norm(x, None, gain, EPS), Way.ROWS)
+            for linear, gain in zip(alike, gains, strict=True)
+        )
 
     def at_once() -> torch.Tensor:
-        return _last(linear.normed(x, gain, EPS, is_gated=linear.is_gate_up) for linear in alike)
+        return _last(
+            linear.normed(x, gain, EPS, is_gated=linear.is_gate_up) for linear, gain in zip(alike, gains, strict=True)
+        )
 
     if runtime.seconds(at_once) > runtime.seconds(apart):
         return False
-    expected = _usual(first, add_rms_norm(x, None, gain, EPS), Way.LIBRARY)
-    return _is_near(first.normed(x, gain, EPS, is_gated=first.is_gate_up), expected, first, "norm and product")
+    expected = _usual(first, add_rms_norm(x, None, gains[0], EPS), Way.LIBRARY)
+    return _is_near(first.normed(x, gains[0], EPS, is_gated=first.is_gate_up), expected, first, "norm and product")
 
 
 def _inputs(linear: StreamedLinear, rows: int, device: torch.device) -> torch.Tensor:

@@ -45,22 +45,21 @@ def _kept(
 
 
 @triton.jit
-def _rotated(head, gain, angles, d, partner, is_known, eps, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr):
-    """Norm and rotate heads, rounded as `kernels.rope_kv_write` rounds them; a number turns with its partner."""
-    x = tl.load(head + d, mask=is_known, other=0.0)
-    y = tl.load(head + partner, mask=is_known, other=0.0)
+def _halves(vector, d, partner, mask):
+    """Return numbers and their partners, with which they turn."""
+    return tl.load(vector + d, mask=mask, other=0.0), tl.load(vector + partner, mask=mask, other=0.0)
+
+
+@triton.jit
+def _rotated(x, y, gain_x, gain_y, cos, sin, is_low, eps, HEAD_DIM: tl.constexpr, HAS_NORM: tl.constexpr):
+    """Norm and rotate heads `x`, of which `y` are the partners, rounded as `kernels.rope_kv_write` rounds them."""
     dtype = x.dtype
     wide_x, wide_y = x.to(tl.float32), y.to(tl.float32)
-    inside = d < HEAD_DIM
     if HAS_NORM:
         scale = tl.rsqrt(tl.sum(wide_x * wide_x, axis=3, keep_dims=True) / HEAD_DIM + eps)
-        gain_x = tl.load(gain + d, mask=inside, other=0.0).to(tl.float32)
-        gain_y = tl.load(gain + partner, mask=inside, other=0.0).to(tl.float32)
-        wide_x = ((wide_x * scale).to(dtype).to(tl.float32) * gain_x).to(dtype).to(tl.float32)
-        wide_y = ((wide_y * scale).to(dtype).to(tl.float32) * gain_y).to(dtype).to(tl.float32)
-    cos = tl.load(angles + d, mask=inside, other=0.0).to(tl.float32)
-    sin = tl.load(angles + HEAD_DIM + d, mask=inside, other=0.0).to(tl.float32)
-    return (wide_x * cos + tl.where(d < HEAD_DIM // 2, -wide_y, wide_y) * sin).to(dtype)
+        wide_x = ((wide_x * scale).to(dtype).to(tl.float32) * gain_x.to(tl.float32)).to(dtype).to(tl.float32)
+        wide_y = ((wide_y * scale).to(dtype).to(tl.float32) * gain_y.to(tl.float32)).to(dtype).to(tl.float32)
+    return (wide_x * cos.to(tl.float32) + tl.where(is_low, -wide_y, wide_y) * sin.to(tl.float32)).to(dtype)
 
 
 @triton.jit
@@ -171,20 +170,28 @@ def rope_attention_kernel(
         k_cache, v_cache, table, after, position, kv_head, d, shared, KV_HEADS, HEAD_DIM, BLOCK_TOKENS
     )
     slot = tl.load(slots + row)
+    # Only one program has the newest key.
+    is_newest = has_dim & (high == num_tiles)
+    q_gain_x, q_gain_y, k_gain_x, k_gain_y = k, k, k, k
+    if HAS_NORMS:
+        q_gain_x, q_gain_y = _halves(q_norm + shared, d, partner, has_dim)
+        k_gain_x, k_gain_y = _halves(k_norm + shared, d, partner, is_newest)
     wait(OVERLAPS)
     heads = qkv + row.to(tl.int64) * ((GROUP + 2) * KV_HEADS * HEAD_DIM)
     angles = cos_sin + row * (2 * HEAD_DIM) + shared
-    is_query = (first_head + g < GROUP) & has_dim
     asking = heads + (kv_head * GROUP + first_head + g) * HEAD_DIM + shared
-    queries = _rotated(asking, q_norm + shared, angles, d, partner, is_query, eps, HEAD_DIM, HAS_NORMS)
-    queries = queries.to(tl.float32) * scale
+    asked = heads + (KV_HEADS * GROUP + kv_head) * HEAD_DIM + shared
+    q_x, q_y = _halves(asking, d, partner, (first_head + g < GROUP) & has_dim)
+    cos, sin = tl.load(angles + d, mask=has_dim, other=0.0), tl.load(angles + HEAD_DIM + d, mask=has_dim, other=0.0)
+    k_x, k_y = _halves(asked, d, partner, is_newest)
+    new_v = tl.load(asked + KV_HEADS * HEAD_DIM + d, mask=is_newest, other=0.0)
+    is_low = d < HEAD_DIM // 2
+    queries = _rotated(q_x, q_y, q_gain_x, q_gain_y, cos, sin, is_low, eps, HEAD_DIM, HAS_NORMS).to(tl.float32) * scale
     highest = tl.full([BLOCK_G, 1, LANES, 1], UNSEEN, tl.float32)
     total = tl.zeros([BLOCK_G, 1, LANES, 1], tl.float32)
     mixed = tl.zeros([BLOCK_G, 1, LANES, BLOCK_D], tl.float32)
     if high == num_tiles:
-        asked = heads + (KV_HEADS * GROUP + kv_head) * HEAD_DIM + shared
-        new_k = _rotated(asked, k_norm + shared, angles, d, partner, has_dim, eps, HEAD_DIM, HAS_NORMS)
-        new_v = tl.load(asked + KV_HEADS * HEAD_DIM + d, mask=has_dim, other=0.0)
+        new_k = _rotated(k_x, k_y, k_gain_x, k_gain_y, cos, sin, is_low, eps, HEAD_DIM, HAS_NORMS)
         # A negative slot is that of a token that is written nowhere.
         is_writer = has_dim & (lane == 0) & (first_head == 0) & (slot >= 0)
         target = (slot * KV_HEADS + kv_head) * HEAD_DIM + d + shared

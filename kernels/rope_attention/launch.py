@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 import triton
 
+from kernels import architecture
+from kernels.architecture import PROGRAMS_WANTED
 from kernels.overlap import overlap
 from kernels.rope_attention.kernel import rope_attention_kernel
 
@@ -21,7 +23,7 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How one launch is cut: heads of a program, programs that share a row's keys, keys of a thread, and warps."""
+    """How one launch is cut: heads of a program, most programs that share a row's keys, keys of a thread, and warps."""
 
     heads: int
     num_splits: int
@@ -30,7 +32,12 @@ class Cut:
 
     def lanes(self, head_dim: int) -> int:
         """Return how many keys all threads have at once."""
-        return max(1, 32 * self.num_warps * LOAD_NUMBERS // head_dim)
+        warp = 64 if architecture.current().startswith("gfx") else 32
+        return max(1, warp * self.num_warps * LOAD_NUMBERS // head_dim)
+
+    def splits(self, others: int) -> int:
+        """Return into how many a row's keys are cut, so that all programs run at once where each has `others`."""
+        return min(self.num_splits, 1 << max(0, (PROGRAMS_WANTED // others).bit_length() - 1))
 
 
 USUAL = Cut(heads=2, num_splits=32, depth=2, num_warps=8)
@@ -41,10 +48,9 @@ and not measured yet.
 
 def can_attend(qkv: torch.Tensor, k_cache: torch.Tensor) -> bool:
     """Tell whether the kernel is for a layer's product [rows, any] of one token a row and a cache."""
-    kv_heads, head_dim = k_cache.shape[2:]
-    group = qkv.shape[1] // (kv_heads * head_dim) - 2
+    num_rows, _, group, head_dim = _sizes(qkv, k_cache)
     is_plain = qkv.dtype == k_cache.dtype and qkv.element_size() <= MAX_NUMBER_BYTES
-    return is_plain and 0 < len(qkv) <= MAX_ROWS and group <= MAX_GROUP and head_dim <= MAX_HEAD_DIM
+    return is_plain and 0 < num_rows <= MAX_ROWS and group <= MAX_GROUP and head_dim <= MAX_HEAD_DIM
 
 
 def rope_attention(
@@ -70,14 +76,14 @@ def rope_attention(
     Returns:
         [rows, heads, head_dim] in the dtype of `qkv`.
     """
-    kv_heads, head_dim = k_cache.shape[2:]
-    num_rows, group = len(qkv), qkv.shape[1] // (kv_heads * head_dim) - 2
+    num_rows, kv_heads, group, head_dim = _sizes(qkv, k_cache)
     block_g, block_d = min(cut.heads, triton.next_power_of_2(group)), triton.next_power_of_2(head_dim)
     teams = kv_heads * triton.cdiv(group, block_g)
     out = torch.empty(num_rows, kv_heads * group, head_dim, dtype=qkv.dtype, device=qkv.device)
-    parts = torch.empty(num_rows, teams, block_g, block_d, cut.num_splits, dtype=torch.float32, device=qkv.device)
-    sums = torch.empty(num_rows, teams, block_g, cut.num_splits, dtype=torch.float32, device=qkv.device)
-    rope_attention_kernel[(num_rows, teams, cut.num_splits)](
+    num_splits = cut.splits(num_rows * teams)
+    parts = torch.empty(num_rows, teams, block_g, block_d, num_splits, dtype=torch.float32, device=qkv.device)
+    sums = torch.empty(num_rows, teams, block_g, num_splits, dtype=torch.float32, device=qkv.device)
+    rope_attention_kernel[(num_rows, teams, num_splits)](
         qkv,
         cos_sin,
         *(norms or (qkv, qkv)),
@@ -98,7 +104,7 @@ def rope_attention(
         HEAD_DIM=head_dim,
         BLOCK_TOKENS=k_cache.shape[1],
         HAS_NORMS=norms is not None,
-        NUM_SPLITS=cut.num_splits,
+        NUM_SPLITS=num_splits,
         BLOCK_G=block_g,
         DEPTH=cut.depth,
         LANES=cut.lanes(block_d),
@@ -107,3 +113,9 @@ def rope_attention(
         **overlap(),
     )
     return out
+
+
+def _sizes(qkv: torch.Tensor, k_cache: torch.Tensor) -> tuple[int, int, int, int]:
+    """Return the numbers of rows, of kv heads and of heads that share one, and their size."""
+    kv_heads, head_dim = k_cache.shape[2:]
+    return len(qkv), kv_heads, qkv.shape[1] // (kv_heads * head_dim) - 2, head_dim

@@ -185,7 +185,7 @@ def usual_row_cut(depth: int, *, is_gated: bool, is_fp8: bool, has_norm: bool) -
     if is_fp8:
         most = MAX_ROW_DEPTH
     elif is_gated:
-        most = 512 if has_norm and depth > 1024 else 1024
+        most = 1024
     elif has_norm:
         most = MAX_ROW_DEPTH if depth <= MAX_ROW_DEPTH else 1024
     else:

@@ -63,6 +63,12 @@ def row_kernel(
     if IS_GATED:
         up_tile = _tile_of(ups, n, k, 0, DEPTH, BLOCK_K)
     row, column = tl.arange(0, BLOCK_M)[:, None], first + tl.arange(0, BLOCK_N)[None, :]
+    if HAS_NORM:
+        gains = tl.load(gain + k, mask=k < DEPTH, other=0.0)
+    if HAS_BIAS:
+        shift = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+        if IS_GATED:
+            up_shift = tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
     if LIMIT > 0:
         scale = tl.load(units + column, mask=column < width, other=0.0) * LIMIT
         if IS_GATED:
@@ -79,7 +85,9 @@ def row_kernel(
         inputs = tl.load(x + m * DEPTH + (at + k), mask=is_input, other=0.0).to(tl.float32)
         if HAS_NORM:
             squares += inputs * inputs
-            inputs *= tl.load(gain + (at + k), mask=is_input, other=0.0).to(tl.float32)
+            inputs *= gains.to(tl.float32)
+            after = at + BLOCK_K + k
+            gains = tl.load(gain + after, mask=after < DEPTH, other=0.0)
         wide = tile.to(tl.float32)
         tile = _tile_of(gates, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
         sums += wide * inputs
@@ -95,7 +103,7 @@ def row_kernel(
     if LIMIT > 0:
         product *= scale
     if HAS_BIAS:
-        product += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
+        product += shift
     if IS_GATED:
         up = tl.sum(up_sums, axis=2)
         if HAS_NORM:
@@ -103,7 +111,7 @@ def row_kernel(
         if LIMIT > 0:
             up *= up_scale
         if HAS_BIAS:
-            up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)
+            up += up_shift
         gate = product.to(dtype).to(tl.float32)
         product = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up.to(dtype).to(tl.float32)
     if IS_ADDED:
