@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.token_choice.truncation import cut, distance_of
+from kernels.token_choice.truncation import AT_ONCE, cut, distance_of
 
 
 @triton.jit
@@ -26,15 +26,17 @@ def _better(value, token, best, best_token):
 @triton.jit
 def _likeliest(logits, low, high, none, BLOCK: tl.constexpr):
     """Return the highest of logits `low` to `high`, the first token that has it, and whether one is no number."""
-    lanes = tl.arange(0, BLOCK)
+    lanes = tl.arange(0, AT_ONCE)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_token = tl.zeros([BLOCK], tl.int32)
     poisoned = tl.zeros([BLOCK], tl.int32)
-    for start in range(low, high, BLOCK):
+    for start in range(low, high, AT_ONCE * BLOCK):
         token = start + lanes
         value = tl.load(logits + token, mask=token < high, other=float("-inf"))
-        poisoned |= ((value != value) | (value == float("inf"))).to(tl.int32)
-        best, best_token = _better(value, token, best, best_token)
+        poisoned |= tl.max(((value != value) | (value == float("inf"))).to(tl.int32), axis=0)
+        highest = tl.max(value, axis=0)
+        first = tl.min(tl.where(value == highest[None, :], token, none), axis=0)
+        best, best_token = _better(highest, first, best, best_token)
     highest = tl.max(best, axis=0)
     return highest, tl.min(tl.where(best == highest, best_token, none), axis=0), tl.max(poisoned, axis=0)
 

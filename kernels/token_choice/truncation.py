@@ -17,6 +17,9 @@ middle, because the set that is kept is to be the definition's.
 import triton
 import triton.language as tl
 
+AT_ONCE = tl.constexpr(4)
+"""Blocks that are asked for at once: a row that is cut is one program's, which waits for each."""
+
 
 @triton.jit
 def distance_of(logit, highest, temperature):
@@ -33,19 +36,19 @@ def _mass(distance):
 @triton.jit
 def _survey(logits, vocab, highest, temperature, pivot, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
     """Measure the tokens nearer than `pivot`; also return the largest distance below it and the smallest from it on."""
-    lanes = tl.arange(0, BLOCK)
+    lanes = tl.arange(0, AT_ONCE)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     measured = tl.zeros([BLOCK], tl.int64)
     below = tl.zeros([BLOCK], tl.float32)
     above = tl.full([BLOCK], float("inf"), tl.float32)
-    for start in range(0, vocab, BLOCK):
+    for start in range(0, vocab, AT_ONCE * BLOCK):
         token = start + lanes
         logit = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
         distance = distance_of(logit, highest, temperature)
         is_near = distance < pivot
         share = _mass(distance) if IS_MASS else 1
-        measured += tl.where(is_near, share, 0)
-        below = tl.maximum(below, tl.where(is_near, distance, 0.0))
-        above = tl.minimum(above, tl.where(is_near, float("inf"), distance))
+        measured += tl.sum(tl.where(is_near, share, 0), axis=0)
+        below = tl.maximum(below, tl.max(tl.where(is_near, distance, 0.0), axis=0))
+        above = tl.minimum(above, tl.min(tl.where(is_near, float("inf"), distance), axis=0))
     return tl.sum(measured, axis=0), tl.max(below, axis=0), tl.min(above, axis=0)
 
 
