@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from app.cli import cli_client, preflight, serve_environment
+from app.cli import cli_client, haproxy, preflight, serve_environment
 from app.cli.config_file import our_applications, read_config
 from app.cli.server_process import ServerProcess, tell
 from engine.errors import CheckpointError
@@ -229,6 +229,9 @@ def _child_environment(own: Mapping[str, str], host: str, folder: Path, *, is_lo
         variables |= preflight.token_of_its_own(own)
     if preflight.has_haproxy():
         variables |= preflight.haproxy_places(folder, own)
+        if not haproxy.PROGRAM.exists():
+            del variables["RAY_SERVE_HAPROXY_BINARY_PATH"]
+            print(f"note: {haproxy.PROGRAM} is missing, and HAProxy overlooks clients that leave: `make install`")
     else:
         variables["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
         print("note: HAProxy is not available on this platform; Serve's Python proxy stands in")

@@ -10,6 +10,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from app.cli import haproxy
+
 LONGEST_STREAM_S = 3600
 ONE_MACHINE_DRAIN_S = 2
 """HAProxy hears of another gateway within half a second; at 0 every second redeployment failed a request."""
@@ -93,6 +95,12 @@ def _proxy(num_cores: int, drain_s: int) -> tuple[ServeVariable, ...]:
             purpose="HAProxy in front, straight to the gateways",
             loss="Serve's Python proxy carries every token: a quarter of the tokens a second, ten times the "
             "latency under load",
+        ),
+        ServeVariable(
+            name="RAY_SERVE_HAPROXY_BINARY_PATH",
+            value=str(haproxy.PROGRAM),
+            purpose="HAProxy without splicing, by which it sees that a client has left",
+            loss="what a client has asked for without a stream is often computed to its end after it has left",
         ),
         ServeVariable(
             name="RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",

@@ -59,7 +59,7 @@ def test_ports_are_free_and_no_two_the_same() -> None:
 
 def test_two_servers_on_one_machine_have_their_own_haproxy() -> None:
     first, second = haproxy_places(Path("/tmp/a"), {}), haproxy_places(Path("/tmp/b"), {})
-    for name in (*HAPROXY_PORTS, "RAY_SERVE_HAPROXY_SOCKET_PATH"):
+    for name in (*HAPROXY_PORTS, "RAY_SERVE_HAPROXY_SOCKET_PATH", "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"):
         assert first[name] != second[name]
     assert len({first[name] for name in HAPROXY_PORTS}) == len(HAPROXY_PORTS)
     assert "RAY_SERVE_HAPROXY_STATS_PORT" not in haproxy_places(Path("/tmp/a"), {"RAY_SERVE_HAPROXY_STATS_PORT": "1"})
