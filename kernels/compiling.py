@@ -26,7 +26,11 @@ COMPILE_TIMEOUT_S = 120
 
 
 def cache_folder() -> Path:
-    """Return where compiled kernels are kept."""
+    """Return where compiled kernels are kept.
+
+    Raises:
+        RuntimeError: this user has no home.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "antiphon"
 
 
@@ -53,12 +57,12 @@ def build(folder: Path, compiler: str | None = None) -> Path:
     return target
 
 
-def begin(folder: Path) -> None:
+def begin() -> None:
     """Compile on another thread, so that it is done when an engine asks; what fails is told when that asks again."""
 
     def compile_quietly() -> None:
         with contextlib.suppress(OSError, RuntimeError, subprocess.SubprocessError):
-            build(folder)
+            build(cache_folder())
 
     threading.Thread(target=compile_quietly, name="compile-kernels", daemon=True).start()
 

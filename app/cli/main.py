@@ -200,7 +200,7 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
             )
         signal.signal(signal.SIGINT, _interrupt)
         signal.signal(signal.SIGTERM, _interrupt)
-        compiling.begin(compiling.cache_folder())
+        compiling.begin()
         server = ServerProcess(config, environment, address=address, drain_s=drain_s, has_dashboard=has_dashboard)
         failure = None
         try:

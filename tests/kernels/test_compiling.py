@@ -38,19 +38,34 @@ def test_the_kernels_compile_for_a_processor_without_wide_vectors(compiler: str,
     assert done.returncode == 0, done.stderr
 
 
-def test_compiling_begun_early_is_found_done(compiler: str, tmp_path: Path) -> None:
-    compiling.begin(tmp_path)
+def compile_early() -> None:
+    compiling.begin()
     for thread in threading.enumerate():
         if thread.name == "compile-kernels":
             thread.join()
-    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+
+
+def test_compiling_begun_early_is_found_done(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compile_early()
+    assert [path.suffix for path in (tmp_path / "antiphon").iterdir()] == [".so"]
 
 
 def test_compiling_early_without_a_compiler_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
-    compiling.begin(tmp_path)
-    for thread in threading.enumerate():
-        if thread.name == "compile-kernels":
-            thread.join()
-    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    compile_early()
+    assert not list(tmp_path.glob("antiphon/*"))
+
+
+def test_a_user_without_a_home_gets_no_kernels_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs under a number of its own; it ended the start of a server."""
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(compiling.Path, "home", no_home)
+    compile_early()
+    assert native.load.__wrapped__() is None

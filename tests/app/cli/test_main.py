@@ -49,7 +49,7 @@ class FakeServer:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeServer]:
     monkeypatch.setattr(cli, "ServerProcess", FakeServer)
-    monkeypatch.setattr(cli.compiling, "begin", lambda folder: None)
+    monkeypatch.setattr(cli.compiling, "begin", lambda: None)
     monkeypatch.setattr(cli.preflight, "listen_error", lambda host, port: None)
     monkeypatch.setattr(cli.signal, "signal", lambda number, handler: None)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
