@@ -6,6 +6,7 @@ folder / .incoming-*                                                   on its wa
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from adapters.identity import AdapterDigest, AdapterRef, content_digest, read_ad
 from adapters.validate import ModuleShapes, validate
 
 INCOMING = ".incoming-"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Fill = Callable[[str], None]
 """Puts the two files of an adapter into an empty folder."""
@@ -35,6 +37,7 @@ class FileStore:
 
         Raises:
             AdapterError: its files cannot be copied; or whatever `fill` raises.
+            OSError: the folder's disk is full.
         """
         os.makedirs(self._folder, exist_ok=True)
         incoming = tempfile.mkdtemp(prefix=INCOMING, dir=self._folder)
@@ -42,7 +45,7 @@ class FileStore:
             fill(incoming)
         except BaseException as error:
             shutil.rmtree(incoming, ignore_errors=True)
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and error.errno not in _FULL:
                 raise AdapterError(name, f"its files cannot be copied ({error.strerror})") from error
             raise
         return incoming

@@ -7,6 +7,10 @@ from typing import Any
 
 from sqlalchemy import Engine, MetaData, create_engine, event
 from sqlalchemy.engine import make_url
+from sqlalchemy.exc import OperationalError
+
+TROUBLES = (OSError, OperationalError)
+"""What a full or failing disk raises: nothing was done, and the same may be tried again."""
 
 
 def open_database(url: str, tables: MetaData) -> Engine:

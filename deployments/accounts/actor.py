@@ -29,6 +29,8 @@ from deployments.accounts.values import (
     UsageTotal,
 )
 from deployments.config import AccountsConfig
+from deployments.database import TROUBLES
+from deployments.disk_trouble import unavailable_on
 from deployments.logs import join_serve_log
 from engine.errors import ConfigError
 
@@ -83,21 +85,21 @@ class Accounts:
 
     async def totals(self, question: UsageQuestion) -> list[UsageTotal]:
         """Add up records by tenant, model and adapter."""
-        return await _on(self._recording, self._ledger.totals, question)
+        return await self._kept(self._ledger.totals, question)
 
     async def records(self, question: UsageQuestion, limit: int) -> list[UsageRecord]:
         """Return records in the order in which they started."""
-        return await _on(self._recording, self._ledger.records, question, limit=limit)
+        return await self._kept(self._ledger.records, question, limit=limit)
 
     async def add_key(self, digest: str, tenant: str) -> list[KeyInfo]:
         """Let a key be a tenant's; return all keys."""
         key = KeyInfo(digest=digest, tenant=tenant, created_unix_s=time.time())
-        await _on(self._recording, self._ledger.add_key, key)
+        await self._kept(self._ledger.add_key, key)
         return await self._read_keys()
 
     async def remove_key(self, digest: str) -> list[KeyInfo] | None:
         """Forget a key; return all that are left, None where it was not known."""
-        is_known = await _on(self._recording, self._ledger.remove_key, digest)
+        is_known = await self._kept(self._ledger.remove_key, digest)
         return await self._read_keys() if is_known else None
 
     async def keys(self) -> list[KeyInfo]:
@@ -105,8 +107,13 @@ class Accounts:
         return self._keys
 
     async def _read_keys(self) -> list[KeyInfo]:
-        self._keys = await _on(self._recording, self._ledger.keys)
+        self._keys = await self._kept(self._ledger.keys)
         return self._keys
+
+    async def _kept(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Ask the ledger what somebody waits for."""
+        with unavailable_on(*TROUBLES):
+            return await _on(self._recording, work, *args, **kwargs)
 
 
 async def _on(executor: ThreadPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

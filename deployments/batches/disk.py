@@ -9,18 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from sqlalchemy.exc import OperationalError
-
-from deployments.errors import UnavailableError
+from deployments.database import TROUBLES
+from deployments.disk_trouble import RETRY_S, unavailable_on
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
-
-RETRY_S = 5.0
-TROUBLES = (OSError, OperationalError)
-"""What a full or failing disk raises: nothing was done, and the same may be tried again."""
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -39,12 +34,8 @@ class Disk:
             UnavailableError: the disk cannot take it now.
             Exception: what the work raised otherwise.
         """
-        try:
+        with unavailable_on(*TROUBLES):
             return await self._run(partial(work, *args, **kwargs))
-        except TROUBLES as error:
-            _logger.warning("the disk of files and batches: %s", error)
-            message = "The server's disk cannot take it now; it may be full."
-            raise UnavailableError(message, retry_after_s=RETRY_S) from error
 
     async def surely(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something that has to be done: where the disk cannot take it, wait, and try again for ever."""

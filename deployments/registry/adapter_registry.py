@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from adapters.registry import check_name, permitted_folder, signatures
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore, StoreTakenError
 from deployments.config import GATEWAY, AdapterBase, RegistryConfig, model_deployment
+from deployments.disk_trouble import unavailable_on
 from deployments.errors import UnavailableError, unknown_model
 from deployments.handles import release_adapter, tell_gateways
 from deployments.logs import join_serve_log
@@ -111,7 +113,7 @@ class RegistryServer:
 
         Raises:
             RequestError: the place may not be used, holds no adapter that fits, or the name is taken.
-            UnavailableError: the source does not answer.
+            UnavailableError: the source does not answer, or our disk is full; also below.
             OverloadError: too many others are being registered.
         """
         base = self._base(wanted.base)
@@ -392,6 +394,7 @@ def _roots(base: AdapterBase) -> tuple[str, ...]:
 def _refusing(field: str, *, code: str | None = None) -> Iterator[None]:
     """Tell what is wrong with an adapter as what is wrong with a field of the request."""
     try:
-        yield
+        with unavailable_on(OSError, sqlite3.OperationalError):
+            yield
     except AdapterError as error:
         raise RequestError(str(error), field=field, code=code) from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +177,16 @@ async def test_keys_are_good_at_once_here_and_soon_elsewhere(handle: LocalHandle
     assert await here.remove_key("d1")
     assert not await here.remove_key("d1")
     assert here.tenant_by_key == {}
+
+
+async def test_a_key_that_the_disk_has_no_room_for_can_be_asked_for_later(tmp_path: Path) -> None:
+    accounts = Accounts(AccountsConfig(database_url=f"sqlite:///{tmp_path}/a.sqlite", spool_folder=str(tmp_path)))
+    with closing(sqlite3.connect(tmp_path / "a.sqlite")) as database:
+        database.execute("ALTER TABLE api_key RENAME TO elsewhere")
+        with pytest.raises(UnavailableError):
+            await accounts.add_key("d1", "blue")
+        database.execute("ALTER TABLE elsewhere RENAME TO api_key")
+    assert [key.digest for key in await accounts.add_key("d1", "blue")] == ["d1"]
 
 
 @pytest.mark.parametrize(

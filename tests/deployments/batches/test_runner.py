@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from deployments.batches.disk import RETRY_S
 from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideCall
+from deployments.disk_trouble import RETRY_S
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
 from tests.deployments.batches.batch_world import (

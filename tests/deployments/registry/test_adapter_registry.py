@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import shutil
+import sqlite3
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -249,6 +252,37 @@ async def test_the_drop_in_folder_is_watched(place: Place) -> None:
     place.put("b", seed=4)
     assert await registry.look()
     assert len(registry.catalogue.entries["b"].versions) == 2
+
+
+async def test_a_full_disk_refuses_for_now_and_what_was_dropped_in_is_served_once_there_is_room(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was dropped in meanwhile was never looked at again."""
+    registry = place.open()
+    place.put("a")
+    assert await registry.look()
+    place.put("b", seed=1)
+    with monkeypatch.context() as full:
+        full.setattr(FileStore, "bring", raising(OSError(errno.ENOSPC, "No space left on device")))
+        assert not await registry.look()
+        with pytest.raises(UnavailableError):
+            await registry.register(wanted("c", str(place.dropin / "b")))
+    with monkeypatch.context() as full:
+        for change in ("route", "remove"):
+            full.setattr(AdapterStore, change, raising(sqlite3.OperationalError("database or disk is full")))
+        with pytest.raises(UnavailableError):
+            await registry.route("a", {1: 100})
+        with pytest.raises(UnavailableError):
+            await registry.unregister("a")
+    assert await registry.look()
+    assert set(registry.catalogue.entries) == {"a", "b"}
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def fail(*args: object) -> None:
+        raise error
+
+    return fail
 
 
 async def test_a_link_may_lead_from_one_permitted_folder_into_another(place: Place, tmp_path: Path) -> None:
