@@ -94,10 +94,11 @@ class GatewayMetrics:
         """Note an answer that has ended, however it did."""
         self._names.add(timeline.model)
         missed = None if self._slo is None else self._slo.missed(timeline)
+        if missed is not None:
+            # There from the first answer on, met or not: what is added to a series that is not there is nothing.
+            self._slo_met.labels(timeline.model).inc(not missed)
         if missed:
             self._slo_violated.labels(timeline.model, missed[0]).inc()
-        elif missed is not None:
-            self._slo_met.labels(timeline.model).inc()
         self._requests.labels(timeline.tenant, timeline.model, timeline.outcome).inc()
         if timeline.outcome not in GOOD_OUTCOMES:
             self._failed.labels(timeline.base, timeline.outcome).inc()

@@ -51,6 +51,15 @@ def test_the_first_replica_that_dies_is_an_increase() -> None:
     assert 'antiphon:resumed_total{gateway="g",model_name="chat"} 0.0' in lines(metrics)
 
 
+def test_where_every_answer_misses_its_objectives_the_share_that_does_can_be_told() -> None:
+    """A sum with a series that is not there is empty, and the alert was silent."""
+    metrics = GatewayMetrics(Slo(e2e_s=1e-9))
+    late = Timeline(request_id="r", model="chat", base="chat", arrived_unix_s=0.0, outcome="stop", end_s=1.0)
+    metrics.count_answer(late)
+    assert 'antiphon:slo_met_total{gateway="g",model_name="chat"} 0.0' in lines(metrics)
+    assert 'antiphon:slo_violated_total{gateway="g",model_name="chat",objective="e2e"} 1.0' in lines(metrics)
+
+
 def test_what_health_says_is_told_in_numbers() -> None:
     states = {"chat": READY, "draft": "No replica answers."}
     report = HealthReport(state_by_model=states, state_by_part={"safety": "it hangs"})
