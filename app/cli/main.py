@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import shlex
 import signal
 import subprocess
@@ -228,7 +229,7 @@ def _child_environment(own: Mapping[str, str], host: str, folder: Path, *, is_lo
     if is_local:
         variables |= preflight.token_of_its_own(own)
     if preflight.has_haproxy():
-        variables |= preflight.haproxy_places(folder, own)
+        variables |= preflight.haproxy_places(folder, own) | _connections()
         if not haproxy.PROGRAM.exists():
             del variables["RAY_SERVE_HAPROXY_BINARY_PATH"]
             print(f"note: {haproxy.PROGRAM} is missing, and HAProxy overlooks clients that leave: `make install`")
@@ -241,6 +242,15 @@ def _child_environment(own: Mapping[str, str], host: str, folder: Path, *, is_lo
         if environment[name] != value:
             print(f"note: {name}={environment[name]} is kept; by itself it would be {value}", flush=True)
     return environment
+
+
+def _connections() -> dict[str, str]:
+    max_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    num_connections = preflight.connections_within(max_files)
+    if num_connections == preflight.HAPROXY_CONNECTIONS:
+        return {}
+    print(f"note: with {max_files} open files (ulimit -Hn) HAProxy takes {num_connections} connections at once")
+    return {"RAY_SERVE_HAPROXY_MAXCONN": str(num_connections)}
 
 
 def _watch(server: ServerProcess, tree: Mapping[str, Any], url: str, timeout_s: float) -> str:

@@ -6,6 +6,7 @@ import importlib.util
 import ipaddress
 import os
 import random
+import resource
 import secrets
 import socket
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ HAPROXY_PORTS = (
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
 )
 """Ports that HAProxy and Serve's fallback proxy take besides ours."""
+HAPROXY_CONNECTIONS = 4096
+"""At once, by Serve's default."""
 _QUIET_PORTS = range(20_000, 30_000)
 """Below them Ray's workers take theirs, above them the system hands out what nobody has asked for by number."""
 
@@ -122,6 +125,16 @@ def haproxy_places(folder: Path, environment: Mapping[str, str]) -> dict[str, st
     # Serve's own defaults would do for one server; of two that start together, neither sees the other's yet.
     ports = dict(zip(HAPROXY_PORTS, map(str, free_ports(len(HAPROXY_PORTS))), strict=True))
     return places | {name: port for name, port in ports.items() if name not in environment}
+
+
+def connections_within(max_files: int) -> int:
+    """Return how many connections HAProxy can have where a process may open so many files: with more it does not start.
+
+    Two each, half a one more for splicing, whether or not it is used, and a few for itself.
+    """
+    if max_files == resource.RLIM_INFINITY:
+        return HAPROXY_CONNECTIONS
+    return max(1, min(HAPROXY_CONNECTIONS, (max_files - 100) * 2 // 5))
 
 
 def token_of_its_own(environment: Mapping[str, str]) -> dict[str, str]:

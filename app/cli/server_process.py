@@ -48,7 +48,8 @@ class ServerProcess:
         has_dashboard: bool = False,
     ) -> None:
         options = ["--address", address, "--drain-s", str(drain_s), *(["--dashboard"] if has_dashboard else [])]
-        command = [sys.executable, "-m", "app.cli.serve_run", str(config), *options]
+        # Unbuffered: what was told last, the reason of its end, is what arrives last.
+        command = [sys.executable, "-u", "-m", "app.cli.serve_run", str(config), *options]
         self._grace_s = drain_s + GRACE_S
         self._child = subprocess.Popen(
             command,

@@ -125,6 +125,17 @@ def test_nobody_else_reaches_the_socket_that_rules_haproxy_and_nothing_is_left_o
     assert not folder.exists()
 
 
+def test_where_few_files_may_be_open_haproxy_takes_fewer_connections_and_that_is_told(
+    config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    monkeypatch.setattr(cli.preflight, "has_haproxy", lambda: True)
+    monkeypatch.setattr(cli.resource, "getrlimit", lambda limit: (1024, 4096))
+    assert cli.main(["serve", str(config)]) == 0
+    assert server.started[0].environment["RAY_SERVE_HAPROXY_MAXCONN"] == "1598"
+    assert "note: with 4096 open files (ulimit -Hn) HAProxy takes 1598 connections at once" in capsys.readouterr().out
+
+
 def test_without_haproxy_pythons_proxy_stands_in(
     config: Path, server: type[FakeServer], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import resource
 import socket
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import yaml
 
 from app.cli.preflight import (
     HAPROXY_PORTS,
+    connections_within,
     find_cluster_file,
     free_ports,
     haproxy_places,
@@ -63,6 +65,15 @@ def test_two_servers_on_one_machine_have_their_own_haproxy() -> None:
         assert first[name] != second[name]
     assert len({first[name] for name in HAPROXY_PORTS}) == len(HAPROXY_PORTS)
     assert "RAY_SERVE_HAPROXY_STATS_PORT" not in haproxy_places(Path("/tmp/a"), {"RAY_SERVE_HAPROXY_STATS_PORT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("max_files", "expected"),
+    [(64, 1), (256, 62), (4096, 1598), (10_340, 4096), (524_288, 4096), (resource.RLIM_INFINITY, 4096)],
+)
+def test_haproxy_takes_no_more_connections_than_it_may_open_files_for(max_files: int, expected: int) -> None:
+    """For 4,096 it wanted 10,267, and where it could not have them did not start."""
+    assert connections_within(max_files) == expected
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def cli(arguments, prog_name, standalone_mode):
     if serve.mode == "never deploys":
         atexit.register(print, "what Ray has told before [repeated 2x across cluster]", flush=True)
     if serve.mode == "fails":
+        print("told before")
         sys.exit("no such thing")
     if serve.mode == "stubborn":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
