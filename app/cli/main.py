@@ -191,7 +191,8 @@ def _serve(config: Path, *, address: str, timeout_s: float, drain_s: float, has_
             return _refuse(f"no Ray cluster answers at {cluster.address}; {cluster.path} is stale: remove it")
         print(f"note: {cluster.path} is left from a cluster that is gone; remove it, or plain `serve run` hangs on it")
     # Nobody else may enter it.
-    with tempfile.TemporaryDirectory(prefix="antiphon-", ignore_cleanup_errors=True) as folder:
+    place = preflight.folder_for_sockets(tempfile.gettempdir())
+    with tempfile.TemporaryDirectory(prefix="antiphon-", dir=place, ignore_cleanup_errors=True) as folder:
         environment = _child_environment(own, host, Path(folder), is_local=address == "local")
         if ":" in host and environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1":
             # At "::1" it finds no gateway, at "::" it listens by IPv4 only: the server would never be ready.

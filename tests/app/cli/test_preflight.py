@@ -11,6 +11,7 @@ from app.cli.preflight import (
     HAPROXY_PORTS,
     connections_within,
     find_cluster_file,
+    folder_for_sockets,
     free_ports,
     haproxy_places,
     is_port_free,
@@ -65,6 +66,14 @@ def test_two_servers_on_one_machine_have_their_own_haproxy() -> None:
         assert first[name] != second[name]
     assert len({first[name] for name in HAPROXY_PORTS}) == len(HAPROXY_PORTS)
     assert "RAY_SERVE_HAPROXY_STATS_PORT" not in haproxy_places(Path("/tmp/a"), {"RAY_SERVE_HAPROXY_STATS_PORT": "1"})
+
+
+@pytest.mark.parametrize(
+    ("usual", "expected"), [("/tmp", "/tmp"), ("/var/tmp", "/var/tmp"), ("/tmp/user/1000", "/tmp"), ("/ä/öü", "/ä/öü")]
+)
+def test_sockets_lie_where_their_paths_are_short_enough(usual: str, expected: str) -> None:
+    """With a folder of each user's for temporary files HAProxy, and so the server, did not start."""
+    assert folder_for_sockets(usual) == expected
 
 
 @pytest.mark.parametrize(
