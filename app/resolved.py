@@ -300,9 +300,11 @@ def _model_config(
     except ConfigError as error:
         raise ConfigError(f"args.{place}.engine.{error}") from error
     computation = f"{engine.device} {engine.dtype} {engine.quantization} {engine.kv_cache_dtype} {sampling}"
+    with _at(f"{place}.path"):
+        fingerprint = model_fingerprint(path, computation)
     return ModelConfig(
         name=model.name,
-        fingerprint=model_fingerprint(path, computation),
+        fingerprint=fingerprint,
         engine=engine,
         tokenizer_path=tokenizer_path,
         max_model_len=max_model_len,
@@ -380,3 +382,5 @@ def _at(place: str) -> Iterator[None]:
         yield
     except (AdapterError, CheckpointError) as error:
         raise ConfigError(f"args.{place}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"args.{place}: {error.filename} cannot be read: {error.strerror}") from error

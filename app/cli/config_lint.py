@@ -180,14 +180,21 @@ def _missing_folders(settings: Settings, place: str) -> Iterator[str]:
         folders[f"{place}.safety.path"] = settings.safety.path
     folders |= {f"{place}.rerankers[{i}].path": reranker.path for i, reranker in enumerate(settings.rerankers)}
     for key, folder in folders.items():
-        if folder is not None and not Path(folder).is_dir() and not is_hub_id(folder):
+        if folder is None or is_hub_id(folder):
+            continue
+        try:
+            os.scandir(folder).close()
+        except FileNotFoundError:
             yield f"{key}: the folder '{folder}' does not exist"
+        except OSError as error:
+            yield f"{key}: the folder '{folder}' cannot be read: {error.strerror}"
 
 
 def _unwritable_folders(settings: Settings, place: str) -> Iterator[str]:
     for key, folder in _state_folders(settings).items():
         path = Path(folder).absolute()
-        nearest = next(there for there in (path, *path.parents) if there.exists())
+        # Of what lies in a folder that may not be entered it cannot be told that it is there.
+        nearest = next(there for there in (path, *path.parents) if os.path.exists(there))
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             yield f"{place}.{key}: '{nearest}' is not a folder that can be written"
 

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import yaml
 
+from app import fingerprint
 from app.cli.config_lint import deployment_names, lint_config
 from app.settings import Settings
 from tests.deployments.tiny_models import write_tokenizer
@@ -142,6 +146,37 @@ def test_a_key_that_stands_twice_is_a_mistake(lint: Lint) -> None:
 def test_a_folder_that_is_not_there_is_named(lint: Lint, tmp_path: Path) -> None:
     lines = lint((f"path: {tmp_path}", f"path: {tmp_path}/nope"))
     assert lines == [f"applications[0].args.models[0].path: the folder '{tmp_path}/nope' does not exist"]
+
+
+def forbid(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, beginning: str) -> None:
+    """Let a function of a module say of paths with a beginning what the system says to who is not root."""
+    call = getattr(module, name, open)
+
+    def refuse(path: object, *args: object, **kwargs: object) -> object:
+        if str(path).startswith(beginning):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return call(path, *args, **kwargs)
+
+    monkeypatch.setattr(module, name, refuse, raising=False)
+
+
+def test_folders_that_this_user_may_not_look_into_are_named(lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ended in a traceback."""
+    locked = lint.folder / "locked"
+    locked.mkdir()
+    for name in ("stat", "scandir"):
+        forbid(monkeypatch, os, name, f"{locked}/")
+    (line,) = lint(("path: FOLDER}", "path: FOLDER/locked/model, tokenizer_path: FOLDER}"))
+    assert line == f"applications[0].args.models[0].path: the folder '{locked}/model' cannot be read: Permission denied"
+    monkeypatch.setattr(os, "access", lambda path, mode: path != locked)
+    (line,) = lint(("    deployments:", "      registry: {folder: FOLDER/locked/state}\n    deployments:"))
+    assert line == f"applications[0].args.registry.folder: '{locked}' is not a folder that can be written"
+
+
+def test_weights_that_this_user_may_not_read_are_named(lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = f"{lint.folder}/model.safetensors"
+    forbid(monkeypatch, fingerprint, "open", weights)
+    assert lint() == [f"applications[0].args.models[0].path: {weights} cannot be read: Permission denied"]
 
 
 def test_a_file_that_serves_nothing_is_a_mistake(tmp_path: Path) -> None:
