@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +196,12 @@ def _unwritable_folders(settings: Settings, place: str) -> Iterator[str]:
         path = Path(folder).absolute()
         # Of what lies in a folder that may not be entered it cannot be told that it is there.
         nearest = next(there for there in (path, *path.parents) if os.path.exists(there))
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        if not nearest.is_dir() or not os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
             yield f"{place}.{key}: '{nearest}' is not a folder that can be written"
+        elif nearest == path:
+            # Another user's, whose server had this folder before.
+            others = (str(entry) for entry in sorted(path.iterdir()) if not os.access(entry, os.W_OK))
+            yield from (f"{place}.{key}: '{entry}' cannot be written" for entry in islice(others, 1))
 
 
 def _state_folders(settings: Settings) -> dict[str, str]:

@@ -173,6 +173,17 @@ def test_folders_that_this_user_may_not_look_into_are_named(lint: Lint, monkeypa
     assert line == f"applications[0].args.registry.folder: '{locked}' is not a folder that can be written"
 
 
+def test_what_a_server_of_another_user_has_left_is_named(lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server started, and batches were "not ready yet" for ever."""
+    state = lint.folder / "state"
+    state.mkdir()
+    (state / "lock").touch()
+    changes = ("    deployments:", "      batches: {folder: FOLDER/state}\n    deployments:")
+    assert lint(changes) == []
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).parent != state)
+    assert lint(changes) == [f"applications[0].args.batches.folder: '{state}/lock' cannot be written"]
+
+
 def test_weights_that_this_user_may_not_read_are_named(lint: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = f"{lint.folder}/model.safetensors"
     forbid(monkeypatch, fingerprint, "open", weights)
