@@ -166,7 +166,8 @@ def serve_error(error: RayError | RayServeException) -> Exception:
     match error:
         case BackPressureError():
             wait_s = error.retry_after_s or RETRY_AFTER_S
-            return OverloadError("Too many requests are waiting for this model.", retry_after_s=wait_s)
+            message = "Too many requests are waiting for this model."
+            return OverloadError(message, retry_after_s=wait_s, reason="replicas_full")
         case DeploymentUnavailableError():
             return UnavailableError("No replica of this model is running now.", retry_after_s=RETRY_AFTER_S)
         case RayTaskError(cause=Exception() as cause) if not isinstance(cause, RayError | RayServeException):

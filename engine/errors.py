@@ -43,7 +43,7 @@ class OverloadError(RuntimeError):
 
     Attributes:
         retry_after_s: when to come back, in seconds from now.
-        reason: one word for those who count: "queue_full", "queue_time", "deadline", "busy".
+        reason: one word for those who count: "queue_full", "queue_time", "deadline", "replicas_full", "busy".
     """
 
     def __init__(self, message: str, *, retry_after_s: float, reason: str = "busy") -> None:

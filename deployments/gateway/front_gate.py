@@ -59,7 +59,8 @@ class FrontGate:
         max_wait_s: longest wait for the first text that a new request may be foretold.
 
     Attributes:
-        refused_by_reason: how many were refused: "wait", or "held" in an engine's stead.
+        refused_by_reason: how many were refused: "wait", "held" in an engine's stead, or "replicas_full" by Serve, of
+            which no engine hears.
     """
 
     def __init__(self, *, max_wait_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -103,6 +104,8 @@ class FrontGate:
         except OverloadError as error:
             if error.reason in ("queue_full", "queue_time"):
                 self._hold(flow, error.retry_after_s, priority)
+            elif error.reason == "replicas_full":
+                self._count(error.reason)
             raise
         finally:
             self.end(passage, has_passed=False)
@@ -156,6 +159,9 @@ class FrontGate:
             self._held_by_flow.popitem(last=False)
 
     def _refusal(self, reason: str, retry_after_s: float) -> OverloadError:
-        self.refused_by_reason[reason] = self.refused_by_reason.get(reason, 0) + 1
+        self._count(reason)
         message = "Too many requests are waiting for this model."
         return OverloadError(message, retry_after_s=max(1.0, retry_after_s), reason=reason)
+
+    def _count(self, reason: str) -> None:
+        self.refused_by_reason[reason] = self.refused_by_reason.get(reason, 0) + 1

@@ -149,3 +149,12 @@ def test_what_an_engine_refused_is_refused_in_its_stead_for_a_moment_and_to_the_
     front.now_s += 0.6
     with front.gate.passage(FLOW, None, 1):
         pass
+
+
+def test_what_serve_refuses_is_counted_here_and_what_an_engine_does_is_counted_there() -> None:
+    """Most refusals of a flood were in no count, and no alert told of it."""
+    front = Front()
+    for reason in ("replicas_full", "deadline", "busy"):
+        with pytest.raises(OverloadError), front.gate.passage(FLOW):
+            raise OverloadError("Too many.", retry_after_s=1.0, reason=reason)
+    assert front.gate.refused_by_reason == {"replicas_full": 1}

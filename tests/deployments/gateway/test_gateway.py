@@ -399,7 +399,7 @@ async def test_serve_s_back_pressure_is_overload(gateway: OpenGateway, serving: 
     serving.replicas.refusal = BackPressureError(5, 4, retry_after_s=3)
     with pytest.raises(OverloadError) as caught:
         await events_of(await gateway(), ask())
-    assert caught.value.retry_after_s == 3
+    assert (caught.value.retry_after_s, caught.value.reason) == (3, "replicas_full")
 
 
 async def test_a_deadline_ends_the_request_and_frees_the_engine(gateway: OpenGateway, serving: Serving) -> None:
