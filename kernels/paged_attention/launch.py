@@ -69,7 +69,7 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     if is_hopper:
         # Of five stages the addresses of blocks take three.
         return Share(least_m=16, block_n=128, per_multiprocessor=1, num_warps=4, num_stages=5)
-    return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=5)
+    return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=4)
 
 
 def prefill_tile(group: int, head_dim: int, element_bytes: int, *, is_quantized: bool = False) -> Tile:
