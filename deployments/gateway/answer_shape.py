@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deployments.gateway.dialect import Dialect
-from deployments.gateway.grammars import JSON_STYLE, check_grammar, followable, unfollowable
+from deployments.gateway.grammars import JSON_STYLE, admitted, check_grammar, followable, unfollowable
 from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolUse
 from deployments.stream.reasoning import ReasoningCounter, ReasoningFormat, ReasoningSplit
 from deployments.tools.formats import ToolFormat
@@ -111,12 +111,8 @@ class AnswerShape:
 
     async def _call_rules(self, use: ToolUse) -> CallRules:
         tool_format = self._tool_format()
-        if self._content is not None and use.callable_names and not use.is_required and tool_format.is_alone:
-            raise RequestError(
-                f"'{self._content.field}' cannot be used together with tools here: this model writes its calls as "
-                "plain JSON. Set 'tool_choice' to 'none' or 'required'.",
-                field=self._content.field,
-            )
+        if self._content is not None and not use.is_required and tool_format.is_alone:
+            await self._check_distinct(self._content, use.callable_names, tool_format)
         return CallRules(
             tool_format=tool_format,
             tools=await followable(use.tools),
@@ -125,6 +121,16 @@ class AnswerShape:
             # A turn that the template refuses would end the conversation.
             is_parallel=use.is_parallel and self._dialect.takes_several,
         )
+
+    async def _check_distinct(self, content: Grammar, names: frozenset[str], tool_format: ToolFormat) -> None:
+        """Refuse content that could not be told from a call, for only how they begin tells the two apart."""
+        if await admitted(content, [tool_format.beginning(name) for name in sorted(names)]):
+            raise RequestError(
+                f"'{content.field}' allows what begins as a call of these tools does, which this model writes as plain "
+                "JSON. Forbid additional properties, require others in front, or set 'tool_choice' to 'none' or "
+                "'required'.",
+                field=content.field,
+            )
 
     def _tool_format(self) -> ToolFormat:
         if self._dialect.tool_format is None:

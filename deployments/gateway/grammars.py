@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 from deployments.generation import Grammar, ToolSpec
 from engine.errors import RequestError
@@ -45,6 +45,11 @@ async def followable(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
     return await asyncio.to_thread(lambda: tuple(_followable(index, tool) for index, tool in enumerate(tools)))
 
 
+async def admitted(grammar: Grammar, beginnings: Sequence[str]) -> str | None:
+    """Return the first of the beginnings that a text may have which follows the grammar."""
+    return await asyncio.to_thread(_admitted, grammar.source, tuple(beginnings))
+
+
 def without_hints(schema: Any) -> Any:
     """Return a schema without the formats that rule nothing out; the grammar library refuses what it does not know."""
     if isinstance(schema, list):
@@ -72,6 +77,18 @@ def _followable(index: int, tool: ToolSpec) -> ToolSpec:
         field = f"tools[{index}].function.parameters"
         raise unfollowable(field, reason)
     return replace(tool, parameters={"type": "object"} if reason else parameters)
+
+
+@lru_cache(MAX_KNOWN)
+def _admitted(source: str, beginnings: tuple[str, ...]) -> str | None:
+    matcher = LLMatcher(LLTokenizer("byte"), source, log_level=0)
+    for beginning in beginnings:
+        # To this tokenizer a byte is a token.
+        token_ids = list(beginning.encode())
+        if matcher.try_consume_tokens(token_ids) == len(token_ids):
+            return beginning
+        matcher.reset()
+    return None
 
 
 @lru_cache(MAX_KNOWN)

@@ -65,6 +65,11 @@ class ToolFormat:
         """Return the pieces of a call to `tool` up to its arguments."""
         return (*self.before_name, json.dumps(tool) if self.quotes_name else tool, *self.before_arguments)
 
+    def beginning(self, tool: str) -> str:
+        """Return how an answer begins that is a call to `tool`, up to the brace of its arguments."""
+        # The brace shows that the arguments are an object.
+        return "".join((*self.opening, *self.head(tool), "{"))
+
     def begins(self, sample: CallSample) -> bool:
         """Whether a template's sample begins with a call in this format."""
         call = "".join([*self.opening, *self.head(NAMES[0]), ARGUMENTS])

@@ -4,7 +4,8 @@
 
 A call is always complete and valid: a name that exists, and arguments that are valid against its schema. Lexemes are
 regular expressions and the lexer never goes back, so that the whole head of a call is one lexeme, and the text in front
-of a call ends lazily with what opens it.
+of a call ends lazily with what opens it. Where a call and the content are both plain JSON their first lexemes are the
+same ones, a brace and a key: there every piece of a call is a lexeme of its own.
 
 **Source:** the Lark dialect of llguidance 1.9 (docs/syntax.md): `[lazy]`, `%json`, `@grammar`, `<[token id]>`.
 """
@@ -65,7 +66,8 @@ class AnswerGrammar:
         Args:
             content: the grammar of what is no call and no thought, None for any text.
         """
-        rules = _Rules(self._special_ids)
+        is_either = calls is not None and calls.tool_format.is_alone and content is not None
+        rules = _Rules(self._special_ids, is_piecewise=is_either)
         prefix = self._thinking(rules, thinking)
         answer = self._answer(rules, calls, content is not None)
         rules.add("TEXT", f"/{_ANYTHING}/{rules.excluded}")
@@ -142,12 +144,16 @@ class AnswerGrammar:
 class _Rules:
     """Rules and lexemes by name; equal lexemes are one.
 
+    Args:
+        is_piecewise: each piece of a sequence is a lexeme, as each mark in JSON is, and not the whole sequence.
+
     Attributes:
         excluded: what free text must not look like, so that the lexer leaves it to another lexeme.
     """
 
-    def __init__(self, special_ids: Mapping[str, int]) -> None:
+    def __init__(self, special_ids: Mapping[str, int], *, is_piecewise: bool) -> None:
         self._special_ids = special_ids
+        self._is_piecewise = is_piecewise
         self._rules: dict[str, str] = {}
         self._lexeme_by_pattern: dict[str, str] = {}
         self.excluded = ""
@@ -169,7 +175,7 @@ class _Rules:
                 run.append(piece)
                 continue
             if run:
-                parts.append(self._lexeme(_joined(run)))
+                parts.append(self._run(run))
                 run = []
             if piece is not None:
                 parts.append(f"<[{self._special_ids[piece]}]>")
@@ -178,6 +184,11 @@ class _Rules:
     def text(self) -> str:
         """Return the grammar's text."""
         return "".join(f"{name}: {body}\n" for name, body in self._rules.items())
+
+    def _run(self, pieces: Sequence[str]) -> str:
+        if self._is_piecewise:
+            return "SPACE? " + " ".join(f"{self._lexeme(_escaped(piece))} SPACE?" for piece in pieces)
+        return self._lexeme(_joined(pieces))
 
     def _lexeme(self, pattern: str) -> str:
         name = self._lexeme_by_pattern.setdefault(pattern, f"PIECE_{len(self._lexeme_by_pattern)}")

@@ -14,7 +14,17 @@ from app.translation.streaming import joined_calls
 from deployments.gateway.answer_shape import AnswerShape, tail_of
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.gateway import Gateway
-from deployments.generation import EndReason, Finished, Grammar, TextDelta, TextPrompt, ToolSpec, ToolUse
+from deployments.generation import (
+    EndReason,
+    Finished,
+    GenerationRequest,
+    Grammar,
+    TextDelta,
+    TextPrompt,
+    ToolCall,
+    ToolSpec,
+    ToolUse,
+)
 from deployments.stream.reasoning import THINK
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tools.formats import FORMATS, HERMES, JSON
@@ -30,6 +40,7 @@ SCHEMA: dict[str, Any] = {
 }
 TOOLS = (ToolSpec(name="f", parameters=SCHEMA), ToolSpec(name="none"))
 USE = ToolUse(tools=TOOLS, callable_names=frozenset({"f", "none"}))
+ANSWERS = ({"city": "Paris"}, {"city": "Rome"})
 CHOICE = Grammar(source=LLMatcher.grammar_from_regex("yes|no"), field="structured_outputs")
 PLAIN = Dialect(tool_format=JSON, reasoning=None, special_ids={})
 THINKING = Dialect(tool_format=HERMES, reasoning=THINK, special_ids={"<tool_call>": 7})
@@ -79,12 +90,18 @@ async def test_a_template_that_takes_one_call_a_turn_gets_no_more() -> None:
     assert grammars[1] == alone != grammars[0]
 
 
-async def test_json_beside_calls_that_are_json_is_refused_by_field() -> None:
+@pytest.mark.parametrize("name", ["json", "llama3", "xlam"])
+async def test_content_that_may_begin_as_a_call_in_plain_json_does_is_refused_by_field(name: str) -> None:
+    """All content that had to be JSON was, and no agent with tools could give its answer in the shape asked for."""
+    plain = replace(PLAIN, tool_format=FORMATS[name])
+    any_json = Grammar(source=LLMatcher.grammar_from_json_schema({}), field="response_format")
     with pytest.raises(RequestError) as refused:
-        await AnswerShape(ask(grammar=CHOICE, tool_use=USE), PLAIN, "").grammar()
-    assert refused.value.field == "structured_outputs"
+        await AnswerShape(ask(grammar=any_json, tool_use=USE), plain, "").grammar()
+    assert refused.value.field == "response_format"
     for use in (replace(USE, is_required=True), replace(USE, callable_names=frozenset())):
-        assert await AnswerShape(ask(grammar=CHOICE, tool_use=use), PLAIN, "").grammar()
+        assert await AnswerShape(ask(grammar=any_json, tool_use=use), plain, "").grammar()
+    city = Grammar(source=LLMatcher.grammar_from_json_schema(SCHEMA), field="response_format")
+    assert await AnswerShape(ask(grammar=city, tool_use=USE), plain, "").grammar()
 
 
 def test_what_the_engine_cannot_follow_is_refused_by_the_field_that_asked_for_it() -> None:
@@ -120,21 +137,41 @@ async def test_calls_that_are_required_come_valid_in_every_format(
 ) -> None:
     opened = await gateway(model=replace(serving.model, tool_format=name))
     use = replace(USE, is_required=True, is_parallel=False, callable_names=frozenset({"f"}))
-    # Random weights would write white space wherever it may stand.
-    spaces = (
-        token_id
-        for space in (" ", "\n", "\t", "\r")
-        for token_id in TextCodec(serving.model.tokenizer_path).encode_text(space)
-    )
-    params = {"ignore_eos": False, "logit_bias": tuple((token_id, -100.0) for token_id in spaces)}
-    events = await events_of(opened, ask(tool_use=use, max_tokens=160, params=params))
+    params = {"ignore_eos": False, "logit_bias": no_spaces(serving)}
+    text, calls = await answered(opened, ask(tool_use=use, max_tokens=160, params=params))
+    assert text == ""
+    assert [call.name for call in calls] == ["f"]
+    assert json.loads(calls[0].arguments) in ANSWERS
+
+
+@pytest.mark.parametrize("name", ["json", "llama3", "xlam"])
+async def test_an_answer_is_content_or_calls_where_both_are_plain_json(
+    gateway: OpenGateway, serving: Serving, name: str
+) -> None:
+    opened = await gateway(model=replace(serving.model, tool_format=name))
+    use = replace(USE, is_parallel=False, callable_names=frozenset({"f"}))
+    city = Grammar(source=LLMatcher.grammar_from_json_schema(SCHEMA), field="response_format")
+    for seed in range(4):
+        params = {"ignore_eos": False, "temperature": 1.0, "seed": seed, "logit_bias": no_spaces(serving)}
+        text, calls = await answered(opened, ask(tool_use=use, grammar=city, max_tokens=160, params=params))
+        assert bool(text) != bool(calls)
+        assert json.loads(text or calls[0].arguments) in ANSWERS
+
+
+def no_spaces(serving: Serving) -> tuple[tuple[int, float], ...]:
+    """Biases against white space, which random weights would write wherever it may stand."""
+    codec = TextCodec(serving.model.tokenizer_path)
+    return tuple((token_id, -100.0) for space in (" ", "\n", "\t", "\r") for token_id in codec.encode_text(space))
+
+
+async def answered(gateway: Gateway, request: GenerationRequest) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the content and the calls of an answer, which have to be whole."""
+    events = await events_of(gateway, request)
     deltas = [event for event in events if isinstance(event, TextDelta)]
-    assert "".join(delta.text for delta in deltas) == ""
-    (call,) = joined_calls(piece for delta in deltas for piece in delta.calls)
-    assert call.name == "f"
-    assert json.loads(call.arguments) in ({"city": "Paris"}, {"city": "Rome"})
+    calls = joined_calls(piece for delta in deltas for piece in delta.calls)
     assert isinstance(events[-1], Finished)
-    assert events[-1].reason is EndReason.TOOL_CALLS
+    assert events[-1].reason is (EndReason.TOOL_CALLS if calls else EndReason.STOP)
+    return "".join(delta.text for delta in deltas), calls
 
 
 async def test_a_grammar_that_takes_too_much_fails_every_answer_by_the_name_of_its_field(

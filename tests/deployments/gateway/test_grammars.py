@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher
 
 from deployments.gateway import grammars
-from deployments.gateway.grammars import check_grammar, followable, without_hints
+from deployments.gateway.grammars import admitted, check_grammar, followable, without_hints
 from deployments.generation import Grammar, ToolSpec
 from engine.errors import RequestError
 
@@ -29,6 +29,14 @@ async def test_a_format_that_any_text_has_is_no_reason_against_a_tool() -> None:
     parameters["properties"]["path"]["format"] = "regex"  # type: ignore[index]
     with pytest.raises(RequestError, match="Unknown format: regex"):
         await followable([ToolSpec(name="x", parameters=parameters, is_strict=True)])
+
+
+async def test_the_first_beginning_that_a_grammar_admits_is_found() -> None:
+    grammar = Grammar(source=LLMatcher.grammar_from_regex("é[0-9]+"), field="structured_outputs")
+    assert await admitted(grammar, ["1", "éa", "é12", "é"]) == "é12"
+    assert await admitted(grammar, ["", "é"]) == ""
+    assert await admitted(grammar, ["1", "éa"]) is None
+    assert await admitted(grammar, []) is None
 
 
 def test_only_the_keyword_is_taken_out_of_a_schema() -> None:

@@ -69,11 +69,10 @@ def test_only_valid_calls_and_the_content_asked_for_pass(
         call[: call.index("Paris")]: False,
         "Plain text.": not is_required and not has_content,
     }
+    if has_content or not tool_format.is_alone:
+        passes |= dict.fromkeys(('{"note": "x"}', ' {\n "note" : "x"}'), not is_required)
     if not tool_format.is_alone:
-        passes |= {
-            f"Let me see.\n{call}": not is_required and not has_content,
-            '{"note": "x"}': not is_required,
-        }
+        passes[f"Let me see.\n{call}"] = not is_required and not has_content
     for text, expected in passes.items():
         assert is_whole(tokenizer, grammar, thoughts + text) == expected, text
 
@@ -91,6 +90,18 @@ def test_one_call_alone_passes_where_they_are_not_parallel(tokenizer: LLTokenize
     assert is_whole(tokenizer, grammar, written(tool_format, [CALL]))
     assert not is_whole(tokenizer, grammar, written(tool_format, [CALL, CALL]))
     assert not is_whole(tokenizer, grammar, written(tool_format, [CALL])[:-3])
+
+
+@pytest.mark.parametrize("name", ["json", "llama3", "xlam"])
+def test_content_may_begin_like_a_call_as_far_as_it_is_none(tokenizer: LLTokenizer, name: str) -> None:
+    schema = {"type": "object", "properties": {"name": {"enum": ["f", "Ann"]}}, "additionalProperties": False}
+    content = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
+    grammar = WRITER.write(calls=rules(FORMATS[name]), content=content)
+    spread = written(FORMATS[name], [CALL]).replace(":", " : ").replace("{", "{ ")
+    for text in ('{"name": "f"}', '{"name": "Ann"}', written(FORMATS[name], [CALL, CALL]), spread):
+        assert is_whole(tokenizer, grammar, text), text
+    assert not is_whole(tokenizer, grammar, '{"name": "f", "city": "Paris"}')
+    assert not is_whole(tokenizer, grammar, '{"name": "g"}')
 
 
 def test_marks_that_are_special_tokens_are_asked_for_by_id() -> None:
