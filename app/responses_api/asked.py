@@ -13,6 +13,7 @@ from app.responses_api.schemas import (
     ResponseToolChoice,
 )
 from app.schemas.chat import ChatCompletionRequest, Message
+from app.schemas.common import SamplingExtensions
 from app.schemas.structured import JsonSchemaFormat, ResponseFormat
 from app.schemas.tools import (
     MAX_EARLIER_CALLS,
@@ -38,6 +39,11 @@ FIELD_NAMES = {
     r"tool_choice\.function": "tool_choice",
 }
 """What a chat's fields are called here."""
+_AS_IN_A_CHAT = (
+    *("temperature", "top_p", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("user", "stop", "seed", "frequency_penalty", "presence_penalty", "logit_bias"),
+    *SamplingExtensions.model_fields,
+)
 
 
 def chat_of(body: InputTokensRequest) -> ChatCompletionRequest:
@@ -75,17 +81,10 @@ def _sampling(body: ResponsesRequest) -> dict[str, Any]:
     tells_scores = "message.output_text.logprobs" in (body.include or ())
     if body.top_logprobs and not tells_scores:
         raise RequestError("'top_logprobs' needs 'message.output_text.logprobs' in 'include'.", field="top_logprobs")
-    return {
+    return {name: getattr(body, name) for name in _AS_IN_A_CHAT} | {
         "max_completion_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
         "logprobs": tells_scores or None,
         "top_logprobs": body.top_logprobs if tells_scores else None,
-        "service_tier": body.service_tier,
-        "prompt_cache_key": body.prompt_cache_key,
-        "prompt_cache_options": body.prompt_cache_options,
-        "prompt_cache_retention": body.prompt_cache_retention,
-        "user": body.user,
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from app.schemas.chat import ONLY_TEXT, PromptCacheOptions, ReasoningEffort
+from app.schemas.common import LogitBias, Penalty, SamplingExtensions, Seed
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName
 from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, missing, refuse_types
@@ -203,10 +204,12 @@ class InputTokensRequest(WireRequest):
     tools: list[FunctionTool] | None = None
 
 
-class ResponsesRequest(InputTokensRequest):
+class ResponsesRequest(SamplingExtensions, InputTokensRequest):
     """Ask for one response. Nothing of it is kept: the whole conversation comes with every request."""
 
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = InputTokensRequest.NEUTRAL | {
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        **InputTokensRequest.NEUTRAL,
+        **SamplingExtensions.NEUTRAL,
         "access_programs": ASKS_NOTHING,
         "background": (None, False),
         "background_options": ASKS_NOTHING,
@@ -234,6 +237,12 @@ class ResponsesRequest(InputTokensRequest):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     top_p: float | None = Field(default=None, ge=0, le=1)
     user: str | None = Field(default=None, max_length=512)
+
+    stop: str | list[str] | None = Field(default=None, description="Extension: as of a chat.")
+    seed: Seed | None = Field(default=None, description="Extension: as of a chat.")
+    frequency_penalty: Penalty | None = Field(default=None, description="Extension: as of a chat.")
+    presence_penalty: Penalty | None = Field(default=None, description="Extension: as of a chat.")
+    logit_bias: LogitBias | None = Field(default=None, description="Extension: as of a chat.")
 
 
 class InputTokenCount(WireResponse):

@@ -10,6 +10,9 @@ from app.schemas.structured import StructuredOutputs
 from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
 
 INT64_MAX = 2**63 - 1
+Seed = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+LogitBias = dict[str, Annotated[float, Field(ge=-100, le=100)]]
 FINGERPRINT = "Of the weights, the adapter and the engine's configuration: equal ones draw equal answers."
 
 
@@ -27,8 +30,8 @@ class StreamOptions(WireRequest):
     )
 
 
-class SamplingFields(WireRequest):
-    """The fields that chat and text completions share; null means the default everywhere."""
+class SamplingExtensions(WireRequest):
+    """What vLLM's clients, and ours, may say of how tokens are chosen, whatever the API; null means the default."""
 
     # Of vLLM, whose clients write out defaults. Spaces between special tokens show in no text without such tokens.
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -43,27 +46,6 @@ class SamplingFields(WireRequest):
         "truncate_prompt_tokens": ASKS_NOTHING,
         "vllm_xargs": (None, {}),
     }
-
-    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
-    stream: bool | None = Field(default=None, description="Answer as server-sent events.")
-    stream_options: StreamOptions | None = Field(default=None, description="Only with `stream: true`.")
-    temperature: float | None = Field(
-        default=None, ge=0, le=2, description="0 is greedy; default: the model's, else 1."
-    )
-    top_p: float | None = Field(
-        default=None, ge=0, le=1, description="Mass of the nucleus; default: the model's, else 1."
-    )
-    n: int | None = Field(default=None, ge=1, le=128, description="Answers to each prompt; default 1.")
-    stop: str | list[str] | None = Field(default=None, description="The text ends before the first of these strings.")
-    seed: int | None = Field(
-        default=None, ge=-INT64_MAX - 1, le=INT64_MAX, description="Equal seeds and requests draw equal answers."
-    )
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2, description="Subtracted for each occurrence.")
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2, description="Subtracted once for each token.")
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
-        default=None, description="Added to the logits of tokens, by token id."
-    )
-    user: str | None = Field(default=None, max_length=512, description="Accepted, and without effect.")
 
     top_k: int | None = Field(
         default=None, ge=-1, le=2**31 - 1, description="Extension: keep the k likeliest tokens; 0 or -1 keeps all."
@@ -134,6 +116,36 @@ class SamplingFields(WireRequest):
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
         default=None, max_length=64, description="Extension: words that the answer never has."
     )
+    structured_outputs: StructuredOutputs | None = Field(
+        default=None, description="Extension: what the answer has to look like."
+    )
+    priority: int | None = Field(
+        default=None, ge=-(2**31), le=2**31 - 1, description="Extension: lower is served first; default 0."
+    )
+    cache_salt: str | None = Field(
+        default=None, max_length=256, description="Extension: prefixes are shared only between equal salts."
+    )
+
+
+class SamplingFields(SamplingExtensions):
+    """The fields that chat and text completions share; null means the default everywhere."""
+
+    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+    stream: bool | None = Field(default=None, description="Answer as server-sent events.")
+    stream_options: StreamOptions | None = Field(default=None, description="Only with `stream: true`.")
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="0 is greedy; default: the model's, else 1."
+    )
+    top_p: float | None = Field(
+        default=None, ge=0, le=1, description="Mass of the nucleus; default: the model's, else 1."
+    )
+    n: int | None = Field(default=None, ge=1, le=128, description="Answers to each prompt; default 1.")
+    stop: str | list[str] | None = Field(default=None, description="The text ends before the first of these strings.")
+    seed: Seed | None = Field(default=None, description="Equal seeds and requests draw equal answers.")
+    frequency_penalty: Penalty | None = Field(default=None, description="Subtracted for each occurrence.")
+    presence_penalty: Penalty | None = Field(default=None, description="Subtracted once for each token.")
+    logit_bias: LogitBias | None = Field(default=None, description="Added to the logits of tokens, by token id.")
+    user: str | None = Field(default=None, max_length=512, description="Accepted, and without effect.")
     prompt_logprobs: int | None = Field(
         default=None,
         ge=0,
@@ -148,15 +160,6 @@ class SamplingFields(WireRequest):
         ge=-10,
         le=10,
         description="Extension: answers of a search are compared by their log-probability / tokens ^ this; default 1.",
-    )
-    structured_outputs: StructuredOutputs | None = Field(
-        default=None, description="Extension: what the answer has to look like."
-    )
-    priority: int | None = Field(
-        default=None, ge=-(2**31), le=2**31 - 1, description="Extension: lower is served first; default 0."
-    )
-    cache_salt: str | None = Field(
-        default=None, max_length=256, description="Extension: prefixes are shared only between equal salts."
     )
 
 

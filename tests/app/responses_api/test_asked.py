@@ -104,6 +104,27 @@ def test_every_option_reaches_the_chat() -> None:
     }
 
 
+def test_what_a_chat_may_say_of_the_choice_of_tokens_a_response_may_say_too() -> None:
+    """Load generators ask for `ignore_eos`, as vLLM takes it here too, and none of them got an answer."""
+    said = {
+        "stop": ["."],
+        "seed": 7,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.5,
+        "logit_bias": {"5": -1.0},
+        "top_k": 3,
+        "min_tokens": 4,
+        "ignore_eos": True,
+        "structured_outputs": {"regex": "a+"},
+        "cache_salt": "s",
+    }
+    vllm_defaults = {"skip_special_tokens": True, "vllm_xargs": {}}
+    assert (
+        chat(input="Hi", **said, **vllm_defaults)
+        == {"messages": [{"role": "user", "content": "Hi"}], "tools": []} | said
+    )
+
+
 async def test_who_refers_to_an_item_is_told_to_send_it(client: httpx.AsyncClient) -> None:
     body = {"model": "base", "input": [{"type": "item_reference", "id": "msg_1"}]}
     error = (await client.post("/v1/responses", json=body)).json()["error"]
@@ -134,6 +155,11 @@ TOOL = {"type": "function", "name": "f"}
         ({"conversation": "x"}, "conversation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
+        ({"seed": 2**63}, "seed"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"text": {"format": {"type": "json_object"}}, "ignore_eos": True}, "ignore_eos"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
