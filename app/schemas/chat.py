@@ -29,13 +29,24 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ContentPart(WireRequest):
-    """A piece of a message. Only text: this server fetches and decodes no media."""
+    """A piece of a message. Only text: this server fetches and decodes no media.
 
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"prompt_cache_breakpoint": ASKS_NOTHING}
+    OpenAI's agents for JavaScript send the text of an answer back with all that its message had besides.
+    """
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "annotations": (None, []),
+        "prompt_cache_breakpoint": ASKS_NOTHING,
+        "role": (None, "assistant"),
+    }
 
     type: Literal["text", "refusal"]
     text: str | None = None
     refusal: str | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(
+        default=None, description="Of the answer that had this text; without effect: those of the message count."
+    )
+    reasoning_content: str | None = Field(default=None, description="Likewise.")
 
     @model_validator(mode="before")
     @classmethod

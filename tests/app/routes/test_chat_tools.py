@@ -76,6 +76,21 @@ async def test_a_stream_brings_thoughts_text_and_calls_in_pieces(
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+async def test_an_answer_may_come_back_inside_its_own_text(client: httpx.AsyncClient, calling: ScriptedGateway) -> None:
+    """OpenAI's agents for JavaScript write it so, and the second turn of every conversation with them was a 400."""
+    answer = (await client.post(PATH, json=GOOD | {"tools": TOOLS})).json()["choices"][0]["message"]
+    part = answer | {"type": "text", "text": answer["content"]}
+    del part["content"]
+    turn = {"role": "assistant", "content": [part], "tool_calls": answer["tool_calls"]}
+    results = [{"role": "tool", "content": "5", "tool_call_id": call["id"]} for call in answer["tool_calls"]]
+    body = GOOD | {"tools": TOOLS, "messages": [*GOOD["messages"], turn, *results]}
+    assert (await client.post(PATH, json=body)).status_code == 200
+    prompt = calling.requests[1].prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[1].content == "I look."
+    assert [call.call_id for call in prompt.messages[1].tool_calls] == ["call_a", "call_b"]
+
+
 async def test_tools_calls_and_results_reach_the_gateway(client: httpx.AsyncClient, gateway: ScriptedGateway) -> None:
     earlier = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     body: dict[str, Any] = {
