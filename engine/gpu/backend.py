@@ -151,7 +151,7 @@ class TritonBackend(Backend):
         """Norm a row or two on the way to the product, and gate on the way from it."""
         assert isinstance(product, StreamedLinear)
         if JOINS_ARE_WANTED and delta is None and len(x) in product.normed_rows:
-            return product.normed(x, weight, eps, is_gated=is_gated)
+            return product.normed(x, weight, eps)
         h = self.add_rms_norm(x, delta, weight, eps)
         return product.gated(h) if is_gated else product(h)
 

@@ -16,6 +16,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -111,10 +112,9 @@ class StreamedLinear:
         """Multiply `x` [rows, in] by [gate | up] and join them, as `kernels.gated_activation` defines it."""
         return self.gate(x, self._way(len(x)))
 
-    def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, is_gated: bool) -> torch.Tensor:
+    def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Norm some of `normed_rows`, multiply them and join what is [gate | up]."""
-        assert not isinstance(self._weight, Int4Matrix)
-        return row_linear(x, self._weight, self._bias, norm=(weight, eps), is_gated=is_gated)
+        return self._by_rows(x, norm=(weight, eps), is_gated=self.is_gate_up)
 
     def can_add(self, rows: int) -> bool:
         """Tell whether so many rows go the way that can add to what is there."""
@@ -122,14 +122,12 @@ class StreamedLinear:
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
         """Multiply and add to `residual` in place, where `can_add` says so."""
-        assert not isinstance(self._weight, Int4Matrix)
-        row_linear(x, self._weight, self._bias, out=residual, is_added=True)
+        self._by_rows(x, out=residual, is_added=True)
 
     def multiply(self, x: torch.Tensor, way: Way, out: torch.Tensor | None = None) -> torch.Tensor:
         """Multiply one way, which must be open to so many rows."""
         if way is Way.ROWS:
-            assert not isinstance(self._weight, Int4Matrix)
-            return row_linear(x, self._weight, self._bias, out=out)
+            return self._by_rows(x, out=out)
         rounded = self._rounding.take(x) if isinstance(self._weight, Fp8Matrix) else None
         if way is not Way.LIBRARY:
             cut = None
@@ -148,8 +146,7 @@ class StreamedLinear:
     def gate(self, x: torch.Tensor, way: Way) -> torch.Tensor:
         """Multiply one way and join, by one kernel where that can."""
         if way is Way.ROWS:
-            assert not isinstance(self._weight, Int4Matrix)
-            return row_linear(x, self._weight, self._bias, is_gated=True)
+            return self._by_rows(x, is_gated=True)
         return self._rounding.silu_and_multiply(self.multiply(x, way))
 
     def open_ways(self, rows: int) -> list[Way]:
@@ -163,6 +160,11 @@ class StreamedLinear:
         if rows <= MAX_ROWS:
             open_ways.append(Way.ROWS)
         return open_ways
+
+    def _by_rows(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        # No way that is open to weights of 4 bits.
+        assert not isinstance(self._weight, Int4Matrix)
+        return row_linear(x, self._weight, self._bias, **options)
 
     def _way(self, rows: int) -> Way:
         index = bisect_left(self.rows, rows)
@@ -220,8 +222,8 @@ def stream_each(linears: Sequence[StreamedLinear]) -> None:
                 if linear.is_gate_up:
                     linear.gate(x, way)
                 if way is Way.ROWS and linear.is_after_norm:
-                    linear.normed(x, x[0], 0.0, is_gated=linear.is_gate_up)
-                if way is Way.ROWS and not linear.is_after_norm:
+                    linear.normed(x, x[0], 0.0)
+                elif way is Way.ROWS:
                     linear.add_to(x.new_zeros(rows, linear.shape[0]), x)
 
 
@@ -270,14 +272,12 @@ def _gains_by_norm(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRunti
         )
 
     def at_once() -> torch.Tensor:
-        return _last(
-            linear.normed(x, gain, EPS, is_gated=linear.is_gate_up) for linear, gain in zip(alike, gains, strict=True)
-        )
+        return _last(linear.normed(x, gain, EPS) for linear, gain in zip(alike, gains, strict=True))
 
     if runtime.seconds(at_once) > runtime.seconds(apart):
         return False
     expected = _usual(first, add_rms_norm(x, None, gains[0], EPS), Way.LIBRARY)
-    return _is_near(first.normed(x, gains[0], EPS, is_gated=first.is_gate_up), expected, first, "norm and product")
+    return _is_near(first.normed(x, gains[0], EPS), expected, first, "norm and product")
 
 
 def _inputs(linear: StreamedLinear, rows: int, device: torch.device) -> torch.Tensor:
