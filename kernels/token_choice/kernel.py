@@ -72,15 +72,14 @@ def _best_of(numbers, tokens, row, vocab, is_drawn, temperature, NUM_PARTS: tl.c
     at = row * 2 * NUM_PARTS + p
     peaks = tl.load(numbers + at, mask=is_part, other=float("-inf"), cache_modifier=".cg")
     scores = tl.load(numbers + at + NUM_PARTS, mask=is_part, other=float("-inf"), cache_modifier=".cg")
-    firsts = tl.load(tokens + at, mask=is_part, other=vocab, cache_modifier=".cg")
-    winners = tl.load(tokens + at + NUM_PARTS, mask=is_part, other=vocab, cache_modifier=".cg")
+    winners = tl.load(tokens + row * NUM_PARTS + p, mask=is_part, other=vocab, cache_modifier=".cg")
     highest = tl.max(peaks, axis=0)
     # A part of nothing but minus infinity has no winner.
     is_candidate = peaks > float("-inf")
     distances = tl.where(is_candidate, distance_of(peaks, highest, temperature), float("inf"))
     scores = tl.where(is_drawn, scores - distances, peaks)
     is_best = is_candidate & (scores == tl.max(scores, axis=0))
-    is_healthy = (tl.min(firsts, axis=0) >= 0) & (highest > float("-inf"))
+    is_healthy = (tl.min(winners, axis=0) >= 0) & (highest > float("-inf"))
     return tl.where(is_healthy, tl.min(tl.where(is_best, winners, vocab), axis=0), -1)
 
 
@@ -104,8 +103,8 @@ def token_choice_kernel(
     -1 where no number is the highest. `knobs` [rows, 4] float64 are temperature (0: the likeliest token), the logarithm
     of min-p, top-k and top-p; `seeds` [rows, 2] int64 are seed and position. Of rows that are not cut each part has a
     race of its own, with the part's highest for a mark; others are their first program's alone. `numbers` is float32
-    [rows, 2, parts], highest logit and best score; `tokens` int32 [rows, 2, parts], likeliest and winner, -1 where a
-    logit is no number; `arrived` int32 [rows]: zeros, and zeros again in the end.
+    [rows, 2, parts], highest logit and best score; `tokens` int32 [rows, parts], who has that, -1 where a logit is no
+    number; `arrived` int32 [rows]: zeros, and zeros again in the end.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     logits += row * vocab
@@ -119,9 +118,8 @@ def token_choice_kernel(
         return
     low = part * PART
     high = tl.where(is_cut, vocab, tl.minimum(vocab, low + PART))
-    highest, token, is_poisoned = _likeliest(logits, low, high, vocab, BLOCK)
+    highest, winner, is_poisoned = _likeliest(logits, low, high, vocab, BLOCK)
     score, is_healthy = highest, (is_poisoned == 0) & (highest > float("-inf"))
-    winner = token
     if is_drawn & is_healthy:
         farthest, last = tl.full([], float("inf"), tl.float32), tl.zeros([], tl.int32) + vocab
         if is_cut & ((top_k > 0) | (top_p < 1.0)):
@@ -136,8 +134,7 @@ def token_choice_kernel(
     at = row * 2 * NUM_PARTS + part
     tl.store(numbers + at, highest)
     tl.store(numbers + at + NUM_PARTS, score)
-    tl.store(tokens + at, tl.where(is_poisoned == 0, token, -1))
-    tl.store(tokens + at + NUM_PARTS, winner)
+    tl.store(tokens + row * NUM_PARTS + part, tl.where(is_poisoned == 0, winner, -1))
     # All of the program has written before it says so, and what it says is seen after what it wrote.
     tl.debug_barrier()
     if tl.atomic_add(arrived + row, 1, sem="acq_rel") == NUM_PARTS - 1:

@@ -42,7 +42,7 @@ def choose_tokens(
             knobs,
             seeds,
             numbers,
-            torch.empty_like(numbers, dtype=torch.int32),
+            torch.empty(rows, num_parts, dtype=torch.int32, device=logits.device),
             arrived,
             chosen,
             vocab,
