@@ -8,9 +8,11 @@ import triton
 from kernels.token_choice.kernel import token_choice_kernel
 
 BLOCK, PART = 4096, 16_384
-"""Of what a program looks at at once, and of all that it looks at. However many rows there are, or draws would depend
-on them: what scores are measured from is a part's.
+"""Of what a program looks at at once in a race, and of all that it looks at. However many rows there are, or draws
+would depend on them: what scores are measured from is a part's.
 """
+KEPT = 1024
+"""Of a part's logits, as many as a cut row is decided among at most."""
 
 
 def counters(max_rows: int, device: torch.device) -> torch.Tensor:
@@ -36,13 +38,19 @@ def choose_tokens(
     chosen = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
         num_parts = triton.cdiv(vocab, PART)
-        numbers = torch.empty(rows, 2, num_parts, dtype=torch.float32, device=logits.device)
+
+        def for_parts(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(rows, *shape, dtype=dtype, device=logits.device)
+
         token_choice_kernel[(rows, num_parts)](
             logits,
             knobs,
             seeds,
-            numbers,
-            torch.empty(rows, num_parts, dtype=torch.int32, device=logits.device),
+            for_parts(2, num_parts, dtype=torch.float32),
+            for_parts(num_parts, dtype=torch.int64),
+            for_parts(num_parts, dtype=torch.int32),
+            for_parts(num_parts, KEPT, dtype=torch.float32),
+            for_parts(num_parts, KEPT, dtype=torch.int32),
             arrived,
             chosen,
             vocab,
@@ -50,6 +58,7 @@ def choose_tokens(
             NUM_PARTS=num_parts,
             BLOCK_P=triton.next_power_of_2(num_parts),
             BLOCK=BLOCK,
+            KEPT=KEPT,
             num_warps=16,
         )
     return chosen

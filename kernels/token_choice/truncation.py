@@ -7,8 +7,9 @@ the tokens stand in one order, likeliest first, of which
 
 Both are: everything nearer than some distance, and of the tokens at it those up to some id. A pass over the row
 measures what is nearer than a pivot, and brings the largest distance below it and the smallest one from it on, so that
-the bounds lie on distances that occur and the search ends where they meet: about 18 passes for 128,000 tokens. Counts
-and masses are whole numbers, masses in 2^-40 of the likeliest token's: their sums are the same in any order.
+the bounds lie on distances that occur and the search ends where they meet: about 18 passes for 128,000 tokens, so that
+`kernels.token_choice.shortlist` goes over what matters of them. Counts and masses are whole numbers, masses in 2^-40 of
+the likeliest token's: their sums are the same in any order.
 
 Source: searches by pivots as in Ye et al., 2025 (FlashInfer, arXiv 2501.01005); there one is drawn, here it is the
 middle, because the set that is kept is to be the definition's.
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 
 AT_ONCE = tl.constexpr(4)
-"""Blocks that are asked for at once: a row that is cut is one program's, which waits for each."""
+"""Blocks that are asked for at once: the search is one program's, which waits for each."""
 
 
 @triton.jit
@@ -28,13 +29,13 @@ def distance_of(logit, highest, temperature):
 
 
 @triton.jit
-def _mass(distance):
+def mass_of(distance):
     """Return e^-distance in units of 2^-40, rounded down; nothing is left of it beyond a distance of 28."""
     return (tl.exp(-distance) * 1099511627776.0).to(tl.int64)
 
 
 @triton.jit
-def _survey(logits, vocab, highest, temperature, pivot, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
+def survey(logits, vocab, highest, temperature, pivot, IS_MASS: tl.constexpr, BLOCK: tl.constexpr):
     """Measure the tokens nearer than `pivot`; also return the largest distance below it and the smallest from it on."""
     lanes = tl.arange(0, AT_ONCE)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     measured = tl.zeros([BLOCK], tl.int64)
@@ -45,7 +46,7 @@ def _survey(logits, vocab, highest, temperature, pivot, IS_MASS: tl.constexpr, B
         logit = tl.load(logits + token, mask=token < vocab, other=float("-inf"))
         distance = distance_of(logit, highest, temperature)
         is_near = distance < pivot
-        share = _mass(distance) if IS_MASS else 1
+        share = mass_of(distance) if IS_MASS else 1
         measured += tl.sum(tl.where(is_near, share, 0), axis=0)
         below = tl.maximum(below, tl.max(tl.where(is_near, distance, 0.0), axis=0))
         above = tl.minimum(above, tl.min(tl.where(is_near, float("inf"), distance), axis=0))
@@ -65,12 +66,12 @@ def _narrow(logits, vocab, highest, temperature, farthest, wanted, IS_MASS: tl.c
     while low < high:
         middle = low + (high - low) * 0.5
         pivot = tl.where(middle > low, middle, high)
-        measured, below, above = _survey(logits, vocab, highest, temperature, pivot, IS_MASS, BLOCK)
+        measured, below, above = survey(logits, vocab, highest, temperature, pivot, IS_MASS, BLOCK)
         reaches = measured >= wanted
         high = tl.where(reaches, below, high)
         low = tl.where(reaches, low, above)
         nearer = tl.where(reaches, nearer, measured)
-    share = tl.maximum(_mass(low), 1) if IS_MASS else 1
+    share = tl.maximum(mass_of(low), 1) if IS_MASS else 1
     return low, tl.maximum((wanted - nearer + share - 1) // share, 1)
 
 
@@ -91,30 +92,36 @@ def _last_of(logits, vocab, highest, temperature, distance, count, BLOCK: tl.con
 
 
 @triton.jit
-def cut(logits, vocab, highest, temperature, top_k, top_p, BLOCK: tl.constexpr):
+def wanted_of(mass, top_p):
+    """Return the least whole mass that is at least `top_p` of one (float64)."""
+    exact = mass * top_p
+    wanted = exact.to(tl.int64)
+    wanted += (wanted.to(tl.float64) < exact).to(tl.int64)
+    return tl.maximum(wanted, 1)
+
+
+@triton.jit
+def cut(logits, vocab, highest, temperature, top_k, top_p, mass, BLOCK: tl.constexpr):
     """Return (distance, id) of the last token that is kept; `top_k` 0 and `top_p` 1 keep all.
 
-    Tokens of minus infinity are at no finite distance: never kept, nor counted by top-p.
+    Tokens of minus infinity are at no finite distance: never kept, nor counted by top-p. `mass` (float64) is that of
+    all tokens.
     """
     distance = tl.full([], float("inf"), tl.float32)
     last = tl.zeros([], tl.int32) + vocab
-    num_finite, farthest, _ = _survey(logits, vocab, highest, temperature, float("inf"), False, BLOCK)
+    num_finite, farthest, _ = survey(logits, vocab, highest, temperature, float("inf"), False, BLOCK)
     count = tl.zeros([], tl.int64)
     if (top_k > 0) & (top_k < num_finite):
         distance, count = _narrow(logits, vocab, highest, temperature, farthest, top_k, False, BLOCK)
     if top_p < 1.0:
-        mass, nearest, _ = _survey(logits, vocab, highest, temperature, tl.minimum(distance, 28.0), True, BLOCK)
+        near, nearest, _ = survey(logits, vocab, highest, temperature, tl.minimum(distance, 28.0), True, BLOCK)
         # What top-k keeps of the tokens at its own distance counts too.
-        total = mass + tl.where(count > 0, count * _mass(distance), 0)
-        exact = total.to(tl.float64) * top_p
-        wanted = exact.to(tl.int64)
-        wanted += (wanted.to(tl.float64) < exact).to(tl.int64)
-        wanted = tl.maximum(wanted, 1)
-        if mass >= wanted:
+        wanted = wanted_of(tl.where(count > 0, (near + count * mass_of(distance)).to(tl.float64), mass), top_p)
+        if near >= wanted:
             distance, count = _narrow(logits, vocab, highest, temperature, nearest, wanted, True, BLOCK)
         elif count > 0:
-            share = tl.maximum(_mass(distance), 1)
-            count = tl.minimum(count, (wanted - mass + share - 1) // share)
+            share = tl.maximum(mass_of(distance), 1)
+            count = tl.minimum(count, (wanted - near + share - 1) // share)
     if count > 0:
         last = _last_of(logits, vocab, highest, temperature, distance, count.to(tl.int32), BLOCK)
     return distance, last

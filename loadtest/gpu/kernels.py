@@ -208,13 +208,21 @@ def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: in
 
 
 def _token_choices(device: torch.device, *, rows: int, vocab: int) -> Iterator[Bench]:
-    logits = torch.randn(rows, vocab, device=device)
+    # The likeliest tokens of a model's distribution fall off about so; of one that is nearly even top-p keeps most.
+    ranks = torch.arange(1, vocab + 1, dtype=torch.float32)
+    peaked = torch.stack([(-1.5 * ranks.log())[torch.randperm(vocab)] for _ in range(rows)]).to(device)
+    even = torch.randn(rows, vocab, device=device)
     seeds = torch.arange(2 * rows, device=device).view(rows, 2)
     arrived = token_choice.counters(rows, device)
-    for name, top_k, top_p in (("", 0, 1.0), (", top-p 0.9", 0, 0.9), (", top-k 40 and top-p 0.9", 40, 0.9)):
+    for name, logits, top_k, top_p in (
+        ("", peaked, 0, 1.0),
+        (", top-p 0.9", peaked, 0, 0.9),
+        (", top-k 20 and top-p 0.95", peaked, 20, 0.95),
+        (", top-p 0.9, nearly even", even, 0, 0.9),
+    ):
         knobs = torch.tensor([[1.0, -torch.inf, top_k, top_p]], dtype=torch.float64, device=device).repeat(rows, 1)
         yield Bench(
             name=f"token choice, {rows} rows of {vocab}{name}",
-            run=lambda knobs=knobs: token_choice.choose_tokens(logits, knobs, seeds, arrived),  # type: ignore[misc]
+            run=lambda logits=logits, knobs=knobs: token_choice.choose_tokens(logits, knobs, seeds, arrived),  # type: ignore[misc]
             num_bytes=logits.nbytes,
         )

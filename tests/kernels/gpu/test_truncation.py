@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.logits import keep_top_p, scale, select_top_k
-from kernels.token_choice.truncation import cut, distance_of
+from kernels.token_choice.truncation import cut, distance_of, survey
 from tests.kernels.gpu.conftest import DEVICE
 
 
@@ -18,7 +18,9 @@ from tests.kernels.gpu.conftest import DEVICE
 def kept_kernel(logits, kept, vocab, highest, temperature, top_k, top_p, BLOCK: tl.constexpr):
     """Write which tokens of one row are kept."""
     high, cool = tl.load(highest), tl.load(temperature)
-    distance, last = cut(logits, vocab, high, cool, tl.load(top_k), tl.load(top_p).to(tl.float64), BLOCK)
+    mass, _, _ = survey(logits, vocab, high, cool, 28.0, True, BLOCK)
+    part = tl.load(top_p).to(tl.float64)
+    distance, last = cut(logits, vocab, high, cool, tl.load(top_k), part, mass.to(tl.float64), BLOCK)
     for start in range(0, vocab, BLOCK):
         token = start + tl.arange(0, BLOCK)
         own = distance_of(tl.load(logits + token, mask=token < vocab, other=float("-inf")), high, cool)
