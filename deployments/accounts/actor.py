@@ -28,10 +28,10 @@ from deployments.accounts.values import (
     UsageRecord,
     UsageTotal,
 )
+from deployments.actor_process import begin_actor
 from deployments.config import AccountsConfig
 from deployments.database import TROUBLES
 from deployments.disk_trouble import unavailable_on
-from deployments.logs import join_serve_log
 from engine.errors import ConfigError
 
 P = ParamSpec("P")
@@ -55,7 +55,7 @@ class Accounts:
     """
 
     def __init__(self, config: AccountsConfig) -> None:
-        join_serve_log()
+        begin_actor()
         with _naming("limits_url"):
             self._limiter = Limiter(config.limits_url)
         with _naming("database_url"):

@@ -16,6 +16,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from deployments.actor_process import begin_actor
 from deployments.batches.disk import Disk
 from deployments.batches.runner import Ask
 from deployments.batches.server import RETRY_AFTER_S, BatchServer
@@ -23,7 +24,6 @@ from deployments.batches.store import BatchStore, FolderTakenError
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.config import GATEWAY, BatchesConfig
 from deployments.handle_calls import until_answered
-from deployments.logs import join_serve_log
 
 _logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Batches(BatchServer):
         Args:
             ask: answers the lines; None for the gateways of this application.
         """
-        join_serve_log()
+        begin_actor()
         super().__init__(config, Disk(), ask or _gateways())
         self._opening = asyncio.create_task(self._open())
 

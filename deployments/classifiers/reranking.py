@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments.actor_process import begin_actor
 from deployments.batched_thread import BatchedThread
 from deployments.config import RerankerConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
 from deployments.handle_calls import until_answered
 from deployments.handles import RETRY_AFTER_S, reached
-from deployments.logs import join_serve_log
 from deployments.pooled import Reranking, RerankRequest
 from engine.errors import EngineError, RequestError
 
@@ -29,7 +29,7 @@ class Reranker:
     """The actor of one cross-encoder; the deployment is named `Reranker-<name>`."""
 
     def __init__(self, config: RerankerConfig, encoder: CrossEncoder | None = None) -> None:
-        join_serve_log()
+        begin_actor()
         if encoder is None:
             # It brings torch along, which a gateway can do without.
             from deployments.classifiers.cross_encoder import CrossEncoder, Pair

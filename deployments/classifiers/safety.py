@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from deployments.actor_process import begin_actor
 from deployments.batched_thread import BatchedThread
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
-from deployments.logs import join_serve_log
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Safety:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        join_serve_log()
+        begin_actor()
         if classifier is None:
             # It brings torch along, which a gateway that only asks for verdicts can do without.
             from deployments.classifiers.classifier import Classifier

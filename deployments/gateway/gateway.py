@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from adapters.catalogue import Catalogue
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
+from deployments.actor_process import begin_actor
 from deployments.batches.client import BatchClient
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.channel.token_channel import ChannelListener
@@ -55,7 +56,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.handles import RETRY_AFTER_S, ChannelSource, HandleSource, ask_vector, reached
-from deployments.logs import join_serve_log, log_answer, log_prompt
+from deployments.logs import log_answer, log_prompt
 from deployments.metrics import GatewayMetrics, gateway_families
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.registry.adapter_directory import AdapterDirectory
@@ -104,7 +105,7 @@ class Gateway:
         batches: DeploymentHandle | None = None,
         rerankers: Mapping[str, DeploymentHandle] | None = None,
     ) -> None:
-        join_serve_log()
+        begin_actor()
         self._config = config
         self._create_app = create_app
         self._handles = models

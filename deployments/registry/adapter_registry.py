@@ -31,11 +31,11 @@ from adapters.identity import AdapterRef, adapter_digest
 from adapters.registry import check_name, permitted_folder, signatures
 from adapters.sources import AdapterSources, SourceError
 from adapters.store import AdapterStore, StoreTakenError
+from deployments.actor_process import begin_actor
 from deployments.config import GATEWAY, AdapterBase, RegistryConfig, model_deployment
 from deployments.disk_trouble import unavailable_on
 from deployments.errors import UnavailableError, unknown_model
 from deployments.handles import release_adapter, tell_gateways
-from deployments.logs import join_serve_log
 from deployments.registry.adapter_changes import Registration
 from engine.errors import OverloadError, RequestError
 
@@ -297,7 +297,7 @@ class Registry:
 
     async def __init__(self, config: RegistryConfig) -> None:  # type: ignore[misc]
         """Open the store, take over what the configuration names, and begin to look; Serve awaits it."""
-        join_serve_log()
+        begin_actor()
         files = FileStore(config.folder)
         store = await asyncio.to_thread(_open_store, config, files)
         sources = AdapterSources(config.sources, max_bytes=config.max_source_bytes, timeout_s=config.source_timeout_s)

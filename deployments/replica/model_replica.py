@@ -11,11 +11,11 @@ from ray import serve
 
 from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
+from deployments.actor_process import begin_actor
 from deployments.channel.token_channel import ChannelDialer
 from deployments.config import AdapterCacheConfig, ChannelConfig, ModelConfig
 from deployments.exposition import FamilyText, write
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
-from deployments.logs import join_serve_log
 from deployments.metrics import EngineMetrics
 from deployments.replica.adapter_files import Locator, locator
 from deployments.replica.engine_thread import MAX_STEP_S_BY_DEVICE
@@ -49,7 +49,7 @@ class ModelReplica:
         Raises:
             CheckpointError, ConfigError: the model cannot be served as it is configured.
         """
-        join_serve_log()
+        begin_actor()
         locate = locator(adapter_cache, serve.get_replica_context().app_name)
         self._engine = engine = await asyncio.to_thread(_build, config, locate)
         dial = partial(ChannelDialer, channel) if channel.transport == "tcp" else None

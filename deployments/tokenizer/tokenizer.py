@@ -12,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ray.serve.handle import DeploymentHandle
 
+from deployments.actor_process import begin_actor
 from deployments.config import ModelConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ChatPrompt, TextPrompt
 from deployments.generation_calls import pack_ids, unpack_ids
-from deployments.logs import join_serve_log
 from deployments.tokenizer.text_codec import DEFAULT_MAX_CHARS, TextCodec
 from engine.errors import RequestError
 
@@ -82,7 +82,7 @@ class Tokenizer:
     """The actor: a shell around `LocalTokenizer`."""
 
     def __init__(self, models: tuple[ModelConfig, ...]) -> None:
-        join_serve_log()
+        begin_actor()
         self._tokenizer = LocalTokenizer(build_codecs(models))
 
     async def encode(self, model: str, prompt: ChatPrompt | TextPrompt) -> bytes:

@@ -1,0 +1,53 @@
+"""A process whose actor was given up ends; one that cannot ask stays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import ray
+from ray.exceptions import GetTimeoutError, RaySystemError
+
+from deployments import actor_process
+from deployments.actor_process import MAX_MISSES, begin_actor, end_when_forgotten
+
+
+def looks_before_the_end(*known: bool) -> int:
+    answers = iter(known)
+    ends: list[int] = []
+    end_when_forgotten(lambda: next(answers), end=ends.append, sleep=lambda _: None)
+    assert ends == [1]
+    return len(known) - len(list(answers))
+
+
+def test_a_process_ends_once_its_actor_is_unknown_several_times_in_a_row() -> None:
+    assert looks_before_the_end(True, False, False, True, *[False] * MAX_MISSES, True) == 4 + MAX_MISSES
+
+
+def raises(error: Exception) -> Callable[[str], object]:
+    def get_actor(name: str) -> object:
+        raise error
+
+    return get_actor
+
+
+@pytest.mark.parametrize(
+    ("get_actor", "is_known"),
+    [
+        (lambda name: object(), True),
+        (raises(ValueError("Failed to look up actor with name")), False),
+        (raises(GetTimeoutError("the head is away")), True),
+        (raises(RaySystemError("the connection broke")), True),
+    ],
+)
+def test_only_who_is_told_so_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, get_actor: Callable[[str], object], is_known: bool
+) -> None:
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    assert actor_process._is_known("SERVE_REPLICA::a#b#c") is is_known
+
+
+def test_outside_of_an_actor_nothing_is_watched() -> None:
+    begin_actor()
+    assert "watch" not in [thread.name for thread in threading.enumerate()]
