@@ -10,12 +10,12 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.datastructures import Headers
 
 from app.access.limits import CHARS_PER_TOKEN, over_limit, quota_headers
-from app.gateway_port import AdapterPort, BatchPort, GatewayPort, MeterPort
+from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
 from deployments.accounts.values import Charge, TenantLimits
 from deployments.errors import unknown_model
@@ -33,6 +33,11 @@ from deployments.generation import (
 )
 from deployments.pooled import EmbeddingRequest, Embeddings, Reranking, RerankRequest
 from deployments.timeline import Timeline
+
+if TYPE_CHECKING:
+    from deployments.accounts.meter import Meter
+    from deployments.batches.client import BatchClient
+    from deployments.registry.adapter_directory import AdapterDirectory
 
 Computed = TypeVar("Computed", GenerationRequest, EmbeddingRequest)
 """What an engine is asked for."""
@@ -136,17 +141,17 @@ class TenantGateway:
         self._headers = {} if headers is None else headers
 
     @property
-    def meter(self) -> MeterPort | None:
+    def meter(self) -> Meter | None:
         """What counts what tenants use."""
         return self._gateway.meter
 
     @property
-    def batches(self) -> BatchPort | None:
+    def batches(self) -> BatchClient | None:
         """Files and batches; their methods are told the tenant."""
         return self._gateway.batches
 
     @property
-    def adapters(self) -> AdapterPort:
+    def adapters(self) -> AdapterDirectory:
         """The names of adapters; its routes ask for another key."""
         return self._gateway.adapters
 
@@ -214,7 +219,7 @@ class TenantGateway:
         """Return the metrics in Prometheus' text format."""
         return await self._gateway.metrics()
 
-    async def _metered(self, request: GenerationRequest, meter: MeterPort) -> AsyncGenerator[GenerationEvent, None]:
+    async def _metered(self, request: GenerationRequest, meter: Meter) -> AsyncGenerator[GenerationEvent, None]:
         async with (
             self._admitted(meter, request.num_chars) as used,
             aclosing(self._gateway.generate(request)) as events,
@@ -229,7 +234,7 @@ class TenantGateway:
                 yield event
 
     @asynccontextmanager
-    async def _admitted(self, meter: MeterPort | None, num_chars: int) -> AsyncIterator[_Used]:
+    async def _admitted(self, meter: Meter | None, num_chars: int) -> AsyncIterator[_Used]:
         """Count a request of so many characters against the tenant's limits, and what the block says that it used.
 
         Raises:

@@ -7,17 +7,19 @@ import io
 import secrets
 import time
 from dataclasses import asdict, fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from app.access.tenants import KeyRing, key_digest
-from app.gateway_port import MeterPort
 from app.http.errors import ApiError
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, OpenContext, only_admin
 from app.schemas.accounts import ApiKeyInfo, ApiKeyList, NewKeyRequest, RemovedKey, UsageInfo, UsageReport
 from deployments.accounts.values import UsageQuestion, UsageRecord
+
+if TYPE_CHECKING:
+    from deployments.accounts.meter import Meter
 
 MAX_RECORDS = 100_000
 KEY_PREFIX = "sk-"
@@ -28,7 +30,7 @@ Time = Annotated[float, Query(ge=0, le=LATEST_UNIX_S, allow_inf_nan=False, descr
 router = APIRouter(route_class=JsonRoute, tags=["accounts"], dependencies=[Depends(only_admin)])
 
 
-async def _meter(context: OpenContext) -> MeterPort:
+async def _meter(context: OpenContext) -> Meter:
     meter = context.gateway.meter
     if meter is None:
         raise ApiError(404, "This server counts nothing: `accounts` is null.", code="accounts_disabled")
@@ -44,12 +46,12 @@ async def _question(
     return UsageQuestion(since_unix_s=since, until_unix_s=until, tenant=tenant, model=model)
 
 
-Meter = Annotated[MeterPort, Depends(_meter)]
+Counted = Annotated["Meter", Depends(_meter)]
 Question = Annotated[UsageQuestion, Depends(_question)]
 
 
 @router.get("/admin/usage", response_model=UsageReport, responses=ERRORS)
-async def usage(meter: Meter, question: Question) -> Response:
+async def usage(meter: Counted, question: Question) -> Response:
     """Add up what was used, by tenant, model and adapter."""
     totals = [UsageInfo(**asdict(total) | {"adapter": total.adapter or None}) for total in await meter.totals(question)]
     return JsonResponse(UsageReport(data=totals))
@@ -60,7 +62,7 @@ async def usage(meter: Meter, question: Question) -> Response:
     response_class=Response,
     responses=ERRORS | {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
 )
-async def usage_records(meter: Meter, question: Question) -> Response:
+async def usage_records(meter: Counted, question: Question) -> Response:
     """Tell every answer by itself, the first hundred thousand of the asked span."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(UsageRecord)])
@@ -70,14 +72,14 @@ async def usage_records(meter: Meter, question: Question) -> Response:
 
 
 @router.get("/admin/keys", response_model=ApiKeyList, responses=ERRORS)
-async def list_keys(meter: Meter) -> Response:
+async def list_keys(meter: Counted) -> Response:
     """List the keys that were made while the server ran; nobody knows them but by their SHA-256."""
     keys = [ApiKeyInfo(id=key.digest, tenant=key.tenant, created=int(key.created_unix_s)) for key in await meter.keys()]
     return JsonResponse(ApiKeyList(data=keys))
 
 
 @router.post("/admin/keys", response_model=ApiKeyInfo, responses=ERRORS)
-async def make_key(body: NewKeyRequest, meter: Meter, request: Request) -> Response:
+async def make_key(body: NewKeyRequest, meter: Counted, request: Request) -> Response:
     """Make a key for a tenant; it is good at once, and told only now."""
     ring: KeyRing = request.app.state.key_ring
     if body.tenant not in ring.tenant_by_name:
@@ -93,7 +95,7 @@ async def make_key(body: NewKeyRequest, meter: Meter, request: Request) -> Respo
 
 
 @router.delete("/admin/keys/{key_id}", response_model=RemovedKey, responses=ERRORS)
-async def revoke_key(meter: Meter, key_id: Annotated[str, Path(max_length=64)]) -> Response:
+async def revoke_key(meter: Counted, key_id: Annotated[str, Path(max_length=64)]) -> Response:
     """Revoke a key, named by its SHA-256: no gateway takes it any more after two seconds."""
     if not await meter.remove_key(key_id):
         raise ApiError(404, "There is no such key.", param="key_id", code="key_not_found")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from app.gateway_port import BatchPort
 from app.http.errors import ApiError
 from app.http.file_form import file_form
 from app.http.json_route import JsonResponse, JsonRoute
 from app.routes.context import ERRORS, Context
 from app.schemas.files import DeletedFile, FileList, FileObject
 from deployments.batches.values import INPUT_PURPOSE, NewFile, PageQuestion, StoredFile
+
+if TYPE_CHECKING:
+    from deployments.batches.client import BatchClient
 
 UPLOAD = ("POST", "/v1/files")
 """The one route whose body is not JSON, and may be larger than others."""
@@ -33,14 +35,14 @@ _FORM: dict[str, Any] = {
 router = APIRouter(route_class=JsonRoute, tags=["files"])
 
 
-async def _batches(context: Context) -> BatchPort:
+async def _batches(context: Context) -> BatchClient:
     batches = context.gateway.batches
     if batches is None:
         raise ApiError(404, "This server has no files and batches: `batches` is null.", code="batches_disabled")
     return batches
 
 
-Batches = Annotated[BatchPort, Depends(_batches)]
+Batches = Annotated["BatchClient", Depends(_batches)]
 FileId = Annotated[str, Path(max_length=64)]
 After = Annotated[str | None, Query(max_length=64, description="The last id of the page before.")]
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from adapters.catalogue import AdapterEntry, AdapterVersion
 from adapters.identity import AdapterDigest, AdapterRef
-from app.gateway_port import BatchPort
 from deployments.accounts.values import (
     Admission,
     Charge,
@@ -147,7 +147,7 @@ class ScriptedGateway:
         self.num_reasoning_tokens = 0
         self.shifts_logprob_by = 0.0
         self.meter: ScriptedMeter | None = None
-        self.batches: BatchPort | None = None
+        self.batches: Any = None
         self.known_timelines: dict[str, list[Timeline]] = {}
 
     def models(self) -> Sequence[ModelCard]:
