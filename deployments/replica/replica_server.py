@@ -53,7 +53,7 @@ class _Generation:
 
 
 class ReplicaServer:
-    """The generations that one engine works on; a plain class, the actor is its shell.
+    """The generations that one engine works on; a plain class, of which the actor is one.
 
     Lives on the event loop that it is made on.
 
@@ -146,13 +146,19 @@ class ReplicaServer:
         for generation in left:
             generation.ended.set_result(GenerationResult(fault=_GATEWAY_GONE))
 
-    def trouble(self) -> str | None:
-        """Say in one sentence why this replica cannot be relied on, or None."""
+    async def trouble(self) -> str | None:
+        """Say in one sentence why this replica cannot be relied on, or None; asked by gateways."""
         return self._thread.trouble()
 
-    def adapter_places(self) -> dict[AdapterDigest, str]:
-        """Return where adapters lie: "device", "host" or "loading"."""
-        return dict(self._engine.adapters.places())
+    def check_health(self) -> None:
+        """Tell Serve whether the engine makes progress.
+
+        Raises:
+            EngineError: it does not; Serve replaces the replica.
+        """
+        trouble = self._thread.trouble()
+        if trouble is not None:
+            raise EngineError(trouble)
 
     async def release_adapter(self, digest: AdapterDigest) -> int:
         """Wait for the generations that use an adapter, forget it, and return the bytes that this freed."""

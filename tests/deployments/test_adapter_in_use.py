@@ -69,8 +69,8 @@ async def test_unloading_waits_for_who_uses_it_and_changes_nothing_for_him(
     for _ in range(100):
         await asyncio.sleep(0)
     assert not release.done()
-    assert ref.digest in server.adapter_places()
+    assert ref.digest in engine.adapters.places()
     engine.release()
     assert text_of(await stream) == expected
     assert await release >= sum(tensor.nbytes for tensor in tensors.values())
-    assert server.adapter_places() == {}
+    assert engine.adapters.places() == {}
