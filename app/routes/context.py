@@ -21,7 +21,7 @@ from app.settings import LimitSettings
 from app.translation.render import ResponseHead
 from app.translation.translate import whole_chat_prompt
 from deployments.accounts.values import TenantLimits
-from deployments.gateway.inside import INSIDE, Insider
+from deployments.gateway.inside import BATCH_PRIORITY, INSIDE
 from deployments.generation import GenerationEvent, GenerationRequest
 
 TIMEOUT_HEADER = "x-request-timeout"
@@ -129,15 +129,15 @@ async def _context(request: Request) -> RouteContext:  # a dependency that is no
         meter = context.gateway.meter
         tenant = ring.identify(request.headers, {} if meter is None else meter.tenant_by_key)
     else:
-        tenant = ring.named(insider.tenant)
+        tenant = ring.named(insider)
     gateway = TenantGateway(context.gateway, tenant, request.state.response_headers)
     return replace(context, gateway=gateway, tenant=tenant.name, tenant_limits=tenant.limits)
 
 
-def _insider(request: Request) -> Insider | None:
+def _insider(request: Request) -> str | None:
     """Return for whom the server itself asks; None for a request that came by HTTP."""
-    found = getattr(request.state, INSIDE, None)
-    return found if isinstance(found, Insider) else None
+    found: str | None = getattr(request.state, INSIDE, None)
+    return found
 
 
 async def _reader_context(request: Request) -> RouteContext:
@@ -148,7 +148,6 @@ async def _reader_context(request: Request) -> RouteContext:
 
 async def _open_context(request: Request) -> RouteContext:
     state = request.app.state
-    insider = _insider(request)
     return RouteContext(
         gateway=state.gateway,
         limits=state.limits,
@@ -156,7 +155,7 @@ async def _open_context(request: Request) -> RouteContext:
         request_id=request.state.request_id,
         timeout_s=_timeout_s(request.headers.get(TIMEOUT_HEADER)),
         trace_parent=request.headers.get("traceparent", "")[:MAX_TRACE_PARENT_CHARS],
-        priority=0 if insider is None else insider.priority,
+        priority=0 if _insider(request) is None else BATCH_PRIORITY,
     )
 
 

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from ray.serve.handle import DeploymentHandle
 
 from deployments.actor_process import begin_actor
-from deployments.batched_thread import BatchedThread
+from deployments.batched_model import BatchedModel
 from deployments.config import RerankerConfig
 from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
 from deployments.handle_calls import until_answered
 from deployments.handles import RETRY_AFTER_S, reached
 from deployments.pooled import Reranking, RerankRequest
-from engine.errors import EngineError, RequestError
+from engine.errors import RequestError
 
 if TYPE_CHECKING:
     from deployments.classifiers.cross_encoder import CrossEncoder, Pair, PairScore
 
 
-class Reranker:
+class Reranker(BatchedModel["Pair", "PairScore | RequestError"]):
     """The actor of one cross-encoder; the deployment is named `Reranker-<name>`."""
 
     def __init__(self, config: RerankerConfig, encoder: CrossEncoder | None = None) -> None:
@@ -37,9 +37,7 @@ class Reranker:
             encoder = CrossEncoder(config)
             # The first pass is many times slower than those that follow; no request shall wait for it.
             encoder.score([Pair("The first pair", "that it scores.", "", config.max_tokens)])
-        self._batches: BatchedThread[Pair, PairScore | RequestError] = BatchedThread(
-            encoder.score, "reranker", max_batch=config.max_batch, batch_wait_s=config.batch_wait_s
-        )
+        super().__init__(encoder.score, "reranker", max_batch=config.max_batch, batch_wait_s=config.batch_wait_s)
 
     async def score(self, pairs: Sequence[Pair]) -> list[PairScore]:
         """Return the score of each pair, in order.
@@ -48,25 +46,11 @@ class Reranker:
             RequestError: one of them cannot be scored.
         """
         found = []
-        for result in await self._batches.results(pairs):
+        for result in await self.results(pairs):
             if isinstance(result, RequestError):
                 raise result
             found.append(result)
         return found
-
-    async def trouble(self) -> str | None:
-        """Return why scores do not come, None where they do; asked by gateways."""
-        return self._batches.trouble()
-
-    def check_health(self) -> None:
-        """Serve's health check.
-
-        Raises:
-            EngineError: the model hangs.
-        """
-        trouble = self._batches.trouble()
-        if trouble is not None:
-            raise EngineError(trouble)
 
 
 class Rerankers:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from deployments.actor_process import begin_actor
-from deployments.batched_thread import BatchedThread
+from deployments.batched_model import BatchedModel
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict
-from engine.errors import EngineError
 
 if TYPE_CHECKING:
     from deployments.classifiers.classifier import Classifier
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 _FIRST = "The first text that a classifier judges."
 
 
-class Safety:
+class Safety(BatchedModel[str, Verdict]):
     """A classifier that serves one event loop; the deployment has its name.
 
     Loads the classifier, unless it is given one: errors as `Classifier`.
@@ -43,7 +42,7 @@ class Safety:
             # The first pass is many times slower than those that follow; no request shall wait for it.
             classifier.judge([_FIRST])
         self._classifier = classifier
-        self._batches: BatchedThread[str, Verdict] = BatchedThread(
+        super().__init__(
             classifier.judge,
             "safety classifier",
             max_batch=config.max_batch,
@@ -55,18 +54,4 @@ class Safety:
         """Return a verdict on each text, in order; errors as `Classifier.check`."""
         for text in texts:
             self._classifier.check(text)
-        return await self._batches.results(texts)
-
-    async def trouble(self) -> str | None:
-        """Return why verdicts do not come, None where they do; asked by gateways."""
-        return self._batches.trouble()
-
-    def check_health(self) -> None:
-        """Serve's health check.
-
-        Raises:
-            EngineError: the classifier hangs.
-        """
-        trouble = self._batches.trouble()
-        if trouble is not None:
-            raise EngineError(trouble)
+        return await self.results(texts)

@@ -7,7 +7,6 @@ in the scope, which no client can write to (`INSIDE`).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.batches.values import InsideAnswer, InsideCall
 
 INSIDE = "inside"
-"""Where `scope["state"]` has an `Insider`."""
+"""Where `scope["state"]` has the name of the tenant, empty where there are none."""
 BATCH_PRIORITY = 2**33
 """Added to that of each request: more than a client can take off, so that theirs is below all others."""
 
@@ -33,14 +32,6 @@ _TOO_LARGE = json.dumps(
 ).encode()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Insider:
-    """For whom the server asks; the tenant's name is empty where there are none."""
-
-    tenant: str
-    priority: int = BATCH_PRIORITY
-
-
 async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
     """Return what the application answers; cancelling this frees what it works on."""
     headers = {"content-type": "application/json", "x-request-id": call.request_id}
@@ -49,7 +40,7 @@ async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
         headers["x-request-timeout"] = f"{min(86_400.0, max(0.001, call.timeout_s)):.3f}"
 
     async def told(scope: Scope, receive: Receive, send: Send) -> None:
-        await app({**scope, "state": {INSIDE: Insider(tenant=call.tenant)}}, receive, send)
+        await app({**scope, "state": {INSIDE: call.tenant}}, receive, send)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(told), base_url="http://localhost") as client:
         answer = await client.request(call.method, call.path, content=call.body, headers=headers, timeout=None)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray import serve
 
-from deployments.batched_thread import MAX_CALL_S
+from deployments.batched_model import MAX_CALL_S
 from deployments.classifiers.safety import Safety
 from deployments.config import SafetyConfig
 from deployments.generation import Verdict

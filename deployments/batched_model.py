@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 
 from ray import serve
 
+from engine.errors import EngineError
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -17,8 +19,8 @@ MAX_CALL_S = 60.0
 """A call that takes longer has hung."""
 
 
-class BatchedThread(Generic[Item, Result]):
-    """Serves one event loop.
+class BatchedModel(Generic[Item, Result]):
+    """Serves one event loop; what asks the model for what extends it.
 
     Args:
         call: returns a result for each item, in order; blocks.
@@ -49,8 +51,21 @@ class BatchedThread(Generic[Item, Result]):
         """Return a result for each item, in order."""
         return list(await asyncio.gather(*(self._together(item) for item in items)))
 
-    def trouble(self) -> str | None:
-        """Return what is wrong: a call that has been running for over a minute."""
+    async def trouble(self) -> str | None:
+        """Return why results do not come, None where they do; asked by gateways."""
+        return self._trouble()
+
+    def check_health(self) -> None:
+        """Serve's health check.
+
+        Raises:
+            EngineError: the model hangs.
+        """
+        trouble = self._trouble()
+        if trouble is not None:
+            raise EngineError(trouble)
+
+    def _trouble(self) -> str | None:
         began_s = self._began_s
         if began_s is None or self._clock() - began_s <= MAX_CALL_S:
             return None
