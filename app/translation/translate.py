@@ -9,7 +9,7 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from app.sampling_defaults import BOUNDS
 from app.translation.beams import with_beams
@@ -46,6 +46,12 @@ _PRIORITY_BY_TIER = {"priority": -8, "flex": 8}
 """Half of the longest head start, in either direction (`engine.scheduling.live_request`)."""
 _SEED_STEP = 0x9E3779B97F4A7C15
 """Odd, and far from any seed that a person would choose: of the golden ratio, as splitmix64 steps."""
+
+_AS_THEY_ARE = (
+    *("min_tokens", "temperature", "top_p", "min_p", "top_n_sigma", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+    *("xtc_probability", "xtc_threshold", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
+"""Fields that are parameters of one name and one meaning."""
 
 
 def random_seed() -> int:
@@ -292,9 +298,7 @@ def _dry_penalty(body: SamplingFields) -> DryPenalty | None:
         return None
     return DryPenalty(
         multiplier=body.dry_multiplier,
-        base=1.75 if body.dry_base is None else body.dry_base,
-        allowed_length=2 if body.dry_allowed_length is None else body.dry_allowed_length,
-        last_n=-1 if body.dry_penalty_last_n is None else body.dry_penalty_last_n,
+        **_given(base=body.dry_base, allowed_length=body.dry_allowed_length, last_n=body.dry_penalty_last_n),
     )
 
 
@@ -306,11 +310,12 @@ def _dry_breakers(body: SamplingFields) -> tuple[str, ...]:
 def _lz_penalty(body: SamplingFields) -> LzPenalty | None:
     if not body.lz_penalty:
         return None
-    return LzPenalty(
-        strength=body.lz_penalty,
-        buffer=32 if body.lz_buffer_size is None else body.lz_buffer_size,
-        lookback=512 if body.lz_lookback_size is None else body.lz_lookback_size,
-    )
+    return LzPenalty(strength=body.lz_penalty, **_given(buffer=body.lz_buffer_size, lookback=body.lz_lookback_size))
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Return the values that a client has given; for others the parameters have defaults."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _open_params(body: SamplingFields) -> frozenset[str]:
@@ -333,20 +338,8 @@ def _generation(
         )
     params = SamplingParams(
         max_tokens=max_tokens or 1,  # the gateway overwrites it once it knows the prompt's length
-        min_tokens=body.min_tokens or 0,
-        temperature=1.0 if body.temperature is None else body.temperature,
+        **_given(**{name: getattr(body, name) for name in _AS_THEY_ARE}),
         top_k=max(0, body.top_k or 0),
-        top_p=1.0 if body.top_p is None else body.top_p,
-        min_p=body.min_p or 0.0,
-        top_n_sigma=body.top_n_sigma or 0.0,
-        typical_p=1.0 if body.typical_p is None else body.typical_p,
-        epsilon_cutoff=body.epsilon_cutoff or 0.0,
-        eta_cutoff=body.eta_cutoff or 0.0,
-        xtc_probability=body.xtc_probability or 0.0,
-        xtc_threshold=0.1 if body.xtc_threshold is None else body.xtc_threshold,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
-        frequency_penalty=body.frequency_penalty or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
         dry=_dry_penalty(body),
         lz=_lz_penalty(body),
         stop_token_ids=tuple(body.stop_token_ids or ()),
