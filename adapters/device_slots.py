@@ -158,10 +158,6 @@ class DeviceSlots:
         self._free(digest)
         return True
 
-    def num_pinned(self) -> int:
-        """Count the adapters that running requests hold."""
-        return sum(slot.pins > 0 for slot in self._slot_by_digest.values())
-
     def check(self) -> None:
         """Raise AssertionError where an invariant is broken."""
         assert len(self._slot_by_digest) <= self._num_slots

@@ -243,18 +243,19 @@ class EngineMetrics:
             ):
                 if seconds is not None:
                     histogram.labels(**self._labels).observe(seconds)
+        counters = snapshot.counters
         return [
             self._gauge("num_requests_running", "Requests in the batch.", snapshot.num_running),
             self._gauge("num_requests_waiting", "Requests that wait for a row in the batch.", snapshot.num_waiting),
             self._gauge("kv_cache_usage_perc", "Share of the KV cache held by requests, 0 to 1.", snapshot.kv_usage),
             self._cache_info(snapshot),
-            self._count("prefix_cache_queries", "Tokens looked up in the prefix cache.", snapshot.prefix_queries),
-            self._count("prefix_cache_hits", "Tokens found in the prefix cache.", snapshot.prefix_hits),
-            self._count("num_preemptions", "Requests put back to wait for memory.", snapshot.num_preemptions),
-            self._count("prompt_tokens", "Prompt tokens of requests admitted.", snapshot.prompt_tokens),
-            self._count("generation_tokens", "Tokens generated.", snapshot.generation_tokens),
+            self._count("prefix_cache_queries", "Tokens looked up in the prefix cache.", counters.prefix_queries),
+            self._count("prefix_cache_hits", "Tokens found in the prefix cache.", counters.prefix_hits),
+            self._count("num_preemptions", "Requests put back to wait for memory.", counters.num_preemptions),
+            self._count("prompt_tokens", "Prompt tokens of requests admitted.", counters.prompt_tokens),
+            self._count("generation_tokens", "Tokens generated.", counters.generation_tokens),
             self._count(
-                "forced_tokens", "Tokens that a grammar left no choice of.", snapshot.forced_tokens, "antiphon"
+                "forced_tokens", "Tokens that a grammar left no choice of.", counters.forced_tokens, "antiphon"
             ),
             self._gauge("num_adapters_resident", "Adapters on the device.", snapshot.num_resident_adapters, "antiphon"),
             self._count("engine_steps", "Steps of the engine.", snapshot.num_steps, "antiphon"),
@@ -267,7 +268,9 @@ class EngineMetrics:
 
     def _ended(self, snapshot: EngineSnapshot) -> Metric:
         about = "Requests that left the engine."
-        return _counts_by("reason", "antiphon:engine_requests_ended", about, snapshot.ended_by_reason, self._labels)
+        return _counts_by(
+            "reason", "antiphon:engine_requests_ended", about, snapshot.counters.ended_by_reason, self._labels
+        )
 
     def _step_times(self, snapshot: EngineSnapshot) -> Metric:
         parts = ("schedule", "prepare", "forward", "sample", "wait", "emit")

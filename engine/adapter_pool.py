@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import torch
 
@@ -30,28 +29,6 @@ _logger = logging.getLogger(__name__)
 
 Locate = Callable[[AdapterRef], AdapterRef]
 LentMemory = Callable[[range], Sequence[torch.Tensor]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Residency:
-    """How many adapters are where, for metrics and routing.
-
-    Attributes:
-        device: digests usable on the device now.
-        pinned: adapters that running requests hold.
-        host: adapters in host memory.
-        host_bytes: memory of those.
-        device_bytes: memory of those on the device or on their way there.
-        evictions: adapters that lost their device slot so far.
-    """
-
-    declared: int
-    device: frozenset[AdapterDigest]
-    pinned: int
-    host: int
-    host_bytes: int
-    device_bytes: int
-    evictions: int
 
 
 class AdapterPool:
@@ -90,7 +67,6 @@ class AdapterPool:
         self._lock = threading.RLock()
         self._ref_by_digest: dict[AdapterDigest, AdapterRef] = {}
         self._weights_by_digest: dict[AdapterDigest, AdapterWeights] = {}
-        self._evictions = 0
         self._load_s = 0.0
         self._max_bytes = config.max_device_adapter_bytes
         self._slots = DeviceSlots(config.max_device_adapters, self._max_bytes)
@@ -213,19 +189,6 @@ class AdapterPool:
         """Return about how long it takes to read an adapter; 0 where none has been read yet."""
         return self._load_s
 
-    def residency(self) -> Residency:
-        """Return a snapshot of what is where."""
-        with self._lock:
-            return Residency(
-                declared=len(self._ref_by_digest),
-                device=frozenset(self._weights_by_digest),
-                pinned=self._slots.num_pinned(),
-                host=len(self._host),
-                host_bytes=self._host.num_bytes,
-                device_bytes=self._slots.num_bytes,
-                evictions=self._evictions,
-            )
-
     def close(self) -> None:
         """End the threads and let go of all weights; the engine must have stopped."""
         self._host.close()
@@ -274,7 +237,6 @@ class AdapterPool:
     def _forget(self, evicted: Sequence[AdapterDigest]) -> None:
         for victim in evicted:
             del self._weights_by_digest[victim]
-        self._evictions += len(evicted)
 
     def _land(self, digest: AdapterDigest, weights: AdapterWeights) -> None:
         with self._lock:

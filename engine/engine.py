@@ -264,7 +264,6 @@ class Engine:
             ended.append(counters.ended.popleft())
         runner_times = self._runner.times
         return EngineSnapshot(
-            is_alive=self.is_alive,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting + self._num_queued,
             num_steps=self._num_steps,
@@ -272,13 +271,7 @@ class Engine:
             kv_usage=self._scheduler.kv_usage,
             num_blocks=self.config.num_blocks,
             block_tokens=self.config.block_tokens,
-            prefix_queries=counters.prefix_queries,
-            prefix_hits=counters.prefix_hits,
-            prompt_tokens=counters.prompt_tokens,
-            generation_tokens=counters.generation_tokens,
-            forced_tokens=counters.forced_tokens,
-            num_preemptions=counters.num_preemptions,
-            ended_by_reason=dict(counters.ended_by_reason),
+            counters=replace(counters, ended_by_reason=dict(counters.ended_by_reason)),
             refused_by_reason=dict(self._scheduler.admission.refused_by_reason),
             step_times=replace(
                 self._times,

@@ -83,12 +83,11 @@ class EngineSnapshot:
     Attributes:
         last_progress_s: monotonic time at which the last step ended, or at which the engine was last idle.
         kv_usage: share of the cache's blocks held by requests, 0 to 1.
-        prefix_queries, prefix_hits: in tokens.
+        counters: their numbers; what has ended is live.
         refused_by_reason: requests that were not let in, by `engine.errors.OverloadError.reason`.
         ended: requests that ended since the previous snapshot that drained them.
     """
 
-    is_alive: bool
     num_running: int
     num_waiting: int
     num_steps: int
@@ -96,13 +95,7 @@ class EngineSnapshot:
     kv_usage: float
     num_blocks: int
     block_tokens: int
-    prefix_queries: int
-    prefix_hits: int
-    prompt_tokens: int
-    generation_tokens: int
-    forced_tokens: int
-    num_preemptions: int
-    ended_by_reason: dict[str, int]
+    counters: SchedulerCounters
     refused_by_reason: dict[str, int]
     step_times: StepTimes
     num_resident_adapters: int

@@ -135,7 +135,7 @@ def test_requests_of_many_threads_get_the_answers_they_get_alone() -> None:
         assert host.tokens(request.request_id) == answer_alone(request, host.engine.config.max_model_len).token_ids
     host.check_all_returned()
     snapshot = host.engine.snapshot(drain_ended=True)
-    assert snapshot.ended_by_reason == {FinishReason.LENGTH.value: 40}
+    assert snapshot.counters.ended_by_reason == {FinishReason.LENGTH.value: 40}
     assert len(snapshot.ended) == 40
     assert host.engine.snapshot(drain_ended=True).ended == ()
 
@@ -332,7 +332,7 @@ def test_the_snapshot_tells_what_runs_and_what_waits() -> None:
     assert (snapshot.num_running, snapshot.num_waiting) == (1, 2)
     assert snapshot.num_steps == 1 - host.runner.steps_ahead
     assert snapshot.kv_usage > 0
-    assert snapshot.generation_tokens == snapshot.num_steps
+    assert snapshot.counters.generation_tokens == snapshot.num_steps
 
 
 LONG = tuple(i % 23 + 1 for i in range(399))

@@ -193,7 +193,7 @@ def test_eight_adapters_and_base_requests_mix_in_one_batch(
     if not options:
         assert max(len(batch) for batch in batches) == 9
     if "kv_cache_bytes" in options:
-        assert serving.engine.snapshot().num_preemptions > 0
+        assert serving.engine.snapshot().counters.num_preemptions > 0
 
 
 @pytest.mark.parametrize("slots", [1, 3])

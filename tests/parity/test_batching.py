@@ -71,7 +71,7 @@ def test_preemption_in_a_cache_too_small_for_all(family: Checkpoint, enable_pref
         enable_prefix_cache=enable_prefix_cache,
     )
     found = run_engine(engine, [greedy(name, prompt, num_tokens=30) for name, prompt in prompts.items()])
-    assert engine.snapshot().num_preemptions > 0
+    assert engine.snapshot().counters.num_preemptions > 0
     assert found == {name: family.generate(prompt, 30) for name, prompt in prompts.items()}
 
 

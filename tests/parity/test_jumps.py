@@ -114,7 +114,7 @@ def test_some_are_put_back_in_between(engine: Engine) -> None:
     token_bytes = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"] * 4
     small = make_engine(max_num_seqs=6, block_tokens=4, max_model_len=96, kv_cache_bytes=160 * token_bytes)
     found = {name: told(emissions) for name, emissions in emissions_of(small, requests).items()}
-    assert small.snapshot().num_preemptions > 0
+    assert small.snapshot().counters.num_preemptions > 0
     assert found == expected
 
 
@@ -127,4 +127,4 @@ def test_it_takes_fewer_steps(engine: Engine, grammar: str, at_most: float) -> N
     jumping, plain = (after.num_steps - before.num_steps for before, after in pairwise(snapshots))
     assert plain == len(told(emissions)[0])
     assert jumping <= at_most * plain
-    assert plain - jumping == snapshots[-1].forced_tokens - snapshots[0].forced_tokens
+    assert plain - jumping == snapshots[-1].counters.forced_tokens - snapshots[0].counters.forced_tokens

@@ -86,7 +86,7 @@ def test_pre_empted_requests_are_scored_whole(checkpoint: Callable[[str], Checkp
     asked = [asking(str(index), prompt) for index, prompt in enumerate(prompts)]
     requests = [replace(request, params=replace(request.params, max_tokens=90)) for request in asked]
     found = emissions_of(engine, requests)
-    assert engine.snapshot().num_preemptions > 0
+    assert engine.snapshot().counters.num_preemptions > 0
     for index, prompt in enumerate(prompts):
         check(model, prompt, found[str(index)])
 

@@ -410,5 +410,5 @@ def test_what_a_grammar_forces_is_a_chunk_beside_recorded_decodes(
     replays = Replays(monkeypatch)
     engine = build_engine(config_of(str(folder)))
     assert run_engine(engine, [jumping, plain]) == expected
-    assert engine.snapshot().forced_tokens >= 5
+    assert engine.snapshot().counters.forced_tokens >= 5
     assert replays.are_there

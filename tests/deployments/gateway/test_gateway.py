@@ -195,7 +195,7 @@ async def test_what_a_grammar_forces_is_cut_and_counted_as_what_is_drawn(
     assert text_of(told[0]) == text_of(told[1]) == text_of(told[0])[0] + text[4:].split(stop)[0]
     assert isinstance(jumped, Finished)
     assert jumped.stop == (None if stop == "nowhere" else stop)
-    assert serving.replicas.engine.snapshot().forced_tokens > 5
+    assert serving.replicas.engine.snapshot().counters.forced_tokens > 5
     await serving.replicas.until_idle()
 
 
@@ -245,7 +245,7 @@ async def test_a_client_that_leaves_frees_its_request(gateway: OpenGateway, serv
             if isinstance(event, TextDelta):
                 break
     await serving.replicas.until_idle()
-    assert serving.replicas.engine.snapshot().generation_tokens <= 21
+    assert serving.replicas.engine.snapshot().counters.generation_tokens <= 21
 
 
 async def test_a_client_that_leaves_before_the_first_token_frees_its_request(
@@ -297,7 +297,7 @@ async def test_alongside_nothing_is_shown_before_the_verdict(gateway: OpenGatewa
     serving.replicas.engine.hold_after_steps = 5
     opened = await gateway(judge, safety=SafetyConfig(model_path="unused", mode="alongside"))
     task = asyncio.create_task(events_of(opened, ask(max_tokens=None)))
-    while not serving.replicas.engine.snapshot().generation_tokens:
+    while not serving.replicas.engine.snapshot().counters.generation_tokens:
         await asyncio.sleep(0.01)
     assert not task.done()
     judge.gate.set()
