@@ -142,11 +142,6 @@ class AdapterWeights:
         """How many pages of a lent cache hold it, 0 where it cannot lie in such."""
         return 0
 
-    @property
-    def max_rank(self) -> int:
-        """The highest rank of any module."""
-        return max((rank for place in self._places for _, rank, _ in place.modules), default=0)
-
     def is_finite(self) -> bool:
         """Tell whether all numbers are."""
         # Of the extremes, which are NaN where anything is: to ask each number takes ten times as long.

@@ -76,11 +76,6 @@ class ServerProcess:
         self._copier.join(timeout=2)
         return f"`serve run` ended with status {self._child.returncode}: {self._last_line.removeprefix(REASON)}"
 
-    @property
-    def session_id(self) -> int:
-        """The session of the child and of everything it starts."""
-        return self._child.pid
-
     def stop(self) -> None:
         """End the child gracefully, then by force, then whatever is left of its session; idempotent.
 

@@ -58,7 +58,6 @@ def create_app(
     host_rule: HostRule | None = None,
     allowed_origins: Sequence[str] = (),
     batch_settings: BatchSettings | None = None,
-    sends_request_id: bool = False,
 ) -> FastAPI:
     """Build the application that answers for `gateway`.
 
@@ -71,8 +70,6 @@ def create_app(
         host_rule: which names the server answers to; None: to any.
         allowed_origins: whose pages may ask from a browser; "*" for all.
         batch_settings: bounds on files; None takes the defaults.
-        sends_request_id: True only without Ray Serve, which adds `x-request-id` to every response itself: a second one
-            would reach clients as "id, id".
     """
 
     @asynccontextmanager
@@ -102,7 +99,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(RequestBody, max_bytes=app.state.limits.max_body_bytes, streamed=[files.UPLOAD])
     app.add_middleware(HostCheck, rule=host_rule or HostRule())
-    app.add_middleware(Border, sends_request_id=sends_request_id)
+    app.add_middleware(Border)
     if allowed_origins:
         _let_pages_ask(app, allowed_origins)
     app.add_middleware(HeadAsGet)  # the last one added is the outermost

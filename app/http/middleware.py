@@ -28,11 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class Border:
-    """The border: request id, processing time, and the one place where an unforeseen error becomes a 500."""
+    """The border: request id, processing time, and the one place where an unforeseen error becomes a 500.
 
-    def __init__(self, app: ASGIApp, *, sends_request_id: bool) -> None:
+    Ray Serve adds `x-request-id` to every response itself: a second one would reach clients as "id, id".
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._sends_request_id = sends_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -55,8 +57,6 @@ class Border:
             if message["type"] == "http.response.start":
                 has_answered = True
                 headers = MutableHeaders(scope=message)
-                if self._sends_request_id:
-                    headers[_ID_HEADER] = request_id
                 headers["request-id"] = request_id  # where Anthropic's clients look for it
                 headers["openai-processing-ms"] = str(round((time.perf_counter() - started_s) * 1000))
                 headers.setdefault("cache-control", "no-store")

@@ -96,15 +96,6 @@ class Spool:
                 # Its gateway lives, or another one has just taken care of it.
                 continue
 
-    def close(self) -> None:
-        """Let go of the file; an empty one is removed."""
-        if self._file is None:
-            return
-        if not self._pending:
-            self._path.unlink(missing_ok=True)
-        os.close(self._file)
-        self._file = None
-
 
 def _read(content: bytes) -> list[UsageRecord]:
     records = []

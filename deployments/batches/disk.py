@@ -50,9 +50,5 @@ class Disk:
         """Do something after all that is under way; nobody waits for it."""
         self._thread.submit(work)
 
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
-
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

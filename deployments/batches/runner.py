@@ -9,7 +9,6 @@ on from there: it asks again only for lines whose answers were not written yet.
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -31,8 +30,6 @@ from deployments.batches.values import (
 from deployments.config import BatchesConfig
 
 T = TypeVar("T")
-
-_logger = logging.getLogger(__name__)
 
 Ask = Callable[[InsideCall], Awaitable[InsideAnswer]]
 """Answers a request; a 503 where nobody can be asked now."""

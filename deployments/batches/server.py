@@ -109,11 +109,6 @@ class BatchServer:
             self._runners[batch_id].cancel()
         return self._counted(batch)
 
-    async def until_idle(self) -> None:
-        """Return once no batch is under way."""
-        while self._tasks:
-            await asyncio.wait(self._tasks.values())
-
     @property
     def _opened(self) -> BatchStore:
         if self.store is None:

@@ -141,11 +141,6 @@ class ChannelListener:
         port = self._server.sockets[0].getsockname()[1]
         return TokenAddress(gateway_id=self._gateway_id, host=self._host, port=port)
 
-    @property
-    def num_connections(self) -> int:
-        """Connections that are open, handshakes included."""
-        return len(self._connections)
-
     def subscribe(self, request_id: RequestId) -> Subscription:
         """Return the output of a request; to be called before the request is sent, once for each id."""
         assert request_id not in self._subscriptions, "request ids are unique"

@@ -141,11 +141,6 @@ class Board:
         with self._lock:
             self._unsend(request_id)
 
-    def num_open(self) -> int:
-        """Return how many requests are held in mind."""
-        with self._lock:
-            return len(self._replica_by_request)
-
     def _averages(self, now_s: float) -> LoadReport:
         if self._averaged is None or now_s - self._averaged[0] >= REPORT_PERIOD_S:
             self._averaged = (now_s, _defaults(list(self._state_by_id.values())))

@@ -19,11 +19,6 @@ class StopStrings:
         self._held = ""
         self._is_closed = False
 
-    @property
-    def held_back(self) -> str:
-        """The end of the text so far that may be the beginning of a stop string: shorter than the longest of them."""
-        return self._held
-
     def feed(self, text: str) -> tuple[str, str | None]:
         """Return the text that is certain to stay, and the stop string that ends it or None.
 

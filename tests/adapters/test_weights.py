@@ -34,7 +34,6 @@ def test_modules_of_one_input_are_stacked_each_at_its_own_rank() -> None:
 def test_nothing_is_padded() -> None:
     weights = build_weights(make_raw({(0, "q_proj"): 1, (1, "q_proj"): 7}), torch.bfloat16)
     assert weights.num_bytes == (1 + 7) * (8 + 6) * 2
-    assert weights.max_rank == 7
 
 
 def test_scaling_is_multiplied_in_float32_and_rounded_once() -> None:

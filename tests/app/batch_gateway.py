@@ -20,6 +20,7 @@ from deployments.config import BatchesConfig
 from deployments.gateway.inside import answer_inside
 from tests.app.scripted_gateway import ScriptedGateway
 from tests.contract.published import CHECKED
+from tests.deployments.batches.batch_world import until_idle
 
 Ask = Callable[[InsideCall], Awaitable[InsideAnswer]]
 
@@ -55,7 +56,7 @@ class BatchGateway(ScriptedGateway):
     async def ended(self, tenant: str, batch_id: str) -> Batch:
         """Wait until a batch has ended."""
         assert self.actor is not None
-        await self.actor.until_idle()
+        await until_idle(self.actor)
         return await self.actor.batch(tenant, batch_id)
 
 
@@ -70,7 +71,7 @@ async def serve(folder: Path, ring: KeyRing | None = None, **bounds: int) -> tup
     """A gateway, and a client of the application in front of it."""
     gateway, settings = BatchGateway(), BatchSettings(max_file_bytes=20_000, **bounds)
     limits = LimitSettings(max_body_bytes=2000)
-    app = create_app(gateway, limits=limits, key_ring=ring, batch_settings=settings, sends_request_id=True)
+    app = create_app(gateway, limits=limits, key_ring=ring, batch_settings=settings)
     config = BatchesConfig(
         folder=str(folder),
         max_line_bytes=4000,

@@ -20,7 +20,7 @@ def gateway() -> ScriptedGateway:
 @pytest.fixture
 def app(gateway: ScriptedGateway) -> FastAPI:
     limits = LimitSettings(max_body_bytes=20_000, max_messages=8, max_prompt_chars=5000, max_prompts=4)
-    return create_app(gateway, limits=limits, moderation_model="guard", sends_request_id=True)
+    return create_app(gateway, limits=limits, moderation_model="guard")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ def guarded(gateway: ScriptedGateway) -> httpx.AsyncClient:
             for key, name in (("key-a", "all"), ("key-b", "all"), ("key-c", "some"), ("key-d", "few"))
         },
     )
-    app = create_app(gateway, key_ring=ring, admin_key_sha256=key_digest("admin"), sends_request_id=True)
+    app = create_app(gateway, key_ring=ring, admin_key_sha256=key_digest("admin"))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 

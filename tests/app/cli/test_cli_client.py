@@ -17,7 +17,7 @@ from tests.app.scripted_gateway import ScriptedGateway
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    app = create_app(ScriptedGateway(), admin_key_sha256=key_digest("boss"), sends_request_id=True)
+    app = create_app(ScriptedGateway(), admin_key_sha256=key_digest("boss"))
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()

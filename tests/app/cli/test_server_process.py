@@ -122,9 +122,9 @@ def test_stopping_is_graceful_and_leaves_nobody(start: Start) -> None:
     server = start("runs")
     assert "\nup\n" in start.until_printed("up\n"), "without colours, where this is no terminal"
     assert server.failure() is None
-    assert len(session_members(server.session_id)) == 2
+    assert len(session_members(server._child.pid)) == 2
     server.stop()
-    assert session_members(server.session_id) == []
+    assert session_members(server._child.pid) == []
     assert server.has_ended()
     told = start.until_printed("ended gracefully")
     # The gateways that are there first, and only of ours.
@@ -143,7 +143,7 @@ def test_a_child_that_will_not_end_is_made_to(start: Start, monkeypatch: pytest.
     server._grace_s = 0.1
     start.until_printed("up")
     server.stop()
-    assert session_members(server.session_id) == []
+    assert session_members(server._child.pid) == []
 
 
 def test_who_is_told_twice_to_stop_kills_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_who_is_told_twice_to_stop_kills_at_once(start: Start, monkeypatch: pyte
     monkeypatch.setattr(server._child, "wait", wait)
     server.stop()
     assert sent == [signal.SIGINT]
-    assert session_members(server.session_id) == []
+    assert session_members(server._child.pid) == []
 
 
 def test_a_child_that_ends_says_why(start: Start) -> None:
@@ -169,7 +169,7 @@ def test_a_child_that_ends_says_why(start: Start) -> None:
     until(server.has_ended)
     assert server.failure() == "`serve run` ended with status 1: no such thing"
     server.stop()
-    assert session_members(server.session_id) == []
+    assert session_members(server._child.pid) == []
 
 
 def test_a_gpu_that_this_machine_does_not_have_is_not_waited_for(start: Start) -> None:
@@ -204,7 +204,7 @@ def test_a_server_whose_starter_is_killed_ends_too(start: Start) -> None:
     read_end, write_end = os.pipe()
     starter = os.fork()
     if starter == 0:
-        os.write(write_end, str(start("runs").session_id).encode())
+        os.write(write_end, str(start("runs")._child.pid).encode())
         start.until_printed("up")
         os.kill(os.getpid(), signal.SIGKILL)
     session_id = int(os.read(read_end, 100))

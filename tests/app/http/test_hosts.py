@@ -30,9 +30,9 @@ def test_names_of_the_configuration_count_for_both(is_open: bool) -> None:
 
 
 async def test_a_request_for_somebody_else_is_refused_in_openai_s_shape() -> None:
-    app = create_app(ScriptedGateway(), host_rule=HostRule.of(None, is_open=True), sends_request_id=True)
+    app = create_app(ScriptedGateway(), host_rule=HostRule.of(None, is_open=True))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://evil.example") as client:
         response = await client.get("/v1/models")
     assert (response.status_code, response.json()["error"]["code"]) == (421, "host_not_allowed")
     assert "allowed_hosts" in response.json()["error"]["message"]
-    assert response.headers["x-request-id"]
+    assert response.headers["request-id"]

@@ -29,7 +29,7 @@ def served(gateway: ScriptedGateway, meter: ScriptedMeter) -> httpx.AsyncClient:
         tenant_by_name={"blue": Tenant(name="blue", limits=LIMITS), "red": Tenant(name="red")},
         name_by_digest={key_digest("b"): "blue", key_digest("r"): "red"},
     )
-    app = create_app(gateway, key_ring=ring, admin_key_sha256=key_digest("boss"), sends_request_id=True)
+    app = create_app(gateway, key_ring=ring, admin_key_sha256=key_digest("boss"))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://test")
 
 

@@ -18,7 +18,7 @@ KEY = {"authorization": "Bearer secret"}
 
 @pytest.fixture
 def admin(gateway: ScriptedGateway) -> httpx.AsyncClient:
-    app = create_app(gateway, admin_key_sha256=key_digest("secret"), sends_request_id=True)
+    app = create_app(gateway, admin_key_sha256=key_digest("secret"))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://test", headers=KEY)
 

@@ -30,7 +30,7 @@ async def test_the_answer_is_openais(client: httpx.AsyncClient, gateway: Scripte
     }
     (request,) = gateway.embedded
     assert (request.pooling, request.dimensions, request.normalizes) == (None, None, True)
-    assert request.request_id.startswith(f"{response.headers['x-request-id']}.")
+    assert request.request_id.startswith(f"{response.headers['request-id']}.")
 
 
 async def test_base64_is_of_little_endian_float32(client: httpx.AsyncClient) -> None:

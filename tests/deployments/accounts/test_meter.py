@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -156,7 +157,7 @@ async def test_one_after_the_other_they_are_not_at_once(
 async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_path: Path) -> None:
     dead = a_meter(handle, tmp_path, "dead")
     dead.record(a_timeline("r1"))
-    dead.spool.close()
+    os.close(dead.spool._file)
     heir = a_meter(handle, tmp_path, "heir")
     handle.is_away = True
     assert not await heir.adopt_orphans()

@@ -28,6 +28,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def die(spool: Spool) -> None:
+    """Let go of the file, as the end of a process does."""
+    assert spool._file is not None
+    os.close(spool._file)
+
+
 def test_what_a_killed_gateway_has_written_is_found_by_the_next(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT, check=False)
     assert run.returncode == -9
@@ -52,7 +58,7 @@ def test_a_file_that_is_not_locked_yet_is_nobody_s_orphan(tmp_path: Path, monkey
     second = Spool(str(tmp_path), "second")
     second.add(RECORD)
     assert seen == [] == list(first.orphans())
-    second.close()
+    die(second)
     assert [records for records, _ in first.orphans()] == [[RECORD]]
 
 
@@ -60,7 +66,7 @@ def test_a_living_gateway_s_file_is_left_alone(tmp_path: Path) -> None:
     first, second = Spool(str(tmp_path), "first"), Spool(str(tmp_path), "second")
     first.add(RECORD)
     assert list(second.orphans()) == []
-    first.close()
+    die(first)
     assert [records for records, _ in second.orphans()] == [[RECORD]]
 
 
@@ -74,8 +80,6 @@ def test_what_is_acknowledged_is_forgotten_and_the_file_is_emptied(tmp_path: Pat
     assert (tmp_path / "mine.jsonl").stat().st_size > 0
     mine.acknowledge(1)
     assert (tmp_path / "mine.jsonl").stat().st_size == 0
-    mine.close()
-    assert not (tmp_path / "mine.jsonl").exists()
 
 
 def test_a_full_disk_costs_no_record_while_memory_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +99,7 @@ def test_a_full_disk_costs_no_record_while_memory_lasts(tmp_path: Path, monkeypa
     mine.add(replace(RECORD, record_id="again"))
     assert mine.num_unwritten == 2
     assert [record.record_id for record in mine.pending(9)] == ["r1", "half", "none", "again"]
-    os.close(mine._file)  # type: ignore[arg-type]
+    die(mine)
     [(records, _)] = list(Spool(str(tmp_path), "other").orphans())
     assert [record.record_id for record in records] == ["r1", "again"]
 
@@ -114,4 +118,3 @@ def test_a_folder_that_cannot_be_made_leaves_records_in_memory(tmp_path: Path) -
     mine = Spool(str(tmp_path / "file" / "folder"), "mine")
     mine.add(RECORD)
     assert (mine.num_pending, mine.num_unwritten) == (1, 1)
-    mine.close()

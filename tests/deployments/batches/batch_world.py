@@ -156,6 +156,12 @@ class Asked:
         return [json.loads(call.body)["name"] for call in self.calls]
 
 
+async def until_idle(server: BatchServer) -> None:
+    """Wait until no batch is under way."""
+    while server._tasks:
+        await asyncio.wait(server._tasks.values())
+
+
 @dataclass
 class World:
     """One process over a folder."""
@@ -169,11 +175,11 @@ class World:
     now_s: list[float]
 
     def close(self) -> None:
-        self.disk.close()
+        self.disk._thread.shutdown()
         self.store.close()
 
     async def end(self, batch: Batch) -> Batch:
-        await self.server.until_idle()
+        await until_idle(self.server)
         return self.store.batch(batch.batch_id)
 
     def ended(self, batch: Batch) -> dict[str, str]:

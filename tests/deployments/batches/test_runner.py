@@ -25,6 +25,7 @@ from tests.deployments.batches.batch_world import (
     a_line,
     fateful_files,
     open_world,
+    until_idle,
     written,
 )
 
@@ -140,7 +141,7 @@ async def test_so_many_requests_are_under_way_and_no_more(world: World) -> None:
     assert len(world.ask.calls) == 3
     for batch in batches:
         await world.server.cancel("blue", batch.batch_id)
-    await world.server.until_idle()
+    await until_idle(world.server)
 
 
 async def test_a_batch_that_trips_is_gone_on_with(world: World) -> None:

@@ -73,7 +73,7 @@ async def test_every_stream_gets_its_own_tokens_in_order_over_one_connection() -
             ends.dialer.send(ends.address, [tokens(name, i, step, finish=finish) for i, name in enumerate(names)])
         got = await asyncio.gather(*map(all_of, streams.values()))
         assert got == [[part for step in range(20) for part in (i, step)] for i in range(100)]
-        assert ends.listener.num_connections == 1
+        assert len(ends.listener._connections) == 1
 
 
 async def test_an_address_that_is_not_this_node_s_is_named() -> None:
@@ -166,7 +166,7 @@ async def test_a_dialer_with_another_secret_is_refused() -> None:
         with pytest.raises(ChannelError):
             await stranger.connect(ends.address)
         stranger.send(ends.address, [tokens("r", 1)])
-        await until(lambda: ends.listener.num_connections == 0)
+        await until(lambda: len(ends.listener._connections) == 0)
         assert ends.lost == []
 
 
@@ -238,7 +238,7 @@ async def test_handshakes_beyond_the_bound_are_refused(monkeypatch: pytest.Monke
         with pytest.raises(ChannelError):
             await ends.dialer.connect(ends.address)
         writer.close()
-        await until(lambda: ends.listener.num_connections == 0)
+        await until(lambda: len(ends.listener._connections) == 0)
         await ends.dialer.connect(ends.address)
 
 
@@ -317,7 +317,7 @@ async def test_a_replica_that_hangs_is_taken_for_dead_and_one_with_nothing_to_sa
             await stream.get()
     quiet.send(address, [tokens("kept", 3, finish=FinishReason.STOP)])
     assert await all_of(kept) == [2, 3]
-    assert (len(told), listener.num_connections) == (1, 1)
+    assert (len(told), len(listener._connections)) == (1, 1)
     for dialer in (quiet, hung):
         await dialer.close()
     await listener.close()
@@ -365,7 +365,7 @@ async def test_one_that_gives_up_waiting_for_a_dial_does_not_end_it_for_the_othe
         first.cancel()
         await second
         assert first.cancelled()
-        await until(lambda: ends.listener.num_connections == 1)
+        await until(lambda: len(ends.listener._connections) == 1)
 
 
 async def test_what_waits_is_sent_before_a_dialer_closes() -> None:

@@ -116,14 +116,14 @@ def test_memory_is_bounded_by_what_is_open() -> None:
     board = board_with(report_of("a"), report_of("b"))
     for i in range(100):
         board.choose(asked(f"{i}", i), AB, 0.0)
-    assert board.num_open() == 100
+    assert len(board._replica_by_request) == 100
     for i in range(100):
         board.end(f"{i}")
         board.end(f"{i}")
-    assert board.num_open() == 0
+    assert len(board._replica_by_request) == 0
     board.choose(asked("last"), AB, 0.0)
     board.set_replicas([])
-    assert board.num_open() == 0
+    assert len(board._replica_by_request) == 0
 
 
 def test_those_whose_end_nobody_tells_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_those_whose_end_nobody_tells_are_bounded_too(monkeypatch: pytest.Monkey
     board = board_with(report_of("a"), report_of("b"))
     for i in range(30):
         board.choose(asked(f"{i}", i), AB, 0.0)
-    assert board.num_open() == 10
+    assert len(board._replica_by_request) == 10
 
 
 def test_blocks_are_named_only_where_prefixes_are_kept() -> None:

@@ -135,7 +135,7 @@ class BoardLife(RuleBasedStateMachine):
 
     @invariant()
     def holds_no_more_than_what_is_open(self) -> None:
-        assert self.board.num_open() == len(self.open)
+        assert len(self.board._replica_by_request) == len(self.open)
         states = self.board._state_by_id.values()
         assert sum(len(state.sent) for state in states) == len(self.open)
         assert all(state.sent or not state.sent_landmarks for state in states)

@@ -80,7 +80,7 @@ async def test_a_prompt_goes_where_its_prefix_is() -> None:
     for name in "abc":
         routed.hear(name, landmarks_added=marks if name == "b" else ())
     assert await routed.place(call_of("r")) == "b"
-    assert routed.board.num_open() == 1
+    assert len(routed.board._replica_by_request) == 1
 
 
 async def test_calls_of_one_http_request_each_get_a_replica() -> None:
@@ -128,7 +128,7 @@ async def test_one_replica_and_other_calls_cost_nothing() -> None:
     assert not routed.board.wants_reports()
     routed.router.update_replicas([FakeReplica("a"), FakeReplica("b")])
     assert await routed.place("something else") in ("a", "b")
-    assert routed.board.num_open() == 0
+    assert len(routed.board._replica_by_request) == 0
     assert routed.board.wants_reports()
 
 

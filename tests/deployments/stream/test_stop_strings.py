@@ -15,9 +15,9 @@ def test_a_stop_string_over_three_pieces_never_leaks() -> None:
 def test_what_looked_like_a_stop_string_comes_out_once_it_is_none() -> None:
     stops = StopStrings(["</end>"])
     assert stops.feed("a</en") == ("a", None)
-    assert stops.held_back == "</en"
+    assert stops._held == "</en"
     assert stops.feed("try>") == ("</entry>", None)
-    assert stops.held_back == ""
+    assert stops._held == ""
 
 
 def test_what_is_held_back_comes_out_at_the_end() -> None:

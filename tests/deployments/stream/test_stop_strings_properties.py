@@ -27,7 +27,7 @@ def fed(stops: list[str], pieces: list[str]) -> tuple[str, str | None, list[str]
     for piece in pieces:
         safe, found = parser.feed(piece)
         text, matched = text + safe, matched or found
-        held.append(parser.held_back)
+        held.append(parser._held)
     return text + parser.close(), matched, held
 
 
@@ -56,5 +56,5 @@ def test_every_split_in_two_gives_the_same(stops: list[str], text: str) -> None:
 def test_only_the_beginning_of_a_stop_string_is_held_back(stops: list[str], text: str) -> None:
     parser = StopStrings(stops)
     _, matched = parser.feed(text)
-    held = parser.held_back
+    held = parser._held
     assert held == "" if matched else any(stop.startswith(held) and stop != held for stop in stops)
