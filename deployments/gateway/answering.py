@@ -19,7 +19,6 @@ from deployments.config import SafetyConfig
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.gateway.answer_shape import AnswerParts, AnswerShape, tail_of
 from deployments.gateway.resumption import Resumption
-from deployments.gateway.sequence_breakers import breaker_ids
 from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.gateway.token_scores import check_prompt_scores, scored, scored_prompt
 from deployments.generation import (
@@ -143,14 +142,16 @@ class Answer:
         return "messages" if isinstance(self._request.prompt, ChatPrompt) else "prompt"
 
     def _prompt_tail(self) -> str:
-        return tail_of([self._model.decoder.spelling(token_id) for token_id in self._prompt_ids[-NUM_TAIL_TOKENS:]])
+        return tail_of(
+            [self._model.codec.pieces.spelling(token_id) for token_id in self._prompt_ids[-NUM_TAIL_TOKENS:]]
+        )
 
     async def _dry_penalty(self) -> DryPenalty | None:
         penalty = self._request.params.dry
         if penalty is None:
             return None
         texts = self._request.dry_breakers
-        return replace(penalty, breakers=await asyncio.to_thread(breaker_ids, self._model.codec, texts))
+        return replace(penalty, breakers=await asyncio.to_thread(self._model.codec.breakers, texts))
 
     def _call(self, deadline_s: float | None, grammar: str | None, dry: DryPenalty | None) -> GenerationCall:
         limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
@@ -222,7 +223,7 @@ class Answer:
         if isinstance(prompt, TextPrompt):
             return [prompt.text]
         if isinstance(prompt, TokenPrompt):
-            return [self._model.decoder.decode(prompt.token_ids)]
+            return [self._model.codec.pieces.decode(prompt.token_ids)]
         return texts_of(prompt)
 
     async def _answer(
@@ -264,7 +265,7 @@ class Answer:
     async def _fed(self, text: StreamHandler, batch: Emission, hidden: frozenset[int]) -> str:
         scores: tuple[TokenScore, ...] = ()
         if batch.logprobs:
-            scores = scored(self._model.decoder.spelling, batch.token_ids, batch.logprobs, hidden=hidden)
+            scores = scored(self._model.codec.pieces.spelling, batch.token_ids, batch.logprobs, hidden=hidden)
         if batch.finish_reason is not FinishReason.STOP:
             return await text.feed(batch.token_ids, scores)
         # The token that ended the answer is counted, and not shown.
@@ -281,14 +282,14 @@ class Answer:
         if self._request.echoes:
             prompt = self._request.prompt
             prompt_text = (
-                prompt.text if isinstance(prompt, TextPrompt) else self._model.decoder.decode(self._prompt_ids)
+                prompt.text if isinstance(prompt, TextPrompt) else self._model.codec.pieces.decode(self._prompt_ids)
             )
         if self._request.params.num_prompt_logprobs is not None:
             # What a client has typed is shown as it was typed.
             special_ids = self._model.dialect.special_ids
             hidden = {token_id for mark, token_id in special_ids.items() if mark not in (prompt_text or "")}
             prompt_scores = scored_prompt(
-                self._model.decoder.spelling, self._prompt_ids, batch.prompt_logprobs, hidden=hidden
+                self._model.codec.pieces.spelling, self._prompt_ids, batch.prompt_logprobs, hidden=hidden
             )
         return Started(
             num_prompt_tokens=len(self._prompt_ids),
@@ -304,7 +305,7 @@ class Answer:
 
     def _stream_handler(self, shape: AnswerShape) -> StreamHandler:
         return StreamHandler(
-            self._model.decoder.new_detokenizer(shape.shown),
+            self._model.codec.pieces.new_detokenizer(shape.shown),
             StopStrings(self._request.stop),
             screen=self._safety.screen(),
             judge=self._safety.judge_output,

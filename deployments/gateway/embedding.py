@@ -88,7 +88,7 @@ class Embedding:
         if self._safety is None or not self._safety.screen_embeddings:
             return
         texts = [
-            prompt.text if isinstance(prompt, TextPrompt) else self._model.decoder.decode(prompt.token_ids)
+            prompt.text if isinstance(prompt, TextPrompt) else self._model.codec.pieces.decode(prompt.token_ids)
             for prompt in self._request.inputs
         ]
         with self._recorder.stage("safety"):

@@ -145,7 +145,6 @@ class Gateway:
             model.name: ServedModel(
                 config=model,
                 codec=codecs[model.name],
-                decoder=codecs[model.name].pieces,
                 dialect=dialect_of(model, codecs[model.name]),
                 encode=partial(reached, "tokenizer", partial(encode, model.name)),
                 source=sources[model.name],
@@ -245,7 +244,7 @@ class Gateway:
         token_ids = tuple(await model.encode(prompt))
         texts = None
         if with_texts:
-            texts = tuple(model.decoder.spelling(token_id).decode("utf-8", "replace") for token_id in token_ids)
+            texts = tuple(model.codec.pieces.spelling(token_id).decode("utf-8", "replace") for token_id in token_ids)
         return Tokenized(token_ids=token_ids, max_model_len=model.config.max_model_len, texts=texts)
 
     async def detokenize(self, name: str, token_ids: Sequence[int]) -> str:
@@ -256,7 +255,7 @@ class Gateway:
         """
         model = self._served[self._names.target(name).model]
         check_vocabulary(token_ids, model.config.vocab_size, field="tokens")
-        return await asyncio.to_thread(model.decoder.decode, token_ids)
+        return await asyncio.to_thread(model.codec.pieces.decode, token_ids)
 
     async def moderate(self, texts: Sequence[str]) -> Sequence[Verdict]:
         """Return the classifier's verdict on each text, in order.

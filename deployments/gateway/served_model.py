@@ -12,7 +12,6 @@ from deployments.gateway.resumption import TokenSource
 from deployments.generation import ChatPrompt, GenerationRequest, TextPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult
 from deployments.tokenizer.text_codec import TextCodec
-from deployments.tokenizer.token_pieces import TokenPieces
 from engine.errors import RequestError
 
 
@@ -22,7 +21,6 @@ class ServedModel:
 
     config: ModelConfig
     codec: TextCodec
-    decoder: TokenPieces
     dialect: Dialect
     encode: Callable[[ChatPrompt | TextPrompt], Awaitable[Sequence[int]]]
     source: TokenSource

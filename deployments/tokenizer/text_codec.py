@@ -122,18 +122,30 @@ class TextCodec:
             raise RequestError("prompt must make at least one token", field="prompt")
         return token_ids
 
-    def tokens_with(self, text: str) -> tuple[int, ...]:
+    def breakers(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the sequences of token ids that these strings come as, over which no repeat reaches (DRY).
+
+        That is every token that has one inside, and those that several tokens spell, as the tokenizer writes them at
+        the front of a text and after a space. It may look at the whole vocabulary.
+        """
+        found: dict[tuple[int, ...], None] = {}
+        for text in texts:
+            found |= dict.fromkeys((token_id,) for token_id in self._tokens_with(text))
+            found |= dict.fromkeys(word for word in self.encode_word(text) if len(word) > 1)
+        return tuple(found)
+
+    def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
+        """Return the token ids of a word where a text begins with it, and where a space stands before it."""
+        spellings = (self._backend.encode(text, add_special_tokens=False).ids for text in (word, f" {word}"))
+        return tuple(dict.fromkeys(tuple(token_ids) for token_ids in spellings if token_ids))
+
+    def _tokens_with(self, text: str) -> tuple[int, ...]:
         """Return the ids of the tokens whose spelling has this text inside."""
         with self._spellings_lock:
             # Made when it is first needed: it reads the whole vocabulary.
             if self._spellings is None:
                 self._spellings = SpellingIndex(map(self.pieces.spelling, range(self.vocab_size)))
         return self._spellings.containing(text.encode())
-
-    def encode_word(self, word: str) -> tuple[tuple[int, ...], ...]:
-        """Return the token ids of a word where a text begins with it, and where a space stands before it."""
-        spellings = (self._backend.encode(text, add_special_tokens=False).ids for text in (word, f" {word}"))
-        return tuple(dict.fromkeys(tuple(token_ids) for token_ids in spellings if token_ids))
 
     def _encode(self, text: str, *, has_special_tokens: bool) -> list[int]:
         # Only for batches is there a way without the places of tokens in the text: nobody asks, and they take a fifth.

@@ -202,7 +202,7 @@ async def test_what_a_grammar_forces_is_cut_and_counted_as_what_is_drawn(
 async def test_a_stop_token_is_counted_and_not_shown(gateway: OpenGateway, serving: Serving) -> None:
     opened = await gateway()
     await events_of(opened, ask(max_tokens=1))
-    codec = opened._served["chat"].decoder
+    codec = opened._served["chat"].codec.pieces
     long = await events_of(opened, ask(max_tokens=40))
     ids = await _ids_of(opened, serving)
     stop_id = ids[10]
@@ -226,7 +226,7 @@ async def test_a_text_completion_tells_the_score_of_its_end_and_a_chat_does_not(
         events = await events_of(opened, asked)
         scores = [score for event in events if isinstance(event, TextDelta) for score in event.scores]
         assert [score.token_id for score in scores] == ids[:told]
-        assert text_of(events) == opened._served["chat"].decoder.decode(ids[:cut])
+        assert text_of(events) == opened._served["chat"].codec.pieces.decode(ids[:cut])
 
 
 async def _ids_of(opened: Gateway, serving: Serving) -> list[int]:
@@ -286,7 +286,7 @@ async def test_every_turn_is_judged_for_itself(gateway: OpenGateway) -> None:
 async def test_token_ids_are_judged_as_the_text_they_make(gateway: OpenGateway) -> None:
     judge = Judge()
     opened = await gateway(judge)
-    ids = opened._served["chat"].decoder
+    ids = opened._served["chat"].codec.pieces
     await events_of(opened, ask(TokenPrompt(token_ids=(50, 60, 70)), max_tokens=2))
     assert judge.texts[0] == ids.decode((50, 60, 70))
 

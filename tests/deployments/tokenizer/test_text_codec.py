@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from deployments.generation import ChatMessage, ChatPrompt
 from deployments.tokenizer.text_codec import TextCodec
 from engine.errors import CheckpointError, RequestError
 from tests.deployments.tiny_models import write_tokenizer
+from tests.deployments.trained_tokenizers import byte_fallback_bpe, byte_level, metaspace
 
 CONTROL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 TYPED = st.lists(
@@ -133,3 +136,19 @@ def test_a_folder_without_a_whole_tokenizer_is_refused_by_name(folder: Path, tmp
         (tmp_path / "tokenizer_config.json").write_text((folder / "tokenizer_config.json").read_text())
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         TextCodec(str(tmp_path))
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback_bpe, metaspace])
+def test_a_breaker_is_every_token_that_has_it_and_what_spells_it(make: Callable[[], Tokenizer], tmp_path: Path) -> None:
+    PreTrainedTokenizerFast(tokenizer_object=make()).save_pretrained(tmp_path)
+    codec = TextCodec(str(tmp_path))
+    breakers = codec.breakers((":", "zq zq"))
+    having = {token_id for token_id in range(codec.vocab_size) if b":" in codec.pieces.spelling(token_id)}
+    assert {word[0] for word in breakers if len(word) == 1} == having
+    for text in ("x:y", "x :", ": x"):
+        assert having & set(codec.encode_text(text, has_special_tokens=False))
+    assert {word for word in breakers if len(word) > 1} >= set(codec.encode_word("zq zq"))
+
+
+def test_no_strings_are_no_breakers(codec: TextCodec) -> None:
+    assert codec.breakers(()) == ()
