@@ -7,6 +7,7 @@ what we truly have is there. A replica that has gone takes its counters along, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -55,7 +56,7 @@ class GatewayMetrics:
             "inter_token_latency_seconds", "Between batches of tokens, for each token.", BETWEEN_TOKENS_S
         )
         # Asked for with every token: to find a child by its labels costs as much as to count.
-        self._between_by_model: dict[str, Histogram] = {}
+        self._between_of: Callable[[str], Histogram] = cache(self._between.labels)
         self._whole = self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", REQUEST_S)
         self._prompt = self._histogram("request_prompt_tokens", "Tokens of prompts.", NUM_TOKENS)
         self._generated = self._histogram("request_generation_tokens", "Tokens of answers.", NUM_TOKENS)
@@ -117,9 +118,7 @@ class GatewayMetrics:
 
     def count_tokens(self, model: str, num_tokens: int, since_last_s: float) -> None:
         """Note tokens after the first that came together, and how long after those before them."""
-        histogram = self._between_by_model.get(model)
-        if histogram is None:
-            histogram = self._between_by_model[model] = self._between.labels(model)
+        histogram = self._between_of(model)
         for _ in range(num_tokens):
             histogram.observe(since_last_s / num_tokens)
 

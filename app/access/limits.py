@@ -11,11 +11,6 @@ from engine.errors import RequestError
 CHARS_PER_TOKEN = 4
 """A guess, until the tokenizer has counted."""
 
-_SUFFIX_BY_LIMIT = {
-    "requests_per_minute": "requests",
-    "input_tokens_per_minute": "input-tokens",
-    "output_tokens_per_minute": "output-tokens",
-}
 _WORDS_BY_LIMIT = {
     "requests_per_minute": "requests a minute",
     "input_tokens_per_minute": "input tokens a minute",
@@ -28,7 +23,7 @@ def quota_headers(quotas: Mapping[str, Quota]) -> dict[str, str]:
     """Return the headers that tell how limits stand; `tokens` is the one of input and output with the least left."""
     headers: dict[str, str] = {}
     for name, quota in quotas.items():
-        headers |= _headers(_SUFFIX_BY_LIMIT[name], quota)
+        headers |= _headers(name.removesuffix("_per_minute").replace("_", "-"), quota)
     tokens = [quota for name, quota in quotas.items() if "tokens" in name]
     if tokens:
         headers |= _headers("tokens", min(tokens, key=lambda quota: quota.remaining))

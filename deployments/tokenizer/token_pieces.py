@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TypedDict
 
 from tokenizers import Tokenizer
@@ -54,9 +55,9 @@ class TokenPieces:
         self.special_ids: dict[str, int] = {
             token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special
         }
-        self._bytes_by_id: dict[int, bytes] = {}
-        self._kind_by_id: dict[int, TokenKind] = {}
-        self._inner_by_id: dict[int, str] = {}
+        self._bytes_of: Callable[[int], bytes] = cache(self._find_bytes)
+        self._kind_of: Callable[[int], TokenKind] = cache(self._find_kind)
+        self._inner_of: Callable[[int], str] = cache(self._find_inner)
         if not self._is_byte_level:
             self._anchor_id = self._find_anchor(name)
             self._anchor_text = self.decode([self._anchor_id])
@@ -90,36 +91,23 @@ class TokenPieces:
             return self._bytes_of(token_id)
         if self._kind_of(token_id) is TokenKind.RAW_BYTE:
             return bytes([int(token[3:5], 16)])
-        return self._decode_inner([token_id]).encode()
+        return self._inner_of(token_id).encode()
 
-    def _bytes_of(self, token_id: int) -> bytes:
-        known = self._bytes_by_id.get(token_id)
-        if known is None:
-            token = self._tokenizer.id_to_token(token_id)
-            known = b"" if token is None or token in self.special_ids else _bytes_of_token(token)
-            self._bytes_by_id[token_id] = known
-        return known
+    def _find_bytes(self, token_id: int) -> bytes:
+        token = self._tokenizer.id_to_token(token_id)
+        return b"" if token is None or token in self.special_ids else _bytes_of_token(token)
 
-    def _kind_of(self, token_id: int) -> TokenKind:
-        known = self._kind_by_id.get(token_id)
-        if known is None:
-            token = self._tokenizer.id_to_token(token_id)
-            if token is None or token in self.special_ids:
-                known = TokenKind.HIDDEN
-            elif self._has_raw_bytes and _RAW_BYTE.fullmatch(token):
-                known = TokenKind.RAW_BYTE
-            else:
-                known = TokenKind.TEXT
-            self._kind_by_id[token_id] = known
-        return known
+    def _find_kind(self, token_id: int) -> TokenKind:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None or token in self.special_ids:
+            return TokenKind.HIDDEN
+        return TokenKind.RAW_BYTE if self._has_raw_bytes and _RAW_BYTE.fullmatch(token) else TokenKind.TEXT
 
     def _decode_inner(self, token_ids: Sequence[int]) -> str:
-        known = self._inner_by_id.get(token_ids[0]) if len(token_ids) == 1 else None
-        if known is None:
-            known = self.decode([self._anchor_id, *token_ids])[len(self._anchor_text) :]
-            if len(token_ids) == 1:
-                self._inner_by_id[token_ids[0]] = known
-        return known
+        return self._inner_of(token_ids[0]) if len(token_ids) == 1 else self._find_inner(*token_ids)
+
+    def _find_inner(self, *token_ids: int) -> str:
+        return self.decode([self._anchor_id, *token_ids])[len(self._anchor_text) :]
 
     def _find_anchor(self, name: str) -> int:
         """Return a token with plain text, in front of which others show how they look inside a text."""
