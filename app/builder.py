@@ -12,8 +12,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from app.access.admin import ADMIN_KEY_VARIABLE
-from app.access.tenants import key_digest
+from app.access.tenants import ADMIN_KEY_VARIABLE, key_digest
 from app.cli import serve_environment
 from app.http.api import create_app
 from app.http.hosts import HostRule

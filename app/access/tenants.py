@@ -1,4 +1,4 @@
-"""API keys and whose they are. Only digests of keys are kept; each belongs to a tenant.
+"""API keys and whose they are. Only digests of keys are kept; each belongs to a tenant, one to whoever runs the server.
 
 A tenant's requests reach the gateway through `TenantGateway`: models that it may not use do not exist for it, its
 prefix cache is its own, and the engine gives it one share however its requests are salted.
@@ -7,6 +7,7 @@ prefix cache is its own, and the engine gives it one share however its requests 
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from deployments.accounts.meter import Meter
     from deployments.batches.client import BatchClient
     from deployments.registry.adapter_directory import AdapterDirectory
+
+ADMIN_KEY_VARIABLE = "ANTIPHON_ADMIN_KEY"
 
 Computed = TypeVar("Computed", GenerationRequest, EmbeddingRequest)
 """What an engine is asked for."""
@@ -118,6 +121,31 @@ def wrong_key(message: str) -> ApiError:
         code="invalid_api_key",
         headers={"www-authenticate": "Bearer"},
     )
+
+
+def is_admin(headers: Headers, admin_key_sha256: str | None) -> bool:
+    """Whether a request brings the admin key."""
+    key = given_key(headers)
+    if key is None or admin_key_sha256 is None:
+        return False
+    return hmac.compare_digest(key_digest(key), admin_key_sha256)
+
+
+def check_admin(headers: Headers, admin_key_sha256: str | None) -> None:
+    """Do nothing where a request brings the admin key, as `Authorization: Bearer ...`.
+
+    Raises:
+        ApiError: 403 where this server has none, 401 where the request brings none, or another one.
+    """
+    if admin_key_sha256 is None:
+        raise ApiError(
+            403,
+            f"This server has no admin key: set {ADMIN_KEY_VARIABLE} where it is started, or 'admin_key_sha256'.",
+            error_type="permission_error",
+            code="admin_disabled",
+        )
+    if not is_admin(headers, admin_key_sha256):
+        raise wrong_key("This route needs the admin key, as 'Authorization: Bearer ...'.")
 
 
 @dataclass(slots=True)

@@ -10,9 +10,8 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from app.access.admin import check_admin, is_admin
 from app.access.limits import check_fits
-from app.access.tenants import KeyRing, TenantGateway
+from app.access.tenants import KeyRing, TenantGateway, check_admin, is_admin
 from app.gateway_port import GatewayPort
 from app.http.errors import ApiError
 from app.schemas.chat import ChatCompletionRequest

@@ -12,8 +12,7 @@ import pytest
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from app.access.admin import ADMIN_KEY_VARIABLE
-from app.access.tenants import key_digest
+from app.access.tenants import ADMIN_KEY_VARIABLE, key_digest
 from app.builder import _request_router, build
 from app.resolved import batches_config, gateway_config, mistakes, registry_config
 from app.settings import Settings

@@ -8,8 +8,9 @@ import httpx
 import pytest
 from starlette.datastructures import Headers
 
-from app.access.tenants import KeyRing, Tenant, given_key, key_digest
+from app.access.tenants import KeyRing, Tenant, check_admin, given_key, key_digest
 from app.http.api import create_app
+from app.http.errors import ApiError
 from deployments.accounts.values import TenantLimits
 from tests.app.scripted_gateway import ScriptedGateway
 
@@ -155,3 +156,29 @@ async def test_operators_need_no_tenant_s_key(guarded: httpx.AsyncClient) -> Non
     assert (await guarded.get("/metrics")).status_code == 200
     assert (await guarded.get("/v1/adapters", headers=bearer("admin"))).status_code == 200
     assert (await guarded.get("/v1/adapters", headers=bearer("key-a"))).status_code == 401
+
+
+DIGEST = key_digest("secret")
+
+
+@pytest.mark.parametrize("value", ["Bearer secret", "bearer  secret "])
+def test_the_key_opens(value: str) -> None:
+    check_admin(Headers({"authorization": value}), DIGEST)
+
+
+@pytest.mark.parametrize(
+    ("headers", "digest", "status"),
+    [
+        ({}, DIGEST, 401),
+        ({"authorization": "Bearer "}, DIGEST, 401),
+        ({"authorization": "Bearer wrong"}, DIGEST, 401),
+        ({"authorization": "Basic secret"}, DIGEST, 401),
+        ({"authorization": f"Bearer {DIGEST}"}, DIGEST, 401),
+        ({"authorization": "Bearer secret"}, None, 403),
+        ({}, key_digest(""), 401),
+    ],
+)
+def test_nothing_else_does(headers: dict[str, str], digest: str | None, status: int) -> None:
+    with pytest.raises(ApiError) as refused:
+        check_admin(Headers(headers), digest)
+    assert refused.value.status == status
