@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from deployments.tokenizer.loaded_tokenizer import LoadedTokenizer
 from engine.errors import CheckpointError
 
 CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
@@ -57,6 +57,30 @@ _WITHOUT_EFFECT = {
 _KNOWN = {*NAMES, *_EXTRA, *_READ, *_WITHOUT_EFFECT}
 """What tokenizer_config.json may say; anything else may mean anything."""
 _NO_BOUND = 1e30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedTokenizer:
+    """A tokenizer and what its folder says of its use, by whichever way it was read.
+
+    Attributes:
+        backend: belongs to whoever loaded it, and may be changed.
+        templates: chat template by name ("default", "tool_use").
+        special_tokens: text by name ("bos_token").
+        max_tokens: 10^30 where nothing is said.
+        padding_side, truncation_side: "left" or "right".
+        pad_type_id: type of padding tokens.
+        input_names: what the model reads of an encoded text.
+    """
+
+    backend: Tokenizer
+    templates: Mapping[str, str]
+    special_tokens: Mapping[str, str]
+    max_tokens: float
+    padding_side: str
+    truncation_side: str
+    pad_type_id: int
+    input_names: tuple[str, ...]
 
 
 def read_generic(folder: str) -> LoadedTokenizer | None:

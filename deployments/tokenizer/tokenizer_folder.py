@@ -1,12 +1,21 @@
-"""The tokenizer of a checkpoint's folder: read directly, or by transformers where only that knows the class."""
+"""The tokenizer of a checkpoint's folder: read directly, or by transformers where only that knows the class.
+
+That is transformers without torch: what handles text needs none, and it would be a third of a gigabyte in every
+process. transformers looks for torch once, as it is first imported. Where torch is imported already it costs nothing
+more, and nothing is hidden.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING
 
-from deployments.tokenizer.generic_tokenizer import read_generic
-from deployments.tokenizer.light_transformers import auto_tokenizer
-from deployments.tokenizer.loaded_tokenizer import LoadedTokenizer
+from deployments.tokenizer.generic_tokenizer import LoadedTokenizer, read_generic
 from engine.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -24,8 +33,11 @@ def load_tokenizer(folder: str) -> LoadedTokenizer:
 
 
 def _by_transformers(folder: str) -> LoadedTokenizer:
+    with _torch_hidden():
+        from transformers import AutoTokenizer
+
     try:
-        tokenizer: PreTrainedTokenizerBase = auto_tokenizer().from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True, use_fast=True
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -45,3 +57,23 @@ def _by_transformers(folder: str) -> LoadedTokenizer:
         pad_type_id=tokenizer.pad_token_type_id,
         input_names=tuple(tokenizer.model_input_names),
     )
+
+
+@contextmanager
+def _torch_hidden() -> Iterator[None]:
+    if "torch" in sys.modules:
+        yield
+        return
+    find_spec = importlib.util.find_spec
+
+    def find_others(name: str, package: str | None = None) -> ModuleSpec | None:
+        return None if name == "torch" or name.startswith("torch.") else find_spec(name, package)
+
+    importlib.util.find_spec = find_others
+    # It would advise everybody to install torch.
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        importlib.util.find_spec = find_spec

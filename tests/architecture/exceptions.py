@@ -75,7 +75,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/classifiers/sequence_checkpoint.py": "test_classifier.py loads whole and broken ones",
     "deployments/classifiers/sequence_window.py": "test_reranking.py reads the windows of several kinds",
     "deployments/gateway/served_model.py": "tests/deployments/gateway/test_gateway.py reads answers of served models",
-    "deployments/tokenizer/tokenizer_folder.py": "test_generic_tokenizer.py loads by it what only transformers reads",
     "deployments/tokenizer/token_pieces.py": "tests/deployments/stream/test_detokenizer_properties.py decodes by it",
     "engine/attention.py": "tests/engine/test_backend.py attends by it with every backend",
     "engine/scheduling/backlog.py": "tests/engine/scheduling/test_admission.py fills queues and asks at the door",

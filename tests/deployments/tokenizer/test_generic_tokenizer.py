@@ -21,8 +21,7 @@ from transformers.models.auto.tokenization_auto import (
     TokenizersBackend,
 )
 
-from deployments.tokenizer.generic_tokenizer import CLASSES, MODEL_TYPES, read_generic
-from deployments.tokenizer.loaded_tokenizer import LoadedTokenizer
+from deployments.tokenizer.generic_tokenizer import CLASSES, MODEL_TYPES, LoadedTokenizer, read_generic
 from deployments.tokenizer.tokenizer_folder import load_tokenizer
 from engine.errors import CheckpointError
 from tests.architecture.source_tree import ROOT
