@@ -13,10 +13,10 @@ from itertools import groupby
 
 from deployments.config import SafetyConfig
 from deployments.generation import ChatPrompt, Moderated, Moderation, Verdict
-from deployments.patience import patiently
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stream_handler import Judge
 from deployments.timeline import Recorder
+from deployments.waits import patiently
 from engine.errors import OverloadError, RequestError
 
 OUTPUT_PATIENCE_S = 60.0

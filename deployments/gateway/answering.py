@@ -38,10 +38,10 @@ from deployments.generation import (
 )
 from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
 from deployments.metrics import GatewayMetrics
-from deployments.patience import patiently
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream.stream_handler import Judge, StreamHandler
 from deployments.timeline import Recorder
+from deployments.waits import patiently
 from engine.errors import EngineError, GrammarError, RequestError
 from engine.request import DryPenalty, Emission, FinishReason, RequestId
 

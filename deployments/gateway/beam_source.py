@@ -20,7 +20,7 @@ from deployments.gateway.beam_search import Beam, BeamSearch
 from deployments.gateway.resumption import TokenSource
 from deployments.generation import BeamShare
 from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
-from deployments.side_by_side import side_by_side
+from deployments.waits import side_by_side
 from engine.errors import EngineError
 from engine.request import Emission, FinishReason, RequestId
 

@@ -20,11 +20,10 @@ from deployments.gateway.answering import INPUT_PATIENCE_S
 from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.generation import TextPrompt, TokenPrompt
 from deployments.generation_calls import GenerationCall, GenerationResult, pack_ids
-from deployments.patience import patiently
 from deployments.pooled import EmbeddingRequest, Embeddings
-from deployments.side_by_side import side_by_side
 from deployments.stream.stream_handler import Judge
 from deployments.timeline import Recorder
+from deployments.waits import patiently, side_by_side
 from engine.errors import EngineError, RequestError
 from engine.request import Pooling, RequestId, SamplingParams
 
