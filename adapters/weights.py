@@ -78,8 +78,33 @@ class RawAdapter:
         return _changes_whole_model((layer for layer, _ in self.projections), self.extras)
 
     def packed(self) -> AdapterWeights:
-        """Return its weights in host memory."""
-        return build_weights(self.projections, self.dtype, self.extras)
+        """Cast, scale, stack and pack the modules into host memory.
+
+        The scaling is multiplied into B in float32 before the cast: the product then costs nothing at run time, and B
+        is rounded once, where scaling the low-precision result would round it again for every token.
+        """
+        places: list[_Place] = []
+        offset = 0
+        for layer in sorted({layer for layer, _ in self.projections}):
+            present = [module for at, module in self.projections if at == layer]
+            for names in _groups_of(present):
+                members = [(name, self.projections[(layer, name)]) for name in names]
+                place = _Place(
+                    layer=layer,
+                    offset=offset,
+                    in_features=members[0][1].a.shape[1],
+                    modules=tuple((name, item.a.shape[0], item.b.shape[0]) for name, item in members),
+                )
+                places.append(place)
+                offset += sum(item.a.numel() + item.b.numel() for _, item in members)
+        weights = AdapterWeights(torch.empty(offset, dtype=self.dtype), tuple(places), self.extras)
+        for (layer, module), item in self.projections.items():
+            projection = weights.projection(layer, module)
+            assert projection is not None
+            projection.a.copy_(item.a)
+            scaled = item.b.to(torch.float32).mul(item.scaling)
+            projection.b.copy_(scaled if item.gain is None else scaled.mul_(item.gain[:, None]))
+        return weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,38 +211,6 @@ def _changes_whole_model(layers: Iterable[int], extras: Extras) -> bool:
         or bool(extras.matrices)
         or any(layer == WHOLE_MODEL or module.endswith("norm") for layer, module in extras.columns)
     )
-
-
-def build_weights(
-    raw: Mapping[tuple[int, str], RawProjection], dtype: torch.dtype, extras: Extras | None = None
-) -> AdapterWeights:
-    """Cast, scale, stack and pack an adapter's modules, keyed by (layer, module), into host memory.
-
-    The scaling is multiplied into B in float32 before the cast: the product then costs nothing at run time, and B is
-    rounded once, where scaling the low-precision result would round it again for every token.
-    """
-    places: list[_Place] = []
-    offset = 0
-    for layer in sorted({layer for layer, _ in raw}):
-        present = [module for at, module in raw if at == layer]
-        for names in _groups_of(present):
-            members = [(name, raw[(layer, name)]) for name in names]
-            place = _Place(
-                layer=layer,
-                offset=offset,
-                in_features=members[0][1].a.shape[1],
-                modules=tuple((name, item.a.shape[0], item.b.shape[0]) for name, item in members),
-            )
-            places.append(place)
-            offset += sum(item.a.numel() + item.b.numel() for _, item in members)
-    weights = AdapterWeights(torch.empty(offset, dtype=dtype), tuple(places), extras)
-    for (layer, module), item in raw.items():
-        projection = weights.projection(layer, module)
-        assert projection is not None
-        projection.a.copy_(item.a)
-        scaled = item.b.to(torch.float32).mul(item.scaling)
-        projection.b.copy_(scaled if item.gain is None else scaled.mul_(item.gain[:, None]))
-    return weights
 
 
 def _groups_of(present: list[str]) -> list[tuple[str, ...]]:

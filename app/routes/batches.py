@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
@@ -64,7 +64,8 @@ async def cancel_batch(batch_id: BatchId, context: Context, batches: Batches) ->
 
 
 def _batch(batch: Batch) -> BatchObject:
-    reached = batch.reached_s
+    later = (status for status in BatchStatus if status is not BatchStatus.VALIDATING)
+    reached: dict[str, Any] = {f"{status}_at": batch.reached_s.get(status) for status in later}
     errors = [InputError(**asdict(error)) for error in batch.errors]
     return BatchObject(
         id=batch.batch_id,
@@ -79,11 +80,5 @@ def _batch(batch: Batch) -> BatchObject:
         expires_at=batch.expires_s,
         request_counts=RequestCounts(**asdict(batch.counts)),
         metadata=batch.metadata,
-        in_progress_at=reached.get(BatchStatus.IN_PROGRESS),
-        finalizing_at=reached.get(BatchStatus.FINALIZING),
-        completed_at=reached.get(BatchStatus.COMPLETED),
-        failed_at=reached.get(BatchStatus.FAILED),
-        expired_at=reached.get(BatchStatus.EXPIRED),
-        cancelling_at=reached.get(BatchStatus.CANCELLING),
-        cancelled_at=reached.get(BatchStatus.CANCELLED),
+        **reached,
     )

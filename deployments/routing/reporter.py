@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
 from deployments.generation_calls import TokenAddress
@@ -17,6 +17,9 @@ from deployments.routing.report import MAX_SEEN, LoadReport, adapter_mark, encod
 from engine.metrics import EngineLoad
 from engine.ports import AdapterStock
 from engine.request import RequestId
+
+_AS_MEASURED = {field.name for field in fields(LoadReport)} & {field.name for field in fields(EngineLoad)}
+"""What the engine tells is told as it is."""
 
 
 class ReplicaName(NamedTuple):
@@ -112,17 +115,9 @@ class Reporter:
             report = LoadReport(
                 model=self._name.model,
                 replica_id=self._name.replica_id,
-                queued_tokens=load.queued_tokens,
-                num_running=load.num_running,
-                num_waiting=load.num_waiting,
-                max_running=load.max_running,
+                **{name: getattr(load, name) for name in _AS_MEASURED},
                 num_gateways=len(self._watchers),
-                block_tokens=load.block_tokens,
-                landmark_blocks=load.landmark_blocks,
-                prefill_tokens_per_s=load.prefill_tokens_per_s,
-                step_s=load.step_s,
                 turnover_s=turnover_s,
-                stalled_s=load.stalled_s,
                 adapter_load_s=self._stock.load_s(),
                 is_whole=watcher.is_new,
                 landmarks_added=tuple(load.landmarks - known),

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from adapters.weights import AdapterWeights, Extras, RawAdapter, RawProjection
+
 HIDDEN, KV, INNER = 16, 8, 24
 MODULES = {
     "self_attn.q_proj": (HIDDEN, HIDDEN),
@@ -54,3 +56,9 @@ def write(folder: Path, config: dict[str, Any] | None = None, tensors: dict[str,
     (folder / "adapter_config.json").write_text(json.dumps(make_config() if config is None else config))
     save_file(make_tensors() if tensors is None else tensors, str(folder / "adapter_model.safetensors"))
     return str(folder)
+
+
+def packed(
+    raw: dict[tuple[int, str], RawProjection], dtype: torch.dtype, extras: Extras | None = None
+) -> AdapterWeights:
+    return RawAdapter(projections=raw, dtype=dtype, extras=extras or Extras()).packed()

@@ -9,14 +9,15 @@ import torch
 from adapters.errors import AdapterError
 from adapters.host_cache import HostCache
 from adapters.identity import AdapterDigest
-from adapters.weights import AdapterWeights, RawProjection, build_weights
+from adapters.weights import AdapterWeights, RawProjection
+from tests.adapters.handmade import packed
 
 WAIT_S = 20.0
 
 
 def make_weights() -> AdapterWeights:
     raw = RawProjection(a=torch.zeros(1, 4), b=torch.zeros(4, 1), scaling=1.0)
-    return build_weights({(0, "q_proj"): raw}, torch.float32)
+    return packed({(0, "q_proj"): raw}, torch.float32)
 
 
 BYTES = make_weights().num_bytes

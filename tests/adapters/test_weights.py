@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from adapters.weights import AdapterWeights, RawProjection, build_weights
+from adapters.weights import AdapterWeights, RawProjection
+from tests.adapters.handmade import packed
 
 
 def make_raw(
@@ -17,7 +18,7 @@ def make_raw(
 
 def test_modules_of_one_input_are_stacked_each_at_its_own_rank() -> None:
     raw = make_raw({(0, "v_proj"): 3, (0, "q_proj"): 2, (0, "o_proj"): 5, (4, "up_proj"): 1})
-    weights = build_weights(raw, torch.float32)
+    weights = packed(raw, torch.float32)
     group = weights.group(0, ("q_proj", "k_proj", "v_proj"))
     assert group is not None
     assert torch.equal(group.a, torch.cat([raw[(0, "q_proj")].a, raw[(0, "v_proj")].a]))
@@ -32,19 +33,19 @@ def test_modules_of_one_input_are_stacked_each_at_its_own_rank() -> None:
 
 
 def test_nothing_is_padded() -> None:
-    weights = build_weights(make_raw({(0, "q_proj"): 1, (1, "q_proj"): 7}), torch.bfloat16)
+    weights = packed(make_raw({(0, "q_proj"): 1, (1, "q_proj"): 7}), torch.bfloat16)
     assert weights.num_bytes == (1 + 7) * (8 + 6) * 2
 
 
 def test_scaling_is_multiplied_in_float32_and_rounded_once() -> None:
     raw = make_raw({(0, "q_proj"): 4}, torch.bfloat16)
-    projection = build_weights(raw, torch.bfloat16).projection(0, "q_proj")
+    projection = packed(raw, torch.bfloat16).projection(0, "q_proj")
     assert projection is not None
     assert torch.equal(projection.b, (raw[(0, "q_proj")].b.float() * 1.7).bfloat16())
 
 
 def test_going_to_the_device_it_is_on_copies_nothing() -> None:
-    weights = build_weights(make_raw({(0, "q_proj"): 4}), torch.float32)
+    weights = packed(make_raw({(0, "q_proj"): 4}), torch.float32)
     there = weights.to(torch.device("cpu"))
     assert isinstance(there, AdapterWeights)
     assert there.flat.data_ptr() == weights.flat.data_ptr()

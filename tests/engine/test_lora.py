@@ -6,12 +6,13 @@ import torch
 from adapters.errors import LayoutError
 from adapters.identity import AdapterDigest
 from adapters.peft_format import WHOLE_MODEL
-from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, build_weights
+from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection
 from engine.backend import TorchBackend
 from engine.cpu.native_lora import PanelAdapter
 from engine.gpu.tabled_adapter import TabledAdapter
 from engine.lora import LoraBatch, collect_segments
 from kernels import native
+from tests.adapters.handmade import packed
 
 QKV = ("q_proj", "k_proj", "v_proj")
 SPLITS = (8, 4, 4)
@@ -40,7 +41,7 @@ class Resident:
 
     def weights(self, digest: AdapterDigest) -> AdapterWeights:
         self.asked.append(digest)
-        return build_weights(self.raw[digest], torch.float32)
+        return packed(self.raw[digest], torch.float32)
 
     def delta(self, digest: AdapterDigest | None, module: str, x: torch.Tensor, width: int) -> torch.Tensor:
         item = None if digest is None else self.raw[digest].get((1, module))

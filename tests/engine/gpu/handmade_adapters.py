@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from adapters.peft_format import WHOLE_MODEL
-from adapters.weights import AdapterWeights, Columns, Extras, RawProjection, build_weights
+from adapters.weights import AdapterWeights, Columns, Extras, RawProjection
 from engine.gpu.tabled_adapter import TabledAdapter
+from tests.adapters.handmade import packed
 from tests.engine.gpu.host_runtime import runtime_here
 
 HIDDEN, VOCAB, INNER, LAYERS, MAX_RANK = 32, 40, 24, 2, 8
@@ -28,10 +29,10 @@ def make_sources() -> dict[str, AdapterWeights]:
     ends = {(WHOLE_MODEL, "embed_tokens"): raw(5, HIDDEN, VOCAB), (WHOLE_MODEL, "lm_head"): raw(8, VOCAB, HIDDEN)}
     norms = {(WHOLE_MODEL, "norm"): gains(), (0, "input_layernorm"): gains(), (1, "post_attention_layernorm"): gains()}
     return {
-        "plain": build_weights(plain, torch.float32, Extras(columns={(1, "up_proj"): biased})),
-        "own": build_weights(plain, torch.float32, Extras(matrices=own)),
-        "products": build_weights({**plain, **ends}, torch.float32),
-        "norms": build_weights({}, torch.float32, Extras(columns=norms)),
+        "plain": packed(plain, torch.float32, Extras(columns={(1, "up_proj"): biased})),
+        "own": packed(plain, torch.float32, Extras(matrices=own)),
+        "products": packed({**plain, **ends}, torch.float32),
+        "norms": packed({}, torch.float32, Extras(columns=norms)),
     }
 
 

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from adapters.peft_format import WHOLE_MODEL
-from adapters.weights import AdapterWeights, Columns, Extras, build_weights
+from adapters.weights import AdapterWeights, Columns, Extras
 from engine.gpu.tabled_adapter import TabledAdapter
+from tests.adapters.handmade import packed
 from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, LAYERS, VOCAB, make_sources, raw, tabled
 
 
@@ -40,7 +41,7 @@ def test_small_parts_fill_what_large_ones_leave_of_their_pages() -> None:
     """In the order in which they come, an adapter of rank 64 for 8 billion parameters took 40% more than without."""
     large, small = raw(4, 48, 32), raw(1, 16, 16)
     raws = {(layer, name): part for layer in (0, 1) for name, part in (("up_proj", large), ("o_proj", small))}
-    source = build_weights(raws, torch.float16)
+    source = packed(raws, torch.float16)
     # Rows of B are whole loads: the large one is three quarters of a page, and each of the others at most a quarter.
     paged, plain = TabledAdapter.of(source, LAYERS, page_bytes=1024), TabledAdapter.of(source, LAYERS)
     assert plain.num_bytes <= 3 * 1024
@@ -53,7 +54,7 @@ def test_halves_of_wider_numbers_are_not_taken_for_numbers() -> None:
     assert gain.view(torch.float16).isnan().any()
     for shift, is_finite in ((0.0, True), (torch.inf, False)):
         columns = {(WHOLE_MODEL, "norm"): Columns(gain=gain, shift=torch.full((HIDDEN,), shift))}
-        source = build_weights({(0, "q_proj"): raw(2, HIDDEN, HIDDEN)}, torch.float16, Extras(columns=columns))
+        source = packed({(0, "q_proj"): raw(2, HIDDEN, HIDDEN)}, torch.float16, Extras(columns=columns))
         assert TabledAdapter.of(source, LAYERS).is_finite() == is_finite
 
 
