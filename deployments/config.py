@@ -63,8 +63,8 @@ class ChannelConfig:
         secret: shared by both ends of a connection; drawn once in the life of a cluster.
     """
 
+    secret: bytes = field(repr=False)
     transport: str = "tcp"
-    secret: bytes = field(default=b"", repr=False)
     host: str | None = None
     max_buffered_bytes: int = 1 << 20
 

@@ -25,7 +25,7 @@ from deployments.channel.token_frames import (
     encode_frame,
     payload_bytes,
 )
-from deployments.channel.token_handshake import ChannelError, accept, checked_secret, introduce
+from deployments.channel.token_handshake import ChannelError, accept, introduce
 from deployments.config import ChannelConfig
 from deployments.errors import ReplicaLostError
 from deployments.generation_calls import TokenAddress
@@ -103,9 +103,6 @@ class ChannelListener:
         node_host: address to listen on and to advertise where the configuration names none.
         on_report: told of every report, with the connection that it came by.
         on_end: told of every connection's end; returns the requests that were sent to its replica, fed or not.
-
-    Raises:
-        ConfigError: the secret is too short.
     """
 
     def __init__(
@@ -118,7 +115,7 @@ class ChannelListener:
         on_end: Callable[[object], Iterable[RequestId]] = lambda connection: (),
     ) -> None:
         self._on_report, self._on_end = on_report, on_end
-        self._secret = checked_secret(config)
+        self._secret = config.secret
         self._host = config.host or node_host
         self._gateway_id = gateway_id
         self._max_buffered_bytes = config.max_buffered_bytes
@@ -227,13 +224,10 @@ class ChannelDialer:
     Args:
         on_lost: called on the event loop, once, as soon as a connection has ended by itself. Whoever is told forgets
             the gateway's requests at once: output for it may already have been dropped.
-
-    Raises:
-        ConfigError: the secret is too short.
     """
 
     def __init__(self, config: ChannelConfig, on_lost: Callable[[TokenAddress], None]) -> None:
-        self._secret = checked_secret(config)
+        self._secret = config.secret
         self._on_lost = on_lost
         self._dials: dict[TokenAddress, asyncio.Task[None]] = {}
         self._links: dict[TokenAddress, _Link] = {}

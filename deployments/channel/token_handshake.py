@@ -19,28 +19,13 @@ import hmac
 import secrets
 import socket
 
-from deployments.config import ChannelConfig
-from engine.errors import ConfigError
-
 GREETING = b"ANTIPHN1"
 NONCE_BYTES = 32
 MAC_BYTES = 32
-MIN_SECRET_BYTES = 16
 
 
 class ChannelError(ConnectionError):
     """The peer cannot be reached, or has not proved that it is the one that was meant."""
-
-
-def checked_secret(config: ChannelConfig) -> bytes:
-    """Return the secret of a configuration.
-
-    Raises:
-        ConfigError: it is too short to be one.
-    """
-    if len(config.secret) < MIN_SECRET_BYTES:
-        raise ConfigError(f"the channel's secret must have at least {MIN_SECRET_BYTES} bytes, got {len(config.secret)}")
-    return config.secret
 
 
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, gateway_id: str) -> None:

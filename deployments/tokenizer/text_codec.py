@@ -92,8 +92,6 @@ class TextCodec:
             raise RequestError(
                 f"the model {self._name} has no chat template: use /v1/completions with a prompt", field="messages"
             )
-        if not prompt.messages:
-            raise RequestError("messages must hold at least one message", field="messages")
         turns, tools = turn_fields(prompt.messages), tool_fields(prompt.tools)
         options = prompt.template_options
         self._check(list(_texts((turns, options))), field="messages")

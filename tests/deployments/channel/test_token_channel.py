@@ -375,10 +375,3 @@ async def test_what_waits_is_sent_before_a_dialer_closes() -> None:
         ends.dialer.send(ends.address, [tokens("r", 1, finish=FinishReason.STOP)])
         await ends.dialer.close()
         assert await all_of(stream) == [1]
-
-
-def test_a_secret_that_is_too_short_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 16 bytes, got 5"):
-        ChannelListener(ChannelConfig(secret=b"short"), "gateway-1")
-    with pytest.raises(ConfigError, match="secret"):
-        ChannelDialer(ChannelConfig(), lambda _: None)

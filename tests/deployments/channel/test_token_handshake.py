@@ -5,10 +5,9 @@ import socket
 
 import pytest
 
-from deployments.channel.token_handshake import ChannelError, accept, checked_secret, introduce
-from deployments.config import ChannelConfig
+from deployments.channel.token_handshake import ChannelError, accept, introduce
 
-SECRET = checked_secret(ChannelConfig(secret=b"0123456789abcdef"))
+SECRET = b"0123456789abcdef"
 
 
 async def shake(listener_secret: bytes, dialer_secret: bytes, meant: str = "g") -> list[object]:

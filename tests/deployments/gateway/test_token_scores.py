@@ -51,7 +51,7 @@ def test_as_many_as_can_be_told_fit_into_what_a_stream_may_leave_unread(num_top:
     entry = TokenLogprobs(-1.0, ((1, -1.0),) * num_top)
     entries = (entry,) * (MAX_PROMPT_SCORES // (num_top + 1))
     emission = Emission(request_id=RequestId("r" * 64), token_ids=(1,), prompt_logprobs=entries)
-    assert payload_bytes(emission) < ChannelConfig().max_buffered_bytes
+    assert payload_bytes(emission) < ChannelConfig(secret=b"").max_buffered_bytes
 
 
 def test_more_than_can_be_told_are_refused_by_the_field_that_asks() -> None:
