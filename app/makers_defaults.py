@@ -1,11 +1,17 @@
-"""How a checkpoint's makers would have it sampled: what a request leaves open is that of generation_config.json."""
+"""What a checkpoint's makers say of its use, for what requests and the configuration leave open.
+
+How it is sampled stands in generation_config.json, which vectors they mean in the files of sentence-transformers.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from engine.decoder.json_file import read_json
 from engine.errors import CheckpointError
+from engine.request import Pooling
 
 BOUNDS = {
     "temperature": (0.0, 2.0),
@@ -15,6 +21,16 @@ BOUNDS = {
     "repetition_penalty": (0.01, 100.0),
 }
 """Of what is taken from there, as of the same fields of a request."""
+
+MODULES, POOLING = "modules.json", "Pooling"
+COMPUTED = ("Transformer", POOLING, "Normalize")
+"""Others would change the vectors."""
+_POOLING_BY_MODE = {
+    "pooling_mode_lasttoken": Pooling.LAST,
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "lasttoken": Pooling.LAST,
+    "mean": Pooling.MEAN,
+}
 
 
 def read_defaults(model_path: str) -> dict[str, float]:
@@ -35,3 +51,41 @@ def read_defaults(model_path: str) -> dict[str, float]:
             raise CheckpointError(f"{path}: {name} is {value!r}; numbers from {least:g} to {most:g} are taken.")
         found[name] = max(0, value) if name == "top_k" else float(value)
     return found
+
+
+def read_pooling(model_path: str) -> Pooling:
+    """Return how hidden states become a vector; of the last token's where nothing is said.
+
+    Raises:
+        CheckpointError: the files are broken, or say what is not computed here; `pooling` in the settings passes by.
+    """
+    folder = Path(model_path)
+    if not (folder / MODULES).is_file():
+        return Pooling.LAST
+    found = Pooling.LAST
+    for module in _read(folder / MODULES, list):
+        kind = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else repr(module)
+        if kind not in COMPUTED:
+            raise CheckpointError(f"{folder / MODULES}: a {kind} is not computed; those of {', '.join(COMPUTED)} are.")
+        if kind == POOLING:
+            found = _mode(folder / str(module.get("path")) / "config.json")
+    return found
+
+
+def _mode(path: Path) -> Pooling:
+    config = _read(path, dict)
+    modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+    modes = modes or [str(config.get("pooling_mode"))]
+    if len(modes) > 1 or modes[0] not in _POOLING_BY_MODE:
+        raise CheckpointError(f"{path}: {' and '.join(modes)} is not computed; lasttoken and mean are.")
+    return _POOLING_BY_MODE[modes[0]]
+
+
+def _read(path: Path, kind: type) -> Any:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: it cannot be read: {error}") from None
+    if not isinstance(value, kind):
+        raise CheckpointError(f"{path}: it is no JSON {'array' if kind is list else 'object'}")
+    return value

@@ -24,8 +24,7 @@ from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import is_hub_id, local_folder
 from app.cluster_memory import remembered
 from app.fingerprint import model_fingerprint
-from app.pooling_defaults import read_pooling
-from app.sampling_defaults import read_defaults
+from app.makers_defaults import read_defaults, read_pooling
 from app.settings import (
     AdapterSettings,
     BatchSettings,

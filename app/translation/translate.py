@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
-from app.sampling_defaults import BOUNDS
+from app.makers_defaults import BOUNDS
 from app.translation.beams import with_beams
 from app.translation.bounds import check_count, check_depth
 from app.translation.moderation import moderation_asked

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from app.sampling_defaults import BOUNDS, read_defaults
+from app.makers_defaults import BOUNDS, read_defaults, read_pooling
 from app.schemas.chat import ChatCompletionRequest
 from engine.errors import CheckpointError
-from engine.request import SamplingParams
+from engine.request import Pooling, SamplingParams
 
 
 def defaults(folder: Path, **told: Any) -> dict[str, float]:
@@ -39,3 +39,66 @@ def test_each_is_a_parameter_and_a_field_of_requests() -> None:
 def test_what_no_request_could_say_is_named(name: str, value: object, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"generation_config\.json: {name} is "):
         defaults(tmp_path, **{name: value})
+
+
+MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+KINDS = ("Transformer", "Pooling", "Normalize")
+
+
+def write(folder: Path, kinds: tuple[str, ...] = KINDS, **pooling: Any) -> str:
+    modules = [
+        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
+        for i, kind in enumerate(kinds)
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 1024, **pooling}))
+    return str(folder)
+
+
+def flags(*chosen: str) -> dict[str, bool]:
+    return {f"pooling_mode_{mode}": mode in chosen for mode in MODES} | {"include_prompt": True}
+
+
+def test_a_checkpoint_that_says_nothing_is_read_by_its_last_token(tmp_path: Path) -> None:
+    assert read_pooling(str(tmp_path)) is Pooling.LAST
+    assert read_pooling(write(tmp_path, ("Transformer", "Normalize"))) is Pooling.LAST
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (flags("lasttoken"), Pooling.LAST),
+        (flags("mean_tokens"), Pooling.MEAN),
+        ({"pooling_mode": "mean"}, Pooling.MEAN),
+        ({"pooling_mode": "lasttoken"}, Pooling.LAST),
+    ],
+)
+def test_what_its_makers_say_holds(told: dict[str, Any], expected: Pooling, tmp_path: Path) -> None:
+    assert read_pooling(write(tmp_path, **told)) is expected
+
+
+@pytest.mark.parametrize(
+    ("told", "word"),
+    [
+        (flags("cls_token"), "pooling_mode_cls_token"),
+        (flags("mean_tokens", "max_tokens"), "pooling_mode_mean_tokens and pooling_mode_max_tokens"),
+        (flags(), "None"),
+        ({"pooling_mode": "weightedmean"}, "weightedmean"),
+    ],
+)
+def test_what_is_not_computed_is_named(told: dict[str, Any], word: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"1_Pooling/config.json: {word} is not computed"):
+        read_pooling(write(tmp_path, **told))
+
+
+def test_a_module_that_would_change_the_vectors_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"modules\.json: a Dense is not computed"):
+        read_pooling(write(tmp_path, ("Transformer", "Pooling", "Dense"), **flags("mean_tokens")))
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[1]"])
+def test_files_that_are_broken_are_named(content: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"modules\.json"):
+        read_pooling(str(tmp_path))

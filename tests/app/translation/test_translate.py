@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.sampling_defaults import BOUNDS
+from app.makers_defaults import BOUNDS
 from app.schemas.chat import ChatCompletionRequest
 from app.schemas.completions import CompletionRequest
 from app.settings import LimitSettings
