@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher, StructTag, grammar_from
 
 from app.translation.bounds import check_count, check_depth
-from deployments.gateway.grammars import JSON_STYLE, without_hints
+from deployments.gateway.grammars import without_hints
 from deployments.generation import Grammar
+from deployments.tools.grammar import JSON_STYLE
 from engine.errors import RequestError
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deployments.gateway.dialect import Dialect
-from deployments.gateway.grammars import JSON_STYLE, admitted, check_grammar, followable, unfollowable
+from deployments.gateway.grammars import admitted, check_grammar, followable, unfollowable
 from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolUse
 from deployments.stream.reasoning import ReasoningCounter, ReasoningFormat, ReasoningSplit
 from deployments.tools.formats import ToolFormat
-from deployments.tools.grammar import AnswerGrammar, CallRules, ThinkingRules
+from deployments.tools.grammar import AnswerGrammar, CallRules
 from deployments.tools.parser import CallParser
 from engine.errors import GrammarError, RequestError
 
@@ -93,11 +93,11 @@ class AnswerShape:
         calls = None if self._tool_use is None else await self._call_rules(self._tool_use)
         if calls is None and (content is None or self._reasoning is None):
             return None if content is None else content.source
-        thinking = None
-        if self._reasoning is not None:
-            thinking = ThinkingRules(reasoning=self._reasoning, has_begun=self._has_begun)
-        source = AnswerGrammar(self._dialect.special_ids, json_style=JSON_STYLE).write(
-            thinking=thinking, calls=calls, content=None if content is None else content.source
+        source = AnswerGrammar(self._dialect.special_ids).write(
+            thinking=self._reasoning,
+            has_begun=self._has_begun,
+            calls=calls,
+            content=None if content is None else content.source,
         )
         await check_grammar(Grammar(source=source, field=self._field()))
         return source

@@ -11,10 +11,9 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 
 from deployments.generation import Grammar, ToolSpec
+from deployments.tools.grammar import JSON_STYLE
 from engine.errors import RequestError
 
-# As much white space as people write: a small model would go on with it for ever.
-JSON_STYLE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n]{1,24}"}
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 _HINTS = frozenset({"password", "binary", "path", "file-path", "directory-path"})

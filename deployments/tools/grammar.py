@@ -22,6 +22,9 @@ from deployments.generation import ToolUse
 from deployments.stream.reasoning import ReasoningFormat
 from deployments.tools.formats import ToolFormat
 
+# As much white space as people write: a small model would go on with it for ever.
+JSON_STYLE: Any = {"whitespace_flexible": True, "whitespace_pattern": r"[ \n]{1,24}"}
+
 _SPACE = r"[ \t\r\n]{0,8}"
 _ANYTHING = r"(?s:.*)"
 _REGEX_SIGNS = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
@@ -34,41 +37,33 @@ class CallRules(ToolUse):
     tool_format: ToolFormat
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThinkingRules:
-    """Where an answer thinks first.
-
-    Attributes:
-        has_begun: the prompt has opened the thoughts already.
-    """
-
-    reasoning: ReasoningFormat
-    has_begun: bool
-
-
 class AnswerGrammar:
     """Writes grammars for the answers of one model.
 
     Args:
         special_ids: the model's special tokens by their text; they are never part of what a lexeme spells.
-        json_style: of the JSON in arguments, as llguidance takes it.
     """
 
-    def __init__(self, special_ids: Mapping[str, int], *, json_style: Mapping[str, Any]) -> None:
+    def __init__(self, special_ids: Mapping[str, int]) -> None:
         self._special_ids = special_ids
-        self._json_style = dict(json_style)
 
     def write(
-        self, *, thinking: ThinkingRules | None = None, calls: CallRules | None = None, content: str | None = None
+        self,
+        *,
+        thinking: ReasoningFormat | None = None,
+        has_begun: bool = False,
+        calls: CallRules | None = None,
+        content: str | None = None,
     ) -> str:
         """Return the grammar.
 
         Args:
+            has_begun: the prompt has opened the thoughts already.
             content: the grammar of what is no call and no thought, None for any text.
         """
         is_either = calls is not None and calls.tool_format.is_alone and content is not None
         rules = _Rules(self._special_ids, is_piecewise=is_either)
-        prefix = self._thinking(rules, thinking)
+        prefix = "" if thinking is None else self._thinking(rules, thinking, has_begun)
         answer = self._answer(rules, calls, content is not None)
         rules.add("TEXT", f"/{_ANYTHING}/{rules.excluded}")
         rules.add("SPACE", r"/[ \t\r\n]{1,16}/")
@@ -114,7 +109,7 @@ class AnswerGrammar:
         after = rules.sequence(tool_format.after_arguments)
         heads: dict[str, tuple[str, ...]] = {"first": opening, "call": ()} if opening else {"call": ()}
         for index, tool in enumerate(tools):
-            schema = json.dumps({**tool.parameters, "x-guidance": self._json_style})
+            schema = json.dumps({**tool.parameters, "x-guidance": JSON_STYLE})
             rules.add(f"arguments_{index}", f"%json {schema}")
             for name, lead in heads.items():
                 head = rules.sequence((*lead, *tool_format.head(tool.name)))
@@ -125,16 +120,14 @@ class AnswerGrammar:
         silent = f"<[{self._special_ids[tool_format.silent]}]>? " if tool_format.silent in self._special_ids else ""
         return f"{silent}{next(iter(heads))} {more} {rules.sequence(tool_format.closing)}"
 
-    def _thinking(self, rules: _Rules, thinking: ThinkingRules | None) -> str:
-        if thinking is None:
-            return ""
-        begin, end = thinking.reasoning.begin, thinking.reasoning.end
+    def _thinking(self, rules: _Rules, thinking: ReasoningFormat, has_begun: bool) -> str:
+        begin, end = thinking.begin, thinking.end
         if end in self._special_ids:
             thoughts = f"TEXT? <[{self._special_ids[end]}]>"
         else:
             rules.add("thoughts[lazy]", f"/{_ANYTHING}{_escaped(end)}/")
             thoughts = "thoughts"
-        if thinking.has_begun:
+        if has_begun:
             return thoughts
         if begin not in self._special_ids:
             rules.exclude(_SPACE + _escaped(begin) + _ANYTHING)

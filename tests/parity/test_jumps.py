@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, grammar_from
 from tokenizers import Tokenizer
 
-from deployments.gateway.grammars import JSON_STYLE
+from deployments.tools.grammar import JSON_STYLE
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine

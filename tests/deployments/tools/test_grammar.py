@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from deployments.gateway.grammars import JSON_STYLE
 from deployments.generation import ToolSpec
 from deployments.stream.reasoning import THINK
 from deployments.tools.formats import FORMATS, HERMES, MISTRAL, ToolFormat
-from deployments.tools.grammar import AnswerGrammar, CallRules, ThinkingRules
+from deployments.tools.grammar import JSON_STYLE, AnswerGrammar, CallRules
 from tests.deployments.tools.test_parser import written
 
 SCHEMA: dict[str, Any] = {
@@ -28,7 +27,7 @@ NAMES = frozenset({"f", "get_x"})
 NOTE = {"type": "object", "properties": {"note": {"type": "string"}}, "required": ["note"]}
 CONTENT = LLMatcher.grammar_from_json_schema(NOTE, defaults=JSON_STYLE)
 CALL = ("f", '{"city": "Paris"}')
-WRITER = AnswerGrammar({}, json_style=JSON_STYLE)
+WRITER = AnswerGrammar({})
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +53,9 @@ def rules(tool_format: ToolFormat, **changes: Any) -> CallRules:
 def test_only_valid_calls_and_the_content_asked_for_pass(
     tokenizer: LLTokenizer, tool_format: ToolFormat, thoughts: str, is_required: bool, has_content: bool
 ) -> None:
-    thinking = ThinkingRules(reasoning=THINK, has_begun=not thoughts.startswith("<think>")) if thoughts else None
     grammar = WRITER.write(
-        thinking=thinking,
+        thinking=THINK if thoughts else None,
+        has_begun=not thoughts.startswith("<think>"),
         calls=rules(tool_format, is_required=is_required),
         content=CONTENT if has_content else None,
     )
@@ -110,7 +109,7 @@ def test_marks_that_are_special_tokens_are_asked_for_by_id() -> None:
     mark, token_id = "<|user|>", special["<|user|>"]
     tokenizer = LLTokenizer(json.dumps(tokenizer_json))
     tool_format = ToolFormat(name="test", opening=(mark,), after_arguments=("}",))
-    grammar = AnswerGrammar(special, json_style=JSON_STYLE).write(calls=rules(tool_format))
+    grammar = AnswerGrammar(special).write(calls=rules(tool_format))
     call = tokenizer.tokenize_str('{"name": "f", "arguments": {"city": "x"}}')
     for lead, spelling, passes in (("", [token_id], True), ("Hm. ", [token_id], True), ("", [], True)):
         matcher = LLMatcher(tokenizer, grammar, log_level=0)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, grammar_from
 from tokenizers import Tokenizer
 
-from deployments.gateway.grammars import JSON_STYLE
+from deployments.tools.grammar import JSON_STYLE
 from engine.errors import GrammarError, RequestError
 from engine.request import DryPenalty, SamplingParams
 from engine.sampling.grammar import MAX_KEPT, GrammarStore
