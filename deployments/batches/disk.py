@@ -21,11 +21,11 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 class Disk:
-    """Runs work one after the other, in a thread."""
+    """Runs work one after the other, in a thread; `sleep` is how everybody waits who has to do with batches."""
 
     def __init__(self, *, sleep: Sleep = asyncio.sleep) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._sleep = sleep
+        self.sleep = sleep
 
     async def once(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do something that a client waits for.
@@ -44,7 +44,7 @@ class Disk:
                 return await self._run(partial(work, *args, **kwargs))
             except TROUBLES as error:
                 _logger.warning("a batch waits for the disk: %s", error)
-                await self._sleep(RETRY_S)
+                await self.sleep(RETRY_S)
 
     def later(self, work: Callable[[], None]) -> None:
         """Do something after all that is under way; nobody waits for it."""

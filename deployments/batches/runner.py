@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from deployments.batches.disk import Disk, Sleep
+from deployments.batches.disk import Disk
 from deployments.batches.lines import InputLine, LineReader, answered_line, check_input, failed_line, parse_line
 from deployments.batches.result_file import ResultFile
 from deployments.batches.retries import Retries
@@ -55,8 +55,6 @@ class BatchRunner:
         ask: Ask,
         turns: asyncio.Semaphore,
         batch: Batch,
-        *,
-        sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._config = config
         self._store = store
@@ -64,7 +62,6 @@ class BatchRunner:
         self._ask = ask
         self._turns = turns
         self._batch = batch
-        self._sleep = sleep
         self._is_cancelled = asyncio.Event()
         self._results: ResultFile | None = None
         self._failures: ResultFile | None = None
@@ -196,7 +193,7 @@ class BatchRunner:
             wait_s = retries.wait_s(answer)
             if wait_s is None:
                 return answer
-            await self._unless_over(self._sleep(wait_s))
+            await self._unless_over(self._disk.sleep(wait_s))
         return None
 
     async def _unless_over(self, work: Awaitable[T]) -> T | None:

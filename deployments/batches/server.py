@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from deployments.batches.disk import Disk, Sleep
+from deployments.batches.disk import Disk
 from deployments.batches.runner import Ask, BatchRunner
 from deployments.batches.store import BatchStore
 from deployments.batches.values import UNFINISHED, Batch, BatchStatus, NewBatch, Page, PageQuestion
@@ -49,12 +49,11 @@ class BatchServer:
         store: None until `resume`.
     """
 
-    def __init__(self, config: BatchesConfig, disk: Disk, ask: Ask, *, sleep: Sleep = asyncio.sleep) -> None:
+    def __init__(self, config: BatchesConfig, disk: Disk, ask: Ask) -> None:
         self.store: BatchStore | None = None
         self._config = config
         self._disk = disk
         self._ask = ask
-        self._sleep = sleep
         self._turns = asyncio.Semaphore(config.max_concurrent_requests)
         self._runners: dict[str, BatchRunner] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -128,7 +127,8 @@ class BatchServer:
 
     async def _run(self, batch: Batch) -> None:
         while True:
-            runner = self._runners[batch.batch_id] = self._new_runner(batch)
+            runner = BatchRunner(self._config, self._opened, self._disk, self._ask, self._turns, batch)
+            self._runners[batch.batch_id] = runner
             try:
                 await runner.run()
             except Exception:
@@ -138,8 +138,5 @@ class BatchServer:
                 return
             finally:
                 del self._runners[batch.batch_id]
-            await self._sleep(RESTART_S)
+            await self._disk.sleep(RESTART_S)
             batch = await self._disk.surely(self._opened.batch, batch.batch_id)
-
-    def _new_runner(self, batch: Batch) -> BatchRunner:
-        return BatchRunner(self._config, self._opened, self._disk, self._ask, self._turns, batch, sleep=self._sleep)

@@ -82,12 +82,11 @@ class RegistryServer:
         self._seen_by_base: dict[str, dict[str, tuple[int, ...]]] = {}
         """Signature of each sub-folder's files at the last look at a drop-in folder."""
         self._displaced: list[tuple[str, AdapterRef]] = []
-        self._catalogue = store.catalogue()
 
     @property
     def catalogue(self) -> Catalogue:
         """All names as they stand."""
-        return self._catalogue
+        return self._store.catalogue()
 
     async def declare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]]) -> None:
         """Take over the adapters that the configuration names; those that are known already stay as they are.
@@ -96,14 +95,14 @@ class RegistryServer:
         """
         declared = {(ref.name, ref.digest) for refs in refs_by_base.values() for ref in refs}
         async with self._lock:
-            for entry in self._catalogue.entries.values():
+            for entry in self.catalogue.entries.values():
                 for version in entry.versions:
                     if not self._files.has(version.ref) and (entry.name, version.ref.digest) not in declared:
                         await self._changed(self._store.remove, entry.name, version.number)
-            for name in self._catalogue.entries.keys() & self._taken.keys():
+            for name in self.catalogue.entries.keys() & self._taken.keys():
                 _logger.warning("the adapter %r was loaded earlier; %s has its name now", name, self._taken[name])
             for base, ref in ((base, ref) for base, refs in refs_by_base.items() for ref in refs):
-                known = self._catalogue.entries.get(ref.name)
+                known = self.catalogue.entries.get(ref.name)
                 if known is not None and any(version.ref.digest == ref.digest for version in known.versions):
                     continue
                 await self._add(ref, base)
@@ -144,7 +143,7 @@ class RegistryServer:
                     await self._add(ref, base.name, takes_traffic=wanted.takes_traffic)
                 finally:
                     await self._delete_unused((ref,))
-                return self._catalogue
+                return self.catalogue
         finally:
             await asyncio.to_thread(shutil.rmtree, incoming, ignore_errors=True)
 
@@ -155,13 +154,13 @@ class RegistryServer:
             RequestError: there is no such name or version, it is lost, or they do not make 100.
         """
         async with self._lock:
-            entry = self._catalogue.entries.get(name)
+            entry = self.catalogue.entries.get(name)
             if entry is None:
                 raise unknown_model(name, field="name")
             with _refusing("split"):
                 await asyncio.to_thread(self._check_not_lost, entry, split)
                 await self._changed(self._store.route, name, dict(split))
-        return self._catalogue
+        return self.catalogue
 
     async def unregister(self, name: str, number: int | None = None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
         """Forget a name or a version of it; return also the contents that no name stands for any more.
@@ -170,10 +169,10 @@ class RegistryServer:
             RequestError: there is no such name or version.
         """
         async with self._lock:
-            before = self._catalogue
+            before = self.catalogue
             with _refusing("lora_name", code="model_not_found"):
                 await self._changed(self._store.remove, name, number)
-            return self._catalogue, self._catalogue.gone(name, before)
+            return self.catalogue, self.catalogue.gone(name, before)
 
     def take_displaced(self) -> list[tuple[str, AdapterRef]]:
         """Return contents, each with its base, that made room for new versions; they are the caller's to free."""
@@ -191,7 +190,7 @@ class RegistryServer:
         Raises:
             AdapterError: no name stands for the content, or it cannot be read.
         """
-        versions = (version for entry in self._catalogue.entries.values() for version in entry.versions)
+        versions = (version for entry in self.catalogue.entries.values() for version in entry.versions)
         path = next((version.ref.path for version in versions if version.ref.digest == ref.digest), None)
         if path is None or file not in (CONFIG_FILE, TENSOR_FILE):
             raise AdapterError(ref.name, "it is not loaded any more")
@@ -199,11 +198,11 @@ class RegistryServer:
 
     async def look(self) -> bool:
         """Look at the drop-in folders; register what is new or changed, and say whether anything was."""
-        revision = self._catalogue.revision
+        revision = self.catalogue.revision
         for base in self._bases.values():
             if base.watched is not None:
                 await self._look_into(base.watched, base)
-        return self._catalogue.revision != revision
+        return self.catalogue.revision != revision
 
     async def _look_into(self, root: str, base: AdapterBase) -> None:
         found = await asyncio.to_thread(signatures, root)
@@ -212,7 +211,7 @@ class RegistryServer:
         changed = [name for name, signature in found.items() if seen.get(name) != signature]
         self._seen_by_base[base.name] = found
         for name in changed:
-            entry = self._catalogue.entries.get(name)
+            entry = self.catalogue.entries.get(name)
             if is_first and entry is not None:
                 continue  # the configuration has told of it already
             try:
@@ -244,7 +243,7 @@ class RegistryServer:
         check_name(wanted.name)
         if wanted.name in self._taken:
             raise AdapterError(wanted.name, f"{self._taken[wanted.name]} has this name")
-        entry = self._catalogue.entries.get(wanted.name)
+        entry = self.catalogue.entries.get(wanted.name)
         if entry is not None and entry.split and not wanted.replaces:
             raise AdapterError(wanted.name, "it is loaded already; 'load_inplace' makes another version of it")
 
@@ -261,7 +260,7 @@ class RegistryServer:
 
     async def _delete_unused(self, refs: Sequence[AdapterRef]) -> None:
         """Delete the files of contents that no name stands for; the lock is held."""
-        used = self._catalogue.digests()
+        used = self.catalogue.digests()
         for ref in refs:
             if ref.digest not in used:
                 await asyncio.to_thread(self._files.delete, ref)
@@ -277,16 +276,15 @@ class RegistryServer:
         return self._bases[name]
 
     async def _add(self, ref: AdapterRef, base: str, *, takes_traffic: bool = True) -> None:
-        before = self._catalogue
+        before = self.catalogue
         await self._changed(self._store.add, ref, base, takes_traffic=takes_traffic)
-        gone = self._catalogue.gone(ref.name, before)
+        gone = self.catalogue.gone(ref.name, before)
         self._displaced += [(base, ref) for ref in gone]
         if gone:
             _logger.info("%d old versions of the adapter %r make room for a new one", len(gone), ref.name)
 
     async def _changed(self, change: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         await asyncio.to_thread(change, *args, **kwargs)
-        self._catalogue = await asyncio.to_thread(self._store.catalogue)
 
 
 class Registry:

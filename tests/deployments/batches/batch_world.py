@@ -206,6 +206,6 @@ def open_world(folder: Path, *, fate: Fate | None = None, **changes: Any) -> Wor
     store = FatefulStore(config(folder), clock=lambda: now_s[0])
     store.fate = fate
     disk, ask = Disk(sleep=sleep), Asked(fate=fate)
-    server = BatchServer(config(folder, **changes), disk, ask, sleep=sleep)
+    server = BatchServer(config(folder, **changes), disk, ask)
     server.store = store
     return World(folder, ask, store, server, disk, slept, now_s)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from deployments.batches.runner import BatchRunner
 from deployments.batches.values import WINDOW_S, Batch, BatchCounts, BatchStatus, InsideCall
 from deployments.disk_trouble import RETRY_S
 from deployments.errors import UnavailableError
@@ -206,9 +207,11 @@ def test_every_line_has_one_answer_wherever_the_process_dies_and_the_disk_is_ful
 
 async def one_life(world: World, batch: Batch) -> None:
     """Run what there is until its end, or the process's."""
+    server = world.server
     for found in world.store.unfinished():
+        runner = BatchRunner(server._config, world.store, world.disk, world.ask, server._turns, found)
         try:
-            await world.server._new_runner(found).run()
+            await runner.run()
         except BaseException as death:
             rest = death.split(KilledError)[1] if isinstance(death, BaseExceptionGroup) else death
             if not isinstance(rest, KilledError | None):
