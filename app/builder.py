@@ -64,7 +64,9 @@ def build(settings: Settings) -> serve.Application:
     models: dict[str, Any] = {model.name: _model(model, config.channel, told) for model in config.models}
     has_guard = settings.safety is not None and settings.safety.placement == "deployment"
     safety = _safety(config.safety) if has_guard and config.safety is not None else None
-    tokenizer = _tokenizer(config.models) if settings.tokenizer.placement == "deployment" else None
+    tokenizer = None
+    if settings.tokenizer.placement == "deployment":
+        tokenizer = _helper("Tokenizer", Tokenizer, config.models, max_requests=_TOKENIZER_REQUESTS, num_cpus=0.1)
     rerankers = {reranker.name: _reranker(reranker) for reranker in config.rerankers}
     app = partial(
         create_app,
@@ -123,10 +125,6 @@ def _request_router(model: ModelConfig, channel: ChannelConfig) -> RequestRouter
     return RequestRouterConfig(
         request_router_class="deployments.routing.router.FirstTokenRouter", request_router_kwargs={"model": model.name}
     )
-
-
-def _tokenizer(models: tuple[ModelConfig, ...]) -> serve.Application:
-    return _helper("Tokenizer", Tokenizer, models, max_requests=_TOKENIZER_REQUESTS, num_cpus=0.1)
 
 
 def _safety(config: SafetyConfig) -> serve.Application:

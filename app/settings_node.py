@@ -15,11 +15,6 @@ PublicName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$"
 """What a client writes into `model`: 1 to 128 letters, digits, dots, underscores and hyphens."""
 
 
-def unknown_key(key: str, known: Iterable[str]) -> PydanticCustomError:
-    """Return the error for a key that does not exist, with the nearest one that does."""
-    return PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint(key, known)})
-
-
 def hint(name: str, known: Iterable[str]) -> str:
     """Return the known name that is nearest to one that is not, or all of them."""
     names = sorted(known)
@@ -37,5 +32,6 @@ class SettingsNode(BaseModel):
     def _keys_are_known(cls, data: Any) -> Any:
         if isinstance(data, dict):
             for key in data.keys() - cls.model_fields.keys():
-                raise unknown_key(str(key), cls.model_fields)
+                context = {"key": str(key), "hint": hint(str(key), cls.model_fields)}
+                raise PydanticCustomError("unknown_key", "unknown key '{key}'; {hint}", context)
         return data

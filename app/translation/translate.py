@@ -318,10 +318,6 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _open_params(body: SamplingFields) -> frozenset[str]:
-    return frozenset(name for name in BOUNDS if getattr(body, name) is None)
-
-
 def _generation(
     body: SamplingFields, prompt: Prompt, limits: LimitSettings, max_tokens: int | None
 ) -> GenerationRequest:
@@ -354,7 +350,7 @@ def _generation(
         prompt=prompt,
         params=params,
         # A search draws nothing.
-        open_params=frozenset() if body.use_beam_search else _open_params(body),
+        open_params=frozenset(name for name in BOUNDS if getattr(body, name) is None and not body.use_beam_search),
         # Nothing can be drawn from without a step: the one token of an echo alone is computed, and not shown.
         max_tokens=max(1, max_tokens) if max_tokens is not None else None,
         bad_words=tuple(dict.fromkeys(body.bad_words or ())),

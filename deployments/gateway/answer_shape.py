@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.grammars import admitted, check_grammar, followable, unfollowable
 from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolUse
@@ -140,8 +138,3 @@ class AnswerShape:
                 field="tools",
             )
         return self._dialect.tool_format
-
-
-def tail_of(spellings: Sequence[bytes]) -> str:
-    """Return the text that the last tokens of a prompt spell."""
-    return b"".join(spellings).decode("utf-8", "replace")

@@ -17,7 +17,7 @@ from functools import partial
 from adapters.identity import AdapterRef
 from deployments.config import SafetyConfig
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
-from deployments.gateway.answer_shape import AnswerParts, AnswerShape, tail_of
+from deployments.gateway.answer_shape import AnswerParts, AnswerShape
 from deployments.gateway.resumption import Resumption
 from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.gateway.token_scores import check_prompt_scores, scored, scored_prompt
@@ -142,9 +142,8 @@ class Answer:
         return "messages" if isinstance(self._request.prompt, ChatPrompt) else "prompt"
 
     def _prompt_tail(self) -> str:
-        return tail_of(
-            [self._model.codec.pieces.spelling(token_id) for token_id in self._prompt_ids[-NUM_TAIL_TOKENS:]]
-        )
+        spellings = map(self._model.codec.pieces.spelling, self._prompt_ids[-NUM_TAIL_TOKENS:])
+        return b"".join(spellings).decode("utf-8", "replace")
 
     async def _dry_penalty(self) -> DryPenalty | None:
         penalty = self._request.params.dry

@@ -70,10 +70,9 @@ class ReasoningSplit:
     def close(self) -> tuple[str, str]:
         """Return what was held back."""
         held, self._held = self._held, ""
-        return ("", "") if self._is_thinking and not held.strip(WHITE_SPACE) else self._sorted(held)
-
-    def _sorted(self, held: str) -> tuple[str, str]:
-        return (held, "") if self._is_thinking else ("", held)
+        if self._is_thinking:
+            return (held if held.strip(WHITE_SPACE) else ""), ""
+        return "", held
 
     def _begin(self) -> bool:
         front = self._held.lstrip(WHITE_SPACE)

@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher
 
 from app.translation.streaming import joined_calls
-from deployments.gateway.answer_shape import AnswerShape, tail_of
+from deployments.gateway.answer_shape import AnswerShape
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.gateway import Gateway
 from deployments.generation import (
@@ -124,11 +124,6 @@ async def test_a_schema_that_cannot_be_followed_is_refused_where_it_is_strict_an
     with pytest.raises(RequestError) as refused:
         await AnswerShape(ask(tool_use=use), PLAIN, "").grammar()
     assert refused.value.field == "tools[2].function.parameters"
-
-
-def test_the_end_of_a_prompt_is_read_from_its_tokens() -> None:
-    assert tail_of([b"a\xc3", b"\xa9<think>", b"\n"]) == "aé<think>\n"
-    assert tail_of([b"\x80b"]) == "\ufffdb"
 
 
 @pytest.mark.parametrize("name", FORMATS)
