@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
+from app.schemas.common import SamplingFields
 from deployments.generation import BeamShare, GenerationRequest
 from engine.errors import RequestError
 from engine.request import SamplingParams
-
-if TYPE_CHECKING:
-    from app.schemas.common import SamplingFields
 
 MAX_BEAMS = 16
 _FREE = ("max_tokens", "seed", "temperature", "stop_token_ids", "ignore_eos", "num_logprobs")

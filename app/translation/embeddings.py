@@ -5,18 +5,15 @@ from __future__ import annotations
 import base64
 import sys
 from array import array
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from app.schemas.embeddings import EmbeddingsResponse, EmbeddingUsage, EmbeddingVector
+from app.schemas.embeddings import EmbeddingsRequest, EmbeddingsResponse, EmbeddingUsage, EmbeddingVector
+from app.settings import LimitSettings
 from app.translation.bounds import check_count
 from app.translation.translate import plain_prompts
 from deployments.generation import TextPrompt
 from deployments.pooled import EmbeddingRequest, Embeddings
 from engine.request import Pooling
-
-if TYPE_CHECKING:
-    from app.schemas.embeddings import EmbeddingsRequest
-    from app.settings import LimitSettings
 
 Encoding = Literal["float", "base64"]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from app.http.errors import ApiError, without_internals
 from app.schemas.moderations import (
     ChatModeration,
+    ChatModerationRequest,
     ModerationError,
     ModerationResponse,
     ModerationResult,
@@ -17,9 +17,6 @@ from app.schemas.moderations import (
 from app.translation.hazards import openai_scores
 from deployments.errors import unknown_model
 from deployments.generation import Finished, Moderation, Verdict
-
-if TYPE_CHECKING:
-    from app.schemas.moderations import ChatModerationRequest
 
 OPENAI_MODELS = ("omni-moderation-", "text-moderation-")
 """Clients have these names built in; they are answered by the classifier that there is."""

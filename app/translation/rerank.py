@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from app.schemas.embeddings import EmbeddingUsage
 from app.schemas.rerank import (
     DocumentText,
@@ -14,13 +12,11 @@ from app.schemas.rerank import (
     ScoreResponse,
     TextScore,
 )
+from app.settings import LimitSettings
 from app.translation.bounds import check_count
+from app.translation.render import ResponseHead
 from deployments.pooled import Reranking, RerankRequest
 from engine.errors import RequestError
-
-if TYPE_CHECKING:
-    from app.settings import LimitSettings
-    from app.translation.render import ResponseHead
 
 
 def score_request(body: ScoreRequest, limits: LimitSettings, *, request_id: str) -> RerankRequest:

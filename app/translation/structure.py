@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llguidance import LLMatcher, StructTag, grammar_from
 
+from app.schemas.chat import ChatCompletionRequest
+from app.schemas.common import SamplingFields
+from app.schemas.structured import StructuralTag, StructuredOutputs
+from app.settings import LimitSettings
 from app.translation.bounds import check_count, check_depth
 from deployments.gateway.grammars import without_hints
 from deployments.generation import Grammar
 from deployments.tools.grammar import JSON_STYLE
 from engine.errors import RequestError
-
-if TYPE_CHECKING:
-    from app.schemas.chat import ChatCompletionRequest
-    from app.schemas.common import SamplingFields
-    from app.schemas.structured import StructuralTag, StructuredOutputs
-    from app.settings import LimitSettings
 
 
 def chat_grammar(body: ChatCompletionRequest, limits: LimitSettings) -> Grammar | None:

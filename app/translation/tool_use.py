@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from app.schemas.chat import ChatCompletionRequest
+from app.schemas.tools import Tool, ToolChoice
+from app.settings import LimitSettings
 from app.translation.bounds import check_count, check_depth
 from deployments.generation import ToolSpec, ToolUse
 from engine.errors import RequestError
-
-if TYPE_CHECKING:
-    from app.schemas.chat import ChatCompletionRequest
-    from app.schemas.tools import Tool, ToolChoice
-    from app.settings import LimitSettings
 
 _NEEDS_FREE_TEXT = ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words", "structured_outputs")
 

@@ -9,9 +9,15 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import Any, TypeGuard, cast
 
 from app.makers_defaults import BOUNDS
+from app.schemas.chat import ChatCompletionRequest, Message
+from app.schemas.common import SamplingFields
+from app.schemas.completions import CompletionRequest
+from app.schemas.moderations import ModerationRequest
+from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from app.settings import LimitSettings
 from app.translation.beams import with_beams
 from app.translation.bounds import check_count, check_depth
 from app.translation.moderation import moderation_asked
@@ -28,14 +34,6 @@ from deployments.generation import (
 )
 from engine.errors import RequestError
 from engine.request import DryPenalty, LzPenalty, SamplingParams
-
-if TYPE_CHECKING:
-    from app.schemas.chat import ChatCompletionRequest, Message
-    from app.schemas.common import SamplingFields
-    from app.schemas.completions import CompletionRequest
-    from app.schemas.moderations import ModerationRequest
-    from app.schemas.tokens import DetokenizeRequest, TokenizeRequest
-    from app.settings import LimitSettings
 
 SeedSource = Callable[[], int]
 

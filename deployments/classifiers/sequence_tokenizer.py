@@ -6,7 +6,6 @@ Whichever way its tokenizer was read, the work is done by the `tokenizers` libra
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from tokenizers import Encoding
@@ -16,13 +15,6 @@ from engine.errors import CheckpointError
 
 Rows = Mapping[str, list[list[int]]]
 """Unpadded: `input_ids` and what else the model reads."""
-
-
-class Windows(NamedTuple):
-    """Rows that texts were cut into, and the index of each row's text."""
-
-    rows: Rows
-    owners: list[int]
 
 
 class SequenceTokenizer:
@@ -51,8 +43,10 @@ class SequenceTokenizer:
         count: int = self._backend.num_special_tokens_to_add(True)
         return count
 
-    def windows(self, texts: Sequence[str], max_tokens: int, overlap: int) -> Windows:
-        """Return the rows of texts, each of at most `max_tokens`; those of one text overlap.
+    def windows(self, texts: Sequence[str], max_tokens: int, overlap: int) -> tuple[Rows, list[int]]:
+        """Return the rows of texts, each of at most `max_tokens`, and the index of each row's text.
+
+        Those of one text overlap.
 
         Raises:
             TypeError: a text holds a lone surrogate.
@@ -61,7 +55,7 @@ class SequenceTokenizer:
         found = self._backend.encode_batch(list(texts))
         encodings = [(i, part) for i, whole in enumerate(found) for part in (whole, *whole.overflowing)]
         parts = [self._row(part) for _, part in encodings]
-        return Windows({name: [row[name] for row in parts] for name in self._names()}, [i for i, _ in encodings])
+        return {name: [row[name] for row in parts] for name in self._names()}, [i for i, _ in encodings]
 
     def pair(self, first: str, second: str, max_tokens: int | None) -> dict[str, list[int]]:
         """Return the row of two texts; with `max_tokens` both are cut to so many together, from the longer one.
