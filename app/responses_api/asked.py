@@ -12,8 +12,8 @@ from app.responses_api.schemas import (
     ResponsesRequest,
     ResponseToolChoice,
 )
-from app.schemas.chat import ChatCompletionRequest, Message
-from app.schemas.common import SamplingExtensions
+from app.schemas.chat import ChatCompletionRequest, Message, ServingOptions
+from app.schemas.common import SamplingOptions
 from app.schemas.structured import JsonSchemaFormat, ResponseFormat
 from app.schemas.tools import (
     MAX_EARLIER_CALLS,
@@ -39,11 +39,7 @@ FIELD_NAMES = {
     r"tool_choice\.function": "tool_choice",
 }
 """What a chat's fields are called here."""
-_AS_IN_A_CHAT = (
-    *("temperature", "top_p", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("user", "stop", "seed", "frequency_penalty", "presence_penalty", "logit_bias"),
-    *SamplingExtensions.model_fields,
-)
+_AS_IN_A_CHAT = (*SamplingOptions.model_fields, *ServingOptions.model_fields)
 
 
 def chat_of(body: InputTokensRequest) -> ChatCompletionRequest:

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from app.schemas.chat import ONLY_TEXT, PromptCacheOptions, ReasoningEffort
-from app.schemas.common import LogitBias, Penalty, SamplingExtensions, Seed
+from app.schemas.chat import ONLY_TEXT, ReasoningEffort, ServingOptions
+from app.schemas.common import SamplingOptions
 from app.schemas.structured import JsonSchema
 from app.schemas.tools import FunctionName
 from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, missing, refuse_types
@@ -204,12 +204,15 @@ class InputTokensRequest(WireRequest):
     tools: list[FunctionTool] | None = None
 
 
-class ResponsesRequest(SamplingExtensions, InputTokensRequest):
-    """Ask for one response. Nothing of it is kept: the whole conversation comes with every request."""
+class ResponsesRequest(ServingOptions, SamplingOptions, InputTokensRequest):
+    """Ask for one response. Nothing of it is kept: the whole conversation comes with every request.
+
+    `stop`, `seed`, `logit_bias` and the penalties are extensions, as of a chat.
+    """
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         **InputTokensRequest.NEUTRAL,
-        **SamplingExtensions.NEUTRAL,
+        **SamplingOptions.NEUTRAL,
         "access_programs": ASKS_NOTHING,
         "background": (None, False),
         "background_options": ASKS_NOTHING,
@@ -226,23 +229,9 @@ class ResponsesRequest(SamplingExtensions, InputTokensRequest):
     )
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     metadata: Metadata | None = Field(default=None, description="Repeated in the response.")
-    prompt_cache_key: str | None = Field(default=None, max_length=256)
-    prompt_cache_options: PromptCacheOptions | None = None
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
-    safety_identifier: str | None = Field(default=None, max_length=128)
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    temperature: float | None = Field(default=None, ge=0, le=2)
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    top_p: float | None = Field(default=None, ge=0, le=1)
-    user: str | None = Field(default=None, max_length=512)
-
-    stop: str | list[str] | None = Field(default=None, description="Extension: as of a chat.")
-    seed: Seed | None = Field(default=None, description="Extension: as of a chat.")
-    frequency_penalty: Penalty | None = Field(default=None, description="Extension: as of a chat.")
-    presence_penalty: Penalty | None = Field(default=None, description="Extension: as of a chat.")
-    logit_bias: LogitBias | None = Field(default=None, description="Extension: as of a chat.")
 
 
 class InputTokenCount(WireResponse):

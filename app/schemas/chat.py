@@ -134,10 +134,28 @@ class PromptCacheOptions(WireRequest):
         return self
 
 
+class ServingOptions(WireRequest):
+    """What chats and responses alike may say of how they are served."""
+
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
+        default=None, description="Who is served first: `priority` before `default` before `flex`, none for ever."
+    )
+    safety_identifier: str | None = Field(default=None, max_length=128, description="Accepted, and without effect.")
+    prompt_cache_key: str | None = Field(
+        default=None, max_length=256, description="Prefixes are shared only between equal keys, as with `cache_salt`."
+    )
+    prompt_cache_options: PromptCacheOptions | None = Field(
+        default=None, description="Let the prompt's cached prefix give way after others, as far as there is room."
+    )
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
+        default=None, description="Older than `prompt_cache_options`: `24h` is the same for so long."
+    )
+
+
 ADD_GENERATION_PROMPT = "Extension: the opposite of `continue_final_message`, beside which vLLM wants it to be false."
 
 
-class ChatCompletionRequest(SamplingFields):
+class ChatCompletionRequest(ServingOptions, SamplingFields):
     """Ask for the next turn of a conversation.
 
     Known fields that are not done yet (`prediction`, `audio`, ...) are refused unless they ask for nothing.
@@ -187,22 +205,9 @@ class ChatCompletionRequest(SamplingFields):
         default=None, description="Extension: go on with the last message, an assistant's, instead of a new one."
     )
     add_generation_prompt: bool | None = Field(default=None, description=ADD_GENERATION_PROMPT)
-    service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
-        default=None, description="Who is served first: `priority` before `default` before `flex`, none for ever."
-    )
     metadata: Metadata | None = Field(default=None, description="Accepted, and without effect.")
-    safety_identifier: str | None = Field(default=None, max_length=128, description="Accepted, and without effect.")
     moderation: ChatModerationRequest | None = Field(
         default=None, description="Tell what the safety classifier finds in the chat, and block more than it does."
-    )
-    prompt_cache_key: str | None = Field(
-        default=None, max_length=256, description="Prefixes are shared only between equal keys, as with `cache_salt`."
-    )
-    prompt_cache_options: PromptCacheOptions | None = Field(
-        default=None, description="Let the prompt's cached prefix give way after others, as far as there is room."
-    )
-    prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
-        default=None, description="Older than `prompt_cache_options`: `24h` is the same for so long."
     )
 
 

@@ -127,25 +127,30 @@ class SamplingExtensions(WireRequest):
     )
 
 
-class SamplingFields(SamplingExtensions):
-    """The fields that chat and text completions share; null means the default everywhere."""
+class SamplingOptions(SamplingExtensions):
+    """What chats, text completions and responses alike may say of how tokens are chosen."""
 
-    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
-    stream: bool | None = Field(default=None, description="Answer as server-sent events.")
-    stream_options: StreamOptions | None = Field(default=None, description="Only with `stream: true`.")
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="0 is greedy; default: the model's, else 1."
     )
     top_p: float | None = Field(
         default=None, ge=0, le=1, description="Mass of the nucleus; default: the model's, else 1."
     )
-    n: int | None = Field(default=None, ge=1, le=128, description="Answers to each prompt; default 1.")
     stop: str | list[str] | None = Field(default=None, description="The text ends before the first of these strings.")
     seed: Seed | None = Field(default=None, description="Equal seeds and requests draw equal answers.")
     frequency_penalty: Penalty | None = Field(default=None, description="Subtracted for each occurrence.")
     presence_penalty: Penalty | None = Field(default=None, description="Subtracted once for each token.")
     logit_bias: LogitBias | None = Field(default=None, description="Added to the logits of tokens, by token id.")
     user: str | None = Field(default=None, max_length=512, description="Accepted, and without effect.")
+
+
+class SamplingFields(SamplingOptions):
+    """The fields that chat and text completions share; null means the default everywhere."""
+
+    model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
+    stream: bool | None = Field(default=None, description="Answer as server-sent events.")
+    stream_options: StreamOptions | None = Field(default=None, description="Only with `stream: true`.")
+    n: int | None = Field(default=None, ge=1, le=128, description="Answers to each prompt; default 1.")
     prompt_logprobs: int | None = Field(
         default=None,
         ge=0,
