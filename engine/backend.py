@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from engine.attention import AttentionBatch
 from engine.cpu.linear import Linear
+from engine.decoder.layer_forms import LayerForm
 from engine.decoder.spec import DecoderSpec
 from engine.gathering import Chunk, DecodeGroup
 from engine.loading.weight import Weight, dense
@@ -176,6 +177,7 @@ class Backend(Protocol):
         eps: float,
         cache: LayerCache,
         batch: AttentionBatch,
+        form: LayerForm,
     ) -> torch.Tensor:
         """Write keys and values as `kernels.rope_kv_write.reference` defines, and attend as `kernels.paged_attention`.
 
@@ -244,6 +246,7 @@ class TorchBackend(Backend):
         eps: float,
         cache: LayerCache,
         batch: AttentionBatch,
+        form: LayerForm,
     ) -> torch.Tensor:
         """Write as the definition stands; attend, single-token rows together and every chunk alone."""
         q = rope_kv_write(
@@ -251,16 +254,18 @@ class TorchBackend(Backend):
         )
         out = torch.empty_like(q)
         for group in batch.gathered.decodes:
-            self._attend_decodes(q, cache, group, out)
+            self._attend_decodes(q, cache, group, form, out)
         for chunk in batch.gathered.chunks:
-            out[chunk.start : chunk.end] = self._attend_chunk(q[chunk.start : chunk.end], cache, chunk)
+            out[chunk.start : chunk.end] = self._attend_chunk(q[chunk.start : chunk.end], cache, chunk, form)
         return out
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
         """Gate the second half by the first, the definition as it stands."""
         return silu_and_multiply(gate_up)
 
-    def _attend_decodes(self, q: torch.Tensor, cache: LayerCache, group: DecodeGroup, out: torch.Tensor) -> None:
+    def _attend_decodes(
+        self, q: torch.Tensor, cache: LayerCache, group: DecodeGroup, form: LayerForm, out: torch.Tensor
+    ) -> None:
         rows, (_, heads, head_dim) = len(group.tokens), q.shape
         kv_heads = cache.k.shape[2]
         k, v = (
@@ -270,10 +275,13 @@ class TorchBackend(Backend):
         )
         # The query heads that share a kv head stand as its query positions: no key is ever repeated.
         grouped = q.index_select(0, group.tokens).view(rows, kv_heads, heads // kv_heads, head_dim)
-        attended = functional.scaled_dot_product_attention(grouped, k, v, attn_mask=group.mask)
+        attended = functional.scaled_dot_product_attention(
+            grouped, k, v, attn_mask=group.seen(form.window), scale=form.scale
+        )
         out.index_copy_(0, group.tokens, attended.reshape(rows, heads, head_dim))
 
-    def _attend_chunk(self, q: torch.Tensor, cache: LayerCache, chunk: Chunk) -> torch.Tensor:
+    def _attend_chunk(self, q: torch.Tensor, cache: LayerCache, chunk: Chunk, form: LayerForm) -> torch.Tensor:
+        mask = chunk.seen(form.window)
         k, v = (
             # [kv_heads, num_context, head_dim]
             part.index_select(0, chunk.table).flatten(0, 1)[: chunk.num_context].transpose(0, 1)
@@ -283,8 +291,9 @@ class TorchBackend(Backend):
             q.transpose(0, 1).unsqueeze(0),
             k.unsqueeze(0),
             v.unsqueeze(0),
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None,
+            attn_mask=mask,
+            is_causal=mask is None,
+            scale=form.scale,
             enable_gqa=True,
         )
         return out[0].transpose(0, 1)

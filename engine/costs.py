@@ -36,5 +36,7 @@ def num_layer_weights(spec: DecoderSpec) -> int:
 
 
 def prompt_flop(spec: DecoderSpec, num_tokens: int) -> float:
-    """Return what one prompt's layers compute: two for each weight and token, and attention's half of a square."""
-    return 2.0 * num_layer_weights(spec) * num_tokens + 2.0 * spec.num_layers * spec.q_size * num_tokens**2
+    """Return what one prompt computes in the layers: two for each weight and token, four for each pair attended."""
+    reaches = [min(num_tokens, form.window or num_tokens) for form in spec.layers]
+    pairs = sum(reach * (num_tokens - reach / 2) for reach in reaches)
+    return 2.0 * num_layer_weights(spec) * num_tokens + 4.0 * spec.q_size * pairs

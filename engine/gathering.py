@@ -22,12 +22,21 @@ class DecodeGroup:
     Attributes:
         tokens: [rows] int64, the index of each row's token in the batch.
         tables: [rows, blocks of the longest], int64; shorter rows end in the null block.
+        ends: [rows] int64, one behind each row's own position.
         mask: [rows, 1, 1, slots] bool, True where a slot is at or before the row's own position.
     """
 
     tokens: torch.Tensor
     tables: torch.Tensor
+    ends: torch.Tensor
     mask: torch.Tensor
+
+    def seen(self, window: int) -> torch.Tensor:
+        """Return the mask, less what the window of a layer leaves behind; 0 is no window."""
+        if not window:
+            return self.mask
+        slots = torch.arange(self.mask.shape[-1], device=self.mask.device)
+        return self.mask & (slots >= self.ends[:, None, None, None] - window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +55,14 @@ class Chunk:
     table: torch.Tensor
     num_context: int
     mask: torch.Tensor | None
+
+    def seen(self, window: int) -> torch.Tensor | None:
+        """Return the mask, less what the window of a layer leaves behind; 0 is no window."""
+        if not window or window >= self.num_context:
+            return self.mask
+        keys = torch.arange(self.num_context, device=self.table.device)
+        own = keys[self.start - self.end :].unsqueeze(1)
+        return (keys <= own) & (keys > own - window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,5 +119,6 @@ def _decode_group(
     return DecodeGroup(
         tokens=tokens,
         tables=tables[rows, :num_blocks].where(is_reached, null_block),
+        ends=ends,
         mask=mask[:, None, None, :],
     )

@@ -65,6 +65,9 @@ def all_launches(target: str) -> list[Launch]:
         layer(GEOMETRIES[0], torch.float16)
         layer(GEOMETRIES[0], torch.float32)
         layer(GEOMETRIES[0], torch.bfloat16, window=4096, softcap=50.0)
+        # Gemma's heads are that wide.
+        attend(GEOMETRIES[-1], torch.bfloat16, torch.bfloat16, window=512)
+        attend(GEOMETRIES[-1], torch.bfloat16, torch.bfloat16, window=4096, softcap=50.0)
         for held in (torch.int8, fp8_dtype()):
             if held is not None:
                 for geometry in GEOMETRIES:

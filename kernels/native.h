@@ -15,7 +15,7 @@ struct Op {
     const int64_t *count; // how many rows (or whatever the kernel counts) this step has
     void *at[10];
     int64_t size[8];
-    double number;
+    double number[2];
     int64_t begins_beside; // not 0: neither this nor the op before writes what the other reads or writes
     int64_t may_pause;     // not 0: a run may end before it, to be gone on with from here
 };

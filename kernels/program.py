@@ -23,7 +23,7 @@ class Op(ctypes.Structure):
         ("count", ctypes.c_void_p),
         ("at", ctypes.c_void_p * 10),
         ("size", ctypes.c_int64 * 8),
-        ("number", ctypes.c_double),
+        ("number", ctypes.c_double * 2),
         ("begins_beside", ctypes.c_int64),
         ("may_pause", ctypes.c_int64),
     ]
@@ -59,19 +59,20 @@ class Pool:
         count: torch.Tensor,
         tensors: Sequence[torch.Tensor | None],
         sizes: Sequence[int],
-        number: float = 0.0,
+        numbers: Sequence[float] = (),
     ) -> Op:
         """Write down a call; the caller keeps the tensors alive.
 
         Args:
             name: of a kernel, as its C++ exports it.
             count: int64, its first element read at every run: how many rows there are.
-            tensors, sizes, number: as the kernel's comment says; all tensors contiguous, of a cache each block.
+            tensors, sizes, numbers: as the kernel's comment says; all tensors contiguous, of a cache each block.
         """
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
-        op = Op(kernel=self._kernels.address(name, dtype), count=count.data_ptr(), number=number)
+        op = Op(kernel=self._kernels.address(name, dtype), count=count.data_ptr())
         op.at[: len(addresses)] = addresses
         op.size[: len(sizes)] = sizes
+        op.number[: len(numbers)] = numbers
         return op
 
     def run(self, ops: ctypes.Array[Op], wish: PauseWish, start: int = 0) -> int:
@@ -89,11 +90,11 @@ class Pool:
         count: int,
         tensors: Sequence[torch.Tensor | None],
         sizes: Sequence[int],
-        number: float = 0.0,
+        numbers: Sequence[float] = (),
     ) -> None:
         """Run one kernel now."""
         counted = torch.tensor([count])
-        self.run((Op * 1)(self.op(name, dtype, counted, tensors, sizes, number)), PauseWish())
+        self.run((Op * 1)(self.op(name, dtype, counted, tensors, sizes, numbers)), PauseWish())
 
 
 class Program:
@@ -117,7 +118,7 @@ class Program:
         count: torch.Tensor,
         tensors: Sequence[torch.Tensor | None],
         sizes: Sequence[int],
-        number: float = 0.0,
+        numbers: Sequence[float] = (),
         *,
         begins_beside: bool = False,
         may_pause: bool = False,
@@ -128,7 +129,7 @@ class Program:
             begins_beside: it may run beside the call before: neither writes what the other reads or writes.
             may_pause: a run may end before it, and another go on from here.
         """
-        op = self._pool.op(name, dtype, count, tensors, sizes, number)
+        op = self._pool.op(name, dtype, count, tensors, sizes, numbers)
         op.begins_beside, op.may_pause = begins_beside, may_pause
         self._ops.append(op)
         self._kept.extend(tensor for tensor in (count, *tensors) if tensor is not None)

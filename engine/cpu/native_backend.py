@@ -15,6 +15,7 @@ from engine.attention import AttentionBatch
 from engine.backend import Backend, LayerCache, Product
 from engine.cpu.native_lora import NativeLora
 from engine.decoder.decoder import DecoderBatch
+from engine.decoder.layer_forms import LayerForm
 from engine.decoder.spec import DecoderSpec
 from engine.loading.weight import Weight, dense
 from engine.lora import AdapterSegment, LoraProducts
@@ -123,7 +124,7 @@ class NativeBackend(Backend):
         """Record the sum and the norm, one pass; before it all that a layer hands on is in `carried`."""
         h = self._like(x, "normed", x.shape[1:])
         is_of_tokens = self._count_by_address[x.data_ptr()] is self._tokens
-        self._add("add_rms_norm", x, (x, delta, weight, h), (x.shape[1],), eps, may_pause=is_of_tokens)
+        self._add("add_rms_norm", x, (x, delta, weight, h), (x.shape[1],), (eps,), may_pause=is_of_tokens)
         self._carry(x, delta)
         return h
 
@@ -135,17 +136,18 @@ class NativeBackend(Backend):
         eps: float,
         cache: LayerCache,
         batch: AttentionBatch,
+        form: LayerForm,
     ) -> torch.Tensor:
         """Record norm, rotation and write, one pass, and attention; both know the cache in panels, where it lies."""
         block_tokens, kv_heads, head_dim = cache.k.shape[1:]
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         q = self._like(qkv, "queries", (heads, head_dim))
         tensors = (qkv, cos_sin, *(norms or (None, None)), cache.k, cache.v, batch.slots, q)
-        self._add("rope_kv_write", qkv, tensors, (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0)), eps)
+        self._add("rope_kv_write", qkv, tensors, (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0)), (eps,))
         out = self._like(q, "attended", (heads, head_dim))
-        sizes = (heads, kv_heads, head_dim, block_tokens, batch.tables.shape[1], cache.k.stride(0))
+        sizes = (heads, kv_heads, head_dim, block_tokens, batch.tables.shape[1], cache.k.stride(0), form.window)
         read = (q, cache.k, cache.v, batch.rows, batch.tables, out)
-        self.program.add("paged_attention", self._dtype, self._rows, read, sizes)
+        self.program.add("paged_attention", self._dtype, self._rows, read, sizes, (form.scale,))
         return out
 
     def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -204,9 +206,9 @@ class NativeBackend(Backend):
         rows_of: torch.Tensor,
         tensors: Sequence[torch.Tensor | None],
         sizes: Sequence[int],
-        number: float = 0.0,
+        numbers: Sequence[float] = (),
         *,
         may_pause: bool = False,
     ) -> None:
         count = self._count_by_address[rows_of.data_ptr()]
-        self.program.add(kernel, self._dtype, count, tensors, sizes, number, may_pause=may_pause)
+        self.program.add(kernel, self._dtype, count, tensors, sizes, numbers, may_pause=may_pause)

@@ -12,6 +12,7 @@ import torch
 from adapters.peft_format import WHOLE_MODEL
 from engine.attention import AttentionBatch
 from engine.backend import Backend, KvCache, LayerCache, Product
+from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope_table import rope_table
 from engine.decoder.spec import DecoderSpec
 from engine.loading.weight import Weight
@@ -97,8 +98,11 @@ class Decoder:
                 self._layers.append(_layer(by_name, f"layers.{len(self._layers)}", backend))
         self._norm = by_name.pop("norm")
         embedding, head = by_name.pop("embedding"), by_name.pop("head", None)
-        # [positions, 2, head_dim]
-        self._cos_sin = rope_table(spec.rope, spec.head_dim, max_len, embedding.dtype).to(embedding.device)
+        # [positions, 2, head_dim] of each rotation
+        self._cos_sin = {
+            rope: rope_table(rope, spec.head_dim, max_len, embedding.dtype).to(embedding.device)
+            for rope in dict.fromkeys(form.rope for form in spec.layers)
+        }
         self._embed, self._head = backend.vocabulary(embedding, head)
 
     @torch.inference_mode()
@@ -117,10 +121,10 @@ class Decoder:
         x = self._embed(batch.token_ids)  # [tokens, hidden]: the residual stream, added to in place
         if lora is not None:
             lora.embed(batch.token_ids, x)
-        cos_sin = self._backend.take(self._cos_sin, batch.positions)
+        cos_sin = {rope: self._backend.take(table, batch.positions) for rope, table in self._cos_sin.items()}
         delta: torch.Tensor | None = None  # what the last part has to add; the next norm does it
-        for index, layer in enumerate(self._layers):
-            attend = partial(self._attend, layer, cos_sin, batch.attention, cache.layer(index))
+        for index, (layer, form) in enumerate(zip(self._layers, self.spec.layers, strict=True)):
+            attend = partial(self._attend, layer, form, cos_sin[form.rope], batch.attention, cache.layer(index))
             if lora is None:
                 delta = self._layer(layer, x, delta, attend)
             else:
@@ -188,10 +192,16 @@ class Decoder:
         return lora.multiply(layer.down, gated, index, ("down_proj",), (spec.hidden_size,))
 
     def _attend(
-        self, layer: Layer, cos_sin: torch.Tensor, attention: AttentionBatch, cache: LayerCache, qkv: torch.Tensor
+        self,
+        layer: Layer,
+        form: LayerForm,
+        cos_sin: torch.Tensor,
+        attention: AttentionBatch,
+        cache: LayerCache,
+        qkv: torch.Tensor,
     ) -> torch.Tensor:
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-        return self._backend.attend(qkv, cos_sin, norms, self.spec.rms_eps, cache, attention).flatten(1)
+        return self._backend.attend(qkv, cos_sin, norms, self.spec.rms_eps, cache, attention, form).flatten(1)
 
 
 def _layer(by_name: dict[str, Any], prefix: str, backend: Backend) -> Layer:

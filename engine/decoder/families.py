@@ -15,6 +15,7 @@ class Family:
     Attributes:
         has_qk_norm: each query and key head is normalised before the rotation.
         uses_window: whether `sliding_window` holds.
+        num_full_layers: default of `max_window_layers`: so many layers at the beginning have no window.
     """
 
     qkv_bias: Switch
@@ -22,6 +23,7 @@ class Family:
     mlp_bias: Switch
     has_qk_norm: bool
     uses_window: Switch
+    num_full_layers: int = 0
 
 
 FAMILIES: dict[str, Family] = {
@@ -30,7 +32,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "MistralForCausalLM": Family(qkv_bias=False, o_bias=False, mlp_bias=False, has_qk_norm=False, uses_window=True),
     "Qwen2ForCausalLM": Family(
-        qkv_bias=True, o_bias=False, mlp_bias=False, has_qk_norm=False, uses_window="use_sliding_window"
+        qkv_bias=True,
+        o_bias=False,
+        mlp_bias=False,
+        has_qk_norm=False,
+        uses_window="use_sliding_window",
+        num_full_layers=28,
     ),
     "Qwen3ForCausalLM": Family(
         qkv_bias="attention_bias",
@@ -38,6 +45,7 @@ FAMILIES: dict[str, Family] = {
         mlp_bias=False,
         has_qk_norm=True,
         uses_window="use_sliding_window",
+        num_full_layers=28,
     ),
 }
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.decoder.ends import eos_ids
-from engine.decoder.families import DECODER_BY_BASE, FAMILIES, Family, Switch
+from engine.decoder.families import DECODER_BY_BASE, FAMILIES
+from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json
-from engine.decoder.rope import RopeSpec, parse_rope
+from engine.decoder.layer_forms import LayerForm, layer_forms
 from engine.decoder.stored import Stored, parse_stored
 from engine.errors import CheckpointError
 
-DEFAULT_WINDOW = 4096
-"""Tokens, of a family that has a window and a config.json that does not say how wide it is."""
 SPAN_BYTES = 4
 """Of what a key or a value of one head spans (`kernels.row_quantization.reference`)."""
 
@@ -24,6 +23,7 @@ class DecoderSpec:
     """Geometry of one decoder-only transformer with gated MLPs and RMS norms.
 
     Attributes:
+        layers: what differs from layer to layer.
         qkv_bias, o_bias, mlp_bias: which projections have biases.
         has_qk_norm: each query and key head is normalised before the rotation (Qwen3).
         is_tied: the output matrix is the embedding, or there is none.
@@ -37,12 +37,11 @@ class DecoderSpec:
     vocab_size: int
     hidden_size: int
     intermediate_size: int
-    num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
     rms_eps: float
-    rope: RopeSpec
+    layers: tuple[LayerForm, ...]
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -52,6 +51,11 @@ class DecoderSpec:
     eos_ids: tuple[int, ...]
     stored: Stored | None = None
     generates: bool = True
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.layers)
 
     @property
     def q_size(self) -> int:
@@ -121,7 +125,7 @@ def read_spec(model_path: str) -> DecoderSpec:
     name = DECODER_BY_BASE.get(name, name) if isinstance(name, str) else None
     if name not in FAMILIES:
         raise CheckpointError(f"{where}: architectures is {names!r}; one of {', '.join(sorted(FAMILIES))} is served.")
-    fields = _Fields(config, where)
+    fields = Fields(config, where)
     if not fields.switch("is_causal", default=True):
         raise CheckpointError(f"{where}: is_causal is false; what is served reads each token by those before it only.")
     family = FAMILIES[name]
@@ -129,7 +133,7 @@ def read_spec(model_path: str) -> DecoderSpec:
     hidden = fields.count("hidden_size")
     head_dim = fields.count("head_dim", hidden // heads)
     kv_heads = fields.count("num_key_value_heads", heads)
-    rope = parse_rope(config, where)
+    layers = layer_forms(fields, family, fields.count("num_hidden_layers"), head_dim)
     if config.get("hidden_act", "silu") != "silu":
         raise CheckpointError(f"{where}: hidden_act {config.get('hidden_act')!r} is not supported; only silu is.")
     if heads % kv_heads or head_dim % 2:
@@ -140,18 +144,17 @@ def read_spec(model_path: str) -> DecoderSpec:
         vocab_size=fields.count("vocab_size"),
         hidden_size=hidden,
         intermediate_size=fields.count("intermediate_size"),
-        num_layers=fields.count("num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         rms_eps=fields.positive("rms_norm_eps", 1e-6),
-        rope=rope,
+        layers=layers,
         qkv_bias=fields.switch(family.qkv_bias),
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
         has_qk_norm=family.has_qk_norm,
         is_tied=is_base or fields.switch("tie_word_embeddings"),
-        max_position=_max_position(config, fields, family, rope),
+        max_position=_max_position(fields, layers),
         eos_ids=eos_ids(folder, config, fields.count("vocab_size")),
         stored=None if quantization is None else parse_stored(quantization, where),
         generates=not is_base,
@@ -161,45 +164,11 @@ def read_spec(model_path: str) -> DecoderSpec:
     return spec
 
 
-def _max_position(config: Mapping[str, object], fields: _Fields, family: Family, rope: RopeSpec) -> int:
+def _max_position(fields: Fields, layers: Iterable[LayerForm]) -> int:
     """Return the context: what a checkpoint was made for, cut where its attention is no longer plain."""
-    longest = max(fields.count("max_position_embeddings"), rope.max_len)
-    if fields.switch(family.uses_window) and config.get("sliding_window", DEFAULT_WINDOW) is not None:
-        # Within its window a windowed model is a plain one; beyond it we would be wrong, so we do not go there.
-        longest = min(longest, fields.count("sliding_window", DEFAULT_WINDOW))
-    if (chunks := config.get("dual_chunk_attention_config")) is not None:
-        # Nor beyond the first of its chunks.
-        within = _Fields(chunks if isinstance(chunks, Mapping) else {}, f"{fields.where}: dual_chunk_attention_config")
+    longest = max(fields.count("max_position_embeddings"), *(layer.rope.max_len for layer in layers))
+    if (chunks := fields.config.get("dual_chunk_attention_config")) is not None:
+        # Beyond the first of its chunks we would be wrong, so we do not go there.
+        within = Fields(chunks if isinstance(chunks, Mapping) else {}, f"{fields.where}: dual_chunk_attention_config")
         longest = min(longest, max(1, within.count("chunk_size") - within.count("local_size")))
     return longest
-
-
-class _Fields:
-    """Typed reads from a parsed config.json; a wrong or missing field is named."""
-
-    def __init__(self, config: Mapping[str, object], where: str) -> None:
-        self._config = config
-        self.where = where
-
-    def count(self, name: str, default: int | None = None) -> int:
-        """Return a positive integer."""
-        value = self._config.get(name)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
-            raise CheckpointError(f"{self.where}: {name} must be a positive integer, it is {value!r}.")
-        return value
-
-    def switch(self, switch: Switch, *, default: bool = False) -> bool:
-        """Return the switch, or the boolean field that it names."""
-        value = switch if isinstance(switch, bool) else self._config.get(switch)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise CheckpointError(f"{self.where}: {switch} must be true or false, it is {value!r}.")
-        return value
-
-    def positive(self, name: str, default: float) -> float:
-        """Return a positive number."""
-        value = self._config.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-            raise CheckpointError(f"{self.where}: {name} must be a positive number, it is {value!r}.")
-        return float(value)

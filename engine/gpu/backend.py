@@ -8,6 +8,7 @@ import torch
 
 from engine.attention import AttentionBatch
 from engine.backend import Backend, LayerCache, Product
+from engine.decoder.layer_forms import LayerForm
 from engine.gpu.adapters import Reach, TritonLora
 from engine.gpu.rounding import InputRounding
 from engine.gpu.streamed_linear import StreamedLinear
@@ -98,9 +99,11 @@ class TritonBackend(Backend):
         eps: float,
         cache: LayerCache,
         batch: AttentionBatch,
+        form: LayerForm,
     ) -> torch.Tensor:
         """Norm, rotate and write, one pass, then attend to the cache where it lies; all at once for a row or two."""
-        if JOINS_ARE_WANTED and batch.num_decodes == len(qkv) and can_attend(qkv, cache.k):
+        is_plain = not form.window
+        if JOINS_ARE_WANTED and is_plain and batch.num_decodes == len(qkv) and can_attend(qkv, cache.k):
             return rope_attention(
                 qkv=qkv,
                 cos_sin=cos_sin,
@@ -112,6 +115,7 @@ class TritonBackend(Backend):
                 rows=batch.rows,
                 tables=batch.tables,
                 arrived=self._arrived,
+                scale=form.scale,
             )
         q = rope_kv_write(
             qkv=qkv,
@@ -131,6 +135,8 @@ class TritonBackend(Backend):
             num_decodes=batch.num_decodes,
             tables=batch.tables,
             arrived=self._arrived,
+            scale=form.scale,
+            window=form.window,
             spans=cache.spans,
         )
 

@@ -30,7 +30,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
                 store(widen(x[i]) + widen(delta[i]), x[i]);
             squares += widen(x[i]) * widen(x[i]);
         }
-        const float scale = 1.0f / std::sqrt(squares / static_cast<float>(width) + static_cast<float>(op.number));
+        const float scale = 1.0f / std::sqrt(squares / static_cast<float>(width) + static_cast<float>(op.number[0]));
         for (i = 0; i + LANES <= width; i += LANES)
             store_lanes(rounded_lanes<T>(load_lanes(x + i) * scale) * load_lanes(weight + i), h + i);
         for (; i < width; i++)

@@ -49,8 +49,16 @@ static inline void soften(const float *scores, T *weights, int64_t seen, int64_t
     total += sum_of(sum);
 }
 
+// Make of each of a row's scores s what softcap * tanh(scale * s / softcap) is.
+static inline void cap(float *scores, int64_t padded, float scale, float softcap) {
+    const float steepness = 2.0f * LOG2_E * scale / softcap;
+    for (int64_t i = 0; i < padded; i += LANES)
+        store_lanes(softcap - 2.0f * softcap / (1.0f + power_of_two(load_lanes(scores + i) * steepness)), scores + i);
+}
+
 // at: q [tokens, heads, dim], keys, values, rows [count], tables [any, table_width], out as q;
-// size: heads, kv_heads, dim, block_tokens, table_width, numbers from a block to the next.
+// size: heads, kv_heads, dim, block_tokens, table_width, numbers from a block to the next, window or 0; number: scale,
+// softcap or 0.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t heads = op.size[0], kv_heads = op.size[1], dim = op.size[2], block_tokens = op.size[3];
     const int64_t group = heads / kv_heads, unit_queries = std::max<int64_t>(1, UNIT_ROWS / group);
@@ -72,7 +80,8 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t head_offset = head * block_tokens * dim;
     const T *keys = static_cast<const T *>(op.at[1]) + head_offset;
     const T *values = static_cast<const T *>(op.at[2]) + head_offset;
-    const float scale = LOG2_E / std::sqrt(static_cast<float>(dim));
+    const int64_t window = op.size[6];
+    const float scale = static_cast<float>(op.number[0]), softcap = static_cast<float>(op.number[1]);
 
     thread_local std::vector<float> floats;
     thread_local std::vector<T> narrow;
@@ -87,7 +96,9 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
         tops[r] = -INFINITY;
     }
     const int64_t end = position + queries; // positions that the last query sees
-    for (int64_t start = 0; start < end; start += CHUNK) {
+    // The first that some query sees, or before it: the beginning of a panel.
+    const int64_t begin = window ? std::max<int64_t>(0, position - window + 1) / COLUMNS * COLUMNS : 0;
+    for (int64_t start = begin; start < end; start += CHUNK) {
         const int64_t count = std::min(CHUNK, end - start), num_panels = ceil_div(count, COLUMNS);
         const T *keys_at[CHUNK / COLUMNS], *values_at[CHUNK / COLUMNS];
         for (int64_t i = 0; i < num_panels; i++) {
@@ -103,9 +114,14 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
                                    CHUNK);
         }
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t seen = std::min(count, position + r / group + 1 - start);
-            soften(scores + r * CHUNK, weights + r * CHUNK, seen, num_panels * COLUMNS, scale, tops[r], totals[r],
-                   sums + r * dim, dim);
+            const int64_t past = position + r / group + 1 - start, seen = std::min(count, past);
+            float *own = scores + r * CHUNK;
+            if (softcap > 0.0f)
+                cap(own, num_panels * COLUMNS, scale, softcap);
+            if (window && past > window)
+                std::fill_n(own, std::min(count, past - window), -INFINITY);
+            soften(own, weights + r * CHUNK, seen, num_panels * COLUMNS, softcap > 0.0f ? LOG2_E : LOG2_E * scale,
+                   tops[r], totals[r], sums + r * dim, dim);
         }
         multiply<true, false>(rows, weights, CHUNK, Panels<T>{values_at, num_panels, COLUMNS, COLUMNS * COLUMNS},
                               dim / COLUMNS, sums, dim);

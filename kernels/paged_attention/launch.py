@@ -105,6 +105,7 @@ def paged_attention(
     num_decodes: int,
     tables: torch.Tensor,
     arrived: torch.Tensor,
+    scale: float | None = None,
     window: int = 0,
     softcap: float = 0.0,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
@@ -120,6 +121,7 @@ def paged_attention(
         num_decodes: so many rows at the front have at most one token, and token i is that of row i.
         tables: [any, blocks] int64.
         arrived: `counters`; no other launch may use them meanwhile.
+        scale: of scores; None for 1 / sqrt(head_dim).
         window: how many of the last positions a token sees, its own included; 0 for all.
         softcap: scores are softcap * tanh(score / softcap); 0 for as they are.
         spans: of a cache of one byte a number, as `kernels.rope_kv_write` writes them; None where numbers are as they
@@ -130,7 +132,8 @@ def paged_attention(
         [tokens, heads, head_dim] in the dtype of `q`.
     """
     out = torch.empty_like(q)
-    launch = _Launch(q, k_cache, v_cache, tables, out, window, softcap, spans)
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    launch = _Launch(q, k_cache, v_cache, tables, out, scale, window, softcap, spans)
     if num_decodes:
         share = cut or decode_share(num_decodes, q.shape[2], k_cache.element_size())
         launch.decodes(rows[:num_decodes], share, arrived)
@@ -148,6 +151,7 @@ class _Launch:
     v_cache: torch.Tensor
     tables: torch.Tensor
     out: torch.Tensor
+    scale: float
     window: int
     softcap: float
     spans: tuple[torch.Tensor, torch.Tensor] | None
@@ -185,7 +189,7 @@ class _Launch:
             arrived,
             len(rows),
             self.tables.stride(0),
-            self.q.shape[2] ** -0.5,
+            self.scale,
             self._unit,
             self.softcap,
             **self._constants,
@@ -214,7 +218,7 @@ class _Launch:
             self.out,
             len(rows),
             self.tables.stride(0),
-            self.q.shape[2] ** -0.5 * self._unit,
+            self.scale * self._unit,
             self._unit,
             self.softcap,
             **self._constants,

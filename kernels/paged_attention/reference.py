@@ -1,6 +1,6 @@
 """Attention over a paged KV cache, defined token by token.
 
-    out[t, h] = softmax_j( q[t, h] . K[j, h'] / sqrt(head_dim) ) V[j, h'],    j = 0 .. position(t),  h' = h / (H / H_kv)
+    out[t, h] = softmax_j( scale * q[t, h] . K[j, h'] ) V[j, h'],    j = 0 .. position(t),  h' = h / (H / H_kv)
 
 With a window the first j is max(0, position(t) - window + 1); with a soft cap c a score s is c tanh(s / c).
 
@@ -27,6 +27,7 @@ def paged_attention(
     block_tables: Sequence[Sequence[int]],
     starts: Sequence[int],
     ends: Sequence[int],
+    scale: float | None = None,
     window: int = 0,
     softcap: float = 0.0,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
@@ -37,6 +38,7 @@ def paged_attention(
         q: [tokens, heads, head_dim]; row r has its positions starts[r] .. ends[r] - 1 here.
         k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim], the rows' own keys and values included.
         block_tables: block ids of each row, at least as many as `ends` needs.
+        scale: None for 1 / sqrt(head_dim).
         window: how many of the last positions a token sees, its own included; 0 for all.
         softcap: 0 for scores as they are.
         spans: of a cache of one byte a number, as `kernels.rope_kv_write.reference` writes them.
@@ -48,6 +50,7 @@ def paged_attention(
         k_cache, v_cache = dequantize_rows(k_cache, spans[0]), dequantize_rows(v_cache, spans[1])
     block_tokens, kv_heads = k_cache.shape[1], k_cache.shape[2]
     group = q.shape[1] // kv_heads
+    scale = q.shape[2] ** -0.5 if scale is None else scale
     out = torch.empty_like(q)
     token = 0
     for table, start, end in zip(block_tables, starts, ends, strict=True):
@@ -57,7 +60,7 @@ def paged_attention(
             k = torch.stack([k_cache[block, slot] for block, slot in slots]).double()  # [position + 1, kv_heads, dim]
             v = torch.stack([v_cache[block, slot] for block, slot in slots]).double()
             for head in range(q.shape[1]):
-                scores = k[:, head // group] @ q[token, head].double() / q.shape[2] ** 0.5
+                scores = k[:, head // group] @ q[token, head].double() * scale
                 if softcap:
                     scores = softcap * (scores / softcap).tanh()
                 out[token, head] = (scores.softmax(0) @ v[:, head // group]).to(q.dtype)

@@ -65,16 +65,16 @@ def rope_attention(
     rows: torch.Tensor,
     tables: torch.Tensor,
     arrived: torch.Tensor,
+    scale: float | None = None,
     cut: Cut = USUAL,
 ) -> torch.Tensor:
     """Write keys and values of one token a row, token i being that of row i, and attend, where `can_attend` says so.
 
     Args:
-        qkv .. slots, rows .. arrived: as those of `kernels.rope_kv_write.launch` and `kernels.paged_attention.launch`.
+        qkv .. slots, rows .. scale: as those of `kernels.rope_kv_write.launch` and `kernels.paged_attention.launch`.
         cut: for who looks for a better one.
 
-    Returns:
-        [rows, heads, head_dim] in the dtype of `qkv`.
+    Returns [rows, heads, head_dim] in the dtype of `qkv`.
     """
     num_rows, kv_heads, group, head_dim = _sizes(qkv, k_cache)
     block_g, block_d = min(cut.heads, triton.next_power_of_2(group)), triton.next_power_of_2(head_dim)
@@ -98,7 +98,7 @@ def rope_attention(
         arrived,
         tables.stride(0),
         eps,
-        head_dim**-0.5 * LOG2_E,
+        (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         GROUP=group,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,

@@ -50,7 +50,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
         return ceil_div(tokens, UNIT_TOKENS);
     const int64_t heads = op.size[0], kv_heads = op.size[1], dim = op.size[2], block_tokens = op.size[3];
     const T *q_norm = static_cast<const T *>(op.at[2]), *k_norm = static_cast<const T *>(op.at[3]);
-    const float eps = static_cast<float>(op.number);
+    const float eps = static_cast<float>(op.number[0]);
     thread_local std::vector<float> wide;
     thread_local std::vector<T> key;
     wide.resize(dim), key.resize(dim);

@@ -10,6 +10,8 @@ from engine.buffers import InputBuffers
 from engine.config import ResolvedConfig
 from engine.cpu.native_backend import NativeBackend
 from engine.decoder.decoder import DecoderBatch
+from engine.decoder.layer_forms import LayerForm
+from engine.decoder.rope import RopeSpec
 from engine.request import Request, RequestId, SamplingParams
 from engine.step import StepPlan, StepRow
 from kernels.paged_attention.reference import paged_attention
@@ -86,9 +88,16 @@ class Attending:
     """Writes and attends with one backend over one cache, in panels or not."""
 
     def __init__(
-        self, config: ResolvedConfig, cache: KvCache, dtype: torch.dtype, kv_heads: int, pool: Pool | None
+        self,
+        config: ResolvedConfig,
+        cache: KvCache,
+        dtype: torch.dtype,
+        kv_heads: int,
+        pool: Pool | None,
+        form: LayerForm,
     ) -> None:
         self._cache = cache
+        self._form = form
         dim = cache.data.shape[-1]
         self._buffers = InputBuffers(config, cache.null_block)
         whole = self._buffers.whole()
@@ -114,7 +123,7 @@ class Attending:
 
     def _run(self, backend: Backend, qkv: torch.Tensor, batch: DecoderBatch) -> torch.Tensor:
         cache = self._cache.layer(1)
-        return backend.attend(qkv, self._cos_sin[: len(qkv)], None, 0.0, cache, batch.attention)
+        return backend.attend(qkv, self._cos_sin[: len(qkv)], None, 0.0, cache, batch.attention, self._form)
 
 
 def check_against_reference(
@@ -127,6 +136,7 @@ def check_against_reference(
     seed: int,
     dim: int = DIM,
     pool: Pool | None = None,
+    **options: float,
 ) -> None:
     """Attend rows whose earlier positions are cached, everything unwritten being NaN, and compare in float64."""
     generator = torch.Generator().manual_seed(seed)
@@ -135,7 +145,8 @@ def check_against_reference(
     free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
     # A row may own blocks that it has not reached yet.
     tables = [[free.pop() for _ in range(-(-end // block_tokens) + extra_blocks)] for _, end in ranges]
-    attending = Attending(config_of(block_tokens), cache, dtype, kv_heads, pool)
+    form = LayerForm(rope=RopeSpec(theta=1.0), **{"scale": dim**-0.5, **options})
+    attending = Attending(config_of(block_tokens), cache, dtype, kv_heads, pool, form)
     plain = torch.zeros(2, NUM_BLOCKS, block_tokens, kv_heads, dim, dtype=torch.float64)
 
     def step(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -161,6 +172,7 @@ def check_against_reference(
         block_tables=[row.block_ids for row in plan.rows],
         starts=[row.start for row in plan.rows],
         ends=[row.end for row in plan.rows],
+        **options,
     )
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
@@ -242,6 +254,28 @@ def test_attention_over_panels_reads_a_long_context(pool: Pool) -> None:
     ranges = [(1000, 1001), (700, 900), (0, 1)]
     check_against_reference(
         ranges, block_tokens=16, kv_heads=2, dtype=torch.float32, extra_blocks=0, seed=3, dim=32, pool=pool
+    )
+
+
+FORMS: list[dict[str, float]] = [{"window": 1}, {"window": 20}, {"window": 130}, {"scale": 1.0}]
+
+
+@pytest.mark.parametrize("options", FORMS)
+@pytest.mark.parametrize("has_kernels", [False, True])
+@pytest.mark.parametrize("ranges", [[(0, 1), (63, 64), (40, 41)], [(0, 70)], [(299, 300), (150, 190), (5, 14)]])
+def test_windows_and_scales_are_those_of_the_reference(
+    pool: Pool, ranges: list[tuple[int, int]], has_kernels: bool, options: dict[str, float]
+) -> None:
+    check_against_reference(
+        ranges,
+        block_tokens=16,
+        kv_heads=2,
+        dtype=torch.float32,
+        extra_blocks=1,
+        seed=4,
+        dim=16,
+        pool=pool if has_kernels else None,
+        **options,
     )
 
 

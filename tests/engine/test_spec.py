@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.decoder.spec import DEFAULT_WINDOW, read_spec
+from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
 from tests.engine.checkpoint_folder import write_config
 
@@ -41,24 +40,9 @@ def test_a_checkpoint_without_an_end_has_none(tmp_path: Path) -> None:
     assert read_spec(write_config(tmp_path, eos_token_id=None)).eos_ids == ()
 
 
-def test_a_sliding_window_bounds_the_context(tmp_path: Path) -> None:
+def test_a_sliding_window_does_not_bound_the_context(tmp_path: Path) -> None:
     path = write_config(tmp_path, architectures=["MistralForCausalLM"], sliding_window=32)
-    assert read_spec(path).max_position == 32
-
-
-def test_a_window_that_is_switched_off_bounds_nothing(tmp_path: Path) -> None:
-    path = write_config(tmp_path, architectures=["Qwen2ForCausalLM"], sliding_window=32, use_sliding_window=False)
     assert read_spec(path).max_position == 128
-
-
-@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM"])
-def test_a_window_that_is_not_said_is_that_of_transformers(tmp_path: Path, architecture: str) -> None:
-    changes = {"architectures": [architecture], "use_sliding_window": True, "max_position_embeddings": 10_000}
-    path = write_config(tmp_path, **changes)
-    assert read_spec(path).max_position == DEFAULT_WINDOW
-    fields = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**fields, "sliding_window": None}))
-    assert read_spec(path).max_position == 10_000
 
 
 @pytest.mark.parametrize("architecture", ["LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"])

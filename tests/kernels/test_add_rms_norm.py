@@ -26,7 +26,7 @@ def test_the_kernel_is_the_reference(pool: Pool, dtype: torch.dtype, has_delta: 
     expected_x = x.clone()
     expected = add_rms_norm(expected_x, delta if has_delta else None, weight, 1e-6)
     found = torch.empty_like(x)
-    pool.call("add_rms_norm", dtype, rows, (x, delta if has_delta else None, weight, found), (width,), 1e-6)
+    pool.call("add_rms_norm", dtype, rows, (x, delta if has_delta else None, weight, found), (width,), (1e-6,))
     assert torch.equal(x, expected_x)
     assert_near(found, expected)
 
@@ -36,6 +36,6 @@ def test_nan_stays_in_its_row(pool: Pool, dtype: torch.dtype) -> None:
     x = torch.randn(3, 32).to(dtype)
     x[1, 4] = torch.nan
     found = torch.empty_like(x)
-    pool.call("add_rms_norm", dtype, 3, (x, None, torch.ones(32, dtype=dtype), found), (32,), 1e-6)
+    pool.call("add_rms_norm", dtype, 3, (x, None, torch.ones(32, dtype=dtype), found), (32,), (1e-6,))
     assert found[1].isnan().all()
     assert found[[0, 2]].isfinite().all()

@@ -70,7 +70,7 @@ def test_the_kernel_is_the_reference(
     )
     found = torch.empty(tokens, HEADS, dim, dtype=dtype)
     tensors = (qkv, cos_sin, *(norms or (None, None)), *found_cache, slots, found)
-    pool.call("rope_kv_write", dtype, tokens, tensors, (HEADS, KV_HEADS, dim, block_tokens, apart.stride(0)), 1e-6)
+    pool.call("rope_kv_write", dtype, tokens, tensors, (HEADS, KV_HEADS, dim, block_tokens, apart.stride(0)), (1e-6,))
     assert_near(found, expected)
     assert_near(cache_of_panels(found_cache[0], dim, block_tokens, is_values=False), expected_cache[0])
     assert torch.equal(cache_of_panels(found_cache[1], dim, block_tokens, is_values=True), expected_cache[1])

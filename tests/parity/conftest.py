@@ -63,8 +63,14 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
     "llama3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
     "llama-with-biases": (LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True}),
     "mistral": (MistralForCausalLM, MistralConfig, {"head_dim": 24, "sliding_window": None}),
+    "mistral-window": (MistralForCausalLM, MistralConfig, {"sliding_window": 24}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 32}),
+    "qwen3-window": (
+        Qwen3ForCausalLM,
+        Qwen3Config,
+        {"head_dim": 32, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+    ),
 }
 
 

@@ -1,0 +1,39 @@
+"""Typed reads from a parsed config.json; a wrong or missing field is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.decoder.families import Switch
+from engine.errors import CheckpointError
+
+
+class Fields:
+    """The fields of a config.json, or of an object in it, that lies at `where`."""
+
+    def __init__(self, config: Mapping[str, object], where: str) -> None:
+        self.config = config
+        self.where = where
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """Return an integer that is not less than 1, or than `least`."""
+        value = self.config.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 31:
+            raise CheckpointError(f"{self.where}: {name} must be an integer of at least {least}, it is {value!r}.")
+        return value
+
+    def switch(self, switch: Switch, *, default: bool = False) -> bool:
+        """Return the switch, or the boolean field that it names."""
+        value = switch if isinstance(switch, bool) else self.config.get(switch)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise CheckpointError(f"{self.where}: {switch} must be true or false, it is {value!r}.")
+        return value
+
+    def positive(self, name: str, default: float) -> float:
+        """Return a positive number."""
+        value = self.config.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+            raise CheckpointError(f"{self.where}: {name} must be a positive number, it is {value!r}.")
+        return float(value)

@@ -1,0 +1,59 @@
+"""Where the layers of one decoder differ from each other: how far back each looks, and by which rotation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.decoder.families import Family
+from engine.decoder.fields import Fields
+from engine.decoder.rope import RopeSpec, parse_rope
+from engine.errors import CheckpointError
+
+DEFAULT_WINDOW = 4096
+"""Tokens, of a family that has a window and a config.json that does not say how wide it is."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerForm:
+    """How one layer attends.
+
+    Attributes:
+        rope: the angles of its rotation.
+        scale: of scores.
+        window: how many of the last positions a token sees, its own included; 0 for all.
+    """
+
+    rope: RopeSpec
+    scale: float
+    window: int = 0
+
+
+def layer_forms(fields: Fields, family: Family, num_layers: int, head_dim: int) -> tuple[LayerForm, ...]:
+    """Return the form of each layer.
+
+    Raises:
+        CheckpointError: a field is wrong or missing, or asks for what is not supported.
+    """
+    kinds = _kinds(fields, family, num_layers) if fields.switch(family.uses_window) else [FULL] * num_layers
+    window = 0
+    if SLIDING in kinds and fields.config.get("sliding_window", DEFAULT_WINDOW) is not None:
+        window = fields.count("sliding_window", DEFAULT_WINDOW)
+    rope = parse_rope(fields.config, fields.where)
+    form_by_kind = {
+        kind: LayerForm(rope=rope, scale=head_dim**-0.5, window=window if kind == SLIDING else 0) for kind in set(kinds)
+    }
+    return tuple(form_by_kind[kind] for kind in kinds)
+
+
+def _kinds(fields: Fields, family: Family, num_layers: int) -> list[str]:
+    """Return which layers have a window: as `layer_types` says, else as is usual in the family."""
+    kinds = fields.config.get("layer_types")
+    if kinds is None:
+        first = fields.count("max_window_layers", family.num_full_layers, least=0) if family.num_full_layers else 0
+        return [FULL if layer < first else SLIDING for layer in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (FULL, SLIDING) for kind in kinds):
+        raise CheckpointError(
+            f"{fields.where}: layer_types must say {FULL!r} or {SLIDING!r} of each of {num_layers} layers."
+        )
+    return kinds

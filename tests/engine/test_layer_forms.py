@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.decoder.layer_forms import DEFAULT_WINDOW
+from engine.decoder.spec import read_spec
+from engine.errors import CheckpointError
+from tests.engine.checkpoint_folder import write_config
+
+QWEN = {"use_sliding_window": True, "sliding_window": 32}
+
+
+def windows(folder: Path, architecture: str, **changes: Any) -> list[int]:
+    path = write_config(folder, architectures=[architecture], num_hidden_layers=4, **changes)
+    return [form.window for form in read_spec(path).layers]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "expected"),
+    [
+        ("LlamaForCausalLM", {"sliding_window": 32}, [0, 0, 0, 0]),
+        ("MistralForCausalLM", {"sliding_window": 32}, [32, 32, 32, 32]),
+        ("Qwen2ForCausalLM", {"sliding_window": 32, "use_sliding_window": False}, [0, 0, 0, 0]),
+        ("Qwen2ForCausalLM", QWEN, [0, 0, 0, 0]),
+        ("Qwen2ForCausalLM", {**QWEN, "max_window_layers": 0}, [32, 32, 32, 32]),
+        ("Qwen3ForCausalLM", {**QWEN, "max_window_layers": 3}, [0, 0, 0, 32]),
+        (
+            "Qwen3ForCausalLM",
+            {**QWEN, "layer_types": ["sliding_attention", "full_attention"] * 2, "max_window_layers": 3},
+            [32, 0, 32, 0],
+        ),
+    ],
+)
+def test_layers_have_the_windows_of_their_family(
+    tmp_path: Path, architecture: str, changes: dict[str, Any], expected: list[int]
+) -> None:
+    assert windows(tmp_path, architecture, **changes) == expected
+
+
+@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM"])
+def test_a_window_that_is_not_said_is_that_of_transformers(tmp_path: Path, architecture: str) -> None:
+    changes = {"use_sliding_window": True, "max_window_layers": 0}
+    assert windows(tmp_path, architecture, **changes) == [DEFAULT_WINDOW] * 4
+    fields = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "sliding_window": None}))
+    assert not any(form.window for form in read_spec(str(tmp_path)).layers)
+
+
+@pytest.mark.parametrize(
+    "layer_types", ["full_attention", ["full_attention"], ["full_attention"] * 3 + ["linear_attention"]]
+)
+def test_layer_types_that_cannot_be_served_are_named(tmp_path: Path, layer_types: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"layer_types .* 4 layers"):
+        windows(tmp_path, "Qwen3ForCausalLM", **QWEN, layer_types=layer_types)
