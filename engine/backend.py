@@ -19,7 +19,8 @@ from engine.lora import AdapterSegment, LoraBatch, LoraProducts
 from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.arena import lazy_zeros, touch
 from kernels.embedding.reference import take_rows
-from kernels.gated_activation.reference import silu_and_multiply
+from kernels.gated_activation.reference import Activation, activate_and_multiply
+from kernels.rescale.reference import rescale
 from kernels.rope_kv_write.reference import rope_kv_write
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
 
@@ -189,8 +190,12 @@ class Backend(Protocol):
         """
         ...
 
-    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(first half) * second half along the last dimension."""
+    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return a(first half) * second half along the last dimension."""
+        ...
+
+    def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
+        """Multiply `x` and cap it, in place, as `kernels.rescale.reference` defines."""
         ...
 
     def normed(
@@ -200,12 +205,11 @@ class Backend(Protocol):
         delta: torch.Tensor | None,
         weight: torch.Tensor,
         eps: float,
-        *,
-        is_gated: bool = False,
+        activation: Activation | None = None,
     ) -> torch.Tensor:
-        """Return a layer's product of `add_rms_norm`, joined by `silu_and_multiply` where it is gated."""
+        """Return a layer's product of `add_rms_norm`, joined by `activate_and_multiply` where it is a gate's."""
         y = product(self.add_rms_norm(x, delta, weight, eps))
-        return self.silu_and_multiply(y) if is_gated else y
+        return y if activation is None else self.activate_and_multiply(y, activation)
 
     def added(self, product: Product, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Return what a layer's product of `h` adds to `x`, or None where it has been added."""
@@ -259,9 +263,13 @@ class TorchBackend(Backend):
             out[chunk.start : chunk.end] = self._attend_chunk(q[chunk.start : chunk.end], cache, chunk, form)
         return out
 
-    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Gate the second half by the first, the definition as it stands."""
-        return silu_and_multiply(gate_up)
+        return activate_and_multiply(gate_up, activation)
+
+    def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
+        """Multiply and cap, the definition as it stands."""
+        rescale(x, factor, softcap)
 
     def _attend_decodes(
         self, q: torch.Tensor, cache: LayerCache, group: DecodeGroup, form: LayerForm, out: torch.Tensor
@@ -275,25 +283,33 @@ class TorchBackend(Backend):
         )
         # The query heads that share a kv head stand as its query positions: no key is ever repeated.
         grouped = q.index_select(0, group.tokens).view(rows, kv_heads, heads // kv_heads, head_dim)
-        attended = functional.scaled_dot_product_attention(
-            grouped, k, v, attn_mask=group.seen(form.window), scale=form.scale
-        )
+        attended = _attend(grouped, k, v, group.seen(form.window), form)
         out.index_copy_(0, group.tokens, attended.reshape(rows, heads, head_dim))
 
     def _attend_chunk(self, q: torch.Tensor, cache: LayerCache, chunk: Chunk, form: LayerForm) -> torch.Tensor:
-        mask = chunk.seen(form.window)
         k, v = (
             # [kv_heads, num_context, head_dim]
             part.index_select(0, chunk.table).flatten(0, 1)[: chunk.num_context].transpose(0, 1)
             for part in (cache.k, cache.v)
         )
-        out = functional.scaled_dot_product_attention(
-            q.transpose(0, 1).unsqueeze(0),
-            k.unsqueeze(0),
-            v.unsqueeze(0),
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=form.scale,
-            enable_gqa=True,
+        parts = (q.transpose(0, 1).unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
+        return _attend(*parts, chunk.seen(form.window), form)[0].transpose(0, 1)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, form: LayerForm
+) -> torch.Tensor:
+    """Attend with queries [rows, heads, queries, head_dim]; without a mask causality is plain."""
+    if not form.softcap:
+        plain: torch.Tensor = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=form.scale, enable_gqa=True
         )
-        return out[0].transpose(0, 1)
+        return plain
+    if mask is None:
+        mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+    grouped = q.unflatten(1, (k.shape[1], -1))  # [rows, kv_heads, group, queries, head_dim]
+    scores = (grouped @ k.unsqueeze(2).transpose(-1, -2)).float()
+    rescale(scores, form.scale, form.softcap)
+    weights = scores.masked_fill(~mask.unsqueeze(-3), -torch.inf).softmax(-1)
+    attended: torch.Tensor = weights.to(v.dtype) @ v.unsqueeze(2)
+    return attended.flatten(1, 2)

@@ -10,7 +10,7 @@ import torch
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products, pretending
 from kernels.embedding.launch import put_drawn, take_rows
-from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, silu_and_multiply
+from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, activate_and_multiply
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
@@ -57,6 +57,10 @@ GEOMETRIES = (
 )
 
 
+GEMMA_2 = Geometry(name="Gemma-2-2B", hidden=2304, inner=9216, heads=8, kv_heads=4, head_dim=256)
+GEMMA_3 = Geometry(name="Gemma-3-1B", hidden=1152, inner=6912, heads=4, kv_heads=1, head_dim=256, has_norms=True)
+
+
 def all_launches(target: str) -> list[Launch]:
     """Return each specialisation for a GPU once: every geometry in bfloat16, the first in float16 and float32 too."""
     with pretending(target), recording() as launches:
@@ -65,9 +69,8 @@ def all_launches(target: str) -> list[Launch]:
         layer(GEOMETRIES[0], torch.float16)
         layer(GEOMETRIES[0], torch.float32)
         layer(GEOMETRIES[0], torch.bfloat16, window=4096, softcap=50.0)
-        # Gemma's heads are that wide.
-        attend(GEOMETRIES[-1], torch.bfloat16, torch.bfloat16, window=512)
-        attend(GEOMETRIES[-1], torch.bfloat16, torch.bfloat16, window=4096, softcap=50.0)
+        gemma(GEMMA_3, window=512)
+        gemma(GEMMA_2, window=4096, softcap=50.0)
         for held in (torch.int8, fp8_dtype()):
             if held is not None:
                 for geometry in GEOMETRIES:
@@ -150,7 +153,7 @@ def round_fp8(rows: int, width: int) -> None:
         norm = _empty(width, dtype=torch.bfloat16)
         add_rms_norm(x, x, norm, 1e-5, empty_rounded(x, FP8))
         add_rms_norm(x, None, norm, 1e-5, empty_rounded(x, FP8))
-        silu_and_multiply(_empty(rows, 2 * width, dtype=torch.bfloat16), empty_rounded(x, FP8))
+        activate_and_multiply(_empty(rows, 2 * width, dtype=torch.bfloat16), "silu", empty_rounded(x, FP8))
 
 
 def _products(geometry: Geometry) -> Iterator[tuple[str, int, int, bool]]:
@@ -162,13 +165,21 @@ def _products(geometry: Geometry) -> Iterator[tuple[str, int, int, bool]]:
     yield "down", hidden, inner, False
 
 
-def attend(geometry: Geometry, dtype: torch.dtype, held: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:
+def attend(
+    geometry: Geometry,
+    dtype: torch.dtype,
+    held: torch.dtype,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    norm_dtype: torch.dtype | None = None,
+) -> None:
     """Launch what writes and reads a layer's cache, whose numbers are of type `held`."""
     head_dim, kv_heads = geometry.head_dim, geometry.kv_heads
     cache = _empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, head_dim, dtype=held)
     part = _empty(NUM_BLOCKS, BLOCK_TOKENS, kv_heads, dtype=torch.float32)
     spans = None if held == dtype else (part, part)
-    norm = _empty(head_dim, dtype=dtype)
+    norm = _empty(head_dim, dtype=norm_dtype or dtype)
     for tokens, num_decodes in BATCHES:
         qkv = _empty(tokens, (geometry.heads + 2 * kv_heads) * head_dim, dtype=dtype)
         cos_sin, slots = _empty(tokens, 2, head_dim, dtype=dtype), _whole(tokens)
@@ -205,6 +216,17 @@ def attend(geometry: Geometry, dtype: torch.dtype, held: torch.dtype, *, window:
             )
 
 
+def gemma(geometry: Geometry, *, window: int, softcap: float = 0.0) -> None:
+    """Launch what such layers launch otherwise: norms whose weights are float32, a GELU, windows, caps."""
+    attend(geometry, torch.bfloat16, torch.bfloat16, norm_dtype=torch.float32)
+    attend(geometry, torch.bfloat16, torch.bfloat16, window=window, softcap=softcap)
+    for tokens, _ in BATCHES:
+        x, weight = _empty(tokens, geometry.hidden, dtype=torch.bfloat16), _empty(geometry.hidden, dtype=torch.float32)
+        add_rms_norm(x, x, weight, 1e-6)
+        add_rms_norm(x, None, weight, 1e-6)
+        activate_and_multiply(_empty(tokens, 2 * geometry.inner, dtype=torch.bfloat16), "gelu")
+
+
 def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:
     """Launch what one layer launches, for a few tokens, for a full batch, and for prompts."""
     hidden, inner, head_dim = geometry.hidden, geometry.inner, geometry.head_dim
@@ -216,7 +238,7 @@ def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: f
         take_rows(_empty(VOCAB, 2, head_dim, dtype=dtype), _whole(tokens))
         add_rms_norm(x, x, _empty(hidden, dtype=dtype), 1e-5)
         add_rms_norm(x, None, _empty(hidden, dtype=dtype), 1e-5)
-        silu_and_multiply(_empty(tokens, 2 * inner, dtype=dtype))
+        activate_and_multiply(_empty(tokens, 2 * inner, dtype=dtype), "silu")
         for width, splits in ((hidden, (q_size, kv_size, kv_size)), (hidden, (inner, inner)), (inner, (hidden,))):
             y = _empty(tokens, sum(splits), dtype=dtype)
             _change(_empty(tokens, width, dtype=dtype), y, splits, entry=16)

@@ -20,6 +20,7 @@ from engine.decoder.spec import DecoderSpec
 from engine.loading.weight import Weight, dense
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.arena import Arena
+from kernels.gated_activation.reference import Activation
 from kernels.packed_linear.reference import LANES, as_panels
 from kernels.packed_linear_int8.reference import padded_depth, quantize_rows, to_int8_panels
 from kernels.program import Pool, Program
@@ -122,9 +123,11 @@ class NativeBackend(Backend):
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """Record the sum and the norm, one pass; before it all that a layer hands on is in `carried`."""
-        h = self._like(x, "normed", x.shape[1:])
+        # What a part adds is normed as well: that is read when the next norm is written.
+        h = self._like(x, ("normed", x.data_ptr()), x.shape[1:])
+        is_wide = weight.dtype == torch.float32
         is_of_tokens = self._count_by_address[x.data_ptr()] is self._tokens
-        self._add("add_rms_norm", x, (x, delta, weight, h), (x.shape[1],), (eps,), may_pause=is_of_tokens)
+        self._add("add_rms_norm", x, (x, delta, weight, h), (x.shape[1], is_wide), (eps,), may_pause=is_of_tokens)
         self._carry(x, delta)
         return h
 
@@ -143,19 +146,26 @@ class NativeBackend(Backend):
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         q = self._like(qkv, "queries", (heads, head_dim))
         tensors = (qkv, cos_sin, *(norms or (None, None)), cache.k, cache.v, batch.slots, q)
-        self._add("rope_kv_write", qkv, tensors, (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0)), (eps,))
+        is_wide = norms is not None and norms[0].dtype == torch.float32
+        written = (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0), is_wide)
+        self._add("rope_kv_write", qkv, tensors, written, (eps,))
         out = self._like(q, "attended", (heads, head_dim))
         sizes = (heads, kv_heads, head_dim, block_tokens, batch.tables.shape[1], cache.k.stride(0), form.window)
         read = (q, cache.k, cache.v, batch.rows, batch.tables, out)
-        self.program.add("paged_attention", self._dtype, self._rows, read, sizes, (form.scale,))
+        self.program.add("paged_attention", self._dtype, self._rows, read, sizes, (form.scale, form.softcap))
         return out
 
-    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Record the gate, one pass."""
         width = gate_up.shape[1] // 2
         out = self._like(gate_up, "gated", (width,))
-        self._add("silu_and_multiply", gate_up, (gate_up, out), (width,))
+        self._add(f"{activation}_and_multiply", gate_up, (gate_up, out), (width,))
         return out
+
+    def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
+        """Record the change, in place."""
+        count = self._count_by_address[x.data_ptr()]
+        self.program.add("rescale", x.dtype, count, (x,), (x.shape[1],), (factor, softcap))
 
     def _product(
         self,

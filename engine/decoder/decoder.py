@@ -63,16 +63,22 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The parameters of one layer; norms are vectors, projections are laid out for the device."""
+    """The parameters of one layer; norms are vectors, projections are laid out for the device.
+
+    Attributes:
+        o_norm, down_norm: of what attention and the MLP add.
+    """
 
     input_norm: torch.Tensor
     qkv: Product
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     o: Product
+    o_norm: torch.Tensor | None
     mlp_norm: torch.Tensor
     gate_up: Product
     down: Product
+    down_norm: torch.Tensor | None
 
 
 class Decoder:
@@ -103,6 +109,7 @@ class Decoder:
             rope: rope_table(rope, spec.head_dim, max_len, embedding.dtype).to(embedding.device)
             for rope in dict.fromkeys(form.rope for form in spec.layers)
         }
+        self._embedding_scale = float(torch.tensor(spec.scales.embedding, dtype=embedding.dtype))
         self._embed, self._head = backend.vocabulary(embedding, head)
 
     @torch.inference_mode()
@@ -121,6 +128,8 @@ class Decoder:
         x = self._embed(batch.token_ids)  # [tokens, hidden]: the residual stream, added to in place
         if lora is not None:
             lora.embed(batch.token_ids, x)
+        if self._embedding_scale != 1.0:
+            self._backend.rescale(x, self._embedding_scale)
         cos_sin = {rope: self._backend.take(table, batch.positions) for rope, table in self._cos_sin.items()}
         delta: torch.Tensor | None = None  # what the last part has to add; the next norm does it
         for index, (layer, form) in enumerate(zip(self._layers, self.spec.layers, strict=True)):
@@ -142,11 +151,13 @@ class Decoder:
                 return torch.empty(0, self.spec.vocab_size, device=x.device)
             x, delta = backend.take(x, sampled), None if delta is None else backend.take(delta, sampled)
         h = backend.add_rms_norm(x, delta, self._norm, self.spec.rms_eps)
-        if lora is None:
-            return self._head(h)
-        lora.norm(WHOLE_MODEL, "norm", h)
+        if lora is not None:
+            lora.norm(WHOLE_MODEL, "norm", h)
         logits = self._head(h)
-        lora.head(h, logits)
+        if lora is not None:
+            lora.head(h, logits)
+        if self.spec.scales.logit_softcap:
+            backend.rescale(logits, 1.0, self.spec.scales.logit_softcap)
         return logits
 
     @torch.inference_mode()
@@ -166,9 +177,9 @@ class Decoder:
         """Compute a layer, adding to `x` what the last one has to; returns what this one has to add, None for all."""
         backend, eps = self._backend, self.spec.rms_eps
         qkv = backend.normed(layer.qkv, x, delta, layer.input_norm, eps)
-        delta = backend.added(layer.o, attend(qkv), x)
-        gated = backend.normed(layer.gate_up, x, delta, layer.mlp_norm, eps, is_gated=True)
-        return backend.added(layer.down, gated, x)
+        delta = self._added(layer.o, attend(qkv), x, layer.o_norm)
+        gated = backend.normed(layer.gate_up, x, delta, layer.mlp_norm, eps, self.spec.activation)
+        return self._added(layer.down, gated, x, layer.down_norm)
 
     def _adapted_layer(
         self,
@@ -185,11 +196,23 @@ class Decoder:
         lora.norm(index, "input_layernorm", h)
         qkv = lora.multiply(layer.qkv, h, index, QKV, (spec.q_size, spec.kv_size, spec.kv_size))
         delta = lora.multiply(layer.o, attend(qkv), index, ("o_proj",), (spec.hidden_size,))
+        delta = self._settled(delta, layer.o_norm)
         h = backend.add_rms_norm(x, delta, layer.mlp_norm, eps)
         lora.norm(index, "post_attention_layernorm", h)
         gate_up = lora.multiply(layer.gate_up, h, index, GATE_UP, (spec.intermediate_size, spec.intermediate_size))
-        gated = backend.silu_and_multiply(gate_up)
-        return lora.multiply(layer.down, gated, index, ("down_proj",), (spec.hidden_size,))
+        gated = backend.activate_and_multiply(gate_up, spec.activation)
+        delta = lora.multiply(layer.down, gated, index, ("down_proj",), (spec.hidden_size,))
+        return self._settled(delta, layer.down_norm)
+
+    def _added(
+        self, product: Product, h: torch.Tensor, x: torch.Tensor, norm: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Return what a part of a layer adds to `x`, the product of `h`, or None where it has been added."""
+        return self._backend.added(product, h, x) if norm is None else self._settled(product(h), norm)
+
+    def _settled(self, delta: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+        """Return what a part of a layer adds, normed where the family norms it."""
+        return delta if norm is None else self._backend.add_rms_norm(delta, None, norm, self.spec.rms_eps)
 
     def _attend(
         self,
@@ -215,7 +238,9 @@ def _layer(by_name: dict[str, Any], prefix: str, backend: Backend) -> Layer:
         q_norm=by_name.pop(f"{prefix}.q_norm", None),
         k_norm=by_name.pop(f"{prefix}.k_norm", None),
         o=linear("o"),
+        o_norm=by_name.pop(f"{prefix}.o_norm", None),
         mlp_norm=by_name.pop(f"{prefix}.mlp_norm"),
         gate_up=linear("gate_up"),
         down=linear("down"),
+        down_norm=by_name.pop(f"{prefix}.down_norm", None),
     )

@@ -1,11 +1,38 @@
-"""Where the families of decoders differ: by a bias, a norm, a default. One row each."""
+"""Where the families of decoders differ: by a bias, a norm, a scale, a default. One row each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 Switch = bool | str
 """What the family's code fixes, or the name of the field of config.json (false by default) that decides."""
+Activation = Literal["silu", "gelu"]
+"""As `kernels.gated_activation.reference` defines them."""
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+"""By the names that checkpoints have for them."""
+
+
+class Norms(NamedTuple):
+    """The norms of a layer, by the names that checkpoints have for them; None where there is none.
+
+    Attributes:
+        before_attention, before_mlp: of what a part reads.
+        after_attention, after_mlp: of what it adds.
+        offset: of weights: 1 where a checkpoint has what they are beyond 1.
+        is_wide: weights are float32, and what is normed is rounded once it has met them.
+    """
+
+    before_attention: str = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str | None = None
+    offset: float = 0.0
+    is_wide: bool = False
+
+
+PLAIN_NORMS = Norms()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,36 +43,74 @@ class Family:
         has_qk_norm: each query and key head is normalised before the rotation.
         uses_window: whether `sliding_window` holds.
         num_full_layers: default of `max_window_layers`: so many layers at the beginning have no window.
+        full_every: default of `sliding_window_pattern`: every so-manieth layer has none; 0 for no such pattern.
+        theta: default of `rope_theta`.
+        local_theta: default of `rope_local_base_freq`, which layers with a window have instead; None for the same.
+        activation: default of `hidden_activation`, or `hidden_act`.
+        scales: fields that scale something, as `engine.decoder.scales` reads them, and their defaults.
+        scales_embedding: the embedding is multiplied by the root of its width.
+        is_tied: default of `tie_word_embeddings`.
     """
 
-    qkv_bias: Switch
-    o_bias: Switch
-    mlp_bias: Switch
-    has_qk_norm: bool
-    uses_window: Switch
+    qkv_bias: Switch = False
+    o_bias: Switch = False
+    mlp_bias: Switch = False
+    has_qk_norm: bool = False
+    uses_window: Switch = False
     num_full_layers: int = 0
+    full_every: int = 0
+    theta: float = 10_000.0
+    local_theta: float | None = None
+    activation: str = "silu"
+    norms: Norms = PLAIN_NORMS
+    scales: Mapping[str, float | None] = field(default_factory=dict)
+    scales_embedding: bool = False
+    is_tied: bool = False
 
+
+GEMMA_NORMS = Norms(
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+    offset=1.0,
+    is_wide=True,
+)
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family(
-        qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias", has_qk_norm=False, uses_window=False
-    ),
-    "MistralForCausalLM": Family(qkv_bias=False, o_bias=False, mlp_bias=False, has_qk_norm=False, uses_window=True),
-    "Qwen2ForCausalLM": Family(
-        qkv_bias=True,
-        o_bias=False,
-        mlp_bias=False,
-        has_qk_norm=False,
-        uses_window="use_sliding_window",
-        num_full_layers=28,
-    ),
+    "LlamaForCausalLM": Family(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
+    "MistralForCausalLM": Family(uses_window=True),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, uses_window="use_sliding_window", num_full_layers=28),
     "Qwen3ForCausalLM": Family(
         qkv_bias="attention_bias",
         o_bias="attention_bias",
-        mlp_bias=False,
         has_qk_norm=True,
         uses_window="use_sliding_window",
         num_full_layers=28,
+    ),
+    "Gemma2ForCausalLM": Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        uses_window=True,
+        full_every=2,
+        activation="gelu_pytorch_tanh",
+        norms=GEMMA_NORMS,
+        scales={"query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+        scales_embedding=True,
+        is_tied=True,
+    ),
+    "Gemma3ForCausalLM": Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        has_qk_norm=True,
+        uses_window=True,
+        full_every=6,
+        theta=1_000_000.0,
+        local_theta=10_000.0,
+        activation="gelu_pytorch_tanh",
+        norms=GEMMA_NORMS,
+        scales={"query_pre_attn_scalar": 256, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+        scales_embedding=True,
+        is_tied=True,
     ),
 }
 

@@ -31,7 +31,7 @@ class Fields:
             raise CheckpointError(f"{self.where}: {switch} must be true or false, it is {value!r}.")
         return value
 
-    def positive(self, name: str, default: float) -> float:
+    def positive(self, name: str, default: float | None) -> float:
         """Return a positive number."""
         value = self.config.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:

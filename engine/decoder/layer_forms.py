@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.decoder.families import Family
 from engine.decoder.fields import Fields
 from engine.decoder.rope import RopeSpec, parse_rope
+from engine.decoder.scales import Scales
 from engine.errors import CheckpointError
 
 DEFAULT_WINDOW = 4096
@@ -22,14 +24,18 @@ class LayerForm:
         rope: the angles of its rotation.
         scale: of scores.
         window: how many of the last positions a token sees, its own included; 0 for all.
+        softcap: scores are softcap * tanh(score / softcap); 0 for as they are.
     """
 
     rope: RopeSpec
     scale: float
     window: int = 0
+    softcap: float = 0.0
 
 
-def layer_forms(fields: Fields, family: Family, num_layers: int, head_dim: int) -> tuple[LayerForm, ...]:
+def layer_forms(
+    fields: Fields, family: Family, scales: Scales, *, num_layers: int, head_dim: int
+) -> tuple[LayerForm, ...]:
     """Return the form of each layer.
 
     Raises:
@@ -39,9 +45,14 @@ def layer_forms(fields: Fields, family: Family, num_layers: int, head_dim: int) 
     window = 0
     if SLIDING in kinds and fields.config.get("sliding_window", DEFAULT_WINDOW) is not None:
         window = fields.count("sliding_window", DEFAULT_WINDOW)
-    rope = parse_rope(fields.config, fields.where)
     form_by_kind = {
-        kind: LayerForm(rope=rope, scale=head_dim**-0.5, window=window if kind == SLIDING else 0) for kind in set(kinds)
+        kind: LayerForm(
+            rope=_rope(fields, family, kind),
+            scale=head_dim**-0.5 if scales.scores is None else scales.scores,
+            window=window if kind == SLIDING else 0,
+            softcap=scales.score_softcap,
+        )
+        for kind in set(kinds)
     }
     return tuple(form_by_kind[kind] for kind in kinds)
 
@@ -51,9 +62,24 @@ def _kinds(fields: Fields, family: Family, num_layers: int) -> list[str]:
     kinds = fields.config.get("layer_types")
     if kinds is None:
         first = fields.count("max_window_layers", family.num_full_layers, least=0) if family.num_full_layers else 0
-        return [FULL if layer < first else SLIDING for layer in range(num_layers)]
+        every = fields.count("sliding_window_pattern", family.full_every) if family.full_every else num_layers + 1
+        return [FULL if layer < first or (layer + 1) % every == 0 else SLIDING for layer in range(num_layers)]
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in (FULL, SLIDING) for kind in kinds):
         raise CheckpointError(
             f"{fields.where}: layer_types must say {FULL!r} or {SLIDING!r} of each of {num_layers} layers."
         )
     return kinds
+
+
+def _rope(fields: Fields, family: Family, kind: str) -> RopeSpec:
+    """Return the rotation of one kind of layer, for which config.json may have a field or a block of its own."""
+    config = dict(fields.config)
+    blocks = config.get("rope_parameters")
+    if isinstance(blocks, Mapping) and isinstance(blocks.get(kind), Mapping):
+        config["rope_parameters"] = blocks[kind]
+    elif kind == SLIDING and family.local_theta is not None:
+        config |= {"rope_parameters": None, "rope_scaling": None, "rope_theta": config.get("rope_local_base_freq")}
+    if config.get("rope_theta") is None:
+        is_local = kind == SLIDING and family.local_theta is not None
+        config["rope_theta"] = family.local_theta if is_local else family.theta
+    return parse_rope(config, fields.where)

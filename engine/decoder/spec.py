@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.decoder.ends import eos_ids
-from engine.decoder.families import DECODER_BY_BASE, FAMILIES
+from engine.decoder.families import (
+    ACTIVATIONS,
+    DECODER_BY_BASE,
+    FAMILIES,
+    PLAIN_NORMS,
+    Activation,
+    Family,
+    Norms,
+)
 from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json
 from engine.decoder.layer_forms import LayerForm, layer_forms
+from engine.decoder.scales import Scales, parse_scales
 from engine.decoder.stored import Stored, parse_stored
 from engine.errors import CheckpointError
 
@@ -25,7 +34,10 @@ class DecoderSpec:
     Attributes:
         layers: what differs from layer to layer.
         qkv_bias, o_bias, mlp_bias: which projections have biases.
-        has_qk_norm: each query and key head is normalised before the rotation (Qwen3).
+        has_qk_norm: each query and key head is normalised before the rotation (Qwen3, Gemma 3).
+        norms: those of a layer, and how they are computed.
+        activation: of the gate.
+        scales: factors that families have beside their weights.
         is_tied: the output matrix is the embedding, or there is none.
         generates: there is one; else only vectors are made.
         max_position: context length in tokens that the checkpoint was made for, or as far as its attention is plain.
@@ -46,6 +58,9 @@ class DecoderSpec:
     o_bias: bool
     mlp_bias: bool
     has_qk_norm: bool
+    norms: Norms
+    activation: Activation
+    scales: Scales
     is_tied: bool
     max_position: int
     eos_ids: tuple[int, ...]
@@ -79,12 +94,13 @@ class DecoderSpec:
         for name, (_, out) in self.linear_shapes().items():
             if biases.get(name.rpartition(".")[2], self.mlp_bias):
                 shapes[f"{name}.bias"] = (out,)
-        for layer in range(self.num_layers):
-            for norm in ("input_layernorm", "post_attention_layernorm"):
-                shapes[f"model.layers.{layer}.{norm}"] = (self.hidden_size,)
+        # Of others it would not be enough to change the columns of what is normed.
+        if self.norms == PLAIN_NORMS:
+            names = (self.norms.before_attention, self.norms.before_mlp)
+            norms = [f"model.layers.{layer}.{name}" for layer in range(self.num_layers) for name in names]
+            shapes |= dict.fromkeys((*norms, "model.norm"), (self.hidden_size,))
         return shapes | {
             "model.embed_tokens": (self.vocab_size, self.hidden_size),
-            "model.norm": (self.hidden_size,),
             "lm_head": (self.hidden_size, self.vocab_size),
         }
 
@@ -126,16 +142,15 @@ def read_spec(model_path: str) -> DecoderSpec:
     if name not in FAMILIES:
         raise CheckpointError(f"{where}: architectures is {names!r}; one of {', '.join(sorted(FAMILIES))} is served.")
     fields = Fields(config, where)
-    if not fields.switch("is_causal", default=True):
-        raise CheckpointError(f"{where}: is_causal is false; what is served reads each token by those before it only.")
+    _check_causal(fields)
     family = FAMILIES[name]
     heads = fields.count("num_attention_heads")
     hidden = fields.count("hidden_size")
     head_dim = fields.count("head_dim", hidden // heads)
     kv_heads = fields.count("num_key_value_heads", heads)
-    layers = layer_forms(fields, family, fields.count("num_hidden_layers"), head_dim)
-    if config.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"{where}: hidden_act {config.get('hidden_act')!r} is not supported; only silu is.")
+    scales = parse_scales(fields, family, hidden)
+    num_layers = fields.count("num_hidden_layers")
+    layers = layer_forms(fields, family, scales, num_layers=num_layers, head_dim=head_dim)
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(f"{where}: {heads} heads over {kv_heads} kv heads of dimension {head_dim} do not divide.")
     quantization = config.get("quantization_config")
@@ -153,7 +168,10 @@ def read_spec(model_path: str) -> DecoderSpec:
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
         has_qk_norm=family.has_qk_norm,
-        is_tied=is_base or fields.switch("tie_word_embeddings"),
+        norms=family.norms,
+        activation=_activation(fields, family),
+        scales=scales,
+        is_tied=is_base or fields.switch("tie_word_embeddings", default=family.is_tied),
         max_position=_max_position(fields, layers),
         eos_ids=eos_ids(folder, config, fields.count("vocab_size")),
         stored=None if quantization is None else parse_stored(quantization, where),
@@ -162,6 +180,23 @@ def read_spec(model_path: str) -> DecoderSpec:
     if spec.stored is not None:
         spec.stored.check_sizes(spec.linear_shapes(), where)
     return spec
+
+
+def _check_causal(fields: Fields) -> None:
+    for name, served in (("is_causal", True), ("use_bidirectional_attention", False)):
+        if fields.switch(name, default=served) is not served:
+            raise CheckpointError(
+                f"{fields.where}: {name} is not {str(served).lower()}; what is served reads each token by those before "
+                "it only."
+            )
+
+
+def _activation(fields: Fields, family: Family) -> Activation:
+    name = fields.config.get("hidden_activation") or fields.config.get("hidden_act") or family.activation
+    if name not in ACTIVATIONS:
+        known = ", ".join(sorted(ACTIVATIONS))
+        raise CheckpointError(f"{fields.where}: hidden_act {name!r} is not supported; known are {known}.")
+    return ACTIVATIONS[name]
 
 
 def _max_position(fields: Fields, layers: Iterable[LayerForm]) -> int:

@@ -16,7 +16,9 @@ from engine.loading.fp8 import Fp8Weight
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.embedding.launch import take_rows
+from kernels.gated_activation.reference import Activation
 from kernels.paged_attention.launch import counters, paged_attention
+from kernels.rescale.reference import rescale
 from kernels.rope_attention.launch import can_attend, rope_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 
@@ -102,7 +104,7 @@ class TritonBackend(Backend):
         form: LayerForm,
     ) -> torch.Tensor:
         """Norm, rotate and write, one pass, then attend to the cache where it lies; all at once for a row or two."""
-        is_plain = not form.window
+        is_plain = not (form.window or form.softcap) and (norms is None or norms[0].dtype == qkv.dtype)
         if JOINS_ARE_WANTED and is_plain and batch.num_decodes == len(qkv) and can_attend(qkv, cache.k):
             return rope_attention(
                 qkv=qkv,
@@ -137,12 +139,17 @@ class TritonBackend(Backend):
             arrived=self._arrived,
             scale=form.scale,
             window=form.window,
+            softcap=form.softcap,
             spans=cache.spans,
         )
 
-    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Gate, one pass."""
-        return self._rounding.silu_and_multiply(gate_up)
+        return self._rounding.activate_and_multiply(gate_up, activation)
+
+    def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
+        """Multiply and cap by torch's operators."""
+        rescale(x, factor, softcap)
 
     def normed(
         self,
@@ -151,15 +158,17 @@ class TritonBackend(Backend):
         delta: torch.Tensor | None,
         weight: torch.Tensor,
         eps: float,
-        *,
-        is_gated: bool = False,
+        activation: Activation | None = None,
     ) -> torch.Tensor:
-        """Norm a row or two on the way to the product, and gate on the way from it."""
+        """Norm a row or two on the way to the product, and gate on the way from it, as most families do both."""
         assert isinstance(product, StreamedLinear)
-        if JOINS_ARE_WANTED and delta is None and len(x) in product.normed_rows:
+        joins = JOINS_ARE_WANTED and weight.dtype == x.dtype and activation in (None, "silu")
+        if joins and delta is None and len(x) in product.normed_rows:
             return product.normed(x, weight, eps)
         h = self.add_rms_norm(x, delta, weight, eps)
-        return product.gated(h) if is_gated else product(h)
+        if activation == "silu":
+            return product.gated(h)
+        return product(h) if activation is None else self.activate_and_multiply(product(h), activation)
 
     def added(self, product: Product, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Add the product of a row or two on its way."""

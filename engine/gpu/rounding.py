@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from kernels.add_rms_norm.launch import add_rms_norm
-from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, silu_and_multiply
+from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, activate_and_multiply
+from kernels.gated_activation.reference import Activation
 from kernels.row_quantization.launch import Rounded, empty_rounded, quantize_rows
 from kernels.streamed_linear.launch import MAX_ROWS
 from kernels.streamed_linear.reference import FP8
@@ -31,13 +32,13 @@ class InputRounding:
         rounded = empty_rounded(x, FP8)
         return self._keep(add_rms_norm(x, delta, weight, eps, rounded), rounded)
 
-    def silu_and_multiply(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Gate, one pass."""
         width = gate_up.shape[1] // 2
         if not self._is_needed(gate_up) or width > MAX_ROUNDED_WIDTH:
-            return silu_and_multiply(gate_up)
+            return activate_and_multiply(gate_up, activation)
         rounded = empty_rounded(gate_up[:, :width], FP8)
-        return self._keep(silu_and_multiply(gate_up, rounded), rounded)
+        return self._keep(activate_and_multiply(gate_up, activation, rounded), rounded)
 
     def take(self, x: torch.Tensor) -> Rounded:
         """Return the rows of `x` rounded, for the only product that asks."""

@@ -109,7 +109,7 @@ class StreamedLinear:
         return self.multiply(x, self._way(len(x)), out)
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply `x` [rows, in] by [gate | up] and join them, as `kernels.gated_activation` defines it."""
+        """Multiply `x` [rows, in] by [gate | up] and join them by a SiLU, as `kernels.gated_activation` defines it."""
         return self.gate(x, self._way(len(x)))
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -147,7 +147,7 @@ class StreamedLinear:
         """Multiply one way and join, by one kernel where that can."""
         if way is Way.ROWS:
             return self._by_rows(x, is_gated=True)
-        return self._rounding.silu_and_multiply(self.multiply(x, way))
+        return self._rounding.activate_and_multiply(self.multiply(x, way), "silu")
 
     def open_ways(self, rows: int) -> list[Way]:
         """Return who can multiply so many rows of `self.rows`."""

@@ -66,6 +66,7 @@ def _read(
 ) -> Weight:
     """Stack a parameter's parts on the device."""
     names = [name for name, _ in parameter.parts]
+    dtype = torch.float32 if parameter.is_wide else dtype
     if spec.stored is not None and _is_weight(spec, names[0]):
         return stack([_read_stored(name, spec.stored, dtype, device, tensors) for name in names])
     if device.type == "cpu":
@@ -77,7 +78,7 @@ def _read(
     for name, shape in parameter.parts:
         whole[row : row + shape[0]].copy_(tensors[name].read())
         row += shape[0]
-    return whole
+    return whole.add_(parameter.offset) if parameter.offset else whole
 
 
 def _read_stored(

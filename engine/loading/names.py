@@ -24,10 +24,14 @@ class Parameter:
     Attributes:
         name: where the decoder keeps it, `layers.3.qkv.weight`.
         parts: (tensor name in the checkpoint, shape) in the order in which they are stacked.
+        offset: what is added to its numbers.
+        is_wide: it is float32 whatever the others are.
     """
 
     name: str
     parts: tuple[tuple[str, tuple[int, ...]], ...]
+    offset: float = 0.0
+    is_wide: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -46,25 +50,37 @@ def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
     yield _one("embedding", EMBEDDING, (spec.vocab_size, hidden))
     for layer in range(spec.num_layers):
         here, there = f"layers.{layer}", f"model.layers.{layer}"
-        yield _one(f"{here}.input_norm", f"{there}.input_layernorm.weight", (hidden,))
+        norms = (
+            ("input_norm", spec.norms.before_attention),
+            ("o_norm", spec.norms.after_attention),
+            ("mlp_norm", spec.norms.before_mlp),
+            ("down_norm", spec.norms.after_mlp),
+        )
+        for name, tensor in norms:
+            if tensor is not None:
+                yield _norm(spec, f"{here}.{name}", f"{there}.{tensor}", hidden)
         qkv = (("q_proj", spec.q_size), ("k_proj", spec.kv_size), ("v_proj", spec.kv_size))
         yield from _linear(f"{here}.qkv", f"{there}.self_attn", qkv, hidden, has_bias=spec.qkv_bias)
         if spec.has_qk_norm:
-            yield _one(f"{here}.q_norm", f"{there}.self_attn.q_norm.weight", (spec.head_dim,))
-            yield _one(f"{here}.k_norm", f"{there}.self_attn.k_norm.weight", (spec.head_dim,))
+            yield _norm(spec, f"{here}.q_norm", f"{there}.self_attn.q_norm", spec.head_dim)
+            yield _norm(spec, f"{here}.k_norm", f"{there}.self_attn.k_norm", spec.head_dim)
         o = (("o_proj", hidden),)
         yield from _linear(f"{here}.o", f"{there}.self_attn", o, spec.q_size, has_bias=spec.o_bias)
-        yield _one(f"{here}.mlp_norm", f"{there}.post_attention_layernorm.weight", (hidden,))
         gate_up = (("gate_proj", inner), ("up_proj", inner))
         yield from _linear(f"{here}.gate_up", f"{there}.mlp", gate_up, hidden, has_bias=spec.mlp_bias)
         yield from _linear(f"{here}.down", f"{there}.mlp", (("down_proj", hidden),), inner, has_bias=spec.mlp_bias)
-    yield _one("norm", "model.norm.weight", (hidden,))
+    yield _norm(spec, "norm", "model.norm", hidden)
     if not spec.is_tied:
         yield _one("head", HEAD, (spec.vocab_size, hidden))
 
 
 def _one(name: str, tensor: str, shape: tuple[int, ...]) -> Parameter:
     return Parameter(name=name, parts=((tensor, shape),))
+
+
+def _norm(spec: DecoderSpec, name: str, module: str, width: int) -> Parameter:
+    parts = ((f"{module}.weight", (width,)),)
+    return Parameter(name=name, parts=parts, offset=spec.norms.offset, is_wide=spec.norms.is_wide)
 
 
 def _linear(

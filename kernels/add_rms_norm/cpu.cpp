@@ -5,12 +5,13 @@ namespace add_rms_norm {
 
 constexpr int64_t UNIT_ROWS = 4;
 
-// at: x [rows, width], delta as x or null, weight [width], h as x; size: width; number: eps.
-template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+// at: x [rows, width], delta as x or null, weight [width], h as x; size: width, whether the weight is float32; number:
+// eps.
+template <typename T, typename W> static int64_t norm(const Op &op, int64_t unit) {
     const int64_t rows = *op.count, width = op.size[0];
     if (unit < 0)
         return ceil_div(rows, UNIT_ROWS);
-    const T *weight = static_cast<const T *>(op.at[2]);
+    const W *weight = static_cast<const W *>(op.at[2]);
     for (int64_t row = unit * UNIT_ROWS; row < std::min(rows, (unit + 1) * UNIT_ROWS); row++) {
         T *x = static_cast<T *>(op.at[0]) + row * width, *h = static_cast<T *>(op.at[3]) + row * width;
         const T *delta = op.at[1] ? static_cast<const T *>(op.at[1]) + row * width : nullptr;
@@ -32,11 +33,15 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
         }
         const float scale = 1.0f / std::sqrt(squares / static_cast<float>(width) + static_cast<float>(op.number[0]));
         for (i = 0; i + LANES <= width; i += LANES)
-            store_lanes(rounded_lanes<T>(load_lanes(x + i) * scale) * load_lanes(weight + i), h + i);
+            store_lanes(rounded_lanes<W>(load_lanes(x + i) * scale) * load_lanes(weight + i), h + i);
         for (; i < width; i++)
-            store(rounded<T>(widen(x[i]) * scale) * widen(weight[i]), h[i]);
+            store(rounded<W>(widen(x[i]) * scale) * widen(weight[i]), h[i]);
     }
     return 0;
+}
+
+template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+    return op.size[1] ? norm<T, float>(op, unit) : norm<T, T>(op, unit);
 }
 
 } // namespace add_rms_norm

@@ -40,7 +40,7 @@ def add_rms_norm_kernel(
         tl.store(x + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / width + eps)
-    normed = ((wide * scale).to(value.dtype).to(tl.float32) * gain.to(tl.float32)).to(value.dtype)
+    normed = ((wide * scale).to(gain.dtype).to(tl.float32) * gain.to(tl.float32)).to(value.dtype)
     tl.store(out + at, normed, mask=inside)
     if LIMIT > 0:
         store_held(normed, held, spans, row, columns, width, LIMIT)

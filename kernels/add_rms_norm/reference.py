@@ -4,7 +4,8 @@
     h[t] =  weight * x[t] / sqrt(mean_i x[t, i]^2 + eps)
 
 The sum is rounded to the dtype of `x` before it is squared; squares and mean are float32; the quotient is rounded to
-the dtype before it meets the weight, as transformers does.
+the dtype of the weight before it meets that. Most families round it as all else; others norm in float32 to the end, and
+their weights are float32.
 
 Source: Zhang and Sennrich, 2019 (RMSNorm, arXiv 1910.07467, equation 4).
 """
@@ -20,7 +21,7 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tens
     Args:
         x: [rows, width]; changed, unless `delta` is None.
         delta: [rows, width] or None.
-        weight: [width].
+        weight: [width], in the dtype of `x` or in float32.
 
     Returns:
         [rows, width] in the dtype of `x`.
@@ -30,4 +31,5 @@ def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tens
     if x.dtype == torch.float32:
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
     wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    quotient = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (weight * quotient.to(weight.dtype)).to(x.dtype)

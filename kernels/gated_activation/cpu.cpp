@@ -5,12 +5,17 @@ namespace gated_activation {
 
 constexpr int64_t UNIT_WIDTH = 1024;
 
-template <typename T> INLINE Lanes gate(Lanes gate, Lanes up) {
-    return rounded_lanes<T>(gate / (1.0f + power_of_two(gate * -LOG2_E))) * up;
+enum class Activation { SILU, GELU };
+
+template <typename T, Activation ACTIVATION> INLINE Lanes gate(Lanes gate, Lanes up) {
+    Lanes steep = gate;
+    if constexpr (ACTIVATION == Activation::GELU)
+        steep = 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
+    return rounded_lanes<T>(gate / (1.0f + power_of_two(steep * -LOG2_E))) * up;
 }
 
 // at: gate_up [rows, 2 width], out [rows, width]; size: width.
-template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+template <typename T, Activation ACTIVATION> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t width = op.size[0], parts = ceil_div(width, UNIT_WIDTH);
     if (unit < 0)
         return *op.count * parts;
@@ -19,13 +24,13 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     T *out = static_cast<T *>(op.at[1]) + row * width;
     int64_t i = begin;
     for (; i + LANES <= end; i += LANES)
-        store_lanes(gate<T>(load_lanes(gates + i), load_lanes(up + i)), out + i);
+        store_lanes(gate<T, ACTIVATION>(load_lanes(gates + i), load_lanes(up + i)), out + i);
     if (i < end) {
         T rest[3][LANES] = {};
         const int64_t num_bytes = (end - i) * sizeof(T);
         std::memcpy(rest[0], gates + i, num_bytes);
         std::memcpy(rest[1], up + i, num_bytes);
-        store_lanes(gate<T>(load_lanes(rest[0]), load_lanes(rest[1])), rest[2]);
+        store_lanes(gate<T, ACTIVATION>(load_lanes(rest[0]), load_lanes(rest[1])), rest[2]);
         std::memcpy(out + i, rest[2], num_bytes);
     }
     return 0;
@@ -34,6 +39,18 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
 } // namespace gated_activation
 
 extern "C" {
-int64_t silu_and_multiply_f32(const Op &op, int64_t unit) { return gated_activation::kernel<float>(op, unit); }
-int64_t silu_and_multiply_bf16(const Op &op, int64_t unit) { return gated_activation::kernel<bfloat16>(op, unit); }
+using gated_activation::Activation;
+
+int64_t silu_and_multiply_f32(const Op &op, int64_t unit) {
+    return gated_activation::kernel<float, Activation::SILU>(op, unit);
+}
+int64_t silu_and_multiply_bf16(const Op &op, int64_t unit) {
+    return gated_activation::kernel<bfloat16, Activation::SILU>(op, unit);
+}
+int64_t gelu_and_multiply_f32(const Op &op, int64_t unit) {
+    return gated_activation::kernel<float, Activation::GELU>(op, unit);
+}
+int64_t gelu_and_multiply_bf16(const Op &op, int64_t unit) {
+    return gated_activation::kernel<bfloat16, Activation::GELU>(op, unit);
+}
 }

@@ -8,8 +8,16 @@ from kernels.row_quantization.kernel import store_held
 
 
 @triton.jit
-def silu_and_multiply_kernel(
-    gate_up, out, held, spans, width, BLOCK: tl.constexpr, LIMIT: tl.constexpr, OVERLAPS: tl.constexpr
+def activate_and_multiply_kernel(
+    gate_up,
+    out,
+    held,
+    spans,
+    width,
+    IS_GELU: tl.constexpr,
+    BLOCK: tl.constexpr,
+    LIMIT: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """Rows of `gate_up` are [gate | up], each `width` long; program (row, part) makes BLOCK numbers of `out`.
 
@@ -23,8 +31,11 @@ def silu_and_multiply_kernel(
     gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0)
     wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    gated = (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    steep = wide
+    if IS_GELU:
+        steep = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    activated = (wide / (1.0 + tl.exp(-steep))).to(gate.dtype)
+    gated = (activated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
     tl.store(out + row * width + columns, gated, mask=inside)
     if LIMIT > 0:
         store_held(gated, held, spans, row, columns, width, LIMIT)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 import triton
 
-from kernels.gated_activation.kernel import silu_and_multiply_kernel
+from kernels.gated_activation.kernel import activate_and_multiply_kernel
+from kernels.gated_activation.reference import Activation
 from kernels.overlap import overlap
 from kernels.row_quantization.launch import WIDE_BLOCK, Rounded
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
@@ -15,8 +16,10 @@ MAX_ROUNDED_WIDTH = 16384
 """Longer rows fit neither into a program's registers twice, nor into the shared memory of every GPU."""
 
 
-def silu_and_multiply(gate_up: torch.Tensor, rounded: Rounded | None = None) -> torch.Tensor:
-    """Return silu(first half) * second half of the last dimension: [rows, 2 * width], contiguous, to [rows, width].
+def activate_and_multiply(
+    gate_up: torch.Tensor, activation: Activation, rounded: Rounded | None = None
+) -> torch.Tensor:
+    """Return a(first half) * second half of the last dimension: [rows, 2 * width], contiguous, to [rows, width].
 
     Args:
         rounded: room for the rows in one byte a number, as `kernels.row_quantization` rounds them; at most
@@ -27,11 +30,12 @@ def silu_and_multiply(gate_up: torch.Tensor, rounded: Rounded | None = None) -> 
     # What a row spans only a program knows that has all of it.
     block = triton.next_power_of_2(width) if rounded else BLOCK
     if rows:
-        silu_and_multiply_kernel[(rows, triton.cdiv(width, block))](
+        activate_and_multiply_kernel[(rows, triton.cdiv(width, block))](
             gate_up,
             out,
             *(rounded or (out, out)),
             width,
+            IS_GELU=activation == "gelu",
             BLOCK=block,
             LIMIT=LIMIT_BY_DTYPE[rounded[0].dtype] if rounded else 0,
             num_warps=16 if block > WIDE_BLOCK else 4,

@@ -8,8 +8,8 @@ constexpr int64_t UNIT_TOKENS = 8;
 
 // Norm (where there is one) and rotate one head of `x` into `out`, in float32 rounded as T. The head's halves are whole
 // lanes, or else one number goes after the other.
-template <typename T>
-static void rotate_head(const T *x, const T *norm, float eps, const T *cos, const T *sin, int64_t dim, float *wide,
+template <typename T, typename W>
+static void rotate_head(const T *x, const W *norm, float eps, const T *cos, const T *sin, int64_t dim, float *wide,
                         T *out) {
 #pragma omp simd
     for (int64_t i = 0; i < dim; i++)
@@ -22,7 +22,7 @@ static void rotate_head(const T *x, const T *norm, float eps, const T *cos, cons
         const float scale = 1.0f / std::sqrt(squares / static_cast<float>(dim) + eps);
 #pragma omp simd
         for (int64_t i = 0; i < dim; i++)
-            wide[i] = rounded<T>(rounded<T>(wide[i] * scale) * widen(norm[i]));
+            wide[i] = rounded<T>(rounded<W>(wide[i] * scale) * widen(norm[i]));
     }
     const int64_t half = dim / 2;
     int64_t i = 0;
@@ -43,13 +43,13 @@ static void rotate_head(const T *x, const T *norm, float eps, const T *cos, cons
 
 // at: qkv [tokens, (heads + 2 kv_heads) dim], cos_sin [tokens, 2, dim], norm of q or null, norm of k or null, keys,
 // values, slots, q [tokens, heads, dim]; size: heads, kv_heads, dim, block_tokens, numbers from a block of the cache to
-// the next; number: eps.
-template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+// the next, whether norms are float32; number: eps.
+template <typename T, typename W> static int64_t rotate(const Op &op, int64_t unit) {
     const int64_t tokens = *op.count;
     if (unit < 0)
         return ceil_div(tokens, UNIT_TOKENS);
     const int64_t heads = op.size[0], kv_heads = op.size[1], dim = op.size[2], block_tokens = op.size[3];
-    const T *q_norm = static_cast<const T *>(op.at[2]), *k_norm = static_cast<const T *>(op.at[3]);
+    const W *q_norm = static_cast<const W *>(op.at[2]), *k_norm = static_cast<const W *>(op.at[3]);
     const float eps = static_cast<float>(op.number[0]);
     thread_local std::vector<float> wide;
     thread_local std::vector<T> key;
@@ -76,6 +76,10 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
                        in_panel<T>(column, i % COLUMNS)] = x[i];
     }
     return 0;
+}
+
+template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+    return op.size[5] ? rotate<T, float>(op, unit) : rotate<T, T>(op, unit);
 }
 
 } // namespace rope_kv_write

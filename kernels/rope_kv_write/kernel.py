@@ -16,13 +16,15 @@ def _halves(vector, lanes, inside, half):
 
 
 @triton.jit
-def _normed(low, high, gain_low, gain_high, half, eps):
-    """Norm heads given as their two halves [heads, half]; returns both as float32, rounded as the dtype rounds."""
+def _normed(low, high, gain_low, gain_high, half, eps, dtype: tl.constexpr):
+    """Norm heads given as their two halves [heads, half] by gains that were a `dtype`; returns both as float32, rounded
+    as the heads' dtype rounds.
+    """
     wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
     squares = tl.sum(wide_low * wide_low, axis=1) + tl.sum(wide_high * wide_high, axis=1)
     scale = tl.rsqrt(squares / (2 * half) + eps)[:, None]
-    normed_low = (wide_low * scale).to(low.dtype).to(tl.float32) * gain_low
-    normed_high = (wide_high * scale).to(low.dtype).to(tl.float32) * gain_high
+    normed_low = (wide_low * scale).to(dtype).to(tl.float32) * gain_low
+    normed_high = (wide_high * scale).to(dtype).to(tl.float32) * gain_high
     return normed_low.to(low.dtype).to(tl.float32), normed_high.to(low.dtype).to(tl.float32)
 
 
@@ -73,8 +75,8 @@ def rope_kv_write_kernel(
     is_query = (heads < HEADS)[:, None]
     x, y = low.to(tl.float32), high.to(tl.float32)
     if HAS_NORMS:
-        q_low, q_high = _normed(low, high, q_gain_low, q_gain_high, half, eps)
-        k_low, k_high = _normed(low, high, k_gain_low, k_gain_high, half, eps)
+        q_low, q_high = _normed(low, high, q_gain_low, q_gain_high, half, eps, q_norm.dtype.element_ty)
+        k_low, k_high = _normed(low, high, k_gain_low, k_gain_high, half, eps, k_norm.dtype.element_ty)
         x, y = tl.where(is_query, q_low, k_low), tl.where(is_query, q_high, k_high)
     rotated_low = (x * cos_low - y * sin_low).to(low.dtype)
     rotated_high = (y * cos_high + x * sin_high).to(low.dtype)

@@ -12,7 +12,7 @@ from torch.nn import functional
 from engine.gpu.streamed_linear import StreamedLinear
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products
-from kernels.gated_activation.launch import silu_and_multiply
+from kernels.gated_activation.launch import activate_and_multiply
 from kernels.launches import Geometry
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_shrink.launch import cut, lora_shrink, whole_rows
@@ -62,7 +62,7 @@ def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> It
     gate_up = random_numbers(tokens, 2 * geometry.inner, device=device)
     yield Bench(
         name=f"gated activation, {tokens} tokens",
-        run=lambda: silu_and_multiply(gate_up),
+        run=lambda: activate_and_multiply(gate_up, "silu"),
         num_bytes=1.5 * gate_up.nbytes,
     )
     heads = geometry.heads + 2 * geometry.kv_heads
@@ -94,7 +94,7 @@ def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held
     )
     yield Bench(
         name=f"gated activation and rounding, {tokens} tokens to {held}",
-        run=lambda: silu_and_multiply(gate_up, room),
+        run=lambda: activate_and_multiply(gate_up, "silu", room),
         num_bytes=3 * x.nbytes + x.numel(),
     )
 

@@ -257,7 +257,14 @@ def test_attention_over_panels_reads_a_long_context(pool: Pool) -> None:
     )
 
 
-FORMS: list[dict[str, float]] = [{"window": 1}, {"window": 20}, {"window": 130}, {"scale": 1.0}]
+FORMS: list[dict[str, float]] = [
+    {"window": 1},
+    {"window": 20},
+    {"window": 130},
+    {"scale": 1.0},
+    {"softcap": 1.5, "window": 40},
+    {"softcap": 0.5},
+]
 
 
 @pytest.mark.parametrize("options", FORMS)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from engine.decoder.families import FAMILIES
+from engine.decoder.scales import Scales
 from engine.decoder.spec import read_spec
 from tests.engine.checkpoint_folder import write_config
 
@@ -29,5 +30,16 @@ def test_biases_are_those_of_the_family(
     assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias) == biases
 
 
-def test_only_qwen3_normalises_queries_and_keys() -> None:
-    assert [name for name, family in FAMILIES.items() if family.has_qk_norm] == ["Qwen3ForCausalLM"]
+def test_some_normalise_queries_and_keys() -> None:
+    named = [name for name, family in FAMILIES.items() if family.has_qk_norm]
+    assert named == ["Qwen3ForCausalLM", "Gemma3ForCausalLM"]
+
+
+def test_what_gemma_leaves_unsaid_is_told_by_its_row(tmp_path: Path) -> None:
+    fields = {"architectures": ["Gemma2ForCausalLM"], "tie_word_embeddings": None}
+    spec = read_spec(write_config(tmp_path, **fields))
+    assert spec.is_tied
+    assert spec.activation == "gelu"
+    assert spec.scales == Scales(scores=256**-0.5, embedding=4.0, score_softcap=50.0, logit_softcap=30.0)
+    assert {(form.scale, form.softcap) for form in spec.layers} == {(1 / 16, 50.0)}
+    assert "model.norm" not in spec.module_shapes()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.decoder.layer_forms import DEFAULT_WINDOW
+from engine.decoder.rope import RopeSpec
 from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
 from tests.engine.checkpoint_folder import write_config
@@ -33,6 +34,9 @@ def windows(folder: Path, architecture: str, **changes: Any) -> list[int]:
             {**QWEN, "layer_types": ["sliding_attention", "full_attention"] * 2, "max_window_layers": 3},
             [32, 0, 32, 0],
         ),
+        ("Gemma2ForCausalLM", {"sliding_window": 32}, [32, 0, 32, 0]),
+        ("Gemma3ForCausalLM", {"sliding_window": 32}, [32, 32, 32, 32]),
+        ("Gemma3ForCausalLM", {"sliding_window": 32, "sliding_window_pattern": 3}, [32, 32, 0, 32]),
     ],
 )
 def test_layers_have_the_windows_of_their_family(
@@ -48,6 +52,23 @@ def test_a_window_that_is_not_said_is_that_of_transformers(tmp_path: Path, archi
     fields = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**fields, "sliding_window": None}))
     assert not any(form.window for form in read_spec(str(tmp_path)).layers)
+
+
+def test_layers_with_a_window_may_have_a_rotation_of_their_own(tmp_path: Path) -> None:
+    """In the fields of Gemma 3's files, and in those that transformers writes today."""
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = {"rope_scaling": scaling, "sliding_window_pattern": 2}
+    new = {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {**scaling, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    }
+    ours = RopeSpec(theta=1e4), RopeSpec(theta=1e6, kind="linear", factor=8.0)
+    for changes in (old, new, {**old, "rope_theta": 1e6, "rope_local_base_freq": 1e4}):
+        path = write_config(tmp_path, architectures=["Gemma3ForCausalLM"], num_hidden_layers=4, **changes)
+        assert tuple(form.rope for form in read_spec(path).layers) == ours * 2
 
 
 @pytest.mark.parametrize(

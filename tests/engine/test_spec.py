@@ -93,6 +93,8 @@ def test_attention_in_chunks_bounds_the_context_by_the_first(tmp_path: Path) -> 
         ({"sliding_window": 0, "architectures": ["MistralForCausalLM"]}, ["sliding_window"]),
         ({"tie_word_embeddings": "no"}, ["tie_word_embeddings"]),
         ({"attention_bias": 1}, ["attention_bias"]),
+        ({"hidden_activation": "relu", "architectures": ["Gemma2ForCausalLM"]}, ["hidden_act", "relu", "gelu"]),
+        ({"use_bidirectional_attention": True, "architectures": ["Gemma3ForCausalLM"]}, ["bidirectional"]),
     ],
 )
 def test_a_field_that_cannot_be_served_is_named(tmp_path: Path, changes: dict[str, Any], words: list[str]) -> None:

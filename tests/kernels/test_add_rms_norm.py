@@ -31,6 +31,18 @@ def test_the_kernel_is_the_reference(pool: Pool, dtype: torch.dtype, has_delta: 
     assert_near(found, expected)
 
 
+@pytest.mark.parametrize(("rows", "width"), [(3, 8), (9, 100), (2, 64)])
+def test_a_weight_in_float32_is_met_before_anything_is_rounded(pool: Pool, rows: int, width: int) -> None:
+    x, weight = torch.randn(rows, width).bfloat16(), torch.randn(width) + 1
+    wide = x.double()
+    exact = weight * wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    found = torch.empty_like(x)
+    pool.call("add_rms_norm", x.dtype, rows, (x, None, weight, found), (width, 1), (1e-6,))
+    # Rounded twice, a third of them would be another number.
+    for once in (found, add_rms_norm(x, None, weight, 1e-6)):
+        assert (once == exact.bfloat16()).float().mean() > 0.95
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nan_stays_in_its_row(pool: Pool, dtype: torch.dtype) -> None:
     x = torch.randn(3, 32).to(dtype)

@@ -21,7 +21,7 @@ from tests.architecture.source_tree import ROOT
 def test_all_kernels_compile_and_fit() -> None:
     lines = _run_uninterpreted("-m", "kernels.ahead_of_time").splitlines()[1:]
     assert {line.split()[0] for line in lines} == set(TARGETS)
-    families = ("add_rms_norm", "silu_and_multiply", "rope_kv_write", "token_choice")
+    families = ("add_rms_norm", "activate_and_multiply", "rope_kv_write", "token_choice")
     families += (
         "decode_attention",
         "prefill_attention",

@@ -44,16 +44,18 @@ def cache_of_panels(data: torch.Tensor, dim: int, block_tokens: int, *, is_value
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("norms_are", ["absent", "of the dtype", "float32"])
 @pytest.mark.parametrize("dim", [16, 48, 64])
 @pytest.mark.parametrize("block_tokens", [16, 32])
 def test_the_kernel_is_the_reference(
-    pool: Pool, dtype: torch.dtype, has_norms: bool, dim: int, block_tokens: int
+    pool: Pool, dtype: torch.dtype, norms_are: str, dim: int, block_tokens: int
 ) -> None:
     tokens = 19
     qkv = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * dim).to(dtype)
     cos_sin = torch.randn(tokens, 2, dim).to(dtype)
-    norms = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype)) if has_norms else None
+    is_wide = norms_are == "float32"
+    norm_dtype = torch.float32 if is_wide else dtype
+    norms = None if norms_are == "absent" else (torch.randn(dim).to(norm_dtype), torch.randn(dim).to(norm_dtype))
     slots = torch.randperm(BLOCKS * block_tokens)[:tokens]
     expected_cache = [torch.full((BLOCKS, block_tokens, KV_HEADS, dim), 7.0, dtype=dtype) for _ in range(2)]
     # Blocks lie apart, as they do in a cache of several layers.
@@ -70,7 +72,8 @@ def test_the_kernel_is_the_reference(
     )
     found = torch.empty(tokens, HEADS, dim, dtype=dtype)
     tensors = (qkv, cos_sin, *(norms or (None, None)), *found_cache, slots, found)
-    pool.call("rope_kv_write", dtype, tokens, tensors, (HEADS, KV_HEADS, dim, block_tokens, apart.stride(0)), (1e-6,))
+    sizes = (HEADS, KV_HEADS, dim, block_tokens, apart.stride(0), is_wide)
+    pool.call("rope_kv_write", dtype, tokens, tensors, sizes, (1e-6,))
     assert_near(found, expected)
     assert_near(cache_of_panels(found_cache[0], dim, block_tokens, is_values=False), expected_cache[0])
     assert torch.equal(cache_of_panels(found_cache[1], dim, block_tokens, is_values=True), expected_cache[1])

@@ -17,6 +17,10 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -58,6 +62,8 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 20, "tie_word_embeddings": True}
+WINDOWS = ["sliding_attention"] * 2
 FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
     "llama2": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 4}),
     "llama3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
@@ -71,6 +77,12 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
         Qwen3Config,
         {"head_dim": 32, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
     ),
+    "gemma2": (
+        Gemma2ForCausalLM,
+        Gemma2Config,
+        {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 20.0},
+    ),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {**GEMMA, "layer_types": [*WINDOWS, "full_attention"]}),
 }
 
 

@@ -95,11 +95,12 @@ def a_request(number: int, tenant: str) -> Request:
     )
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
 @pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["float32", "int8"])
 def test_a_step_that_newcomers_went_before_goes_on_as_if_it_had_not_paused(
-    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, options: dict[str, str], name: str
 ) -> None:
-    model = checkpoint("qwen3")
+    model = checkpoint(name)
     undisturbed = emissions_of(make_engine(model, **options), [a_request(number, "") for number in range(24)])
     # All rows are taken: newcomers are guests.
     engine = make_engine(model, max_num_seqs=16, max_batched_tokens=120, **options)

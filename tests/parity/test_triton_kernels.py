@@ -81,7 +81,7 @@ def config_of(path: str, device: str = "cuda" if HAS_GPU else "cpu") -> EngineCo
     )
 
 
-@pytest.mark.parametrize("name", ["llama3", "llama-with-biases", "qwen3", "qwen3-window"])
+@pytest.mark.parametrize("name", ["llama3", "llama-with-biases", "qwen3", "qwen3-window", "gemma2", "gemma3"])
 @pytest.mark.parametrize("overlaps", [False, pytest.param(True, marks=pytest.mark.gpu)])
 def test_a_mixed_batch_gets_the_tokens_of_transformers(
     checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str, overlaps: bool
@@ -96,11 +96,17 @@ def test_a_mixed_batch_gets_the_tokens_of_transformers(
     assert replays.are_there
 
 
-@pytest.mark.parametrize("name", ["llama-with-biases", "qwen3"])
+JOINED = {"rope_attention", "row_linear normed", "row_linear added", "row_linear"}
+
+
+@pytest.mark.parametrize(
+    ("name", "joins"),
+    [("llama-with-biases", JOINED), ("qwen3", JOINED), ("gemma2", {"row_linear normed", "row_linear"})],
+)
 def test_a_row_or_two_get_the_tokens_of_transformers_by_kernels_that_do_more_at_once(
-    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str
+    checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, name: str, joins: set[str]
 ) -> None:
-    """Products that norm and add, and attention that rotates and writes."""
+    """Products that norm and add, and attention that rotates and writes, where the family's are such."""
     monkeypatch.setattr(rope_launch, "MAX_NUMBER_BYTES", 4)
     monkeypatch.setattr(gpu_build, "measure", _take_rows_alone)
     if not HAS_GPU:
@@ -119,7 +125,7 @@ def test_a_row_or_two_get_the_tokens_of_transformers_by_kernels_that_do_more_at_
     found = run_engine(build_engine(replace(config_of(family.path), max_num_seqs=2)), requests)
     assert found == {str(i): family.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
     assert replays.are_there
-    assert launched.keys() == {"rope_attention", "row_linear normed", "row_linear added", "row_linear"}
+    assert launched.keys() == joins
 
 
 def _take_rows_alone(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
@@ -137,11 +143,12 @@ def _noting(name: str, launch: Callable[..., torch.Tensor], counts: Counter[str]
     return counted
 
 
+@pytest.mark.parametrize("name", ["llama3", "gemma3"])
 def test_adapters_and_draws_are_those_of_the_cpu(
-    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Adapters of different ranks and modules, DoRA and biases, the base beside them, greedy and drawn."""
-    family = checkpoint("llama3")
+    family = checkpoint(name)
     path_by_name = save_adapters(family.model, tmp_path)
     path_by_name |= save_beyond_products(lambda: deepcopy(family.model), tmp_path)
     adapters = [reference(name, path_by_name[name]) for name in ("everything", "patterns", "dora", "lora-bias")]

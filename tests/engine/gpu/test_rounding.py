@@ -42,7 +42,7 @@ def test_a_norm_and_an_activation_leave_their_rows_for_the_next_product(launches
     inputs = InputRounding(is_wanted=True)
     h = inputs.add_rms_norm(numbers(), None, numbers(1)[0], 1e-6, is_final=True)
     assert_rounded(inputs.take(h), h)
-    gated = inputs.silu_and_multiply(numbers(width=2 * WIDTH))
+    gated = inputs.activate_and_multiply(numbers(width=2 * WIDTH), "silu")
     assert_rounded(inputs.take(gated), gated)
     assert launches == []
 
@@ -65,7 +65,7 @@ def test_an_activation_that_is_too_wide_for_it_leaves_its_rounding_to_another(
 ) -> None:
     monkeypatch.setattr(rounding, "MAX_ROUNDED_WIDTH", WIDTH - 1)
     inputs = InputRounding(is_wanted=True)
-    gated = inputs.silu_and_multiply(numbers(width=2 * WIDTH))
+    gated = inputs.activate_and_multiply(numbers(width=2 * WIDTH), "silu")
     assert_rounded(inputs.take(gated), gated)
     assert len(launches) == 1
 

@@ -9,7 +9,7 @@ from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.streamed_linear import ROWS, StreamedLinear, Way, _inputs, measure
 from engine.loading.fp8 import Fp8Weight
-from kernels.gated_activation.reference import silu_and_multiply
+from kernels.gated_activation.reference import activate_and_multiply
 from kernels.row_quantization.reference import dequantize_rows, quantize_rows
 from tests.engine.gpu.host_runtime import runtime_here
 from tests.engine.gpu.test_streamed_linear import Timed
@@ -62,7 +62,7 @@ def test_weights_that_are_stored_in_8_bits_are_not_rounded_again(way: Way) -> No
 def test_outputs_are_gated_whatever_the_way(way: Way) -> None:
     linear = StreamedLinear(stored(), None, quantization="fp8", is_gate_up=True)
     x = torch.randn(2, 96, device=DEVICE).bfloat16() / 10
-    expected = silu_and_multiply(linear.multiply(x, way).float())
+    expected = activate_and_multiply(linear.multiply(x, way).float(), "silu")
     torch.testing.assert_close(linear.gate(x, way).float(), expected, atol=0.02, rtol=0.02)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.gpu.streamed_linear import ROWS, StreamedLinear, Way, measure
-from kernels.gated_activation.reference import silu_and_multiply
+from kernels.gated_activation.reference import activate_and_multiply
 from kernels.streamed_linear.launch import MAX_ROWS
 from kernels.streamed_linear.reference import from_int4, to_int4
 from tests.engine.gpu.host_runtime import HostRuntime
@@ -81,7 +81,9 @@ def test_all_ways_multiply_by_the_same_weights() -> None:
         assert ways == [Way.LIBRARY, Way.TILES] + ([] if quantization else [Way.ROWS])
         for way in ways:
             torch.testing.assert_close(linear.multiply(x, way).double(), expected, atol=0.03, rtol=1e-3)
-            torch.testing.assert_close(linear.gate(x, way).double(), silu_and_multiply(expected), atol=0.1, rtol=5e-3)
+            torch.testing.assert_close(
+                linear.gate(x, way).double(), activate_and_multiply(expected, "silu"), atol=0.1, rtol=5e-3
+            )
     dense = StreamedLinear(WEIGHT, None)
     assert dense.open_ways(MAX_ROWS + 1) == [Way.LIBRARY, Way.TILES]
     assert dense.open_ways(64) == [Way.LIBRARY, Way.TILES, Way.WIDE_TILES]

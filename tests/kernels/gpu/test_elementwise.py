@@ -12,7 +12,7 @@ from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.embedding import reference
 from kernels.embedding.launch import put_drawn, take_rows
 from kernels.gated_activation import launch as gate_launch
-from kernels.gated_activation.reference import silu_and_multiply
+from kernels.gated_activation.reference import Activation, activate_and_multiply
 from kernels.rope_kv_write import launch as rope_launch
 from kernels.rope_kv_write.reference import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
@@ -34,10 +34,24 @@ def test_a_norm_is_that_of_the_sum(dtype: torch.dtype, has_delta: bool, rows: in
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_by_a_weight_in_float32_is_rounded_once(dtype: torch.dtype) -> None:
+    x, weight = randn(3, 100, dtype=dtype), randn(100, dtype=torch.float32)
+    found = norm_launch.add_rms_norm(x, None, weight, 1e-6)
+    once = add_rms_norm(x.double(), None, weight.double(), 1e-6).to(dtype)
+    assert_near(found, once)
+    # Rounded twice, a third of them would be another number.
+    assert dtype == torch.float32 or (found == once).float().mean() > 0.95
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 1), (3, 1024), (2, 1500)])
-def test_the_second_half_is_gated_by_the_first(dtype: torch.dtype, rows: int, width: int) -> None:
+def test_the_second_half_is_gated_by_the_first(
+    dtype: torch.dtype, rows: int, width: int, activation: Activation
+) -> None:
     gate_up = randn(rows, 2 * width, dtype=dtype) * 4
-    assert_near(gate_launch.silu_and_multiply(gate_up), silu_and_multiply(gate_up.double()))
+    found = gate_launch.activate_and_multiply(gate_up, activation)
+    assert_near(found, activate_and_multiply(gate_up.double(), activation))
 
 
 @pytest.mark.parametrize("held", [torch.float8_e4m3fn, torch.int8])
@@ -51,24 +65,23 @@ def test_rows_are_rounded_on_the_way_as_by_a_launch_of_their_own(held: torch.dty
         x[1, 3] = gate_up[1, 3] = torch.nan
     of_norm, of_gate = ([part.fill_(7) for part in empty_rounded(x, held)] for _ in range(2))
     h = norm_launch.add_rms_norm(x.clone(), delta, weight, 1e-6, of_norm)
-    gated = gate_launch.silu_and_multiply(gate_up, of_gate)
+    gated = gate_launch.activate_and_multiply(gate_up, "silu", of_gate)
     torch.testing.assert_close(h, norm_launch.add_rms_norm(x, delta, weight, 1e-6), equal_nan=True)
-    torch.testing.assert_close(gated, gate_launch.silu_and_multiply(gate_up), equal_nan=True)
+    torch.testing.assert_close(gated, gate_launch.activate_and_multiply(gate_up, "silu"), equal_nan=True)
     for found, meant in ((of_norm, h), (of_gate, gated)):
         for part, expected in zip(found, quantize_rows(meant, held), strict=True):
             torch.testing.assert_close(part.float(), expected.float(), atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("norms_are", ["absent", "of the dtype", "float32"])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (14, 2, 80), (1, 1, 96), (3, 3, 128), (16, 1, 256)])
-def test_heads_are_rotated_and_written(
-    dtype: torch.dtype, has_norms: bool, heads: int, kv_heads: int, dim: int
-) -> None:
+def test_heads_are_rotated_and_written(dtype: torch.dtype, norms_are: str, heads: int, kv_heads: int, dim: int) -> None:
     tokens = 7
     qkv = randn(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
     cos_sin = randn(tokens, 2, dim, dtype=dtype)
-    norms = (randn(dim, dtype=dtype), randn(dim, dtype=dtype)) if has_norms else None
+    norm_dtype = torch.float32 if norms_are == "float32" else dtype
+    norms = None if norms_are == "absent" else (randn(dim, dtype=norm_dtype), randn(dim, dtype=norm_dtype))
     slots = torch.randperm(BLOCKS * BLOCK_TOKENS, device=DEVICE)[:tokens]
     written = torch.tensor([True] * 5 + [False] * 2)
     caches = [torch.full((BLOCKS, BLOCK_TOKENS, kv_heads, dim), 7.0, dtype=dtype, device=DEVICE) for _ in range(2)]

@@ -42,8 +42,11 @@ class Cache:
         return {"k_cache": self.parts[0], "v_cache": self.parts[1], "spans": spans}
 
 
+@pytest.mark.parametrize("seen", [{}, {"window": 20, "softcap": 2.0}])
 @pytest.mark.parametrize(("held", "dtype"), KINDS)
-def test_written_and_read(monkeypatch: pytest.MonkeyPatch, held: torch.dtype, dtype: torch.dtype) -> None:
+def test_written_and_read(
+    monkeypatch: pytest.MonkeyPatch, held: torch.dtype, dtype: torch.dtype, seen: dict[str, float]
+) -> None:
     monkeypatch.setattr(architecture, "num_multiprocessors", lambda: 4)
     dim = 48
     qkv = randn(TOKENS, (HEADS + 2 * KV_HEADS) * dim, dtype=dtype)
@@ -71,10 +74,10 @@ def test_written_and_read(monkeypatch: pytest.MonkeyPatch, held: torch.dtype, dt
     assert same.float().mean() > 0.99
 
     last = TOKENS - 1
-    ends = {"block_tables": table.tolist(), "starts": [last], "ends": [TOKENS]}
+    ends = {"block_tables": table.tolist(), "starts": [last], "ends": [TOKENS], **seen}
     rows = torch.tensor([[0, last, 1, 0]], device=DEVICE)
     read = attention.paged_attention(
-        q=q[last:], **found.options(), rows=rows, num_decodes=1, tables=table, arrived=ARRIVED
+        q=q[last:], **found.options(), rows=rows, num_decodes=1, tables=table, arrived=ARRIVED, **seen
     )
     assert_near(read, paged_attention(q=q[last:].double(), **found.options(), **ends))
     meant = paged_attention(q=q[last:].double(), **plain.options(), **ends)
@@ -86,6 +89,7 @@ def test_written_and_read(monkeypatch: pytest.MonkeyPatch, held: torch.dtype, dt
         num_decodes=0,
         tables=table,
         arrived=ARRIVED,
+        **seen,
     )
     assert_near(chunk[last:], read.double())
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 
 from kernels.add_rms_norm.reference import add_rms_norm
-from kernels.gated_activation.reference import silu_and_multiply
+from kernels.gated_activation.reference import activate_and_multiply
 from kernels.streamed_linear import launch
 from kernels.streamed_linear.layout import GROUP
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix, from_int4, pack_int4, to_int4
@@ -123,7 +123,7 @@ def check_few_rows(
                 halves = launch.row_linear(x, weight, bias, norm=norm, cut=cut).double()
                 gated = launch.row_linear(x, weight, bias, norm=norm, is_gated=True, cut=cut)
                 # Of two outputs the one that is left may be next to nothing, and as a short number mostly rounding.
-                joined, near = silu_and_multiply(halves), TOLERANCE[x.dtype]
+                joined, near = activate_and_multiply(halves, "silu"), TOLERANCE[x.dtype]
                 scale = max(1.0, float(joined.abs().max()))
                 torch.testing.assert_close(gated.double(), joined, atol=near * scale, rtol=near)
 

@@ -1,0 +1,45 @@
+"""Factors and caps that some families have where others have none: of the embedding, of scores, of logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.decoder.families import Family
+from engine.decoder.fields import Fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """What the decoder multiplies by beside its weights.
+
+    Attributes:
+        scores: of attention; None for 1 / sqrt(head_dim).
+        embedding: of embedded tokens, rounded to their dtype.
+        score_softcap, logit_softcap: what c tanh(x / c) keeps scores and logits below; 0 for as they are.
+    """
+
+    scores: float | None = None
+    embedding: float = 1.0
+    score_softcap: float = 0.0
+    logit_softcap: float = 0.0
+
+
+def parse_scales(fields: Fields, family: Family, hidden_size: int) -> Scales:
+    """Read those that the family has.
+
+    Raises:
+        CheckpointError: one is no positive number.
+    """
+
+    def told(name: str) -> float | None:
+        default = family.scales.get(name)
+        is_told = name in family.scales and fields.config.get(name, default) is not None
+        return fields.positive(name, default) if is_told else None
+
+    query = told("query_pre_attn_scalar")
+    return Scales(
+        scores=None if query is None else query**-0.5,
+        embedding=hidden_size**0.5 if family.scales_embedding else 1.0,
+        score_softcap=told("attn_logit_softcapping") or 0.0,
+        logit_softcap=told("final_logit_softcapping") or 0.0,
+    )

@@ -1,0 +1,40 @@
+// Each number read and written once. See reference.py.
+#include "../lanes.h"
+
+namespace rescale {
+
+constexpr int64_t UNIT_WIDTH = 4096;
+
+INLINE Lanes rescaled(Lanes x, float factor, float softcap) {
+    if (softcap == 0.0f)
+        return x * factor;
+    // tanh u = 1 - 2 / (1 + e^2u)
+    return softcap - 2.0f * softcap / (1.0f + power_of_two(x * (2.0f * LOG2_E * factor / softcap)));
+}
+
+// at: x [rows, width]; size: width; number: factor, softcap or 0.
+template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+    const int64_t width = op.size[0], parts = ceil_div(width, UNIT_WIDTH);
+    if (unit < 0)
+        return *op.count * parts;
+    const int64_t begin = unit % parts * UNIT_WIDTH, end = std::min(width, begin + UNIT_WIDTH);
+    const float factor = static_cast<float>(op.number[0]), softcap = static_cast<float>(op.number[1]);
+    T *x = static_cast<T *>(op.at[0]) + unit / parts * width;
+    int64_t i = begin;
+    for (; i + LANES <= end; i += LANES)
+        store_lanes(rescaled(load_lanes(x + i), factor, softcap), x + i);
+    if (i < end) {
+        T rest[LANES] = {};
+        std::memcpy(rest, x + i, (end - i) * sizeof(T));
+        store_lanes(rescaled(load_lanes(rest), factor, softcap), rest);
+        std::memcpy(x + i, rest, (end - i) * sizeof(T));
+    }
+    return 0;
+}
+
+} // namespace rescale
+
+extern "C" {
+int64_t rescale_f32(const Op &op, int64_t unit) { return rescale::kernel<float>(op, unit); }
+int64_t rescale_bf16(const Op &op, int64_t unit) { return rescale::kernel<bfloat16>(op, unit); }
+}

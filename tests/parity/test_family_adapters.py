@@ -1,0 +1,43 @@
+"""Adapters on bases whose layers are not those of Llama, against peft, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import peft
+import pytest
+
+from adapters.registry import reference
+from engine.build import build_engine
+from engine.config import EngineConfig
+from kernels import native
+from tests.parity.conftest import Checkpoint, greedy, make_model, random_prompts, run_engine
+from tests.parity.peft_adapters import save_adapters, save_beyond_products
+
+NAMES = ("everything", "patterns", "lora-bias", "dora", "head", "both-ends", "own-ends")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("by", ["kernels", "operators"])
+def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, by: str
+) -> None:
+    if by == "operators":
+        monkeypatch.setattr("kernels.native.load", lambda: None)
+    else:
+        assert native.load() is not None
+    base = checkpoint(name)
+    path_by_name = save_adapters(make_model(name), tmp_path)
+    path_by_name |= save_beyond_products(partial(make_model, name), tmp_path)
+    adapters = [reference(adapter, path_by_name[adapter]) for adapter in NAMES]
+    prompts = random_prompts(len(NAMES) + 1, longest=40)
+    expected = {"base": base.generate(prompts[-1])}
+    requests = [greedy("base", prompts[-1])]
+    for adapter, prompt in zip(adapters, prompts, strict=False):
+        model = peft.PeftModel.from_pretrained(make_model(name), path_by_name[adapter.name]).eval()
+        expected[adapter.name] = Checkpoint(path=f"{base.path}/{adapter.name}", model=model).generate(prompt)
+        requests.append(greedy(adapter.name, prompt, adapter=adapter.digest))
+    engine = build_engine(EngineConfig(model_path=base.path, dtype="float32", num_threads=1), adapters)
+    assert run_engine(engine, requests) == expected
