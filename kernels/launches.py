@@ -218,7 +218,7 @@ def attend(
 
 def gemma(geometry: Geometry, *, window: int, softcap: float = 0.0) -> None:
     """Launch what such layers launch otherwise: norms whose weights are float32, a GELU, windows, caps."""
-    attend(geometry, torch.bfloat16, torch.bfloat16, norm_dtype=torch.float32)
+    attend(geometry, torch.bfloat16, torch.bfloat16, softcap=softcap, norm_dtype=torch.float32)
     attend(geometry, torch.bfloat16, torch.bfloat16, window=window, softcap=softcap)
     for tokens, _ in BATCHES:
         x, weight = _empty(tokens, geometry.hidden, dtype=torch.bfloat16), _empty(geometry.hidden, dtype=torch.float32)

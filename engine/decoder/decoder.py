@@ -156,8 +156,9 @@ class Decoder:
         logits = self._head(h)
         if lora is not None:
             lora.head(h, logits)
-        if self.spec.scales.logit_softcap:
-            backend.rescale(logits, 1.0, self.spec.scales.logit_softcap)
+        scales = self.spec.scales
+        if (scales.logits, scales.logit_softcap) != (1.0, 0.0):
+            backend.rescale(logits, scales.logits, scales.logit_softcap)
         return logits
 
     @torch.inference_mode()
@@ -208,11 +209,16 @@ class Decoder:
         self, product: Product, h: torch.Tensor, x: torch.Tensor, norm: torch.Tensor | None
     ) -> torch.Tensor | None:
         """Return what a part of a layer adds to `x`, the product of `h`, or None where it has been added."""
-        return self._backend.added(product, h, x) if norm is None else self._settled(product(h), norm)
+        is_plain = norm is None and self.spec.scales.residual == 1.0
+        return self._backend.added(product, h, x) if is_plain else self._settled(product(h), norm)
 
     def _settled(self, delta: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
-        """Return what a part of a layer adds, normed where the family norms it."""
-        return delta if norm is None else self._backend.add_rms_norm(delta, None, norm, self.spec.rms_eps)
+        """Return what a part of a layer adds, normed and scaled where the family does so."""
+        if norm is not None:
+            delta = self._backend.add_rms_norm(delta, None, norm, self.spec.rms_eps)
+        if self.spec.scales.residual != 1.0:
+            self._backend.rescale(delta, self.spec.scales.residual)
+        return delta
 
     def _attend(
         self,

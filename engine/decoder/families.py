@@ -42,8 +42,11 @@ class Family:
     Attributes:
         has_qk_norm: each query and key head is normalised before the rotation.
         uses_window: whether `sliding_window` holds.
+        window: default of `sliding_window`.
         num_full_layers: default of `max_window_layers`: so many layers at the beginning have no window.
         full_every: default of `sliding_window_pattern`: every so-manieth layer has none; 0 for no such pattern.
+        unrotated_every: default of `no_rope_layer_interval`: every so-manieth layer does not rotate; 0 for none. Where
+            there are such they alone have a window.
         theta: default of `rope_theta`.
         local_theta: default of `rope_local_base_freq`, which layers with a window have instead; None for the same.
         activation: default of `hidden_activation`, or `hidden_act`.
@@ -57,8 +60,10 @@ class Family:
     mlp_bias: Switch = False
     has_qk_norm: bool = False
     uses_window: Switch = False
+    window: int | None = 4096
     num_full_layers: int = 0
     full_every: int = 0
+    unrotated_every: int = 0
     theta: float = 10_000.0
     local_theta: float | None = None
     activation: str = "silu"
@@ -110,6 +115,24 @@ FAMILIES: dict[str, Family] = {
         norms=GEMMA_NORMS,
         scales={"query_pre_attn_scalar": 256, "attn_logit_softcapping": None, "final_logit_softcapping": None},
         scales_embedding=True,
+        is_tied=True,
+    ),
+    "GraniteForCausalLM": Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        scales=dict.fromkeys(
+            ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), 1.0
+        ),
+    ),
+    "SmolLM3ForCausalLM": Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        uses_window="use_sliding_window",
+        window=None,
+        unrotated_every=4,
+        theta=2_000_000.0,
         is_tied=True,
     ),
 }

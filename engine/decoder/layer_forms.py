@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.decoder.families import Family
 from engine.decoder.fields import Fields
-from engine.decoder.rope import RopeSpec, parse_rope
+from engine.decoder.rope import NO_ROPE, RopeSpec, parse_rope
 from engine.decoder.scales import Scales
 from engine.errors import CheckpointError
 
-DEFAULT_WINDOW = 4096
-"""Tokens, of a family that has a window and a config.json that does not say how wide it is."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -41,25 +39,41 @@ def layer_forms(
     Raises:
         CheckpointError: a field is wrong or missing, or asks for what is not supported.
     """
-    kinds = _kinds(fields, family, num_layers) if fields.switch(family.uses_window) else [FULL] * num_layers
+    rotates = _rotates(fields, family, num_layers)
+    kinds = _kinds(fields, family, rotates) if fields.switch(family.uses_window) else [FULL] * num_layers
     window = 0
-    if SLIDING in kinds and fields.config.get("sliding_window", DEFAULT_WINDOW) is not None:
-        window = fields.count("sliding_window", DEFAULT_WINDOW)
-    form_by_kind = {
-        kind: LayerForm(
-            rope=_rope(fields, family, kind),
+    if SLIDING in kinds and fields.config.get("sliding_window", family.window) is not None:
+        window = fields.count("sliding_window", family.window)
+    rope_by_kind = {kind: _rope(fields, family, kind) for kind in set(kinds)}
+    return tuple(
+        LayerForm(
+            rope=rope_by_kind[kind] if is_rotated else NO_ROPE,
             scale=head_dim**-0.5 if scales.scores is None else scales.scores,
             window=window if kind == SLIDING else 0,
             softcap=scales.score_softcap,
         )
-        for kind in set(kinds)
-    }
-    return tuple(form_by_kind[kind] for kind in kinds)
+        for kind, is_rotated in zip(kinds, rotates, strict=True)
+    )
 
 
-def _kinds(fields: Fields, family: Family, num_layers: int) -> list[str]:
+def _rotates(fields: Fields, family: Family, num_layers: int) -> list[bool]:
+    """Return which layers rotate: as `no_rope_layers` says, whose numbers are 0 for those that do not."""
+    if not family.unrotated_every:
+        return [True] * num_layers
+    told = fields.config.get("no_rope_layers")
+    if told is None:
+        every = fields.count("no_rope_layer_interval", family.unrotated_every)
+        return [(layer + 1) % every != 0 for layer in range(num_layers)]
+    if not isinstance(told, list) or len(told) != num_layers or any(number not in (0, 1) for number in told):
+        raise CheckpointError(f"{fields.where}: no_rope_layers must say 0 or 1 of each of {num_layers} layers.")
+    return [number == 1 for number in told]
+
+
+def _kinds(fields: Fields, family: Family, rotates: Sequence[bool]) -> list[str]:
     """Return which layers have a window: as `layer_types` says, else as is usual in the family."""
-    kinds = fields.config.get("layer_types")
+    kinds, num_layers = fields.config.get("layer_types"), len(rotates)
+    if kinds is None and family.unrotated_every:
+        return [FULL if is_rotated else SLIDING for is_rotated in rotates]
     if kinds is None:
         first = fields.count("max_window_layers", family.num_full_layers, least=0) if family.num_full_layers else 0
         every = fields.count("sliding_window_pattern", family.full_every) if family.full_every else num_layers + 1

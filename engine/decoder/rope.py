@@ -24,7 +24,7 @@ class RopeSpec:
         kind: "default", which is what "dynamic" is within the context; "linear" (positions divided by `factor`; Chen et
             al., 2023, arXiv 2306.15595); "llama3" (low frequencies divided by `factor`, high ones kept, smooth between;
             Llama 3.1 model card); "yarn" (the same by a ramp over dimensions, and sharper attention; Peng et al., 2023,
-            arXiv 2309.00071, sections 3.2 and 3.4).
+            arXiv 2309.00071, sections 3.2 and 3.4); "none", all of whose angles are 0.
         original_max_len: context in tokens that the model was trained on before scaling.
         beta_fast, beta_slow: rotations over that context above which yarn keeps, below which it divides a frequency.
         truncates: yarn's ramp begins and ends at whole dimensions.
@@ -46,6 +46,9 @@ class RopeSpec:
     def max_len(self) -> int:
         """Context in tokens that a scaling reaches which says from where it starts, else 0."""
         return int(self.factor * self.original_max_len) if self.kind == "yarn" else 0
+
+
+NO_ROPE = RopeSpec(theta=1.0, kind="none")
 
 
 def parse_rope(config: Mapping[str, object], where: str) -> RopeSpec:

@@ -18,6 +18,8 @@ def rope_table(spec: RopeSpec, head_dim: int, max_len: int, dtype: torch.dtype) 
 
 def _frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:
     """Return the frequencies, float32 [head_dim / 2]."""
+    if spec.kind == "none":
+        return torch.zeros(head_dim // 2)
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     plain = 1.0 / (spec.theta**exponents)
     if spec.kind == "linear":

@@ -15,11 +15,15 @@ class Scales:
     Attributes:
         scores: of attention; None for 1 / sqrt(head_dim).
         embedding: of embedded tokens, rounded to their dtype.
+        residual: of what each part of a layer adds.
+        logits: of logits.
         score_softcap, logit_softcap: what c tanh(x / c) keeps scores and logits below; 0 for as they are.
     """
 
     scores: float | None = None
     embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
     score_softcap: float = 0.0
     logit_softcap: float = 0.0
 
@@ -38,8 +42,10 @@ def parse_scales(fields: Fields, family: Family, hidden_size: int) -> Scales:
 
     query = told("query_pre_attn_scalar")
     return Scales(
-        scores=None if query is None else query**-0.5,
-        embedding=hidden_size**0.5 if family.scales_embedding else 1.0,
+        scores=told("attention_multiplier") if query is None else query**-0.5,
+        embedding=hidden_size**0.5 if family.scales_embedding else told("embedding_multiplier") or 1.0,
+        residual=told("residual_multiplier") or 1.0,
+        logits=1.0 / (told("logits_scaling") or 1.0),
         score_softcap=told("attn_logit_softcapping") or 0.0,
         logit_softcap=told("final_logit_softcapping") or 0.0,
     )

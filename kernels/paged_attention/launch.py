@@ -72,7 +72,9 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=4)
 
 
-def prefill_tile(group: int, head_dim: int, element_bytes: int, *, is_quantized: bool = False) -> Tile:
+def prefill_tile(
+    group: int, head_dim: int, element_bytes: int, *, is_quantized: bool = False, has_window: bool = False
+) -> Tile:
     """Return the tile for rows of several tokens: the largest whose registers do not spill on each architecture."""
     least = triton.next_power_of_2(group)
     if element_bytes == 4:
@@ -86,7 +88,8 @@ def prefill_tile(group: int, head_dim: int, element_bytes: int, *, is_quantized:
         block_n = 32 if head_dim > 128 else 64 if is_quantized else 128
         return Tile(block_m=max(128, least), block_n=block_n, num_warps=8, num_stages=3)
     if head_dim > 128:
-        return Tile(block_m=max(64, least), block_n=32, num_warps=8, num_stages=2)
+        block_n = 64 if gpu == "sm_100" and has_window else 32
+        return Tile(block_m=max(64, least), block_n=block_n, num_warps=8, num_stages=2)
     block_n = 64 if gpu == "sm_100" and head_dim > 64 else 32
     return Tile(block_m=max(128, least), block_n=block_n, num_warps=8, num_stages=2)
 
@@ -206,7 +209,13 @@ class _Launch:
     def chunks(self, rows: torch.Tensor, num_tokens: int) -> None:
         """Attend for rows of several tokens, so many together."""
         is_quantized = self.spans is not None
-        tile = prefill_tile(self._group, self.q.shape[2], self.q.element_size(), is_quantized=is_quantized)
+        tile = prefill_tile(
+            self._group,
+            self.q.shape[2],
+            self.q.element_size(),
+            is_quantized=is_quantized,
+            has_window=self.window > 0,
+        )
         block_q = tile.block_m // self._group
         prefill_attention_kernel[(num_tiles(num_tokens, len(rows), block_q), self.k_cache.shape[2])](
             self.q,

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.decoder.layer_forms import DEFAULT_WINDOW
-from engine.decoder.rope import RopeSpec
+from engine.decoder.rope import NO_ROPE, RopeSpec
 from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
 from tests.engine.checkpoint_folder import write_config
@@ -48,10 +47,31 @@ def test_layers_have_the_windows_of_their_family(
 @pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM"])
 def test_a_window_that_is_not_said_is_that_of_transformers(tmp_path: Path, architecture: str) -> None:
     changes = {"use_sliding_window": True, "max_window_layers": 0}
-    assert windows(tmp_path, architecture, **changes) == [DEFAULT_WINDOW] * 4
+    assert windows(tmp_path, architecture, **changes) == [4096] * 4
     fields = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**fields, "sliding_window": None}))
     assert not any(form.window for form in read_spec(str(tmp_path)).layers)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rotated"),
+    [
+        ({}, [True, True, True, False]),
+        ({"no_rope_layer_interval": 2}, [True, False, True, False]),
+        ({"no_rope_layers": [0, 1, 1, 0], "no_rope_layer_interval": 2}, [False, True, True, False]),
+    ],
+)
+def test_some_layers_of_smollm3_do_not_rotate(tmp_path: Path, changes: dict[str, Any], rotated: list[bool]) -> None:
+    path = write_config(tmp_path, architectures=["SmolLM3ForCausalLM"], num_hidden_layers=4, **changes)
+    assert [form.rope == RopeSpec(theta=2e6) for form in read_spec(path).layers] == rotated
+    assert [form.rope != NO_ROPE for form in read_spec(path).layers] == rotated
+    window = {"use_sliding_window": True, "sliding_window": 9}
+    assert windows(tmp_path, "SmolLM3ForCausalLM", **changes, **window) == [0 if is_one else 9 for is_one in rotated]
+
+
+def test_no_rope_layers_that_cannot_be_served_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no_rope_layers .* 4 layers"):
+        windows(tmp_path, "SmolLM3ForCausalLM", no_rope_layers=[1, 0])
 
 
 def test_layers_with_a_window_may_have_a_rotation_of_their_own(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -30,6 +32,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from engine.engine import Engine
@@ -83,6 +87,12 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
         {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 20.0},
     ),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {**GEMMA, "layer_types": [*WINDOWS, "full_attention"]}),
+    "granite": (
+        GraniteForCausalLM,
+        GraniteConfig,
+        {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.5},
+    ),
+    "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [1, 0, 1]}),
 }
 
 

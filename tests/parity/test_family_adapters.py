@@ -19,7 +19,7 @@ from tests.parity.peft_adapters import save_adapters, save_beyond_products
 NAMES = ("everything", "patterns", "lora-bias", "dora", "head", "both-ends", "own-ends")
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "granite", "smollm3"])
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, by: str
