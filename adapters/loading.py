@@ -17,7 +17,7 @@ from adapters.identity import AdapterRef, DigestStream
 from adapters.peft_format import parse_config
 from adapters.tensor_file import TensorEntry, TensorFile, parse_header, read_with
 from adapters.validate import ModuleLayout, ModuleShapes, validate
-from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection
+from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, split_modules
 
 _TORCH_DTYPE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 ROWS_AT_ONCE = 1024
@@ -53,6 +53,7 @@ class AdapterLoader:
     Args:
         shapes: what of the base takes an adapter.
         dtype: of the engine's activations.
+        widths: of modules that are several in one: the outputs of those that the device multiplies by.
         base: asked only for an adapter whose effect depends on the base's weights.
         lay_out: called on the thread that loads.
     """
@@ -64,7 +65,9 @@ class AdapterLoader:
         dtype: torch.dtype,
         base: BaseTensors,
         lay_out: LayOut = RawAdapter.packed,
+        widths: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
+        self._widths = widths or {}
         self._shapes = dict(shapes)
         self._dtype = dtype
         self._base = base
@@ -88,9 +91,8 @@ class AdapterLoader:
             raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
         tensors = TensorFile(entry_by_name=recipe.entry_by_name, data=data)
         try:
-            weights = self._lay_out(
-                _Reading(ref.name, tensors, self._shapes, self._dtype, self._base).adapter(recipe.layouts)
-            )
+            raw = _Reading(ref.name, tensors, self._shapes, self._dtype, self._base).adapter(recipe.layouts)
+            weights = self._lay_out(split_modules(raw, self._widths))
         except LayoutError as error:
             raise AdapterError(ref.name, str(error)) from None
         if not weights.is_finite():

@@ -9,8 +9,8 @@ products lies beside (`Extras`), and most have nothing there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -105,6 +105,31 @@ class RawAdapter:
             scaled = item.b.to(torch.float32).mul(item.scaling)
             projection.b.copy_(scaled if item.gain is None else scaled.mul_(item.gain[:, None]))
         return weights
+
+
+def split_modules(raw: RawAdapter, widths: Mapping[str, Mapping[str, int]]) -> RawAdapter:
+    """Return an adapter of modules that are several in one as one of the several, which share its A.
+
+    Args:
+        widths: the outputs of each of the several, in their order, by the name of the one.
+    """
+    projections: dict[tuple[int, str], RawProjection] = {}
+    for (layer, module), item in raw.projections.items():
+        for name, at in _parts_of(module, item.b.shape[0], widths):
+            gain = None if item.gain is None else item.gain[at]
+            projections[layer, name] = RawProjection(a=item.a, b=item.b[at], scaling=item.scaling, gain=gain)
+    columns: dict[tuple[int, str], Columns] = {}
+    for (layer, module), both in raw.extras.columns.items():
+        for name, at in _parts_of(module, len(both.gain), widths):
+            columns[layer, name] = Columns(gain=both.gain[at], shift=both.shift[at])
+    return replace(raw, projections=projections, extras=replace(raw.extras, columns=columns))
+
+
+def _parts_of(module: str, width: int, widths: Mapping[str, Mapping[str, int]]) -> Iterator[tuple[str, slice]]:
+    start = 0
+    for name, part_width in widths.get(module, {module: width}).items():
+        yield name, slice(start, start + part_width)
+        start += part_width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

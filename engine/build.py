@@ -74,6 +74,7 @@ def build_engine(
         dtype,
         base=lambda name: read_tensor(config.model_path, spec, name, dtype),
         lay_out=parts.lay_out,
+        widths=spec.widths(),
     )
     pool = AdapterPool(
         adapters, loader, resolved, device, lent_memory=parts.cache.pages, locate=locate, on_change=arrival.set

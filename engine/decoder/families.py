@@ -47,6 +47,7 @@ class Family:
         full_every: default of `sliding_window_pattern`: every so-manieth layer has none; 0 for no such pattern.
         unrotated_every: default of `no_rope_layer_interval`: every so-manieth layer does not rotate; 0 for none. Where
             there are such they alone have a window.
+        is_fused: q, k and v, and gate and up, are modules in one, `qkv_proj` and `gate_up_proj`.
         theta: default of `rope_theta`.
         local_theta: default of `rope_local_base_freq`, which layers with a window have instead; None for the same.
         activation: default of `hidden_activation`, or `hidden_act`.
@@ -64,6 +65,7 @@ class Family:
     num_full_layers: int = 0
     full_every: int = 0
     unrotated_every: int = 0
+    is_fused: bool = False
     theta: float = 10_000.0
     local_theta: float | None = None
     activation: str = "silu"
@@ -135,6 +137,7 @@ FAMILIES: dict[str, Family] = {
         theta=2_000_000.0,
         is_tied=True,
     ),
+    "Phi3ForCausalLM": Family(uses_window=True, window=None, is_fused=True),
 }
 
 DECODER_BY_BASE = {f"{name.removesuffix('ForCausalLM')}Model": name for name in FAMILIES}

@@ -35,6 +35,7 @@ class DecoderSpec:
         layers: what differs from layer to layer.
         qkv_bias, o_bias, mlp_bias: which projections have biases.
         has_qk_norm: each query and key head is normalised before the rotation (Qwen3, Gemma 3).
+        is_fused: q, k and v, and gate and up, are modules in one (Phi-3).
         norms: those of a layer, and how they are computed.
         activation: of the gate.
         scales: factors that families have beside their weights.
@@ -58,6 +59,7 @@ class DecoderSpec:
     o_bias: bool
     mlp_bias: bool
     has_qk_norm: bool
+    is_fused: bool
     norms: Norms
     activation: Activation
     scales: Scales
@@ -104,17 +106,24 @@ class DecoderSpec:
             "lm_head": (self.hidden_size, self.vocab_size),
         }
 
+    def widths(self) -> dict[str, dict[str, int]]:
+        """Return the outputs of the modules that read the same input, by the names of the projections they make up."""
+        qkv = {"q_proj": self.q_size, "k_proj": self.kv_size, "v_proj": self.kv_size}
+        return {"qkv_proj": qkv, "gate_up_proj": dict.fromkeys(("gate_proj", "up_proj"), self.intermediate_size)}
+
+    def stored_widths(self) -> dict[str, dict[str, int]]:
+        """Return the same of the modules that the checkpoint has, of which several may be one."""
+        if not self.is_fused:
+            return self.widths()
+        return {name: {name: sum(parts.values())} for name, parts in self.widths().items()}
+
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Return (in, out) features of every linear module of the layers, by its name."""
-        one_layer = {
-            "self_attn.q_proj": (self.hidden_size, self.q_size),
-            "self_attn.k_proj": (self.hidden_size, self.kv_size),
-            "self_attn.v_proj": (self.hidden_size, self.kv_size),
-            "self_attn.o_proj": (self.q_size, self.hidden_size),
-            "mlp.gate_proj": (self.hidden_size, self.intermediate_size),
-            "mlp.up_proj": (self.hidden_size, self.intermediate_size),
-            "mlp.down_proj": (self.intermediate_size, self.hidden_size),
-        }
+        widths = self.stored_widths()
+        one_layer = {f"self_attn.{name}": (self.hidden_size, out) for name, out in widths["qkv_proj"].items()}
+        one_layer["self_attn.o_proj"] = (self.q_size, self.hidden_size)
+        one_layer |= {f"mlp.{name}": (self.hidden_size, out) for name, out in widths["gate_up_proj"].items()}
+        one_layer["mlp.down_proj"] = (self.intermediate_size, self.hidden_size)
         return {
             f"model.layers.{layer}.{name}": shape
             for layer in range(self.num_layers)
@@ -168,6 +177,7 @@ def read_spec(model_path: str) -> DecoderSpec:
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
         has_qk_norm=family.has_qk_norm,
+        is_fused=family.is_fused,
         norms=family.norms,
         activation=_activation(fields, family),
         scales=scales,

@@ -59,14 +59,14 @@ def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
         for name, tensor in norms:
             if tensor is not None:
                 yield _norm(spec, f"{here}.{name}", f"{there}.{tensor}", hidden)
-        qkv = (("q_proj", spec.q_size), ("k_proj", spec.kv_size), ("v_proj", spec.kv_size))
+        qkv = tuple(spec.stored_widths()["qkv_proj"].items())
         yield from _linear(f"{here}.qkv", f"{there}.self_attn", qkv, hidden, has_bias=spec.qkv_bias)
         if spec.has_qk_norm:
             yield _norm(spec, f"{here}.q_norm", f"{there}.self_attn.q_norm", spec.head_dim)
             yield _norm(spec, f"{here}.k_norm", f"{there}.self_attn.k_norm", spec.head_dim)
         o = (("o_proj", hidden),)
         yield from _linear(f"{here}.o", f"{there}.self_attn", o, spec.q_size, has_bias=spec.o_bias)
-        gate_up = (("gate_proj", inner), ("up_proj", inner))
+        gate_up = tuple(spec.stored_widths()["gate_up_proj"].items())
         yield from _linear(f"{here}.gate_up", f"{there}.mlp", gate_up, hidden, has_bias=spec.mlp_bias)
         yield from _linear(f"{here}.down", f"{there}.mlp", (("down_proj", hidden),), inner, has_bias=spec.mlp_bias)
     yield _norm(spec, "norm", "model.norm", hidden)

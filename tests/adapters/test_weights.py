@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from adapters.weights import AdapterWeights, RawProjection
+from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, split_modules
 from tests.adapters.handmade import packed
 
 
@@ -30,6 +32,25 @@ def test_modules_of_one_input_are_stacked_each_at_its_own_rank() -> None:
         torch.testing.assert_close(projection.b, item.b * 1.7)
     assert weights.group(4, ("q_proj", "k_proj", "v_proj")) is None
     assert weights.group(4, ("gate_proj", "up_proj")) is not None
+
+
+def test_a_module_that_is_several_in_one_is_split_by_its_outputs() -> None:
+    key, other = (2, "qkv_proj"), (2, "o_proj")
+    gain = torch.arange(6.0)
+    item = replace(make_raw({key: 3})[key], gain=gain)
+    columns = {key: Columns(gain=gain, shift=-gain)}
+    raw = RawAdapter(
+        projections={key: item, **make_raw({other: 1})}, dtype=torch.float32, extras=Extras(columns=columns)
+    )
+    found = split_modules(raw, {"qkv_proj": {"q_proj": 4, "k_proj": 1, "v_proj": 1}})
+    assert list(found.projections) == [(2, "q_proj"), (2, "k_proj"), (2, "v_proj"), other]
+    for name, start, end in (("q_proj", 0, 4), ("k_proj", 4, 5), ("v_proj", 5, 6)):
+        part, changed = found.projections[2, name], found.extras.columns[2, name]
+        assert part.a is item.a
+        assert torch.equal(part.b, item.b[start:end])
+        assert part.gain is not None
+        assert torch.equal(part.gain, gain[start:end])
+        assert torch.equal(changed.shift, -gain[start:end])
 
 
 def test_nothing_is_padded() -> None:

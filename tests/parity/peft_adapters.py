@@ -56,10 +56,22 @@ BEYOND_PRODUCTS: dict[str, dict[str, Any]] = {
 """What changes more than linear layers by products."""
 
 
-def save_beyond_products(make_base: Callable[[], PreTrainedModel], folder: Path) -> dict[str, str]:
-    """Save one adapter for each of `BEYOND_PRODUCTS`, each of a base of its own, for some change it."""
+FUSED: dict[str, dict[str, Any]] = {
+    "fused": {"r": 6, "lora_alpha": 8, "target_modules": ["qkv_proj", "gate_up_proj"], "rank_pattern": {"qkv_proj": 3}},
+    "fused-lora-bias": {"r": 4, "lora_alpha": 6, "target_modules": ["qkv_proj", "down_proj"], "lora_bias": True},
+    "fused-dora": {"r": 5, "lora_alpha": 10, "target_modules": "all-linear", "use_dora": True},
+    "both-ends": BEYOND_PRODUCTS["both-ends"],
+    "norms": BEYOND_PRODUCTS["norms"] | {"target_modules": ["o_proj"]},
+}
+"""For bases in which projections that read the same input are one module."""
+
+
+def save_beyond_products(
+    make_base: Callable[[], PreTrainedModel], folder: Path, configs: dict[str, dict[str, Any]] = BEYOND_PRODUCTS
+) -> dict[str, str]:
+    """Save one adapter for each of `configs`, each of a base of its own, for some change it."""
     path_by_name = {}
-    for index, (name, options) in enumerate(BEYOND_PRODUCTS.items()):
+    for index, (name, options) in enumerate(configs.items()):
         torch.manual_seed(200 + index)
         model = peft.get_peft_model(make_base(), peft.LoraConfig(task_type="CAUSAL_LM", **options))
         for key, parameter in model.named_parameters():

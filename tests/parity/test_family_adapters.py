@@ -14,12 +14,12 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from kernels import native
 from tests.parity.conftest import Checkpoint, greedy, make_model, random_prompts, run_engine
-from tests.parity.peft_adapters import save_adapters, save_beyond_products
+from tests.parity.peft_adapters import BEYOND_PRODUCTS, FUSED, save_adapters, save_beyond_products
 
-NAMES = ("everything", "patterns", "lora-bias", "dora", "head", "both-ends", "own-ends")
+BEYOND = {name: BEYOND_PRODUCTS[name] for name in ("lora-bias", "dora", "head", "both-ends", "own-ends")}
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "granite", "smollm3"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "granite", "phi3", "smollm3"])
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, by: str
@@ -29,13 +29,14 @@ def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
     else:
         assert native.load() is not None
     base = checkpoint(name)
-    path_by_name = save_adapters(make_model(name), tmp_path)
-    path_by_name |= save_beyond_products(partial(make_model, name), tmp_path)
-    adapters = [reference(adapter, path_by_name[adapter]) for adapter in NAMES]
-    prompts = random_prompts(len(NAMES) + 1, longest=40)
+    path_by_name = save_beyond_products(partial(make_model, name), tmp_path, FUSED if name == "phi3" else BEYOND)
+    if name != "phi3":
+        path_by_name |= save_adapters(make_model(name), tmp_path)
+    adapters = [reference(adapter, path) for adapter, path in path_by_name.items()]
+    prompts = random_prompts(len(adapters) + 1, longest=40)
     expected = {"base": base.generate(prompts[-1])}
     requests = [greedy("base", prompts[-1])]
-    for adapter, prompt in zip(adapters, prompts, strict=False):
+    for adapter, prompt in zip(adapters, prompts[:-1], strict=True):
         model = peft.PeftModel.from_pretrained(make_model(name), path_by_name[adapter.name]).eval()
         expected[adapter.name] = Checkpoint(path=f"{base.path}/{adapter.name}", model=model).generate(prompt)
         requests.append(greedy(adapter.name, prompt, adapter=adapter.digest))
