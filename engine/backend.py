@@ -165,9 +165,13 @@ class Backend(Protocol):
         ...
 
     def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
         """Add `delta` to `x` in place and norm the sum, as `kernels.add_rms_norm.reference` defines."""
+        ...
+
+    def norm_columns(self, x: torch.Tensor, start: int, weight: torch.Tensor, eps: float) -> None:
+        """Norm some columns of `x` [tokens, any] in place, as many from `start` on as `weight` has."""
         ...
 
     def attend(
@@ -203,7 +207,7 @@ class Backend(Protocol):
         product: Product,
         x: torch.Tensor,
         delta: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
         eps: float,
         activation: Activation | None = None,
     ) -> torch.Tensor:
@@ -237,10 +241,15 @@ class TorchBackend(Backend):
         return take_rows(x, indices)
 
     def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
         """Add and norm, the definition as it stands."""
         return add_rms_norm(x, delta, weight, eps)
+
+    def norm_columns(self, x: torch.Tensor, start: int, weight: torch.Tensor, eps: float) -> None:
+        """Norm, the definition as it stands."""
+        part = x[:, start : start + len(weight)]
+        part.copy_(add_rms_norm(part, None, weight, eps))
 
     def attend(
         self,

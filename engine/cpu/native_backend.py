@@ -32,6 +32,10 @@ def can_run(spec: DecoderSpec, block_tokens: int) -> bool:
     return spec.head_dim % LANES == 0 and block_tokens % LANES == 0 and all(size % 2 == 0 for size in sizes)
 
 
+def _is_wide(norm: torch.Tensor | None) -> bool:
+    return norm is not None and norm.dtype == torch.float32
+
+
 class NativeBackend(Backend):
     """A `Backend` that records. Tensors that it returns hold nothing until the program has run.
 
@@ -120,16 +124,21 @@ class NativeBackend(Backend):
         return out
 
     def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
         """Record the sum and the norm, one pass; before it all that a layer hands on is in `carried`."""
         # What a part adds is normed as well: that is read when the next norm is written.
-        h = self._like(x, ("normed", x.data_ptr()), x.shape[1:])
-        is_wide = weight.dtype == torch.float32
+        h = x if weight is None else self._like(x, ("normed", x.data_ptr()), x.shape[1:])
         is_of_tokens = self._count_by_address[x.data_ptr()] is self._tokens
-        self._add("add_rms_norm", x, (x, delta, weight, h), (x.shape[1], is_wide), (eps,), may_pause=is_of_tokens)
+        sizes = (x.shape[1], _is_wide(weight), x.shape[1])
+        self._add("add_rms_norm", x, (x, delta, weight, h), sizes, (eps,), may_pause=is_of_tokens)
         self._carry(x, delta)
         return h
+
+    def norm_columns(self, x: torch.Tensor, start: int, weight: torch.Tensor, eps: float) -> None:
+        """Record the norm, in place."""
+        part, sizes = x[:, start:], (len(weight), _is_wide(weight), x.shape[1])
+        self._add("add_rms_norm", x, (part, None, weight, part), sizes, (eps,))
 
     def attend(
         self,
@@ -146,7 +155,7 @@ class NativeBackend(Backend):
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         q = self._like(qkv, "queries", (heads, head_dim))
         tensors = (qkv, cos_sin, *(norms or (None, None)), cache.k, cache.v, batch.slots, q)
-        is_wide = norms is not None and norms[0].dtype == torch.float32
+        is_wide = _is_wide(None if norms is None else norms[0])
         written = (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0), is_wide)
         self._add("rope_kv_write", qkv, tensors, written, (eps,))
         out = self._like(q, "attended", (heads, head_dim))

@@ -66,16 +66,16 @@ class Layer:
     """The parameters of one layer; norms are vectors, projections are laid out for the device.
 
     Attributes:
-        o_norm, down_norm: of what attention and the MLP add.
+        input_norm, mlp_norm: of what attention and the MLP read; o_norm, down_norm: of what they add.
     """
 
-    input_norm: torch.Tensor
+    input_norm: torch.Tensor | None
     qkv: Product
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     o: Product
     o_norm: torch.Tensor | None
-    mlp_norm: torch.Tensor
+    mlp_norm: torch.Tensor | None
     gate_up: Product
     down: Product
     down_norm: torch.Tensor | None
@@ -194,12 +194,14 @@ class Decoder:
         """Compute a layer whose norms and products adapters change."""
         spec, backend, eps = self.spec, self._backend, self.spec.rms_eps
         h = backend.add_rms_norm(x, delta, layer.input_norm, eps)
-        lora.norm(index, "input_layernorm", h)
+        if spec.adapts_norms:
+            lora.norm(index, "input_layernorm", h)
         qkv = lora.multiply(layer.qkv, h, index, QKV, (spec.q_size, spec.kv_size, spec.kv_size))
         delta = lora.multiply(layer.o, attend(qkv), index, ("o_proj",), (spec.hidden_size,))
         delta = self._settled(delta, layer.o_norm)
         h = backend.add_rms_norm(x, delta, layer.mlp_norm, eps)
-        lora.norm(index, "post_attention_layernorm", h)
+        if spec.adapts_norms:
+            lora.norm(index, "post_attention_layernorm", h)
         gate_up = lora.multiply(layer.gate_up, h, index, GATE_UP, (spec.intermediate_size, spec.intermediate_size))
         gated = backend.activate_and_multiply(gate_up, spec.activation)
         delta = lora.multiply(layer.down, gated, index, ("down_proj",), (spec.hidden_size,))
@@ -229,7 +231,12 @@ class Decoder:
         cache: LayerCache,
         qkv: torch.Tensor,
     ) -> torch.Tensor:
+        spec = self.spec
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        if norms is not None and spec.norms_heads_together:
+            self._backend.norm_columns(qkv, 0, norms[0], spec.rms_eps)
+            self._backend.norm_columns(qkv, spec.q_size, norms[1], spec.rms_eps)
+            norms = None
         return self._backend.attend(qkv, cos_sin, norms, self.spec.rms_eps, cache, attention, form).flatten(1)
 
 
@@ -239,13 +246,13 @@ def _layer(by_name: dict[str, Any], prefix: str, backend: Backend) -> Layer:
         return backend.linear(name, weight, bias)
 
     return Layer(
-        input_norm=by_name.pop(f"{prefix}.input_norm"),
+        input_norm=by_name.pop(f"{prefix}.input_norm", None),
         qkv=linear("qkv"),
         q_norm=by_name.pop(f"{prefix}.q_norm", None),
         k_norm=by_name.pop(f"{prefix}.k_norm", None),
         o=linear("o"),
         o_norm=by_name.pop(f"{prefix}.o_norm", None),
-        mlp_norm=by_name.pop(f"{prefix}.mlp_norm"),
+        mlp_norm=by_name.pop(f"{prefix}.mlp_norm", None),
         gate_up=linear("gate_up"),
         down=linear("down"),
         down_norm=by_name.pop(f"{prefix}.down_norm", None),

@@ -24,9 +24,9 @@ class Norms(NamedTuple):
         is_wide: weights are float32, and what is normed is rounded once it has met them.
     """
 
-    before_attention: str = "input_layernorm"
+    before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
-    before_mlp: str = "post_attention_layernorm"
+    before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
     offset: float = 0.0
     is_wide: bool = False
@@ -41,6 +41,7 @@ class Family:
 
     Attributes:
         has_qk_norm: each query and key head is normalised before the rotation.
+        norms_heads_together: all heads of queries are normalised as one vector, and so are those of keys.
         uses_window: whether `sliding_window` holds.
         window: default of `sliding_window`.
         num_full_layers: default of `max_window_layers`: so many layers at the beginning have no window.
@@ -60,6 +61,7 @@ class Family:
     o_bias: Switch = False
     mlp_bias: Switch = False
     has_qk_norm: bool = False
+    norms_heads_together: bool = False
     uses_window: Switch = False
     window: int | None = 4096
     num_full_layers: int = 0
@@ -80,6 +82,14 @@ GEMMA_NORMS = Norms(
     before_mlp="pre_feedforward_layernorm",
     after_mlp="post_feedforward_layernorm",
     offset=1.0,
+    is_wide=True,
+)
+
+OLMO_NORMS = Norms(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
     is_wide=True,
 )
 
@@ -136,6 +146,24 @@ FAMILIES: dict[str, Family] = {
         unrotated_every=4,
         theta=2_000_000.0,
         is_tied=True,
+    ),
+    "Olmo2ForCausalLM": Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        has_qk_norm=True,
+        norms_heads_together=True,
+        norms=OLMO_NORMS,
+    ),
+    "Olmo3ForCausalLM": Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        has_qk_norm=True,
+        norms_heads_together=True,
+        uses_window=True,
+        full_every=4,
+        theta=500_000.0,
+        local_theta=500_000.0,
+        norms=OLMO_NORMS,
     ),
     "Phi3ForCausalLM": Family(uses_window=True, window=None, is_fused=True),
 }

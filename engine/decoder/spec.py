@@ -35,6 +35,7 @@ class DecoderSpec:
         layers: what differs from layer to layer.
         qkv_bias, o_bias, mlp_bias: which projections have biases.
         has_qk_norm: each query and key head is normalised before the rotation (Qwen3, Gemma 3).
+        norms_heads_together: all heads of queries, and all of keys, as one vector (OLMo).
         is_fused: q, k and v, and gate and up, are modules in one (Phi-3).
         norms: those of a layer, and how they are computed.
         activation: of the gate.
@@ -59,6 +60,7 @@ class DecoderSpec:
     o_bias: bool
     mlp_bias: bool
     has_qk_norm: bool
+    norms_heads_together: bool
     is_fused: bool
     norms: Norms
     activation: Activation
@@ -84,6 +86,11 @@ class DecoderSpec:
         """Width of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def adapts_norms(self) -> bool:
+        """Whether adapters may have norms of their own: those of other families are not normed where theirs are."""
+        return self.norms == PLAIN_NORMS
+
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Return the bytes that one token takes in the KV cache; with one byte a number, what each head spans too."""
         span_bytes = SPAN_BYTES * self.num_kv_heads if element_bytes == 1 else 0
@@ -96,8 +103,7 @@ class DecoderSpec:
         for name, (_, out) in self.linear_shapes().items():
             if biases.get(name.rpartition(".")[2], self.mlp_bias):
                 shapes[f"{name}.bias"] = (out,)
-        # Of others it would not be enough to change the columns of what is normed.
-        if self.norms == PLAIN_NORMS:
+        if self.adapts_norms:
             names = (self.norms.before_attention, self.norms.before_mlp)
             norms = [f"model.layers.{layer}.{name}" for layer in range(self.num_layers) for name in names]
             shapes |= dict.fromkeys((*norms, "model.norm"), (self.hidden_size,))
@@ -177,6 +183,7 @@ def read_spec(model_path: str) -> DecoderSpec:
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
         has_qk_norm=family.has_qk_norm,
+        norms_heads_together=family.norms_heads_together,
         is_fused=family.is_fused,
         norms=family.norms,
         activation=_activation(fields, family),

@@ -15,6 +15,7 @@ from engine.gpu.streamed_linear import StreamedLinear
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, LoraProducts
+from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.embedding.launch import take_rows
 from kernels.gated_activation.reference import Activation
 from kernels.paged_attention.launch import counters, paged_attention
@@ -87,11 +88,18 @@ class TritonBackend(Backend):
         return take_rows(x, indices)
 
     def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
         """Add and norm, one pass."""
+        if weight is None:
+            return x if delta is None else x.add_(delta)
         is_final = self.adapters.reach < Reach.WHOLE_MODEL
         return self._rounding.add_rms_norm(x, delta, weight, eps, is_final=is_final)
+
+    def norm_columns(self, x: torch.Tensor, start: int, weight: torch.Tensor, eps: float) -> None:
+        """Norm a copy."""
+        part = x[:, start : start + len(weight)]
+        part.copy_(add_rms_norm(part.contiguous(), None, weight, eps))
 
     def attend(
         self,
@@ -156,14 +164,14 @@ class TritonBackend(Backend):
         product: Product,
         x: torch.Tensor,
         delta: torch.Tensor | None,
-        weight: torch.Tensor,
+        weight: torch.Tensor | None,
         eps: float,
         activation: Activation | None = None,
     ) -> torch.Tensor:
         """Norm a row or two on the way to the product, and gate on the way from it, as most families do both."""
         assert isinstance(product, StreamedLinear)
-        joins = JOINS_ARE_WANTED and weight.dtype == x.dtype and activation in (None, "silu")
-        if joins and delta is None and len(x) in product.normed_rows:
+        can_join = JOINS_ARE_WANTED and delta is None and len(x) in product.normed_rows
+        if can_join and weight is not None and weight.dtype == x.dtype and activation in (None, "silu"):
             return product.normed(x, weight, eps)
         h = self.add_rms_norm(x, delta, weight, eps)
         if activation == "silu":

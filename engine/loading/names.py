@@ -62,8 +62,11 @@ def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
         qkv = tuple(spec.stored_widths()["qkv_proj"].items())
         yield from _linear(f"{here}.qkv", f"{there}.self_attn", qkv, hidden, has_bias=spec.qkv_bias)
         if spec.has_qk_norm:
-            yield _norm(spec, f"{here}.q_norm", f"{there}.self_attn.q_norm", spec.head_dim)
-            yield _norm(spec, f"{here}.k_norm", f"{there}.self_attn.k_norm", spec.head_dim)
+            q_width, k_width = spec.head_dim, spec.head_dim
+            if spec.norms_heads_together:
+                q_width, k_width = spec.q_size, spec.kv_size
+            yield _norm(spec, f"{here}.q_norm", f"{there}.self_attn.q_norm", q_width)
+            yield _norm(spec, f"{here}.k_norm", f"{there}.self_attn.k_norm", k_width)
         o = (("o_proj", hidden),)
         yield from _linear(f"{here}.o", f"{there}.self_attn", o, spec.q_size, has_bias=spec.o_bias)
         gate_up = tuple(spec.stored_widths()["gate_up_proj"].items())

@@ -15,19 +15,21 @@ from __future__ import annotations
 import torch
 
 
-def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_rms_norm(x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """Add `delta` to `x` in place and return the norm of the sum.
 
     Args:
         x: [rows, width]; changed, unless `delta` is None.
         delta: [rows, width] or None.
-        weight: [width], in the dtype of `x` or in float32.
+        weight: [width], in the dtype of `x` or in float32; None where the sum is not normed.
 
     Returns:
-        [rows, width] in the dtype of `x`.
+        [rows, width] in the dtype of `x`; `x` itself where there is no weight.
     """
     if delta is not None:
         x.add_(delta)
+    if weight is None:
+        return x
     if x.dtype == torch.float32:
         return torch.nn.functional.rms_norm(x, (x.shape[-1],), weight, eps)
     wide = x.float()

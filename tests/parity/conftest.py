@@ -27,6 +27,10 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -69,6 +73,10 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 24, "sliding_window": 20, "tie_word_embeddings": True}
+OLMO_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+    "full_attention": {**LLAMA3_ROPE, "rope_type": "yarn", "rope_theta": 500000.0},
+}
 WINDOWS = ["sliding_attention"] * 2
 FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
     "llama2": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 4}),
@@ -93,6 +101,12 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
         GraniteForCausalLM,
         GraniteConfig,
         {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.5},
+    ),
+    "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
+    "olmo3": (
+        Olmo3ForCausalLM,
+        Olmo3Config,
+        {"sliding_window": 20, "layer_types": [*WINDOWS, "full_attention"], "rope_parameters": OLMO_ROPE},
     ),
     "phi3": (Phi3ForCausalLM, Phi3Config, {"sliding_window": 20}),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [1, 0, 1]}),

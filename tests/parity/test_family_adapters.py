@@ -19,7 +19,7 @@ from tests.parity.peft_adapters import BEYOND_PRODUCTS, FUSED, save_adapters, sa
 BEYOND = {name: BEYOND_PRODUCTS[name] for name in ("lora-bias", "dora", "head", "both-ends", "own-ends")}
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "granite", "phi3", "smollm3"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "granite", "olmo3", "phi3", "smollm3"])
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, by: str
