@@ -168,5 +168,6 @@ FAMILIES: dict[str, Family] = {
     "Phi3ForCausalLM": Family(uses_window=True, window=None, is_fused=True),
 }
 
-DECODER_BY_BASE = {f"{name.removesuffix('ForCausalLM')}Model": name for name in FAMILIES}
+_BASES = {"Gemma3ForCausalLM": "Gemma3TextModel"}
+DECODER_BY_BASE = {_BASES.get(name, f"{name.removesuffix('ForCausalLM')}Model"): name for name in FAMILIES}
 """Architectures of the same decoders without an output matrix, as embedding models are saved."""

@@ -45,10 +45,10 @@ def test_a_sliding_window_does_not_bound_the_context(tmp_path: Path) -> None:
     assert read_spec(path).max_position == 128
 
 
-@pytest.mark.parametrize("architecture", ["LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model"])
+@pytest.mark.parametrize("architecture", ["LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model", "Gemma3TextModel"])
 def test_a_decoder_without_an_output_matrix_makes_vectors_only(tmp_path: Path, architecture: str) -> None:
     spec = read_spec(write_config(tmp_path, architectures=[architecture]))
-    assert spec.architecture == architecture.replace("Model", "ForCausalLM")
+    assert spec.architecture == architecture.replace("Text", "").replace("Model", "ForCausalLM")
     assert not spec.generates
     assert spec.is_tied
 
