@@ -263,7 +263,14 @@ class TorchBackend(Backend):
     ) -> torch.Tensor:
         """Write as the definition stands; attend, single-token rows together and every chunk alone."""
         q = rope_kv_write(
-            qkv=qkv, cos_sin=cos_sin, norms=norms, eps=eps, k_cache=cache.k, v_cache=cache.v, slots=batch.slots
+            qkv=qkv,
+            cos_sin=cos_sin,
+            norms=norms,
+            eps=eps,
+            k_cache=cache.k,
+            v_cache=cache.v,
+            slots=batch.slots,
+            rotary_dim=form.rope.rotary_dim(cache.k.shape[-1]),
         )
         out = torch.empty_like(q)
         for group in batch.gathered.decodes:

@@ -69,6 +69,7 @@ def all_launches(target: str) -> list[Launch]:
         layer(GEOMETRIES[0], torch.float16)
         layer(GEOMETRIES[0], torch.float32)
         layer(GEOMETRIES[0], torch.bfloat16, window=4096, softcap=50.0)
+        attend(GEOMETRIES[0], torch.bfloat16, torch.bfloat16, rotary_dim=96)
         gemma(GEMMA_3, window=512)
         gemma(GEMMA_2, window=4096, softcap=50.0)
         for held in (torch.int8, fp8_dtype()):
@@ -173,6 +174,7 @@ def attend(
     window: int = 0,
     softcap: float = 0.0,
     norm_dtype: torch.dtype | None = None,
+    rotary_dim: int | None = None,
 ) -> None:
     """Launch what writes and reads a layer's cache, whose numbers are of type `held`."""
     head_dim, kv_heads = geometry.head_dim, geometry.kv_heads
@@ -187,7 +189,15 @@ def attend(
         rows, tables = _whole(num_decodes + (tokens > num_decodes), 4), _whole(64, 512)
         arrived = _empty(MAX_PROGRAMS, dtype=torch.int32)
         q = rope_kv_write(
-            qkv=qkv, cos_sin=cos_sin, norms=norms, eps=1e-6, k_cache=cache, v_cache=cache, slots=slots, spans=spans
+            qkv=qkv,
+            cos_sin=cos_sin,
+            norms=norms,
+            eps=1e-6,
+            k_cache=cache,
+            v_cache=cache,
+            slots=slots,
+            rotary_dim=rotary_dim,
+            spans=spans,
         )
         paged_attention(
             q=q,

@@ -155,8 +155,8 @@ class NativeBackend(Backend):
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         q = self._like(qkv, "queries", (heads, head_dim))
         tensors = (qkv, cos_sin, *(norms or (None, None)), cache.k, cache.v, batch.slots, q)
-        is_wide = _is_wide(None if norms is None else norms[0])
-        written = (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0), is_wide)
+        is_wide, rotary_dim = _is_wide(None if norms is None else norms[0]), form.rope.rotary_dim(head_dim)
+        written = (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0), is_wide, rotary_dim)
         self._add("rope_kv_write", qkv, tensors, written, (eps,))
         out = self._like(q, "attended", (heads, head_dim))
         sizes = (heads, kv_heads, head_dim, block_tokens, batch.tables.shape[1], cache.k.stride(0), form.window)

@@ -49,6 +49,7 @@ class Family:
         unrotated_every: default of `no_rope_layer_interval`: every so-manieth layer does not rotate; 0 for none. Where
             there are such they alone have a window.
         is_fused: q, k and v, and gate and up, are modules in one, `qkv_proj` and `gate_up_proj`.
+        rotates_partly: `partial_rotary_factor` holds.
         theta: default of `rope_theta`.
         local_theta: default of `rope_local_base_freq`, which layers with a window have instead; None for the same.
         activation: default of `hidden_activation`, or `hidden_act`.
@@ -68,6 +69,7 @@ class Family:
     full_every: int = 0
     unrotated_every: int = 0
     is_fused: bool = False
+    rotates_partly: bool = False
     theta: float = 10_000.0
     local_theta: float | None = None
     activation: str = "silu"
@@ -165,7 +167,7 @@ FAMILIES: dict[str, Family] = {
         local_theta=500_000.0,
         norms=OLMO_NORMS,
     ),
-    "Phi3ForCausalLM": Family(uses_window=True, window=None, is_fused=True),
+    "Phi3ForCausalLM": Family(uses_window=True, window=None, is_fused=True, rotates_partly=True),
 }
 
 _BASES = {"Gemma3ForCausalLM": "Gemma3TextModel"}

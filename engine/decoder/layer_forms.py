@@ -45,6 +45,8 @@ def layer_forms(
     if SLIDING in kinds and fields.config.get("sliding_window", family.window) is not None:
         window = fields.count("sliding_window", family.window)
     rope_by_kind = {kind: _rope(fields, family, kind) for kind in set(kinds)}
+    for rope in rope_by_kind.values():
+        _check_rope(fields, family, rope, head_dim)
     return tuple(
         LayerForm(
             rope=rope_by_kind[kind] if is_rotated else NO_ROPE,
@@ -83,6 +85,18 @@ def _kinds(fields: Fields, family: Family, rotates: Sequence[bool]) -> list[str]
             f"{fields.where}: layer_types must say {FULL!r} or {SLIDING!r} of each of {num_layers} layers."
         )
     return kinds
+
+
+def _check_rope(fields: Fields, family: Family, rope: RopeSpec, head_dim: int) -> None:
+    rotary_dim = rope.rotary_dim(head_dim)
+    if rotary_dim < 2 or rotary_dim % 2 or (rope.fraction != 1.0 and not family.rotates_partly):
+        raise CheckpointError(
+            f"{fields.where}: partial_rotary_factor {rope.fraction:g} of heads of {head_dim} is not supported."
+        )
+    if rope.kind == "longrope" and len(rope.factors) != rotary_dim // 2:
+        raise CheckpointError(
+            f"{fields.where}: short_factor has {len(rope.factors)} numbers; {rotary_dim // 2} are needed."
+        )
 
 
 def _rope(fields: Fields, family: Family, kind: str) -> RopeSpec:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.errors import CheckpointError
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_KIND_BY_OLD_NAME = {"su": "longrope"}
 ORIGINAL = "original_max_position_embeddings"
 
 
@@ -24,11 +25,15 @@ class RopeSpec:
         kind: "default", which is what "dynamic" is within the context; "linear" (positions divided by `factor`; Chen et
             al., 2023, arXiv 2306.15595); "llama3" (low frequencies divided by `factor`, high ones kept, smooth between;
             Llama 3.1 model card); "yarn" (the same by a ramp over dimensions, and sharper attention; Peng et al., 2023,
-            arXiv 2309.00071, sections 3.2 and 3.4); "none", all of whose angles are 0.
+            arXiv 2309.00071, sections 3.2 and 3.4); "longrope" (each frequency divided by a factor of its own; Ding et
+            al., 2024, arXiv 2402.13753), whose factors for longer texts than it was trained on are not taken; "none",
+            all of whose angles are 0.
         original_max_len: context in tokens that the model was trained on before scaling.
         beta_fast, beta_slow: rotations over that context above which yarn keeps, below which it divides a frequency.
         truncates: yarn's ramp begins and ends at whole dimensions.
         magnitude: factor of cosines and sines.
+        factors: longrope's.
+        fraction: of the numbers of a head, the first, that rotate.
     """
 
     theta: float
@@ -41,11 +46,22 @@ class RopeSpec:
     beta_slow: float = 1.0
     truncates: bool = True
     magnitude: float = 1.0
+    factors: tuple[float, ...] = ()
+    fraction: float = 1.0
 
     @property
     def max_len(self) -> int:
         """Context in tokens that a scaling reaches which says from where it starts, else 0."""
         return int(self.factor * self.original_max_len) if self.kind == "yarn" else 0
+
+    @property
+    def bound(self) -> int | None:
+        """Context in tokens beyond which the angles would be others, if there is such a bound."""
+        return self.original_max_len if self.kind == "longrope" else None
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Return how many numbers of a head rotate."""
+        return int(head_dim * self.fraction)
 
 
 NO_ROPE = RopeSpec(theta=1.0, kind="none")
@@ -69,12 +85,14 @@ def _parse_block(config: Mapping[str, object], block: object, where: str) -> Rop
     if not isinstance(block, Mapping) or any(isinstance(value, Mapping) for value in block.values()):
         raise CheckpointError(f"{where}: rope_parameters must be one object, the same for all layers.")
     kind = str(block.get("rope_type") or block.get("type") or "default")
+    kind = _KIND_BY_OLD_NAME.get(kind, kind)
     if kind not in KINDS:
         raise CheckpointError(f"{where}: rope type {kind!r} is not supported; known are {', '.join(KINDS)}.")
     beside = _present(config)
     usual = {"rope_theta": 10000.0, "partial_rotary_factor": 1.0, ORIGINAL: beside.get("max_position_embeddings")}
     fields = usual | {name: beside[name] for name in usual if name in beside} | _present(block)
     fields["truncate"] = block.get("truncate", True)
+    fields["max_position_embeddings"] = beside.get("max_position_embeddings")
     if ORIGINAL in beside:
         fields[ORIGINAL] = beside[ORIGINAL]
     try:
@@ -91,12 +109,18 @@ def _present(block: Mapping[str, object]) -> dict[str, object]:
 
 
 def _spec(kind: str, fields: Mapping[str, object]) -> RopeSpec:
-    if _number(fields, "partial_rotary_factor") != 1.0:
-        raise ValueError(f"partial_rotary_factor {fields['partial_rotary_factor']} is not supported; only 1 is.")
-    theta = _number(fields, "rope_theta")
+    theta, fraction = _number(fields, "rope_theta"), _number(fields, "partial_rotary_factor")
+    if fraction > 1:
+        raise ValueError(f"partial_rotary_factor {fraction:g} is more than 1.")
+    return replace(_whole_spec(kind, theta, fields), fraction=fraction)
+
+
+def _whole_spec(kind: str, theta: float, fields: Mapping[str, object]) -> RopeSpec:
     if kind in ("default", "dynamic"):
         # What grows with the text grows beyond max_position_embeddings only, where we do not go.
         return RopeSpec(theta=theta)
+    if kind == "longrope":
+        return _longrope(theta, fields)
     factor = _number(fields, "factor")
     if kind == "linear":
         return RopeSpec(theta=theta, kind=kind, factor=factor)
@@ -117,6 +141,23 @@ def _spec(kind: str, fields: Mapping[str, object]) -> RopeSpec:
         beta_slow=_number({"beta_slow": 1.0, **fields}, "beta_slow"),
         truncates=_switch(fields, "truncate"),
         magnitude=_yarn_magnitude(factor, fields),
+    )
+
+
+def _longrope(theta: float, fields: Mapping[str, object]) -> RopeSpec:
+    original = _number(fields, ORIGINAL)
+    factors = fields["short_factor"]
+    if not isinstance(factors, list):
+        raise ValueError(f"short_factor must be a list of numbers, it is {factors!r}.")
+    usual: dict[str, object] = {"factor": _number(fields, "max_position_embeddings") / original}
+    factor = _number({**usual, **fields}, "factor")
+    usual["attention_factor"] = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return RopeSpec(
+        theta=theta,
+        kind="longrope",
+        original_max_len=int(original),
+        magnitude=_number({**usual, **fields}, "attention_factor"),
+        factors=tuple(_number({"short_factor": each}, "short_factor") for each in factors),
     )
 
 

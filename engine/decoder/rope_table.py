@@ -10,10 +10,13 @@ from engine.decoder.rope import RopeSpec
 
 
 def rope_table(spec: RopeSpec, head_dim: int, max_len: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return cosines and sines, [max_len, 2, head_dim]; each half of `head_dim` repeats the same angles."""
-    angles = torch.outer(torch.arange(max_len, dtype=torch.float32), _frequencies(spec, head_dim))
+    """Return cosines and sines, [max_len, 2, head_dim]; each half of what rotates repeats the same angles."""
+    rotary_dim = spec.rotary_dim(head_dim)
+    angles = torch.outer(torch.arange(max_len, dtype=torch.float32), _frequencies(spec, rotary_dim))
     doubled = torch.cat((angles, angles), dim=-1)
-    return (torch.stack((doubled.cos(), doubled.sin()), dim=1) * spec.magnitude).to(dtype)
+    table = torch.stack((doubled.cos(), doubled.sin()), dim=1) * spec.magnitude
+    still = torch.tensor([1.0, 0.0]).view(1, 2, 1).expand(max_len, 2, head_dim - rotary_dim)
+    return torch.cat((table, still), dim=-1).to(dtype)
 
 
 def _frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:
@@ -24,6 +27,8 @@ def _frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:
     plain = 1.0 / (spec.theta**exponents)
     if spec.kind == "linear":
         return plain / spec.factor
+    if spec.kind == "longrope":
+        return 1.0 / (torch.tensor(spec.factors) * spec.theta**exponents)
     if spec.kind == "llama3":
         return _llama3(spec, plain)
     if spec.kind == "yarn":

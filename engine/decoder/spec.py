@@ -42,7 +42,8 @@ class DecoderSpec:
         scales: factors that families have beside their weights.
         is_tied: the output matrix is the embedding, or there is none.
         generates: there is one; else only vectors are made.
-        max_position: context length in tokens that the checkpoint was made for, or as far as its attention is plain.
+        max_position: context length in tokens that the checkpoint was made for, or as far as its attention is plain and
+            its angles stay what they are.
         eos_ids: token ids that end a generation.
         stored: how the layers' linear weights lie in the checkpoint where they have 4 or 8 bits, else None.
     """
@@ -218,7 +219,9 @@ def _activation(fields: Fields, family: Family) -> Activation:
 
 def _max_position(fields: Fields, layers: Iterable[LayerForm]) -> int:
     """Return the context: what a checkpoint was made for, cut where its attention is no longer plain."""
-    longest = max(fields.count("max_position_embeddings"), *(layer.rope.max_len for layer in layers))
+    ropes = [layer.rope for layer in layers]
+    longest = max(fields.count("max_position_embeddings"), *(rope.max_len for rope in ropes))
+    longest = min([longest, *(rope.bound for rope in ropes if rope.bound is not None)])
     if (chunks := fields.config.get("dual_chunk_attention_config")) is not None:
         # Beyond the first of its chunks we would be wrong, so we do not go there.
         within = Fields(chunks if isinstance(chunks, Mapping) else {}, f"{fields.where}: dual_chunk_attention_config")

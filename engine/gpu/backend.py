@@ -112,8 +112,11 @@ class TritonBackend(Backend):
         form: LayerForm,
     ) -> torch.Tensor:
         """Norm, rotate and write, one pass, then attend to the cache where it lies; all at once for a row or two."""
-        is_plain = not (form.window or form.softcap) and (norms is None or norms[0].dtype == qkv.dtype)
-        if JOINS_ARE_WANTED and is_plain and batch.num_decodes == len(qkv) and can_attend(qkv, cache.k):
+        head_dim = cache.k.shape[-1]
+        rotary_dim = form.rope.rotary_dim(head_dim)
+        is_plain = not (form.window or form.softcap) and rotary_dim == head_dim
+        can_join = is_plain and (norms is None or norms[0].dtype == qkv.dtype) and can_attend(qkv, cache.k)
+        if JOINS_ARE_WANTED and can_join and batch.num_decodes == len(qkv):
             return rope_attention(
                 qkv=qkv,
                 cos_sin=cos_sin,
@@ -135,6 +138,7 @@ class TritonBackend(Backend):
             k_cache=cache.k,
             v_cache=cache.v,
             slots=batch.slots,
+            rotary_dim=rotary_dim,
             spans=cache.spans,
         )
         return paged_attention(

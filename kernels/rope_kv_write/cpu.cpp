@@ -9,7 +9,8 @@ constexpr int64_t UNIT_TOKENS = 8;
 // Norm (where there is one) and rotate one head of `x` into `out`, in float32 rounded as T. The head's halves are whole
 // lanes, or else one number goes after the other.
 template <typename T, typename W>
-static void rotate_head(const T *x, const W *norm, float eps, const T *cos, const T *sin, int64_t dim, float *wide,
+static void rotate_head(const T *x, const W *norm, float eps, const T *cos, const T *sin, int64_t dim,
+                        int64_t rotary_dim, float *wide,
                         T *out) {
 #pragma omp simd
     for (int64_t i = 0; i < dim; i++)
@@ -24,7 +25,7 @@ static void rotate_head(const T *x, const W *norm, float eps, const T *cos, cons
         for (int64_t i = 0; i < dim; i++)
             wide[i] = rounded<T>(rounded<W>(wide[i] * scale) * widen(norm[i]));
     }
-    const int64_t half = dim / 2;
+    const int64_t half = rotary_dim / 2;
     int64_t i = 0;
     for (; i + LANES <= half; i += LANES) {
         const Lanes first = load_lanes(wide + i), second = load_lanes(wide + half + i);
@@ -39,16 +40,19 @@ static void rotate_head(const T *x, const W *norm, float eps, const T *cos, cons
         store(rounded<T>(wide[i + half] * widen(cos[i + half])) + rounded<T>(wide[i] * widen(sin[i + half])),
               out[i + half]);
     }
+    for (i = rotary_dim; i < dim; i++)
+        store(wide[i], out[i]);
 }
 
 // at: qkv [tokens, (heads + 2 kv_heads) dim], cos_sin [tokens, 2, dim], norm of q or null, norm of k or null, keys,
 // values, slots, q [tokens, heads, dim]; size: heads, kv_heads, dim, block_tokens, numbers from a block of the cache to
-// the next, whether norms are float32; number: eps.
+// the next, whether norms are float32, how many of dim rotate; number: eps.
 template <typename T, typename W> static int64_t rotate(const Op &op, int64_t unit) {
     const int64_t tokens = *op.count;
     if (unit < 0)
         return ceil_div(tokens, UNIT_TOKENS);
     const int64_t heads = op.size[0], kv_heads = op.size[1], dim = op.size[2], block_tokens = op.size[3];
+    const int64_t rotary_dim = op.size[6];
     const W *q_norm = static_cast<const W *>(op.at[2]), *k_norm = static_cast<const W *>(op.at[3]);
     const float eps = static_cast<float>(op.number[0]);
     thread_local std::vector<float> wide;
@@ -60,13 +64,13 @@ template <typename T, typename W> static int64_t rotate(const Op &op, int64_t un
         const T *sin = cos + dim;
         T *q = static_cast<T *>(op.at[7]) + t * heads * dim;
         for (int64_t head = 0; head < heads; head++, x += dim)
-            rotate_head(x, q_norm, eps, cos, sin, dim, wide.data(), q + head * dim);
+            rotate_head(x, q_norm, eps, cos, sin, dim, rotary_dim, wide.data(), q + head * dim);
         const int64_t slot = static_cast<const int64_t *>(op.at[6])[t];
         const int64_t block = slot / block_tokens, offset = slot % block_tokens, column = offset % COLUMNS;
         const int64_t panels_at = block * op.size[4] + (offset - column) * dim;
         T *keys = static_cast<T *>(op.at[4]) + panels_at, *values = static_cast<T *>(op.at[5]) + panels_at;
         for (int64_t head = 0; head < kv_heads; head++, x += dim) {
-            rotate_head(x, k_norm, eps, cos, sin, dim, wide.data(), key.data());
+            rotate_head(x, k_norm, eps, cos, sin, dim, rotary_dim, wide.data(), key.data());
             for (int64_t i = 0; i < dim; i++)
                 keys[head * block_tokens * dim + in_panel<T>(i, column)] = key[i];
         }

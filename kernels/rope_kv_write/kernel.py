@@ -8,10 +8,10 @@ from kernels.row_quantization.kernel import held, span_of
 
 
 @triton.jit
-def _halves(vector, lanes, inside, half):
-    """Return the two halves of numbers of every head, float32 [1, half]."""
+def _halves(vector, lanes, shift, inside):
+    """Return numbers of every head and their partners, so much further on, float32 [1, half]."""
     low = tl.load(vector + lanes, mask=inside, other=0.0).to(tl.float32)
-    high = tl.load(vector + half + lanes, mask=inside, other=0.0).to(tl.float32)
+    high = tl.load(vector + shift + lanes, mask=inside, other=0.0).to(tl.float32)
     return low[None, :], high[None, :]
 
 
@@ -44,6 +44,7 @@ def rope_kv_write_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROTARY_DIM: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     LIMIT: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -61,16 +62,21 @@ def rope_kv_write_kernel(
     half: tl.constexpr = HEAD_DIM // 2
     lanes = tl.arange(0, BLOCK_HALF)
     inside = lanes < half
+    shift = half
+    if ROTARY_DIM < HEAD_DIM:
+        # Behind what rotates come pairs of what does not, one half after the other.
+        shift = tl.where(lanes < ROTARY_DIM // 2, ROTARY_DIM // 2, half - ROTARY_DIM // 2)
+        lanes = tl.where(lanes < ROTARY_DIM // 2, lanes, lanes + ROTARY_DIM // 2)
     known = (heads < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
     if HAS_NORMS:
-        q_gain_low, q_gain_high = _halves(q_norm, lanes, inside, half)
-        k_gain_low, k_gain_high = _halves(k_norm, lanes, inside, half)
+        q_gain_low, q_gain_high = _halves(q_norm, lanes, shift, inside)
+        k_gain_low, k_gain_high = _halves(k_norm, lanes, shift, inside)
     wait(OVERLAPS)
     source = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + heads[:, None] * HEAD_DIM + lanes[None, :]
     low = tl.load(source, mask=known, other=0.0)
-    high = tl.load(source + half, mask=known, other=0.0)
-    cos_low, cos_high = _halves(cos_sin + token * 2 * HEAD_DIM, lanes, inside, half)
-    sin_low, sin_high = _halves(cos_sin + token * 2 * HEAD_DIM + HEAD_DIM, lanes, inside, half)
+    high = tl.load(source + shift, mask=known, other=0.0)
+    cos_low, cos_high = _halves(cos_sin + token * 2 * HEAD_DIM, lanes, shift, inside)
+    sin_low, sin_high = _halves(cos_sin + token * 2 * HEAD_DIM + HEAD_DIM, lanes, shift, inside)
     slot = tl.load(slots + token)
     is_query = (heads < HEADS)[:, None]
     x, y = low.to(tl.float32), high.to(tl.float32)
@@ -83,7 +89,7 @@ def rope_kv_write_kernel(
     to_query = known & is_query
     target = q + token * (HEADS * HEAD_DIM) + heads[:, None] * HEAD_DIM + lanes[None, :]
     tl.store(target, rotated_low, mask=to_query)
-    tl.store(target + half, rotated_high, mask=to_query)
+    tl.store(target + shift, rotated_high, mask=to_query)
     is_key = (heads >= HEADS) & (heads < HEADS + KV_HEADS) & (slot >= 0)
     is_value = (heads >= HEADS + KV_HEADS) & (heads < HEADS + 2 * KV_HEADS) & (slot >= 0)
     kept_low = tl.where(is_value[:, None], low, rotated_low)
@@ -101,7 +107,7 @@ def rope_kv_write_kernel(
     target = row[:, None] * HEAD_DIM + lanes[None, :]
     to_key = is_key[:, None] & inside[None, :]
     tl.store(k_cache + target, kept_low, mask=to_key)
-    tl.store(k_cache + target + half, kept_high, mask=to_key)
+    tl.store(k_cache + target + shift, kept_high, mask=to_key)
     to_value = is_value[:, None] & inside[None, :]
     tl.store(v_cache + target, kept_low, mask=to_value)
-    tl.store(v_cache + target + half, kept_high, mask=to_value)
+    tl.store(v_cache + target + shift, kept_high, mask=to_value)

@@ -23,6 +23,7 @@ def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    rotary_dim: int | None = None,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Write keys and values and return the queries; arguments as the reference's, contiguous.
@@ -49,6 +50,7 @@ def rope_kv_write(
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
+            ROTARY_DIM=head_dim if rotary_dim is None else rotary_dim,
             HAS_NORMS=norms is not None,
             LIMIT=0.0 if spans is None else LIMIT_BY_DTYPE[k_cache.dtype],
             BLOCK_HEADS=block_heads,

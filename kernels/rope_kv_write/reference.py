@@ -2,7 +2,7 @@
 
     q, k, v  = split(qkv[t])                       heads of head_dim each: H, H_kv, H_kv
     q, k     = norm(q), norm(k)                    where the model has them (Qwen3)
-    q, k     = rotate(q, t), rotate(k, t)          pairs (i, i + head_dim / 2)
+    q, k     = rotate(q, t), rotate(k, t)          pairs (i, i + half), half = rotary_dim / 2; what lies behind stays
     cache[slot(t)] <- k, v
 
     rotate(x)[i] = x[i] * cos[i] - x[i + half] * sin[i],   rotate(x)[i + half] = x[i + half] * cos[i + half] + x[i] * sin[i + half]
@@ -27,16 +27,18 @@ def rope_kv_write(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     slots: torch.Tensor,
+    rotary_dim: int | None = None,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Write keys and values and return the queries.
 
     Args:
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
-        cos_sin: [tokens, 2, head_dim].
+        cos_sin: [tokens, 2, head_dim]; 1 and 0 for what does not rotate.
         norms: weights [head_dim] of the queries' and keys' norm, or None.
         k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim]; slots of other tokens stay as they are.
         slots: [tokens] int64, distinct; block * block_tokens + offset in the block.
+        rotary_dim: how many numbers of a head rotate, the first; None for all.
         spans: of a cache of one byte a number: what each key and each value spans, float32 [num_blocks, block_tokens,
             kv_heads] each; None where the cache holds numbers as they are. See `kernels.row_quantization.reference`.
 
@@ -50,18 +52,19 @@ def rope_kv_write(
     )
     if norms is not None:
         q, k = add_rms_norm(q, None, norms[0], eps), add_rms_norm(k, None, norms[1], eps)
-    rotated = _rotate(k, cos_sin)
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    q, rotated = _rotate(q, cos_sin, rotary_dim), _rotate(k, cos_sin, rotary_dim)
     # Not flattened: blocks may lie apart.
     at = slots // k_cache.shape[1], slots % k_cache.shape[1]
     if spans is None:
         k_cache[at], v_cache[at] = rotated, v
-        return _rotate(q, cos_sin)
+        return q
     for cache, part_spans, part in ((k_cache, spans[0], rotated), (v_cache, spans[1], v)):
         cache[at], part_spans[at] = quantize_rows(part, cache.dtype)
-    return _rotate(q, cos_sin)
+    return q
 
 
-def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    half = x.shape[-1] // 2
-    swapped = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+def _rotate(x: torch.Tensor, cos_sin: torch.Tensor, rotary_dim: int) -> torch.Tensor:
+    half, still = rotary_dim // 2, x[..., rotary_dim:]
+    swapped = torch.cat((-x[..., half:rotary_dim], x[..., :half], still), dim=-1)
     return x * cos_sin[:, :1] + swapped * cos_sin[:, 1:]

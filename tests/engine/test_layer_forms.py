@@ -10,6 +10,7 @@ from engine.decoder.rope import NO_ROPE, RopeSpec
 from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
 from tests.engine.checkpoint_folder import write_config
+from tests.engine.test_rope import LONGROPE
 
 QWEN = {"use_sliding_window": True, "sliding_window": 32}
 
@@ -72,6 +73,27 @@ def test_some_layers_of_smollm3_do_not_rotate(tmp_path: Path, changes: dict[str,
 def test_no_rope_layers_that_cannot_be_served_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no_rope_layers .* 4 layers"):
         windows(tmp_path, "SmolLM3ForCausalLM", no_rope_layers=[1, 0])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "word"),
+    [
+        ("LlamaForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 0.2}, "partial_rotary_factor 0.2 of heads of 16"),
+        ("Phi3ForCausalLM", {"rope_scaling": {**LONGROPE, "short_factor": [1.0]}}, "short_factor has 1 numbers; 8"),
+    ],
+)
+def test_a_rotation_that_cannot_be_served_is_named(
+    tmp_path: Path, architecture: str, changes: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(CheckpointError, match=word):
+        windows(tmp_path, architecture, head_dim=16, max_position_embeddings=256, **changes)
+
+
+def test_longrope_bounds_the_context_by_what_it_was_trained_on(tmp_path: Path) -> None:
+    rope = {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 6}, "partial_rotary_factor": 0.75, "head_dim": 16}
+    path = write_config(tmp_path, architectures=["Phi3ForCausalLM"], max_position_embeddings=256, **rope)
+    assert read_spec(path).max_position == 64
 
 
 def test_layers_with_a_window_may_have_a_rotation_of_their_own(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.decoder.rope import parse_rope
 from engine.decoder.rope_table import rope_table
-from tests.engine.test_rope import LLAMA3
+from tests.engine.test_rope import LLAMA3, LONGROPE
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
@@ -44,3 +44,22 @@ def test_cosines_and_sines_are_those_of_transformers(
     # The last place of an angle of 255 is 1.5e-5.
     torch.testing.assert_close(table[:, 0], cos[0], atol=2e-5, rtol=0)
     torch.testing.assert_close(table[:, 1], sin[0], atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"factor": 2.0}, {"attention_factor": 1.25}])
+def test_longrope_is_that_of_transformers_as_far_as_it_was_trained(options: dict[str, float]) -> None:
+    told = {"max_position_embeddings": 256, "rope_parameters": {**LONGROPE, "rope_theta": 1e4, **options}}
+    config = LlamaConfig(hidden_size=64, num_attention_heads=2, **deepcopy(told))
+    spec = parse_rope(told, "here")
+    assert spec.bound == 64
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(64).unsqueeze(0))
+    table = rope_table(spec, 32, 64, torch.float32)
+    torch.testing.assert_close(table[:, 0], cos[0], atol=2e-5, rtol=0)
+    torch.testing.assert_close(table[:, 1], sin[0], atol=2e-5, rtol=0)
+
+
+def test_what_does_not_rotate_is_multiplied_by_1() -> None:
+    table = rope_table(parse_rope({"partial_rotary_factor": 0.5}, "here"), 32, 9, torch.float32)
+    assert torch.equal(table[:, :, :16], rope_table(parse_rope({}, "here"), 16, 9, torch.float32))
+    assert table[:, 0, 16:].eq(1).all()
+    assert table[:, 1, 16:].eq(0).all()

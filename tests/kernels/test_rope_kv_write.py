@@ -45,14 +45,15 @@ def cache_of_panels(data: torch.Tensor, dim: int, block_tokens: int, *, is_value
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norms_are", ["absent", "of the dtype", "float32"])
-@pytest.mark.parametrize("dim", [16, 48, 64])
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(16, 16), (48, 48), (64, 64), (64, 48), (32, 10)])
 @pytest.mark.parametrize("block_tokens", [16, 32])
 def test_the_kernel_is_the_reference(
-    pool: Pool, dtype: torch.dtype, norms_are: str, dim: int, block_tokens: int
+    pool: Pool, dtype: torch.dtype, norms_are: str, dim: int, rotary_dim: int, block_tokens: int
 ) -> None:
     tokens = 19
     qkv = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * dim).to(dtype)
     cos_sin = torch.randn(tokens, 2, dim).to(dtype)
+    cos_sin[:, :, rotary_dim:] = torch.tensor([1.0, 0.0])[:, None]
     is_wide = norms_are == "float32"
     norm_dtype = torch.float32 if is_wide else dtype
     norms = None if norms_are == "absent" else (torch.randn(dim).to(norm_dtype), torch.randn(dim).to(norm_dtype))
@@ -69,10 +70,11 @@ def test_the_kernel_is_the_reference(
         k_cache=expected_cache[0],
         v_cache=expected_cache[1],
         slots=slots,
+        rotary_dim=rotary_dim,
     )
     found = torch.empty(tokens, HEADS, dim, dtype=dtype)
     tensors = (qkv, cos_sin, *(norms or (None, None)), *found_cache, slots, found)
-    sizes = (HEADS, KV_HEADS, dim, block_tokens, apart.stride(0), is_wide)
+    sizes = (HEADS, KV_HEADS, dim, block_tokens, apart.stride(0), is_wide, rotary_dim)
     pool.call("rope_kv_write", dtype, tokens, tensors, sizes, (1e-6,))
     assert_near(found, expected)
     assert_near(cache_of_panels(found_cache[0], dim, block_tokens, is_values=False), expected_cache[0])

@@ -77,6 +77,13 @@ OLMO_ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
     "full_attention": {**LLAMA3_ROPE, "rope_type": "yarn", "rope_theta": 500000.0},
 }
+PHI_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0 + 0.1 * i for i in range(12)],
+    "long_factor": [9.0] * 12,
+}
 WINDOWS = ["sliding_attention"] * 2
 FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
     "llama2": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 4}),
@@ -109,6 +116,17 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
         {"sliding_window": 20, "layer_types": [*WINDOWS, "full_attention"], "rope_parameters": OLMO_ROPE},
     ),
     "phi3": (Phi3ForCausalLM, Phi3Config, {"sliding_window": 20}),
+    "phi3-partial": (
+        Phi3ForCausalLM,
+        Phi3Config,
+        {
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "max_position_embeddings": 4 * MAX_LEN,
+            "original_max_position_embeddings": MAX_LEN,
+            "rope_parameters": PHI_ROPE,
+        },
+    ),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [1, 0, 1]}),
 }
 

@@ -19,7 +19,7 @@ from tests.parity.peft_adapters import BEYOND_PRODUCTS, FUSED, save_adapters, sa
 BEYOND = {name: BEYOND_PRODUCTS[name] for name in ("lora-bias", "dora", "head", "both-ends", "own-ends")}
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "granite", "olmo3", "phi3", "smollm3"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "granite", "olmo3", "phi3", "phi3-partial", "smollm3"])
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, by: str
@@ -28,9 +28,9 @@ def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
         monkeypatch.setattr("kernels.native.load", lambda: None)
     else:
         assert native.load() is not None
-    base = checkpoint(name)
-    path_by_name = save_beyond_products(partial(make_model, name), tmp_path, FUSED if name == "phi3" else BEYOND)
-    if name != "phi3":
+    base, is_fused = checkpoint(name), name.startswith("phi3")
+    path_by_name = save_beyond_products(partial(make_model, name), tmp_path, FUSED if is_fused else BEYOND)
+    if not is_fused:
         path_by_name |= save_adapters(make_model(name), tmp_path)
     adapters = [reference(adapter, path) for adapter, path in path_by_name.items()]
     prompts = random_prompts(len(adapters) + 1, longest=40)

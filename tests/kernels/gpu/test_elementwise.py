@@ -75,11 +75,17 @@ def test_rows_are_rounded_on_the_way_as_by_a_launch_of_their_own(held: torch.dty
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("norms_are", ["absent", "of the dtype", "float32"])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (14, 2, 80), (1, 1, 96), (3, 3, 128), (16, 1, 256)])
-def test_heads_are_rotated_and_written(dtype: torch.dtype, norms_are: str, heads: int, kv_heads: int, dim: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotary_dim"),
+    [(4, 2, 64, 64), (14, 2, 80, 80), (1, 1, 96, 96), (3, 3, 128, 96), (2, 1, 48, 10), (16, 1, 256, 256)],
+)
+def test_heads_are_rotated_and_written(
+    dtype: torch.dtype, norms_are: str, heads: int, kv_heads: int, dim: int, rotary_dim: int
+) -> None:
     tokens = 7
     qkv = randn(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype)
     cos_sin = randn(tokens, 2, dim, dtype=dtype)
+    cos_sin[:, :, rotary_dim:] = torch.tensor([1.0, 0.0], device=DEVICE)[:, None]
     norm_dtype = torch.float32 if norms_are == "float32" else dtype
     norms = None if norms_are == "absent" else (randn(dim, dtype=norm_dtype), randn(dim, dtype=norm_dtype))
     slots = torch.randperm(BLOCKS * BLOCK_TOKENS, device=DEVICE)[:tokens]
@@ -92,6 +98,7 @@ def test_heads_are_rotated_and_written(dtype: torch.dtype, norms_are: str, heads
         k_cache=(k := torch.zeros_like(expected_caches[0])),
         v_cache=(v := torch.zeros_like(expected_caches[1])),
         slots=slots,
+        rotary_dim=rotary_dim,
         **options,
     )
     for cache, full in zip(expected_caches, (k, v), strict=True):
@@ -105,6 +112,7 @@ def test_heads_are_rotated_and_written(dtype: torch.dtype, norms_are: str, heads
         k_cache=caches[0],
         v_cache=caches[1],
         slots=slots.where(written.to(DEVICE), -1),
+        rotary_dim=rotary_dim,
     )
     assert_near(found, expected)
     assert_near(caches[0], expected_caches[0])
