@@ -317,8 +317,9 @@ def _attend(
 ) -> torch.Tensor:
     """Attend with queries [rows, heads, queries, head_dim]; without a mask causality is plain."""
     if not form.softcap:
+        is_shared = q.shape[1] > k.shape[1]
         plain: torch.Tensor = functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None, scale=form.scale, enable_gqa=True
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=form.scale, enable_gqa=is_shared
         )
         return plain
     if mask is None:

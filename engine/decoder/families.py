@@ -98,6 +98,7 @@ OLMO_NORMS = Norms(
 FAMILIES: dict[str, Family] = {
     "LlamaForCausalLM": Family(qkv_bias="attention_bias", o_bias="attention_bias", mlp_bias="mlp_bias"),
     "MistralForCausalLM": Family(uses_window=True),
+    "MinistralForCausalLM": Family(uses_window=True),
     "Qwen2ForCausalLM": Family(qkv_bias=True, uses_window="use_sliding_window", num_full_layers=28),
     "Qwen3ForCausalLM": Family(
         qkv_bias="attention_bias",

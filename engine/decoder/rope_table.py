@@ -14,9 +14,11 @@ def rope_table(spec: RopeSpec, head_dim: int, max_len: int, dtype: torch.dtype) 
     rotary_dim = spec.rotary_dim(head_dim)
     angles = torch.outer(torch.arange(max_len, dtype=torch.float32), _frequencies(spec, rotary_dim))
     doubled = torch.cat((angles, angles), dim=-1)
-    table = torch.stack((doubled.cos(), doubled.sin()), dim=1) * spec.magnitude
-    still = torch.tensor([1.0, 0.0]).view(1, 2, 1).expand(max_len, 2, head_dim - rotary_dim)
-    return torch.cat((table, still), dim=-1).to(dtype)
+    table = (torch.stack((doubled.cos(), doubled.sin()), dim=1) * spec.magnitude).to(dtype)
+    if rotary_dim == head_dim:
+        return table
+    still = torch.tensor([1.0, 0.0], dtype=dtype).view(1, 2, 1).expand(max_len, 2, head_dim - rotary_dim)
+    return torch.cat((table, still), dim=-1)
 
 
 def _frequencies(spec: RopeSpec, head_dim: int) -> torch.Tensor:

@@ -25,6 +25,11 @@ def windows(folder: Path, architecture: str, **changes: Any) -> list[int]:
     [
         ("LlamaForCausalLM", {"sliding_window": 32}, [0, 0, 0, 0]),
         ("MistralForCausalLM", {"sliding_window": 32}, [32, 32, 32, 32]),
+        (
+            "MinistralForCausalLM",
+            {"sliding_window": 32, "layer_types": ["full_attention", *["sliding_attention"] * 3]},
+            [0, 32, 32, 32],
+        ),
         ("Qwen2ForCausalLM", {"sliding_window": 32, "use_sliding_window": False}, [0, 0, 0, 0]),
         ("Qwen2ForCausalLM", QWEN, [0, 0, 0, 0]),
         ("Qwen2ForCausalLM", {**QWEN, "max_window_layers": 0}, [32, 32, 32, 32]),

@@ -252,11 +252,12 @@ def test_a_cache_of_one_byte_a_number_gives_nearly_the_same_probabilities(
     assert 0 < variation < tolerance
 
 
+@pytest.mark.parametrize("name", ["llama2", "gemma2"])
 def test_weights_of_four_bits_give_the_probabilities_of_the_numbers_they_stand_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """With an adapter upon them: by the kernel for few rows, the end of the prompt, and the other way before."""
-    model = make_model("llama2", hidden_size=128, intermediate_size=128)
+    model = make_model(name, hidden_size=128, intermediate_size=128)
     adapter = reference("everything", save_adapters(model, tmp_path)["everything"])
     projections = [weight for name, weight in model.named_parameters() if "proj" in name]
     for weight in projections:
@@ -319,11 +320,12 @@ def test_a_checkpoint_of_eight_bits_gives_the_probabilities_of_the_numbers_it_st
 
 
 @pytest.mark.skipif(HAS_GPU, reason="the library's product, which a GPU would be asked for too, makes no float16")
+@pytest.mark.parametrize("name", ["llama2", "gemma2"])
 def test_our_products_of_eight_bits_give_the_probabilities_of_the_definition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """By an engine that is the same otherwise; what is off is a rounding that another order of a sum turns."""
-    make_model("llama2", hidden_size=128, intermediate_size=128).save_pretrained(tmp_path)
+    make_model(name, hidden_size=128, intermediate_size=128).save_pretrained(tmp_path)
     config = replace(config_of(str(tmp_path)), dtype="float16", quantization="fp8")
     monkeypatch.setattr(resolve, "_why_not_fp8", lambda *_: None)
     monkeypatch.setattr(gpu_build, "measure", _stream_all)
