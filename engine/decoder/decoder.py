@@ -102,12 +102,13 @@ class Decoder:
             # At once: where weights are rounded there is room for all of them rounded, but not for all as they came.
             if name.endswith(last):
                 self._layers.append(_layer(by_name, f"layers.{len(self._layers)}", backend))
+        self._forms = [form.within(max_len) for form in spec.layers]
         self._norm = by_name.pop("norm")
         embedding, head = by_name.pop("embedding"), by_name.pop("head", None)
         # [positions, 2, head_dim] of each rotation
         self._cos_sin = {
             rope: rope_table(rope, spec.head_dim, max_len, embedding.dtype).to(embedding.device)
-            for rope in dict.fromkeys(form.rope for form in spec.layers)
+            for rope in dict.fromkeys(form.rope for form in self._forms)
         }
         self._embedding_scale = float(torch.tensor(spec.scales.embedding, dtype=embedding.dtype))
         self._embed, self._head = backend.vocabulary(embedding, head)
@@ -132,7 +133,7 @@ class Decoder:
             self._backend.rescale(x, self._embedding_scale)
         cos_sin = {rope: self._backend.take(table, batch.positions) for rope, table in self._cos_sin.items()}
         delta: torch.Tensor | None = None  # what the last part has to add; the next norm does it
-        for index, (layer, form) in enumerate(zip(self._layers, self.spec.layers, strict=True)):
+        for index, (layer, form) in enumerate(zip(self._layers, self._forms, strict=True)):
             attend = partial(self._attend, layer, form, cos_sin[form.rope], batch.attention, cache.layer(index))
             if lora is None:
                 delta = self._layer(layer, x, delta, attend)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.decoder.families import Family
 from engine.decoder.fields import Fields
@@ -29,6 +29,10 @@ class LayerForm:
     scale: float
     window: int = 0
     softcap: float = 0.0
+
+    def within(self, max_len: int) -> LayerForm:
+        """Return the same for texts of so many tokens: a window that they fit into is none."""
+        return replace(self, window=0) if self.window >= max_len else self
 
 
 def layer_forms(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope import NO_ROPE, RopeSpec
 from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
@@ -99,6 +100,13 @@ def test_longrope_bounds_the_context_by_what_it_was_trained_on(tmp_path: Path) -
     rope = {"rope_scaling": {**LONGROPE, "short_factor": [1.0] * 6}, "partial_rotary_factor": 0.75, "head_dim": 16}
     path = write_config(tmp_path, architectures=["Phi3ForCausalLM"], max_position_embeddings=256, **rope)
     assert read_spec(path).max_position == 64
+
+
+def test_a_window_that_all_texts_fit_into_is_none() -> None:
+    """What is faster without windows is not lost to who says how long texts are."""
+    form = LayerForm(rope=NO_ROPE, scale=1.0, window=32)
+    assert form.within(33) == form
+    assert form.within(32) == form.within(8) == LayerForm(rope=NO_ROPE, scale=1.0)
 
 
 def test_layers_with_a_window_may_have_a_rotation_of_their_own(tmp_path: Path) -> None:
