@@ -74,6 +74,8 @@ def all_launches(target: str) -> list[Launch]:
         gemma(GEMMA_2, window=4096, softcap=50.0)
         for held in (torch.int8, fp8_dtype()):
             if held is not None:
+                attend(GEMMA_2, torch.bfloat16, held, window=4096, softcap=50.0)
+                attend(GEMMA_3, torch.bfloat16, held, window=512)
                 for geometry in GEOMETRIES:
                     attend(geometry, torch.bfloat16, held)
                     for width in (geometry.hidden, geometry.inner):

@@ -47,7 +47,7 @@ class Share:
     num_stages: int
 
 
-def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
+def decode_share(num_rows: int, head_dim: int, element_bytes: int, *, has_window: bool = False) -> Share:
     """Return how so many rows of one token are cut in a cache whose numbers have so many bytes.
 
     As measured on an H200: of many rows by many programs of one warp, which wait for nobody. Elsewhere, and of long
@@ -57,7 +57,8 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     if element_bytes == 4:
         return Share(least_m=16 if is_hopper else 8, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128 and element_bytes == 1:
-        return Share(least_m=16 if is_amd else 8, block_n=64, per_multiprocessor=2, num_warps=4, num_stages=1)
+        block_n = 32 if is_hopper and has_window else 64
+        return Share(least_m=16 if is_amd else 8, block_n=block_n, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128:
         return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=3)
     if is_amd:
@@ -85,7 +86,9 @@ def prefill_tile(
     if gpu == "sm_90":
         if head_dim <= 64:
             return Tile(block_m=max(64, least), block_n=64, num_warps=4, num_stages=3)
-        block_n = 32 if head_dim > 128 else 64 if is_quantized else 128
+        block_n = 64 if is_quantized else 128
+        if head_dim > 128:
+            block_n = 16 if is_quantized and has_window else 32
         return Tile(block_m=max(128, least), block_n=block_n, num_warps=8, num_stages=3)
     if head_dim > 128:
         block_n = 64 if gpu == "sm_100" and has_window else 32
@@ -138,7 +141,7 @@ def paged_attention(
     scale = q.shape[2] ** -0.5 if scale is None else scale
     launch = _Launch(q, k_cache, v_cache, tables, out, scale, window, softcap, spans)
     if num_decodes:
-        share = cut or decode_share(num_decodes, q.shape[2], k_cache.element_size())
+        share = cut or decode_share(num_decodes, q.shape[2], k_cache.element_size(), has_window=window > 0)
         launch.decodes(rows[:num_decodes], share, arrived)
     if len(rows) > num_decodes:
         launch.chunks(rows[num_decodes:], len(q) - num_decodes)
