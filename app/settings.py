@@ -32,7 +32,7 @@ class EngineSettings(SettingsNode):
     quantization: Literal["int8", "fp8", "int4"] | None = Field(
         default=None,
         description="Weights of one byte, inputs rounded as they come: int8 on a CPU, fp8 on a GPU that multiplies it; "
-        "int4: weights of 4 bits on a GPU, inputs as they are; null: as `dtype` or the checkpoint says.",
+        "int4: weights of 4 bits, inputs as they are; null: as `dtype` or the checkpoint says.",
     )
     kv_cache_dtype: Literal["int8", "fp8"] | None = Field(
         default=None, description="KV cache of one byte a number (GPU only; fp8 is e4m3); null: as `dtype` says."

@@ -104,7 +104,7 @@ def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weig
     def lay_out(raw: RawAdapter) -> AdapterWeights:
         if kernels is None:
             return raw.packed()
-        return PanelAdapter(raw, spec.num_layers, kernels, is_quantized=resolved.quantization is not None)
+        return PanelAdapter(raw, spec.num_layers, kernels, quantization=resolved.quantization)
 
     pause_wish = model.pause_wish if isinstance(model, RecordedModel) else None
     return Parts(config=resolved, buffers=buffers, model=model, cache=cache, lay_out=lay_out, pause_wish=pause_wish)
@@ -151,7 +151,7 @@ def build_model(
     if kernels is None:
         return buffers, Decoder(spec, parameters, TorchBackend(), config.max_model_len), cache
     backend = NativeBackend(
-        Pool(kernels, config.num_threads), dtype, config.max_adapter_rank, quantizes=config.quantization is not None
+        Pool(kernels, config.num_threads), dtype, config.max_adapter_rank, quantization=config.quantization
     )
     decoder = Decoder(spec, parameters, backend, config.max_model_len)
     return buffers, RecordedModel(decoder, backend, buffers.whole(), cache), cache

@@ -20,9 +20,9 @@ class EngineConfig:
         device: "cpu", "cuda", or None for the CPU.
         dtype: "float32", "bfloat16", "float16" or None: bfloat16 where the device multiplies it fast, else float32.
         quantization: "int8" (our own CPU kernels) or "fp8" (e4m3, GPUs of compute capability 9.0 and above) for linear
-            layers of one byte a weight, inputs rounded as they come; "int4" (GPUs) for weights of 4 bits, 128 inputs to
-            a scale, inputs as they are; None for `dtype`, and on a GPU, for a checkpoint that has weights of 4 or 8
-            bits, for what keeps them. Embedding, output matrix and adapters stay in `dtype`.
+            layers of one byte a weight, inputs rounded as they come; "int4" for weights of 4 bits, up to 128 inputs to
+            a scale, inputs as they are; None for `dtype`, and for a checkpoint that has weights of 4 bits, or on a GPU
+            of 8, for what keeps them. Embedding, output matrix and adapters stay in `dtype`.
         kv_cache_dtype: "int8" or "fp8" (e4m3) for a KV cache of one byte a number, on a GPU; None for `dtype`.
         num_threads: CPU threads of tensor operators; None takes all the cores this process may use.
         max_model_len: context length in tokens; None takes the checkpoint's.

@@ -13,8 +13,8 @@ from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
-DEVICE_BY_QUANTIZATION = {"int8": "cpu", "fp8": "cuda", "int4": "cuda"}
-FP8_MULTIPLE, INT4_MULTIPLE = 16, 128
+DEVICES_BY_QUANTIZATION = {"int8": ("cpu",), "fp8": ("cuda",), "int4": ("cpu", "cuda")}
+FP8_MULTIPLE, INT4_MULTIPLE_BY_DEVICE = 16, {"cpu": 32, "cuda": 128}
 CACHE_DTYPES = ("int8", "fp8")
 CPU_CACHE_SHARE = 0.2
 """Of the free memory; a laptop has other things to do."""
@@ -202,15 +202,15 @@ def _quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardware, dty
 def _check_quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardware, dtype: str) -> None:
     if wanted is None:
         return
-    if wanted not in DEVICE_BY_QUANTIZATION:
-        raise ConfigError(f"quantization: {wanted!r} is not one of {', '.join(DEVICE_BY_QUANTIZATION)}.")
-    device = DEVICE_BY_QUANTIZATION[wanted]
-    if hardware.device != device:
-        raise ConfigError(f"quantization: {wanted!r} is for device {device!r}; this model runs on {hardware.device!r}.")
+    if wanted not in DEVICES_BY_QUANTIZATION:
+        raise ConfigError(f"quantization: {wanted!r} is not one of {', '.join(DEVICES_BY_QUANTIZATION)}.")
+    device, devices = hardware.device, DEVICES_BY_QUANTIZATION[wanted]
+    if device not in devices:
+        raise ConfigError(f"quantization: {wanted!r} is for device {devices[0]!r}; this model runs on {device!r}.")
     if wanted == "int4":
-        if dtype == "float32":
+        if dtype == "float32" and device == "cuda":
             raise ConfigError("quantization: 'int4' multiplies inputs of 16 bits; dtype is 'float32'.")
-        complaint = _odd_size(INT4_MULTIPLE, {depth for depth, _ in spec.linear_shapes().values()})
+        complaint = _odd_size(INT4_MULTIPLE_BY_DEVICE[device], {depth for depth, _ in spec.linear_shapes().values()})
     else:
         complaint = _why_not_fp8(spec, hardware, dtype) if wanted == "fp8" else None
     if complaint is not None:

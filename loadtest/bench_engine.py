@@ -132,7 +132,7 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `engine_config` reads beside the sizes of the work."""
     parser.add_argument("--device", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--quantization", choices=("int8",))
+    parser.add_argument("--quantization", choices=("int8", "int4"))
     parser.add_argument("--threads", type=int)
     parser.add_argument("--max-batched-tokens", type=int, default=1024)
 

@@ -38,6 +38,7 @@ VARIANTS: dict[str, tuple[str, str | None]] = {
     "float32": ("float32", None),
     "bfloat16": ("bfloat16", None),
     "int8, inputs rounded": ("bfloat16", "int8"),
+    "int4": ("bfloat16", "int4"),
 }
 """What the table calls them -> dtype and quantization."""
 

@@ -17,11 +17,13 @@ from engine.cpu.native_lora import NativeLora
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.spec import DecoderSpec
+from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, dense
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.arena import Arena
 from kernels.gated_activation.reference import Activation
 from kernels.packed_linear.reference import LANES, as_panels
+from kernels.packed_linear_int4.reference import beside_panels, round_to_levels, to_int4_panels
 from kernels.packed_linear_int8.reference import padded_depth, quantize_rows, to_int8_panels
 from kernels.program import Pool, Program
 
@@ -45,10 +47,10 @@ class NativeBackend(Backend):
     Args:
         dtype: of weights, activations and cache.
         max_rank: the highest rank of an adapter.
-        quantizes: whether linear layers are held and multiplied in int8.
+        quantization: "int8" or "int4" for how linear layers are held and multiplied; None as they come, in 4 bits too.
     """
 
-    def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int, *, quantizes: bool = False) -> None:
+    def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int, *, quantization: str | None = None) -> None:
         self.program = Program(pool)
         self.counts = torch.zeros(6, dtype=torch.int64)
         """What a step has of tokens, rows, samples, and segments of adapters, as `NativeLora` counts them."""
@@ -56,7 +58,7 @@ class NativeBackend(Backend):
         """What lives across a pause, by address: each has a row for every token."""
         self._arena = Arena()
         self._dtype = dtype
-        self._quantizes = quantizes
+        self._quantization = quantization
         self._tokens, self._rows, self._samples = (self.counts[i : i + 1] for i in range(3))
         self.adapters = NativeLora(self.program, dtype, max_rank, self.counts[3:])
         self._count_by_address: dict[int, torch.Tensor] = {}
@@ -75,8 +77,12 @@ class NativeBackend(Backend):
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Lay out in panels."""
-        if self._quantizes:
+        if self._quantization == "int8":
             return self._int8_linear(name, dense(weight), bias)
+        if isinstance(weight, Int4Weight):
+            return self._int4_linear(name, weight.levels, weight.scales.t().float(), weight.zeros.t(), bias)
+        if self._quantization == "int4":
+            return self._int4_linear(name, *round_to_levels(dense(weight)), bias)
         out, depth = weight.shape
         panels = self._panels(dense(weight))
         return lambda x: self._product("packed_linear", name, x, panels, bias, depth, out, self._dtype)
@@ -93,6 +99,20 @@ class NativeBackend(Backend):
             y = self._like(x, name, (out,))
             self._add("quantize_rows", x, (x, q, scales), (depth, padded))
             self._add("packed_linear_int8", x, (q, scales, panels, column_scales, bias, y), (padded, out))
+            return y
+
+        return multiply
+
+    def _int4_linear(
+        self, name: str, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bias: torch.Tensor | None
+    ) -> Product:
+        (out, depth), group = levels.shape, levels.shape[1] // scales.shape[1]
+        panels = self._keep(to_int4_panels(levels))
+        beside = (self._keep(beside_panels(scales)), self._keep(beside_panels(zeros.to(torch.uint8))))
+
+        def multiply(x: torch.Tensor) -> torch.Tensor:
+            y = self._like(x, name, (out,))
+            self._add("packed_linear_int4", x, (x, panels, *beside, bias, y), (depth, out, group))
             return y
 
         return multiply

@@ -32,7 +32,7 @@ class PanelAdapter(AdapterWeights):
 
     Args:
         source: as it was read.
-        is_quantized: the base's linear layers are in int8.
+        quantization: what the base's linear layers were rounded to, None where they are as the checkpoint has them.
 
     Attributes:
         table: [(1 + layers) * 9, 5] int64; valid as long as this object lives.
@@ -43,10 +43,10 @@ class PanelAdapter(AdapterWeights):
     """
 
     def __init__(
-        self, source: RawAdapter, num_layers: int, kernels: NativeKernels, *, is_quantized: bool = False
+        self, source: RawAdapter, num_layers: int, kernels: NativeKernels, *, quantization: str | None = None
     ) -> None:
-        if is_quantized:
-            refuse_magnitudes(source.extras, "int8")
+        if quantization is not None:
+            refuse_magnitudes(source.extras, quantization)
         packings: list[Packing] = []
         # In the order in which a step reads them.
         keys = sorted(source.projections, key=lambda key: entry_of(*key))

@@ -136,5 +136,5 @@ def test_lengths_of_columns_cannot_be_had_of_an_int8_base_and_norms_can() -> Non
     if kernels is None:
         pytest.skip("there is no C++ compiler here")
     with pytest.raises(LayoutError, match=r"use_dora .* q_proj in layer 0, which is quantized to int8"):
-        PanelAdapter(changing("q_proj"), 1, kernels, is_quantized=True)
-    assert PanelAdapter(changing("norm"), 1, kernels, is_quantized=True).changes_whole_model
+        PanelAdapter(changing("q_proj"), 1, kernels, quantization="int8")
+    assert PanelAdapter(changing("norm"), 1, kernels, quantization="int8").changes_whole_model

@@ -52,7 +52,6 @@ def test_the_cache_holds_what_its_bytes_hold(spec: DecoderSpec) -> None:
         ({"dtype": "float16"}, ("dtype", "float16", "cpu")),
         ({"quantization": "int3"}, ("quantization", "int3", "int8", "fp8", "int4")),
         ({"quantization": "fp8"}, ("quantization", "fp8", "cuda", "cpu")),
-        ({"quantization": "int4"}, ("quantization", "int4", "cuda", "cpu")),
         ({"kv_cache_dtype": "fp4"}, ("kv_cache_dtype", "fp4", "int8", "fp8")),
         ({"kv_cache_dtype": "int8"}, ("kv_cache_dtype", "int8", "cuda", "cpu")),
         *(

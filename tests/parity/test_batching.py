@@ -96,7 +96,9 @@ def a_request(number: int, tenant: str) -> Request:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmo3"])
-@pytest.mark.parametrize("options", [{}, {"quantization": "int8"}], ids=["float32", "int8"])
+@pytest.mark.parametrize(
+    "options", [{}, {"quantization": "int8"}, {"quantization": "int4"}], ids=["float32", "int8", "int4"]
+)
 def test_a_step_that_newcomers_went_before_goes_on_as_if_it_had_not_paused(
     checkpoint: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch, options: dict[str, str], name: str
 ) -> None:

@@ -1,0 +1,129 @@
+// Products with weights of 4 bits. Some inputs' levels of two panels are made numbers of x's type, exactly, in the nearest
+// cache, where all rows meet them; their sums are multiplied by the group's scales.
+// See reference.py.
+#include "../panels.h"
+
+namespace packed_linear_int4 {
+
+constexpr int64_t STEP = 8, MAX_CHUNK = 128; // inputs of a number of the panels, and those that are unpacked at once
+constexpr int64_t UNIT_PANELS = 8, UNIT_ROWS = 128, BLOCK_ROWS = 32, PAIR = 2, WIDTH = PAIR * COLUMNS;
+
+struct alignas(64) Sums {
+    float of[BLOCK_ROWS][WIDTH];
+};
+
+INLINE void store_pair(Lanes even, Lanes odd, float *to) {
+    store_lanes(even, to);
+    store_lanes(odd, to + COLUMNS);
+}
+
+INLINE void store_pair(Lanes even, Lanes odd, bfloat16 *to) {
+    // Whole numbers of 5 bits lose nothing.
+    const LaneBits pair = (LaneBits)even >> 16 | ((LaneBits)odd & 0xffff0000u);
+    std::memcpy(to, &pair, sizeof pair);
+}
+
+// `count` inputs of a panel as numbers, levels less their columns' zero points.
+template <typename T> static inline void unpack(const uint32_t *words, const uint8_t *zeros, int64_t count, T *panel) {
+    for (int64_t lane = 0; lane < COLUMNS; lane += LANES) {
+        Lanes zero;
+        for (int64_t i = 0; i < LANES; i++)
+            zero[i] = zeros[lane + i];
+        const auto number = [&](LaneBits bits) {
+            return __builtin_convertvector((LaneNumbers)(bits & 15u), Lanes) - zero;
+        };
+        for (int64_t k = 0; k < count; k += STEP) {
+            LaneBits eights;
+            std::memcpy(&eights, words + k / STEP * COLUMNS + lane, sizeof eights);
+            for (int64_t pair = 0; pair < STEP / 2; pair++)
+                store_pair(number(eights >> (4 * pair)), number(eights >> (4 * pair + 16)),
+                           panel + (k + 2 * pair) * COLUMNS + lane * Depth<T>::step);
+        }
+    }
+}
+
+#if defined(__AVX512BW__)
+// In bfloat16 what five bits with a sign are: 0 to 15, and -16 to -1.
+alignas(64) constexpr uint16_t NUMBERS[32] = {
+    0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+    0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0xc180, 0xc170, 0xc160, 0xc150, 0xc140, 0xc130,
+    0xc120, 0xc110, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80};
+
+static inline void unpack(const uint32_t *words, const uint8_t *zeros, int64_t count, bfloat16 *panel) {
+    const __m512i numbers = _mm512_load_si512(NUMBERS), mask = _mm512_set1_epi16(15);
+    const __m512i low = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(zeros)));
+    const __m512i zero = _mm512_or_si512(low, _mm512_slli_epi32(low, 16));
+    for (int64_t k = 0; k < count; k += STEP, words += COLUMNS, panel += STEP * COLUMNS) {
+        _mm_prefetch(reinterpret_cast<const char *>(words + 32 * COLUMNS), _MM_HINT_T0);
+        const __m512i eights = _mm512_loadu_si512(words);
+        const __m512i shifted[] = {eights, _mm512_srli_epi16(eights, 4), _mm512_srli_epi16(eights, 8),
+                                   _mm512_srli_epi16(eights, 12)};
+        for (int64_t pair = 0; pair < STEP / 2; pair++) {
+            const __m512i number = _mm512_sub_epi16(_mm512_and_si512(shifted[pair], mask), zero);
+            _mm512_storeu_si512(panel + 2 * pair * COLUMNS, _mm512_permutexvar_epi16(number, numbers));
+        }
+    }
+}
+#endif
+
+// totals[ceil(rows / 32)][32 rows][two panels].
+template <typename T>
+static inline void multiply_pair(int64_t rows, const T *x, int64_t depth, int64_t group,
+                                 const uint32_t *words, const float *scales, const uint8_t *zeros, int64_t panels,
+                                 Sums *totals) {
+    const int64_t num_groups = depth / group, chunk = std::min(group, MAX_CHUNK);
+    alignas(64) T unpacked[PAIR * MAX_CHUNK * COLUMNS];
+    const T *segment = unpacked;
+    Sums sums;
+    std::memset(totals, 0, ceil_div(rows, BLOCK_ROWS) * sizeof(Sums));
+    for (int64_t start = 0; start < depth; start += chunk) {
+        const int64_t at = start / group * COLUMNS;
+        for (int64_t p = 0; p < panels; p++)
+            unpack(words + (p * depth + start) / STEP * COLUMNS, zeros + p * num_groups * COLUMNS + at, chunk,
+                   unpacked + p * chunk * COLUMNS);
+        for (int64_t block = 0; block < rows; block += BLOCK_ROWS) {
+            const int64_t some = std::min(BLOCK_ROWS, rows - block);
+            multiply<false, false, T>(some, x + block * depth + start, depth,
+                                      Panels<T>{&segment, 1, chunk, chunk * COLUMNS}, panels, sums.of[0], WIDTH);
+            Sums &total = totals[block / BLOCK_ROWS];
+            for (int64_t n = 0; n < panels * COLUMNS; n += LANES) {
+                const Lanes scale = load_lanes(scales + n / COLUMNS * num_groups * COLUMNS + at + n % COLUMNS);
+                for (int64_t r = 0; r < some; r++)
+                    store_lanes(load_lanes(total.of[r] + n) + load_lanes(sums.of[r] + n) * scale, total.of[r] + n);
+            }
+        }
+    }
+}
+
+// at: x [rows, in], panels, scales and zero points beside them, bias [out] or null, y [rows, out]; size: in, out, group.
+template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
+    const int64_t rows = *op.count, depth = op.size[0], out = op.size[1], group = op.size[2];
+    const int64_t num_panels = ceil_div(out, COLUMNS), panel_units = ceil_div(num_panels, UNIT_PANELS);
+    if (unit < 0)
+        return panel_units * ceil_div(rows, UNIT_ROWS);
+    const int64_t begin = unit / panel_units * UNIT_ROWS, count = std::min(rows - begin, UNIT_ROWS);
+    const int64_t first = unit % panel_units * UNIT_PANELS, last = std::min(first + UNIT_PANELS, num_panels);
+    const int64_t num_groups = depth / group;
+    const T *x = static_cast<const T *>(op.at[0]) + begin * depth, *bias = static_cast<const T *>(op.at[4]);
+    Sums totals[UNIT_ROWS / BLOCK_ROWS];
+    for (int64_t panel = first; panel < last; panel += PAIR) {
+        const int64_t column = panel * COLUMNS, panels = std::min(PAIR, last - panel);
+        multiply_pair(count, x, depth, group, static_cast<const uint32_t *>(op.at[1]) + column * (depth / STEP),
+                      static_cast<const float *>(op.at[2]) + column * num_groups,
+                      static_cast<const uint8_t *>(op.at[3]) + column * num_groups, panels, totals);
+        for (int64_t r = 0; r < count; r++) {
+            const float *total = totals[r / BLOCK_ROWS].of[r % BLOCK_ROWS];
+            T *y = static_cast<T *>(op.at[5]) + (begin + r) * out + column;
+            for (int64_t n = 0; n < std::min(panels * COLUMNS, out - column); n++)
+                store(total[n] + (bias ? widen(bias[column + n]) : 0.0f), y[n]);
+        }
+    }
+    return 0;
+}
+
+} // namespace packed_linear_int4
+
+extern "C" {
+int64_t packed_linear_int4_f32(const Op &op, int64_t unit) { return packed_linear_int4::kernel<float>(op, unit); }
+int64_t packed_linear_int4_bf16(const Op &op, int64_t unit) { return packed_linear_int4::kernel<bfloat16>(op, unit); }
+}

@@ -1,0 +1,68 @@
+"""A product with weights of 4 bits, in groups of inputs that share a scale and a zero point.
+
+    y = x W^T + b,        W[o, i] = scale[o, g] * (level[o, i] - zero[o, g]),    g = i // group
+
+Levels are whole numbers from 0 to 15, zero points from 0 to 16. Inputs are as they are, and the differences of whole
+numbers too: a group's sum is multiplied by its scale in float32, and only the result is rounded.
+
+    panels    [out / 16][in / 8][16]    a number of 32 bits is eight inputs of an output: 0, 2, 4, 6 from its lowest
+                                        bits on, 1, 3, 5, 7 from the middle, where pairs of bfloat16 lie in two halves
+
+Sources: as `kernels.streamed_linear.reference`, whose rounding this is.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.packed_linear.reference import in_steps
+from kernels.streamed_linear.layout import LEVELS
+
+STEP = 8
+PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where each of eight inputs lies in a number, in units of 4 bits."""
+GROUPS = (128, 64, 32)
+"""In which weights are rounded here: the widest that divides the inputs."""
+
+
+def packed_linear_int4(
+    x: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply x [rows, in] by uint8 levels [out, in], float32 scales and uint8 zero points [out, in / group].
+
+    Returns [rows, out] as `x`.
+    """
+    out, depth = levels.shape
+    steps = levels.view(out, scales.shape[1], -1).double() - zeros.double().unsqueeze(-1)
+    y = x.double() @ (steps * scales.double().unsqueeze(-1)).view(out, depth).T
+    return (y if bias is None else y + bias.double()).to(x.dtype)
+
+
+def round_to_levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return levels, scales and zero points of a matrix [out, in], of which one of `GROUPS` divides the inputs.
+
+    Scales are by a group's smallest and largest weight, and so that 0 stays 0. A group that is not finite stays so.
+    """
+    out, depth = weight.shape
+    group = next(group for group in GROUPS if depth % group == 0)
+    grouped = weight.float().view(out, -1, group)
+    low, high = grouped.amin(dim=-1).clamp(max=0), grouped.amax(dim=-1).clamp(min=0)
+    scales = (high - low) / LEVELS
+    steps = torch.where(scales == 0, 1, scales)
+    zeros = (-low / steps).round().nan_to_num().clamp(0, LEVELS)
+    levels = (grouped / steps.unsqueeze(-1) + zeros.unsqueeze(-1)).round().nan_to_num().clamp(0, LEVELS)
+    return levels.to(torch.uint8).view(out, depth), scales, zeros.to(torch.uint8)
+
+
+def to_int4_panels(levels: torch.Tensor) -> torch.Tensor:
+    """Lay out levels [out, in], of which `STEP` divides the inputs; returns int32 [panels, in / 8, 16]."""
+    eights = in_steps(levels, levels.shape[1], STEP)
+    panels = torch.zeros(eights.shape[:3], dtype=torch.int32)
+    for index, place in enumerate(PLACES):
+        panels |= eights[..., index].to(torch.int32) << 4 * place
+    return panels
+
+
+def beside_panels(numbers: torch.Tensor) -> torch.Tensor:
+    """Lay out what each group of an output has, [out, groups], as [panels, groups, 16]."""
+    return in_steps(numbers, numbers.shape[1], 1).squeeze(-1).contiguous()

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from kernels.packed_linear_int4.reference import (
+    beside_panels,
+    packed_linear_int4,
+    round_to_levels,
+    to_int4_panels,
+)
+from kernels.program import Pool
+from tests.kernels.conftest import DTYPES, assert_near
+
+Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def multiply(pool: Pool, x: torch.Tensor, weight: Parts, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Multiply natively; one row more than asked stays as it was."""
+    levels, scales, zeros = weight
+    rows, (out, depth) = len(x), levels.shape
+    found = torch.full((rows + 1, out), 7.0, dtype=x.dtype)
+    tensors = (x, to_int4_panels(levels), beside_panels(scales), beside_panels(zeros), bias, found)
+    pool.call("packed_linear_int4", x.dtype, rows, tensors, (depth, out, depth // scales.shape[1]))
+    assert found[rows].eq(7).all()
+    return found[:rows]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.one_of(st.integers(1, 40), st.sampled_from([64, 127, 129])),
+    out=st.integers(1, 100),
+    group=st.sampled_from([32, 64, 128, 256]),
+    num_groups=st.integers(1, 4),
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_product_is_that_of_the_reference(
+    pool: Pool, rows: int, out: int, group: int, num_groups: int, dtype: torch.dtype, has_bias: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    depth = group * num_groups
+    x, bias = (torch.randn(size, generator=generator).to(dtype) for size in ((rows, depth), (out,)))
+    levels = torch.randint(16, (out, depth), generator=generator, dtype=torch.uint8)
+    scales = torch.randn(out, num_groups, generator=generator)
+    zeros = torch.randint(17, (out, num_groups), generator=generator, dtype=torch.uint8)
+    found = multiply(pool, x, (levels, scales, zeros), bias if has_bias else None)
+    assert_near(found, packed_linear_int4(x, levels, scales, zeros, bias if has_bias else None))
+
+
+@pytest.mark.parametrize(("depth", "group"), [(256, 128), (192, 64), (96, 32)])
+def test_rounding_is_to_the_nearest_of_sixteen_levels_and_keeps_zero(depth: int, group: int) -> None:
+    weight = torch.randn(10, depth)
+    weight[3, :group], weight[4, 5] = 0.0, 0.0
+    levels, scales, zeros = round_to_levels(weight)
+    assert scales.shape == zeros.shape == (10, depth // group)
+    steps = levels.view(10, -1, group).float() - zeros.float().unsqueeze(-1)
+    rounded = (steps * scales.unsqueeze(-1)).view(10, depth)
+    assert ((rounded - weight).abs() <= 0.501 * scales.repeat_interleave(group, dim=1) + 1e-6).float().mean() > 0.99
+    assert rounded[4, 5] == 0
+    assert rounded[3, :group].eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_not_finite_spoils_its_own_row_only(pool: Pool, dtype: torch.dtype) -> None:
+    x, weight = torch.randn(20, 128).to(dtype), round_to_levels(torch.randn(40, 128))
+    x[1, 5], x[2, 127] = torch.nan, torch.inf
+    found = multiply(pool, x, weight)
+    assert not found[1:3].isfinite().any()
+    assert found[0].isfinite().all()
+    assert found[3:].isfinite().all()
