@@ -17,8 +17,8 @@ LENGTH = 24
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    # Wide enough for the kernels that int8 needs.
-    write_checkpoint(small("smollm2-135m") | {"hidden_size": 64, "head_dim": 16}, folder)
+    # Wide enough for the kernels that int8 and int4 need.
+    write_checkpoint(small("smollm2-135m") | {"hidden_size": 64, "head_dim": 16, "intermediate_size": 96}, folder)
     return folder
 
 
@@ -50,7 +50,7 @@ def test_every_way_to_hold_the_weights_reads_about_the_same(folder: Path, name: 
     plain, _ = perplexity(Reader.load(str(folder), LENGTH, "float32"), pieces)
     found, count = perplexity(Reader.load(str(folder), LENGTH, *VARIANTS[name]), pieces)
     assert count == 100 - 5
-    assert found == pytest.approx(plain, rel=0.02)
+    assert found == pytest.approx(plain, rel=0.05 if name == "int4" else 0.02)
 
 
 def test_windows_have_something_to_predict() -> None:
