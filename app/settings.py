@@ -67,6 +67,13 @@ class EngineSettings(SettingsNode):
     enable_prefix_cache: bool = Field(
         default=True, description="Whether equal prefixes of prompts share their KV blocks."
     )
+    num_speculative_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        le=256,
+        description="Tokens of a draft at most, looked up in the request's own text and prediction; 0: no drafts; "
+        "null: 16 on a CPU, 0 on a GPU.",
+    )
     max_queued_requests: int = Field(
         default=512, ge=0, description="Waiting requests beyond which new ones are refused."
     )

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from engine.request import SamplingParams
 
 READY = "ready"
+PREDICTION_FIELD = "prediction.content"
+"""What a client calls `GenerationRequest.prediction`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,7 @@ class GenerationRequest:
         echoes: whether the prompt's text is told too.
         beams: the search that the answer comes from; None where its tokens are drawn one by one.
         moderation: None where nobody wants to know what the classifier finds.
+        prediction: what the answer is expected to be, but for some places; it changes nothing but how soon it comes.
         tenant: whose share of the engine it takes; empty for that of the salt.
         salt: prefix-cache isolation.
         retention_s: as in `engine.request.Request`.
@@ -201,6 +204,7 @@ class GenerationRequest:
     echoes: bool = False
     beams: BeamShare | None = None
     moderation: Moderation | None = None
+    prediction: str = ""
     tenant: str = ""
     salt: str = ""
     retention_s: float = 0.0
@@ -323,6 +327,7 @@ class Finished:
 
     Attributes:
         num_reasoning_tokens: of `num_completion_tokens`, those of the thoughts.
+        num_accepted, num_rejected: tokens of the prediction that the answer took, and that were computed in vain.
         stop: the stop string that ended the text, where one has.
         refusal: the sentence shown where `reason` is CONTENT_FILTER and the input was refused.
         moderation: where it was asked for.
@@ -333,6 +338,8 @@ class Finished:
     num_completion_tokens: int
     num_cached_tokens: int
     num_reasoning_tokens: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
     stop: str | None = None
     refusal: str | None = None
     moderation: Moderated | None = None

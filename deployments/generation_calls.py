@@ -39,7 +39,7 @@ class GenerationCall:
 
     Attributes:
         request_id: unique among attempts too: a lost one may still run where it was.
-        prompt_ids, prior_output_ids: token ids, packed by `pack_ids`.
+        prompt_ids, prior_output_ids, prediction_ids: token ids, packed by `pack_ids`.
         adapter: what it is and where it lies: a replica need not have heard of it before.
         timeout_s: seconds from its arrival; the clocks of two machines have nothing in common.
         reply_to: where the tokens go; None where they come back by the handle.
@@ -60,6 +60,7 @@ class GenerationCall:
     reply_to: TokenAddress | None = None
     usage: UsageTag | None = None
     pooling: Pooling | None = None
+    prediction_ids: bytes = b""
 
     def to_request(self, now_s: float) -> Request:
         """Return the engine's request; `now_s` is monotonic."""
@@ -75,6 +76,7 @@ class GenerationCall:
             priority=self.priority,
             deadline_s=None if self.timeout_s is None else now_s + self.timeout_s,
             pooling=self.pooling,
+            prediction_ids=unpack_ids(self.prediction_ids),
         )
 
 

@@ -256,6 +256,11 @@ class EngineMetrics:
             self._count(
                 "forced_tokens", "Tokens that a grammar left no choice of.", counters.forced_tokens, "antiphon"
             ),
+            self._count("spec_decode_num_drafts", "Drafts computed.", counters.num_drafts),
+            self._count("spec_decode_num_draft_tokens", "Tokens of drafts computed.", counters.num_draft_tokens),
+            self._count(
+                "spec_decode_num_accepted_tokens", "Of those, tokens that were drawn.", counters.num_accepted_tokens
+            ),
             self._gauge("num_adapters_resident", "Adapters on the device.", snapshot.num_resident_adapters, "antiphon"),
             self._count("engine_steps", "Steps of the engine.", snapshot.num_steps, "antiphon"),
             self._ended(snapshot),

@@ -39,7 +39,7 @@ class InputBuffers:
         self._positions = new(config.max_batched_tokens)
         self._slots = new(config.max_batched_tokens)
         self._rows = new(4 * config.num_rows).reshape(-1, 4)
-        self._sampled = new(config.num_rows)
+        self._sampled = new(config.num_logits)
         self._tables = np.full((config.num_rows, config.max_blocks_per_request), null_block, dtype=np.int64)
         self._num_blocks = [0] * config.num_rows
 
@@ -59,7 +59,7 @@ class InputBuffers:
         sampled = [index for index, row in enumerate(decodes) if row.num_logits]
         for index, row in enumerate(plan.rows[num_decodes:], num_decodes):
             stop = at + row.num_tokens
-            positions = np.arange(row.start, row.end)
+            positions = np.arange(row.start, row.stop)
             self._rows[index] = at, row.start, row.num_tokens, row.row
             self._token_ids[at:stop] = row.token_ids()
             self._positions[at:stop] = positions
@@ -80,8 +80,8 @@ class InputBuffers:
         """Return the blocks that this step begins but does not fill."""
         fresh = []
         for row in plan.rows:
-            last = (row.end - 1) // self._block_tokens
-            if last * self._block_tokens >= row.start and row.end % self._block_tokens:
+            last = (row.stop - 1) // self._block_tokens
+            if last * self._block_tokens >= row.start and row.stop % self._block_tokens:
                 fresh.append(row.block_ids[last])
         return fresh
 

@@ -37,6 +37,8 @@ class EngineConfig:
         max_decode_gap_s: how long a step may take that computes a prompt beside running streams; how many tokens that
             makes is measured. None: 0.2 on a CPU, no bound on a GPU.
         enable_prefix_cache: share full blocks between requests with equal prefixes.
+        num_speculative_tokens: tokens of a draft at most, of what an answer is guessed to go on with; 0 for no drafts.
+            None: 16 on a CPU, 0 on a GPU, where each step then waits for the one before.
         max_queued_requests: waiting requests beyond which new ones are refused with `OverloadError`.
         max_queue_s: longest wait for its turn that a new request may be foretold; beyond it is refused with
             `OverloadError`.
@@ -66,6 +68,7 @@ class EngineConfig:
     max_prefill_tokens_with_decodes: int | None = None
     max_decode_gap_s: float | None = None
     enable_prefix_cache: bool = True
+    num_speculative_tokens: int | None = None
     max_queued_requests: int = 512
     max_queue_s: float = math.inf
     max_adapter_rank: int = 128
@@ -104,6 +107,7 @@ class ResolvedConfig:
     max_adapter_rank: int
     max_host_adapter_bytes: int
     num_guest_rows: int = 0
+    num_speculative_tokens: int = 0
     quantization: str | None = None
     kv_cache_dtype: str | None = None
     max_prefill_tokens_with_decodes: int | None = None
@@ -120,3 +124,13 @@ class ResolvedConfig:
     def num_rows(self) -> int:
         """Rows of the runner's buffers."""
         return self.max_num_seqs + self.num_guest_rows
+
+    @property
+    def num_logits(self) -> int:
+        """Positions of a step whose logits are computed, at most."""
+        return self.num_rows + self.num_speculative_tokens
+
+    def prefill_cap(self, bound: int | None) -> int:
+        """Return how many prompt tokens a step may compute that also decodes; `bound` holds besides."""
+        bounds = (bound, self.max_prefill_tokens_with_decodes, self.max_batched_tokens)
+        return min(bound for bound in bounds if bound is not None)

@@ -214,8 +214,9 @@ class Engine:
         if self._pace is not None:
             self._pace.observe(num_prefill_tokens, self._step_s)
         self._scheduler.admission.costs.observe(
-            num_decodes=plan.num_tokens - num_prefill_tokens,
+            num_decodes=plan.num_tokens - num_prefill_tokens - plan.num_draft_tokens,
             num_prompt_tokens=num_prefill_tokens,
+            num_draft_tokens=plan.num_draft_tokens,
             # With what the host does between two steps.
             took_s=ran_s - max(self._busy_since_s, self._free_at_s),
             now_s=ran_s,

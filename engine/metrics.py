@@ -24,6 +24,8 @@ class SchedulerCounters:
         prefix_queries, prefix_hits: tokens looked up in, and served from, the prefix cache as requests were first
             admitted; what a pre-empted request finds again is not counted.
         forced_tokens: of `generation_tokens`, those that a grammar left no choice of and nobody drew.
+        num_drafts, num_draft_tokens, num_accepted_tokens: drafts that were computed, their tokens, and those of them
+            that became part of an answer.
         ended: the requests that ended last and that nobody has drained, `MAX_TRACES` of them at most.
         trace_by_id: those that ended last, drained or not; for any thread to read.
     """
@@ -33,6 +35,9 @@ class SchedulerCounters:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     forced_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     num_preemptions: int = 0
     ended_by_reason: dict[str, int] = field(default_factory=dict)
     ended: deque[RequestTrace] = field(default_factory=lambda: deque(maxlen=MAX_TRACES))
@@ -65,7 +70,8 @@ class StepTimes:
     """Seconds that the host has spent in each part of all steps so far.
 
     Attributes:
-        wait_s: for results of the device; next to nothing where `forward_s` and `sample_s` are the work itself.
+        wait_s: for results of the device; where `forward_s` and `sample_s` are the work itself, only for what is drawn
+            behind drafts.
     """
 
     schedule_s: float = 0.0

@@ -179,6 +179,7 @@ class Request:
         priority: lower is served first; of equal priorities each tenant and adapter gets its fair share.
         deadline_s: monotonic time (`time.monotonic`) after which nobody waits for the answer; None for never.
         pooling: asks for the prompt's hidden states, made one vector, instead of tokens; `params` mean nothing then.
+        prediction_ids: what the answer is expected to be, but for some places: it may come sooner, and is the same.
     """
 
     request_id: RequestId
@@ -192,6 +193,7 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     pooling: Pooling | None = None
+    prediction_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +204,8 @@ class Emission:
         token_ids: new tokens in order; empty only where `finish_reason` is set.
         finish_reason: set on the last emission of a request.
         num_cached_tokens: prompt tokens that came from the prefix cache; truthful from the first emission on.
+        num_accepted, num_rejected: tokens of the prediction so far that the answer took, and that were computed in
+            vain.
         logprobs: one for each of `token_ids`, where they are asked for.
         prompt_logprobs: one for each token of the prompt but the first, where they are asked for; they come with the
             request's first token.
@@ -213,6 +217,8 @@ class Emission:
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    num_accepted: int = 0
+    num_rejected: int = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     pooled: bytes | None = None

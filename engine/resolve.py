@@ -26,6 +26,8 @@ LENT_PAGE_BYTES, LENT_ALIGNMENT = 2 << 20, 16
 """A matrix of an adapter lies in one page: of rank 64 for 8 billion parameters the largest takes 1.8 MiB."""
 GUEST_SHARE = 16
 """On a CPU one row more for so many: newcomers may go before the rest of a step, which needs all that it has."""
+CPU_SPECULATIVE_TOKENS = 16
+"""Of a draft at most: a stream whose drafts are all right then gets 17 tokens a step."""
 CPU_DECODE_GAP_S = 0.2
 """A person reads on while a stream pauses for this long."""
 
@@ -79,11 +81,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         ConfigError: an option is out of range, or two exclude each other; the message names them with their numbers.
     """
     _check_ranges(config)
-    dtype = config.dtype or ("bfloat16" if hardware.has_fast_bfloat16 else "float32")
-    if dtype not in BYTES_BY_DTYPE:
-        raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(BYTES_BY_DTYPE)}.")
-    if dtype == "float16" and hardware.device == "cpu":
-        raise ConfigError("dtype: 'float16' on device 'cpu' overflows where it should not; take bfloat16 or float32.")
+    dtype = _dtype(config, hardware)
     quantization = _quantization(config.quantization, spec, hardware, dtype)
     _check_quantization(quantization, spec, hardware, dtype)
     max_model_len = _max_model_len(config, spec)
@@ -126,6 +124,7 @@ def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> Reso
         lent_run_blocks=_lent_run_blocks(config, spec, hardware, element_bytes),
         max_lent_blocks=min(int(num_blocks * config.max_lent_cache_share), num_blocks - blocks_per_request),
         max_host_adapter_bytes=_host_adapter_bytes(config, hardware),
+        num_speculative_tokens=_num_speculative_tokens(config, hardware),
         max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
         max_decode_gap_s=config.max_decode_gap_s or (CPU_DECODE_GAP_S if hardware.device == "cpu" else None),
         max_queue_s=config.max_queue_s,
@@ -154,6 +153,21 @@ def _device_adapter_bytes(config: EngineConfig, hardware: Hardware) -> int:
     return int(hardware.free_bytes * GPU_ADAPTER_SHARE)
 
 
+def _dtype(config: EngineConfig, hardware: Hardware) -> str:
+    dtype = config.dtype or ("bfloat16" if hardware.has_fast_bfloat16 else "float32")
+    if dtype not in BYTES_BY_DTYPE:
+        raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(BYTES_BY_DTYPE)}.")
+    if dtype == "float16" and hardware.device == "cpu":
+        raise ConfigError("dtype: 'float16' on device 'cpu' overflows where it should not; take bfloat16 or float32.")
+    return dtype
+
+
+def _num_speculative_tokens(config: EngineConfig, hardware: Hardware) -> int:
+    if config.num_speculative_tokens is not None:
+        return config.num_speculative_tokens
+    return CPU_SPECULATIVE_TOKENS if hardware.device == "cpu" else 0
+
+
 def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
     max_model_len = config.max_model_len or spec.max_position
     if max_model_len > spec.max_position:
@@ -173,6 +187,8 @@ def _check_ranges(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value < 1:
             raise ConfigError(f"{name}: {value} is less than 1.")
+    if config.num_speculative_tokens is not None and config.num_speculative_tokens < 0:
+        raise ConfigError(f"num_speculative_tokens: {config.num_speculative_tokens} is less than 0.")
     optional = ("max_model_len", "num_threads", "kv_cache_bytes", "max_prefill_tokens_with_decodes")
     for name in (*optional, "max_device_adapters", "max_device_adapter_bytes", "max_host_adapter_bytes"):
         value = getattr(config, name)

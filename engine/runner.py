@@ -19,6 +19,7 @@ from engine.pooling import Pooler, Vector, pooled_ranges
 from engine.request import RequestId, TokenLogprobs
 from engine.sampling.logprobs import logprobs_of
 from engine.sampling.sampler import NOT_FINITE, Drawing, Sampler
+from engine.speculation.verifying import draw_behind
 from engine.step import StepPlan, StepResult, StepRow
 
 AHEAD_TOKENS = 2048
@@ -122,11 +123,12 @@ class Runner:
     @torch.inference_mode()
     def collect(self) -> StepResult:
         """Wait for the oldest result."""
-        plan, rows, scores, drawing, vectors = self._submitted.popleft()
+        plan, rows, lines, scores, logits, drawing, vectors = self._submitted.popleft()
         drawn = self._sampler.finish(drawing)
+        found = draw_behind(self._sampler, logits, lines, rows, drawn)
         pooled = {request_id: vector.fetch() for request_id, vector in vectors.items()}
         ids = [row.request.request_id for row in rows]
-        tokens = dict(zip(ids, drawn.token_ids, strict=True))
+        tokens = {request_id: tuple(row.token_ids) for request_id, row in zip(ids, found, strict=True)}
         by_row = dict(zip((row.row for row in rows), ids, strict=True))
         errors = {by_row[row]: error for row, error in drawn.failed.items()}
         for request_id in errors:
@@ -134,11 +136,12 @@ class Runner:
         errors |= {request_id: NOT_FINITE for request_id, vector in pooled.items() if vector is None}
         return StepResult(
             step_id=plan.step_id,
-            token_id_by_request=tokens,
+            token_ids_by_request=tokens,
             error_by_request=errors,
             unfollowable=frozenset(by_row[row] for row in drawn.unfollowable),
-            forced_by_request={by_row[row]: forced for row, forced in drawn.forced.items()},
-            logprobs_by_request={by_row[row]: told for row, told in drawn.logprobs.items()},
+            logprobs_by_request={
+                request_id: tuple(row.logprobs) for request_id, row in zip(ids, found, strict=True) if row.logprobs
+            },
             prompt_logprobs_by_request=scores,
             pooled_by_request={request_id: vector for request_id, vector in pooled.items() if vector is not None},
         )
@@ -168,19 +171,23 @@ class Runner:
 
     def _draw(self, plan: StepPlan, output: StepOutput) -> _Submitted:
         rows = [row for row in plan.rows if row.samples]
-        scores, logits = _scored(plan, output.logits)
-        drawing = self._sampler.draw(logits, [row.row for row in rows], [row.end for row in rows])
+        scores, lines = _scored(plan, output.logits)
+        # Whatever is drawn from may be overwritten.
+        first = output.logits if len(lines) == len(output.logits) else output.logits[lines]
+        drawing = self._sampler.draw(first, [row.row for row in rows], [row.end for row in rows])
         self._buffers.keep(drawing.token_ids)
         vectors = self._pooler.add(plan, output.hidden) if plan.has_pooled else {}
-        return _Submitted(plan, rows, scores, drawing, vectors)
+        return _Submitted(plan, rows, lines, scores, output.logits, drawing, vectors)
 
 
 class _Submitted(NamedTuple):
-    """A plan whose tokens have been asked for; `rows` are those that have one."""
+    """A plan whose tokens have been asked for; `rows` are those that have one, `lines` where their logits begin."""
 
     plan: StepPlan
     rows: list[StepRow]
+    lines: list[int]
     scores: dict[RequestId, list[TokenLogprobs]]
+    logits: torch.Tensor
     drawing: Drawing
     vectors: dict[RequestId, Vector]
 
@@ -192,10 +199,10 @@ def _segments(rows: Sequence[StepRow], counts: Sequence[int]) -> Iterator[Segmen
         at += count
 
 
-def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[TokenLogprobs]], torch.Tensor]:
-    """Return the log-probabilities of prompt tokens that are asked for, and the logits that tokens are drawn from."""
-    if not any(row.scores for row in plan.rows):
-        return {}, logits
+def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[TokenLogprobs]], list[int]]:
+    """Return the log-probabilities of prompt tokens that are asked for, and at which logits those of each row begin."""
+    if not (plan.num_draft_tokens or any(row.scores for row in plan.rows)):
+        return {}, list(range(len(logits)))
     scores, drawn_from, at = {}, [], 0
     for row in plan.rows:
         stop = at + row.num_logits
@@ -204,6 +211,6 @@ def _scored(plan: StepPlan, logits: torch.Tensor) -> tuple[dict[RequestId, list[
             count = row.request.params.num_prompt_logprobs or 0
             scores[row.request.request_id] = logprobs_of(logits[at : at + len(following)], following, count)
         if row.samples:
-            drawn_from.append(stop - 1)
+            drawn_from.append(stop - 1 - len(row.draft_ids))
         at = stop
-    return scores, logits[drawn_from]
+    return scores, drawn_from

@@ -7,7 +7,8 @@ a row of the plan computes the half-open range between:
                 [ in cache )[ computed by this step )[ a later chunk )
 
 A row samples exactly when `end == num_tokens`, that is when its last known token is computed; then a request that asks
-for a vector has it.
+for a vector has it. Behind that token it may compute a draft of those that come next: a token is drawn behind each, as
+long as the one before it was drawn as it had been drafted.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ class StepRow(NamedTuple):
             `engine.scheduling.live_request.PENDING`: the step before draws it, and the device knows it first.
         start: first position to compute; everything before it is in the cache.
         end: one past the last position to compute; `start < end`.
-        block_ids: the request's block table (live view), long enough for position `end - 1`.
+        block_ids: the request's block table (live view), long enough for position `stop - 1`.
         samples: whether a token is drawn for position `end`.
         scores: whether the tokens that follow those of this row in the prompt are given their log-probabilities.
+        draft_ids: tokens computed behind `end`, as if they had been drawn already; none of them ends the request, nor
+            are they so many that one drawn behind them would be one too many.
     """
 
     row: int
@@ -48,16 +51,22 @@ class StepRow(NamedTuple):
     block_ids: Sequence[int]
     samples: bool
     scores: bool = False
+    draft_ids: tuple[int, ...] = ()
+
+    @property
+    def stop(self) -> int:
+        """One past the last position to compute, those of the draft included."""
+        return self.end + len(self.draft_ids)
 
     @property
     def num_tokens(self) -> int:
         """Tokens that this row adds to the step's batch."""
-        return self.end - self.start
+        return self.stop - self.start
 
     @property
     def num_logits(self) -> int:
-        """Positions of this row whose logits are computed."""
-        return self.num_tokens if self.scores else int(self.samples)
+        """Positions at the end of this row whose logits are computed."""
+        return self.num_tokens if self.scores else int(self.samples) + len(self.draft_ids)
 
     @property
     def num_pooled(self) -> int:
@@ -84,12 +93,13 @@ class StepRow(NamedTuple):
         return prompt[self.start] if self.start < split else self.output_ids[self.start - split]
 
     def token_ids(self) -> list[int]:
-        """Token ids of the positions [start, end)."""
+        """Token ids of the positions [start, stop)."""
         prompt = self.request.prompt_ids
         split = len(prompt)
         ids = list(prompt[self.start : min(self.end, split)])
         if self.end > split:
             ids.extend(self.output_ids[max(self.start, split) - split : self.end - split])
+        ids.extend(self.draft_ids)
         return ids
 
 
@@ -101,21 +111,23 @@ class StepPlan:
         step_id: counts up from 1.
         rows: distinct requests, at most `max_num_seqs` of them.
         released_rows: row indices that fell free since the last plan (retired, cancelled or pre-empted).
+        is_speculative: what is drawn may be the beginning of a draft.
     """
 
     step_id: int
     rows: tuple[StepRow, ...]
     released_rows: tuple[int, ...] = ()
+    is_speculative: bool = False
 
     @cached_property
     def num_tokens(self) -> int:
         """Size of the batch in tokens; at most `max_batched_tokens`."""
-        return sum(row.end - row.start for row in self.rows)
+        return sum(row.num_tokens for row in self.rows)
 
     @cached_property
     def num_decodes(self) -> int:
         """Rows of one token."""
-        return sum(row.end - row.start == 1 for row in self.rows)
+        return sum(row.num_tokens == 1 for row in self.rows)
 
     @cached_property
     def has_pooled(self) -> bool:
@@ -125,12 +137,17 @@ class StepPlan:
     @property
     def needs_results(self) -> bool:
         """Whether the next step can be computed only by who knows what this one has drawn."""
-        return any(row.scores or row.request.params.is_followed for row in self.rows)
+        return self.is_speculative or any(row.scores or row.request.params.is_followed for row in self.rows)
+
+    @cached_property
+    def num_draft_tokens(self) -> int:
+        """The tokens of all drafts."""
+        return sum(len(row.draft_ids) for row in self.rows)
 
     @property
     def num_prefill_tokens(self) -> int:
-        """The tokens of rows that compute more than one."""
-        return self.num_tokens - self.num_decodes
+        """The tokens of rows that compute more than one, but for drafts."""
+        return sum(row.end - row.start for row in self.rows if row.end - row.start > 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,20 +155,19 @@ class StepResult:
     """What the device answered.
 
     Attributes:
-        token_id_by_request: the drawn token of every row that samples and did not fail.
-        forced_by_request: the tokens that must follow it, where a grammar leaves no choice.
+        token_ids_by_request: what every row brought that samples and did not fail: the drawn token, those drawn behind
+            what its draft had right, and behind each those that a grammar leaves no choice of.
         error_by_request: rows that failed alone (NaN logits), with one sentence each.
         unfollowable: those of them that their grammars have failed.
-        logprobs_by_request: of the drawn tokens, where they are asked for.
+        logprobs_by_request: of each of them, where they are asked for.
         prompt_logprobs_by_request: of rows that score: of the prompt tokens that follow their positions.
         pooled_by_request: the vectors of requests that asked for one and are computed; as `Emission.pooled`.
     """
 
     step_id: int
-    token_id_by_request: dict[RequestId, int]
+    token_ids_by_request: dict[RequestId, tuple[int, ...]]
     error_by_request: dict[RequestId, str]
     unfollowable: frozenset[RequestId] = frozenset()
-    forced_by_request: dict[RequestId, list[int]] = field(default_factory=dict)
-    logprobs_by_request: dict[RequestId, TokenLogprobs] = field(default_factory=dict)
+    logprobs_by_request: dict[RequestId, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs_by_request: dict[RequestId, list[TokenLogprobs]] = field(default_factory=dict)
     pooled_by_request: dict[RequestId, bytes] = field(default_factory=dict)

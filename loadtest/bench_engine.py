@@ -148,6 +148,8 @@ def engine_config(options: argparse.Namespace, folder: Path) -> EngineConfig:
         max_model_len=options.prompt_tokens + options.answer_tokens,
         max_num_seqs=max(options.batches),
         max_batched_tokens=max(options.max_batched_tokens, max(options.batches)),
+        # Random weights repeat themselves: what drafts gain by that would say nothing.
+        num_speculative_tokens=0,
     )
 
 

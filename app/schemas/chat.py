@@ -152,13 +152,26 @@ class ServingOptions(WireRequest):
     )
 
 
+class ChatPrediction(WireRequest):
+    """What a client expects the answer to be, such as a file of which a part is changed."""
+
+    type: Literal["content"]
+    content: str | list[ContentPart] = Field(description="Text, or text parts, which are joined.")
+
+    def to_text(self) -> str:
+        """Return the content as one string."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.to_text() for part in self.content)
+
+
 ADD_GENERATION_PROMPT = "Extension: the opposite of `continue_final_message`, beside which vLLM wants it to be false."
 
 
 class ChatCompletionRequest(ServingOptions, SamplingFields):
     """Ask for the next turn of a conversation.
 
-    Known fields that are not done yet (`prediction`, `audio`, ...) are refused unless they ask for nothing.
+    Known fields that are not done yet (`audio`, `functions`, ...) are refused unless they ask for nothing.
     `metadata`, `safety_identifier` and `store: false` are accepted and change nothing.
     """
 
@@ -172,7 +185,6 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
         "function_call": (None, "none"),
         "functions": (None, []),
         "modalities": (None, ["text"]),
-        "prediction": ASKS_NOTHING,
         "store": (None, False),
         "verbosity": (None, "medium"),
         "web_search_options": ASKS_NOTHING,
@@ -208,6 +220,9 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
     metadata: Metadata | None = Field(default=None, description="Accepted, and without effect.")
     moderation: ChatModerationRequest | None = Field(
         default=None, description="Tell what the safety classifier finds in the chat, and block more than it does."
+    )
+    prediction: ChatPrediction | None = Field(
+        default=None, description="What most of the answer will be: it comes sooner where that is right, unchanged."
     )
 
 

@@ -49,7 +49,9 @@ def usage(finished: Sequence[Finished], answers_per_prompt: int = 1) -> Usage:
         total_tokens=num_prompt_tokens + num_completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(end.num_cached_tokens for end in ends)),
         completion_tokens_details=CompletionTokensDetails(
-            reasoning_tokens=sum(end.num_reasoning_tokens for end in finished)
+            reasoning_tokens=sum(end.num_reasoning_tokens for end in finished),
+            accepted_prediction_tokens=sum(end.num_accepted for end in finished),
+            rejected_prediction_tokens=sum(end.num_rejected for end in finished),
         ),
     )
 

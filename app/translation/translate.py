@@ -24,6 +24,7 @@ from app.translation.moderation import moderation_asked
 from app.translation.structure import chat_grammar, text_grammar
 from app.translation.tool_use import tool_specs, tool_use
 from deployments.generation import (
+    PREDICTION_FIELD,
     ChatMessage,
     ChatPrompt,
     GenerationRequest,
@@ -77,6 +78,7 @@ def chat_generations(
         grammar=chat_grammar(body, limits),
         tool_use=tool_use(body, prompt.tools),
         moderation=moderation_asked(body.moderation),
+        prediction=_prediction(body, limits),
         salt=_salt(body),
         retention_s=_retention_s(body),
         max_tokens_field="max_tokens" if body.max_completion_tokens is None else "max_completion_tokens",
@@ -205,6 +207,12 @@ def _turn(message: Message) -> ChatMessage:
 def served_tier(body: ChatCompletionRequest) -> str | None:
     """Return the tier that a chat is served in, as the answer says it; None where nobody asked."""
     return "default" if body.service_tier == "auto" else body.service_tier
+
+
+def _prediction(body: ChatCompletionRequest, limits: LimitSettings) -> str:
+    text = "" if body.prediction is None else body.prediction.to_text()
+    _check_chars(len(text), limits, field=PREDICTION_FIELD)
+    return text
 
 
 def _salt(body: ChatCompletionRequest) -> str:

@@ -3,13 +3,13 @@
 All integers are little-endian. A frame and its emissions:
 
     frame     length u32 (bytes that follow) | magic b"AF" | version u8 | reserved u8 = 0 | count u32 | emission * count
-    emission  id length u16 | error length u16 (0xffff: none) | cached tokens u32 | token count u32 | finish u8
-              | bytes of log-probabilities u32 | of the prompt's u32
+    emission  id length u16 | error length u16 (0xffff: none) | cached tokens u32 | accepted u32 | rejected u32
+              | token count u32 | finish u8 | bytes of log-probabilities u32 | of the prompt's u32
               | id (UTF-8) | token ids i32 * count | log-probabilities, the prompt's (`logprob_bytes`) | error (UTF-8)
 
-Example: request "r1" draws token 7 and ends by its length, three prompt tokens came from the cache; 39 bytes:
+Example: request "r1" draws token 7 and ends by its length, three prompt tokens came from the cache; 47 bytes:
 
-    23000000 4146 02 00 01000000   0200 ffff 03000000 01000000 02 00000000 00000000   7231 07000000
+    2b000000 4146 03 00 01000000   0200 ffff 03000000 00000000 00000000 01000000 02 00000000 00000000   7231 07000000
 
 Whatever does not decode to the last byte raises `FrameError`: every length is checked against what is there.
 """
@@ -23,14 +23,14 @@ from deployments.channel.logprob_bytes import pack_logprobs, unpack_logprobs
 from engine.request import Emission, FinishReason, RequestId
 
 MAGIC = b"AF"
-VERSION = 2
+VERSION = 3
 MAX_FRAME_BYTES = 16 << 20
 MAX_ID_BYTES = 1024
 MAX_ERROR_BYTES = 4096
 LENGTH = struct.Struct("<I")
 
 _HEADER = struct.Struct("<2sBBI")
-_EMISSION = struct.Struct("<HHIIBII")
+_EMISSION = struct.Struct("<HHIIIIBII")
 _FINISH_CODES: dict[FinishReason | None, int] = {
     None: 0,
     FinishReason.STOP: 1,
@@ -127,6 +127,8 @@ def _joined(parts: Sequence[Emission]) -> Emission:
         token_ids=tuple(token_id for part in parts for token_id in part.token_ids),
         finish_reason=last.finish_reason,
         num_cached_tokens=last.num_cached_tokens,
+        num_accepted=last.num_accepted,
+        num_rejected=last.num_rejected,
         logprobs=tuple(entry for part in parts for entry in part.logprobs),
         prompt_logprobs=tuple(entry for part in parts for entry in part.prompt_logprobs),
         error=last.error,
@@ -148,6 +150,8 @@ def _emission_parts(emission: Emission) -> tuple[bytes, ...]:
             len(request_id),
             _NO_ERROR if emission.error is None else len(error_text),
             emission.num_cached_tokens,
+            emission.num_accepted,
+            emission.num_rejected,
             len(emission.token_ids),
             _FINISH_CODES[emission.finish_reason],
             len(logprobs),
@@ -163,7 +167,7 @@ def _emission_parts(emission: Emission) -> tuple[bytes, ...]:
 def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
     if offset + _EMISSION.size > len(body):
         raise FrameError("a frame ends within the head of an emission")
-    id_length, error_length, num_cached_tokens, num_tokens, finish, *lengths = _EMISSION.unpack_from(body, offset)
+    id_length, error_length, *counts, num_tokens, finish, num_scored, num_prompt = _EMISSION.unpack_from(body, offset)
     has_error = error_length != _NO_ERROR
     is_sane = 0 < id_length <= MAX_ID_BYTES and finish in _FINISH_BY_CODE
     if not is_sane or (has_error and error_length > MAX_ERROR_BYTES):
@@ -171,8 +175,8 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
     id_start = offset + _EMISSION.size
     ids_start = id_start + id_length
     logprobs_start = ids_start + 4 * num_tokens
-    prompt_start = logprobs_start + lengths[0]
-    error_start = prompt_start + lengths[1]
+    prompt_start = logprobs_start + num_scored
+    error_start = prompt_start + num_prompt
     end = error_start + (error_length if has_error else 0)
     if end > len(body):
         raise FrameError("a frame ends within an emission")
@@ -185,15 +189,17 @@ def _decode_emission(body: bytes, offset: int) -> tuple[Emission, int]:
     except UnicodeDecodeError as fault:
         raise FrameError("a text in a frame is not UTF-8") from fault
     try:
-        logprobs = unpack_logprobs(body[logprobs_start:prompt_start]) if lengths[0] else ()
-        prompt_logprobs = unpack_logprobs(body[prompt_start:error_start]) if lengths[1] else ()
+        logprobs = unpack_logprobs(body[logprobs_start:prompt_start]) if num_scored else ()
+        prompt_logprobs = unpack_logprobs(body[prompt_start:error_start]) if num_prompt else ()
     except ValueError as fault:
         raise FrameError(str(fault)) from fault
     emission = Emission(
         request_id=RequestId(request_id),
         token_ids=token_ids,
         finish_reason=_FINISH_BY_CODE[finish],
-        num_cached_tokens=num_cached_tokens,
+        num_cached_tokens=counts[0],
+        num_accepted=counts[1],
+        num_rejected=counts[2],
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         error=error,

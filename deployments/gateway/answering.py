@@ -18,10 +18,12 @@ from adapters.identity import AdapterRef
 from deployments.config import SafetyConfig
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.gateway.answer_shape import AnswerParts, AnswerShape
+from deployments.gateway.predicted import prediction_ids
 from deployments.gateway.resumption import Resumption
 from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.gateway.token_scores import check_prompt_scores, scored, scored_prompt
 from deployments.generation import (
+    PREDICTION_FIELD,
     CallDelta,
     ChatPrompt,
     EndReason,
@@ -41,7 +43,7 @@ from deployments.metrics import GatewayMetrics
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream.stream_handler import Judge, StreamHandler
 from deployments.timeline import Recorder
-from deployments.waits import patiently
+from deployments.waits import patiently, side_by_side
 from engine.errors import EngineError, GrammarError, RequestError
 from engine.request import DryPenalty, Emission, FinishReason, RequestId
 
@@ -96,12 +98,13 @@ class Answer:
         try:
             async with asyncio.timeout(self._left_s(deadline_s)):
                 with self._recorder.stage("tokenize"):
-                    self._prompt_ids = await self._encode()
+                    self._prompt_ids, predicted = await side_by_side((self._encode(), self._prediction_ids()))
                 self._recorder.timeline.num_prompt_tokens = len(self._prompt_ids)
                 # Only where a model thinks does it matter how the prompt ends.
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
                 shape = AnswerShape(self._request, self._model.dialect, tail)
                 call = self._call(deadline_s, await shape.grammar(), await self._dry_penalty())
+                call = replace(call, prediction_ids=pack_ids(predicted))
                 refused = await self._refused(verdict) if self._safety.is_first else None
             if refused is not None:
                 for refusal in self._refusal(refused):
@@ -136,6 +139,10 @@ class Answer:
         # Of text too: a tokenizer may have more tokens than the model.
         check_vocabulary(token_ids, self._model.config.vocab_size, field=self._prompt_field)
         return token_ids
+
+    async def _prediction_ids(self) -> Sequence[int]:
+        text = self._request.prediction
+        return await prediction_ids(self._model, text, field=PREDICTION_FIELD, patience_s=INPUT_PATIENCE_S)
 
     @property
     def _prompt_field(self) -> str:
@@ -354,6 +361,9 @@ class Answer:
             num_completion_tokens=text.num_tokens,
             num_cached_tokens=last.num_cached_tokens,
             num_reasoning_tokens=text.num_reasoning_tokens,
+            # A stop string may have cut off what came last.
+            num_accepted=min(last.num_accepted, text.num_tokens),
+            num_rejected=last.num_rejected,
             stop=text.stop if reason is EndReason.STOP else None,
             moderation=moderation,
         )

@@ -66,6 +66,8 @@ class Resumption:
         self._clock = clock
         self._token_ids: list[int] = []
         self._num_cached_tokens = 0
+        # Of the prediction, on the replicas that were lost and on the one that is there.
+        self._counted = self._counted_before = (0, 0)
         self._lost_at_s: float | None = None
         self._started_s = clock()
 
@@ -90,11 +92,14 @@ class Resumption:
                 num_resumes += 1
                 _logger.warning("a replica was lost after %d tokens (%s)", len(self._token_ids), error)
                 self._lost_at_s = self._clock()
+                self._counted_before = self._counted
                 if len(self._token_ids) >= self._call.params.max_tokens:
                     yield Emission(
                         request_id=self._call.request_id,
                         finish_reason=FinishReason.LENGTH,
                         num_cached_tokens=self._num_cached_tokens,
+                        num_accepted=self._counted[0],
+                        num_rejected=self._counted[1],
                     )
                     return
                 self._on_resume()
@@ -124,7 +129,15 @@ class Resumption:
         # A second replica computes the prompt's anew; who has begun to read has had them.
         prompt_logprobs = () if self._token_ids else batch.prompt_logprobs
         self._token_ids.extend(batch.token_ids)
-        if batch.num_cached_tokens == self._num_cached_tokens and not batch.prompt_logprobs:
+        accepted, rejected = self._counted_before
+        self._counted = batch.num_accepted + accepted, batch.num_rejected + rejected
+        if self._lost_at_s is None and batch.num_cached_tokens == self._num_cached_tokens:
             # As almost all are: a copy costs more than everything else here.
             return batch
-        return replace(batch, num_cached_tokens=self._num_cached_tokens, prompt_logprobs=prompt_logprobs)
+        return replace(
+            batch,
+            num_cached_tokens=self._num_cached_tokens,
+            num_accepted=self._counted[0],
+            num_rejected=self._counted[1],
+            prompt_logprobs=prompt_logprobs,
+        )

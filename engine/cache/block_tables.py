@@ -73,6 +73,17 @@ class BlockTables:
         live.blocks.extend(taken)
         return True
 
+    def extend_beyond(self, live: LiveRequest, count: int, *, spare: int) -> int:
+        """Make room for tokens beyond its known ones if `spare` blocks stay free; returns for how many there is room.
+
+        Args:
+            count: tokens that are wanted.
+        """
+        num_new = self._num_blocks_of(live.num_tokens + count) - len(live.blocks)
+        if 0 < num_new <= self._pool.num_free - spare:
+            live.blocks.extend(self._pool.try_take(num_new, self._clock()) or ())
+        return min(count, len(live.blocks) * self._block_tokens - live.num_tokens)
+
     def name(self, live: LiveRequest, start: int, end: int) -> None:
         """Take it as a fact that the cache holds the request's tokens from `start` to `end`: full blocks get names."""
         first, last = start // self._block_tokens, end // self._block_tokens

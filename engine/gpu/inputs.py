@@ -44,7 +44,7 @@ class DeviceInputs(InputBuffers):
         self._sizes = sorted(size for size in sizes if size <= config.max_num_seqs)
         # A step's new tokens begin so many blocks at most, and an admission brings those that it found in the cache.
         max_grown = config.max_num_seqs * (config.max_blocks_per_request + 1)
-        most = 3 * config.max_batched_tokens + 6 * config.max_num_seqs + 2 * max_grown
+        most = 3 * config.max_batched_tokens + 5 * config.max_num_seqs + config.num_logits + 2 * max_grown
         self._numbers: Integers = np.zeros(most + MAX_GAPS, dtype=np.int64)
         self._num_taken = 0
         self._staging = Staging(len(self._numbers), runtime)

@@ -16,6 +16,7 @@ from adapters.identity import AdapterDigest
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName, child_name, root_name
 from engine.request import Emission, FinishReason, Pooling, Request, TokenLogprobs
+from engine.speculation.drafter import Drafter
 from engine.trace import RequestTrace, TraceNotes
 
 PENDING = -1
@@ -55,10 +56,10 @@ def flow_of(request: Request) -> tuple[str, AdapterDigest | None]:
 
 
 class Drawn(NamedTuple):
-    """The tokens that a step brought, and what is told of the first."""
+    """The tokens that a step brought, and what is told of them and of the prompt."""
 
     token_ids: tuple[int, ...]
-    logprobs: TokenLogprobs | None
+    logprobs: tuple[TokenLogprobs, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...]
 
 
@@ -80,6 +81,7 @@ class LiveRequest:
         names: names of its leading full blocks, as far as they were needed.
         notes: for its trace.
         prompt_logprobs: of the prompt's tokens from the second on, as far as they have been computed.
+        drafter: guesses how its answer goes on; None until it is asked.
     """
 
     request: Request
@@ -99,6 +101,7 @@ class LiveRequest:
     blocks: list[BlockId] = field(default_factory=list)
     names: list[BlockName] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    drafter: Drafter | None = None
     notes: TraceNotes = field(default_factory=TraceNotes)
 
     @property
@@ -184,7 +187,9 @@ class LiveRequest:
             token_ids=() if drawn is None else drawn.token_ids,
             finish_reason=reason,
             num_cached_tokens=self.num_cached_tokens or 0,
-            logprobs=() if drawn is None or drawn.logprobs is None else (drawn.logprobs,),
+            num_accepted=0 if self.drafter is None else self.drafter.num_accepted,
+            num_rejected=0 if self.drafter is None else self.drafter.num_rejected,
+            logprobs=() if drawn is None else drawn.logprobs,
             prompt_logprobs=() if drawn is None else drawn.prompt_logprobs,
             pooled=pooled,
             error=error,

@@ -34,9 +34,10 @@ def check_request(request: Request, config: ResolvedConfig) -> None:
             code="context_length_exceeded",
         )
     last_id = (config.vocab_size or 1 << 31) - 1
-    if min(known_ids) < 0 or max(known_ids) > last_id:
-        wrong = next(i for i in known_ids if not 0 <= i <= last_id)
-        raise RequestError(f"Token id {wrong} is outside the vocabulary, 0 to {last_id}.", field="prompt")
+    for field, ids in (("prompt", known_ids), ("prediction", request.prediction_ids)):
+        if ids and (min(ids) < 0 or max(ids) > last_id):
+            wrong = next(i for i in ids if not 0 <= i <= last_id)
+            raise RequestError(f"Token id {wrong} is outside the vocabulary, 0 to {last_id}.", field=field)
     if not is_pooled and request.params.max_tokens <= num_prior:
         raise RequestError(
             f"max_tokens is {request.params.max_tokens}; at least {num_prior + 1} is needed.", field="max_tokens"

@@ -48,7 +48,8 @@ from engine.scheduling.pins import Pins, is_ready
 from engine.scheduling.row_shares import who_yields
 from engine.scheduling.rows import Rows
 from engine.scheduling.step_draft import StepDraft
-from engine.step import StepPlan, StepResult
+from engine.speculation.speculation import Speculation
+from engine.step import StepPlan, StepResult, StepRow
 from engine.trace import StepClock
 
 _RANK = attrgetter("rank")
@@ -89,6 +90,7 @@ class Scheduler:
         reader = BacklogReader(config, self._fair_queue, self.counters)
         self.admission = Admission(config, reader, lambda: self._tables.num_lent)
         self._own_steps = OwnSteps(self.admission.costs)
+        self._speculation = Speculation(config, self._eos_ids, self.admission.costs, self.counters)
 
     @property
     def num_waiting(self) -> int:
@@ -164,11 +166,12 @@ class Scheduler:
         self._lending.offer()
         if (own := self.plan_newcomers(prefill_cap)) is not None:
             return own
-        draft = StepDraft(self._config, self._prefill_cap(prefill_cap))
+        draft = StepDraft(self._config, self._config.prefill_cap(prefill_cap))
         num_preemptions = self.counters.num_preemptions
         if not self._serve_decodes(draft):
             return None
         self._serve_prefills(draft, can_admit=self.counters.num_preemptions == num_preemptions)
+        self._speculation.extend(draft, self._tables, len(self._running))
         return self._planned(draft, is_own=False)
 
     def plan_newcomers(self, prefill_cap: int | None = None) -> StepPlan | None:
@@ -178,7 +181,7 @@ class Scheduler:
         """
         if not self._own_steps.pays(self._running, self._waiting):
             return None
-        cap = self._prefill_cap(prefill_cap)
+        cap = self._config.prefill_cap(prefill_cap)
         draft, pins = StepDraft(self._config, cap), Pins(self._gate)
         for live in newcomers(self._running, self._waiting):
             num_tokens = self._tables.num_to_compute(live)
@@ -199,7 +202,8 @@ class Scheduler:
         self._num_plans += 1
         self._fair_queue.note_step()
         self._step_clock.begin(self._num_plans, self._clock())
-        return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=self._rows.released())
+        released, has_drafts = self._rows.released(), self._speculation.is_on
+        return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=released, is_speculative=has_drafts)
 
     def advance(self, plan: StepPlan) -> None:
         """Count a plan's work as done: it has been handed to the device, which computes plans in order."""
@@ -233,7 +237,7 @@ class Scheduler:
             if row.scores:
                 live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(request_id, ()))
             if row.samples:
-                self._fill_in(live, row.end - len(row.request.prompt_ids), result, now_s)
+                self._fill_in(live, row, result, now_s)
             elif request_id in result.pooled_by_request:
                 self._end(live, FinishReason.STOP, pooled=result.pooled_by_request[request_id])
         return self.drain()
@@ -255,11 +259,6 @@ class Scheduler:
         for live in [live for live in self._waiting if live.request.deadline_s is not None and not live.is_hurried]:
             if self.admission.is_at_risk(live, len(self._running), now_s):
                 live.hurry()
-
-    def _prefill_cap(self, bound: int | None) -> int:
-        """Return how many prompt tokens a step may compute that also decodes."""
-        bounds = (bound, self._config.max_prefill_tokens_with_decodes, self._config.max_batched_tokens)
-        return min(bound for bound in bounds if bound is not None)
 
     def _yield_rows(self) -> bool:
         """Where every row is taken, take some from flows with more than their share, for those with less that wait.
@@ -337,20 +336,21 @@ class Scheduler:
             self.counters.count_admission(live)
         return True
 
-    def _fill_in(self, live: LiveRequest, index: int, result: StepResult, now_s: float) -> None:
-        """Put a drawn token where its place was kept among the outputs, and behind it what it forces."""
-        request_id = live.request.request_id
-        token_ids = (result.token_id_by_request[request_id], *result.forced_by_request.get(request_id, ()))
-        logprobs = result.logprobs_by_request.get(request_id)
+    def _fill_in(self, live: LiveRequest, row: StepRow, result: StepResult, now_s: float) -> None:
+        """Put a drawn token where its place was kept among the outputs, and behind it what came with it."""
+        request_id, index = live.request.request_id, row.end - len(live.request.prompt_ids)
+        token_ids = result.token_ids_by_request[request_id]
         num_known = len(live.output_ids)
         assert live.output_ids[index] == PENDING, "a token is drawn twice"
         assert len(token_ids) == 1 or num_known == index + 1, "a token is drawn before those that come first"
         reason = live.put(index, token_ids, self._eos_ids, self._config.max_model_len)
-        num_forced = len(live.output_ids) - num_known
-        self.counters.generation_tokens += 1 + num_forced
-        self.counters.forced_tokens += num_forced
+        num_taken = 1 + len(live.output_ids) - num_known
+        token_ids, logprobs = token_ids[:num_taken], result.logprobs_by_request.get(request_id, ())[:num_taken]
+        num_right = self._speculation.commit(live, row, token_ids, self._tables)
+        self.counters.generation_tokens += num_taken
+        self.counters.forced_tokens += num_taken - 1 - num_right
         is_first = live.first_token_at_s is None
-        drawn = Drawn(token_ids[: 1 + num_forced], logprobs, tuple(live.prompt_logprobs) if is_first else ())
+        drawn = Drawn(token_ids, logprobs, tuple(live.prompt_logprobs) if is_first else ())
         if is_first:
             live.first_token_at_s = now_s
         if reason is None:

@@ -5,7 +5,8 @@ A step is taken to last
     base + per_row * decoding rows + per_token * prompt tokens
 
 seconds. Base and row are a line through the steps that only decode, by least squares, the newest weighing most; a
-prompt token is what that line leaves of the steps that compute prompts. What a step takes at least is not told by that
+prompt token is what that line leaves of the steps that compute prompts, and a token of a draft what all that leaves of
+the steps that have drafts, of which nothing else is learned. What a step takes at least is not told by that
 line where all steps have nearly as many rows; for steps of prompts alone it is learned from those.
 """
 
@@ -22,7 +23,7 @@ NEW_SHARE = 0.05
 MIN_SPREAD = 0.25
 """Variance of the numbers of rows below which nothing new is said of what a row costs."""
 MEMORY = 0.95
-"""What a step still weighs one step later in the rate of prompt tokens."""
+"""What a step still weighs one step later in the rates of prompt tokens and of drafts."""
 MAX_SURPRISE = 4.0
 """One step counts as so many times what was expected of it at most: it may have waited for somebody else."""
 
@@ -34,14 +35,25 @@ class StepCosts:
         # Of the line through the decode steps: mean rows and seconds, variance, covariance, and its slope.
         self._mean_rows = self._mean_s = self._spread = self._joint_spread = self._row_s = 0.0
         self._prompt_token_s = 0.0
+        self._draft_tokens = self._draft_tokens_s = 0.0
         self._prompt_tokens = self._prompt_steps_s = 0.0
         self._num_steps = self._num_prompt_steps = 0
         self._base_s, self._num_alone = 0.0, 0
         self._measured_at_s = 0.0
 
-    def observe(self, *, num_decodes: int, num_prompt_tokens: int, took_s: float, now_s: float) -> None:
+    def observe(
+        self, *, num_decodes: int, num_prompt_tokens: int, num_draft_tokens: int = 0, took_s: float, now_s: float
+    ) -> None:
         """Take note of a step."""
         if took_s <= 0:
+            return
+        if num_draft_tokens:
+            without_s = self.step_s(num_decodes) + self.prompt_s(num_prompt_tokens)
+            most_s = MAX_SURPRISE * (without_s + num_draft_tokens * self.draft_token_s)
+            # Below nothing too: a step is as often shorter than was expected as longer.
+            self._draft_tokens = MEMORY * self._draft_tokens + num_draft_tokens
+            self._draft_tokens_s = MEMORY * self._draft_tokens_s + min(took_s, most_s) - without_s
+            self._measured_at_s = now_s
             return
         is_decode = num_prompt_tokens < MIN_PROMPT_TOKENS
         expected_s = self.step_s(num_decodes) + self.prompt_s(num_prompt_tokens)
@@ -65,9 +77,14 @@ class StepCosts:
         """Prompt tokens computed a second, beside whatever else their steps held; 0 before any has been measured."""
         return self._prompt_tokens / self._prompt_steps_s if self._prompt_steps_s else 0.0
 
+    @property
+    def has_decode_steps(self) -> bool:
+        """Whether enough of them were measured."""
+        return self._num_steps >= MIN_STEPS
+
     def is_known(self, now_s: float) -> bool:
         """Whether enough was measured, and not long ago."""
-        return self._num_steps >= MIN_STEPS and now_s - self._measured_at_s <= MAX_AGE_S
+        return self.has_decode_steps and now_s - self._measured_at_s <= MAX_AGE_S
 
     def step_s(self, num_rows: int) -> float:
         """Return the seconds of a step in which so many rows decode."""
@@ -81,6 +98,17 @@ class StepCosts:
     def prompt_s(self, num_tokens: float) -> float:
         """Return the seconds that prompt tokens add to the steps that compute them."""
         return self._prompt_token_s * num_tokens
+
+    @property
+    def draft_token_s(self) -> float:
+        """What a token of a draft adds to its step, in seconds; before any was measured what one of a prompt does.
+
+        It is no more than some of a prompt: for want of drafts nobody would learn that it has become less.
+        """
+        if not self._draft_tokens:
+            return self._prompt_token_s
+        measured_s = max(0.0, self._draft_tokens_s / self._draft_tokens)
+        return min(measured_s, MAX_SURPRISE * self._prompt_token_s or measured_s)
 
     @property
     def base_s(self) -> float | None:

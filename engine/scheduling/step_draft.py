@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.config import ResolvedConfig
 from engine.scheduling.live_request import LiveRequest
 from engine.step import StepRow
@@ -23,10 +25,16 @@ class StepDraft:
         self._prefill_cap = prefill_cap
         self.num_decodes = 0
         self.num_prompt_tokens = 0
-        # Rows of logits that the runner's buffers have room for: one for each row, more for one that scores.
-        self._num_free_logits = config.num_rows
+        # Rows of logits that the runner's buffers have room for: one for each row, more for scores and drafts.
+        self._num_free_logits = config.num_logits
         self._end_by_live: dict[LiveRequest, int] = {}
         self._admissions: set[LiveRequest] = set()
+        self._draft_by_live: dict[LiveRequest, tuple[int, ...]] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Tokens with logits that there is still room for."""
+        return min(self._budget, self._num_free_logits)
 
     @property
     def is_empty(self) -> bool:
@@ -74,11 +82,23 @@ class StepDraft:
         if self._end_by_live.pop(live, None) is not None:
             self._take_decode(live, -1)
 
+    def decoding(self) -> list[LiveRequest]:
+        """Return the requests that decode and whose last known token the step computes."""
+        ends = self._end_by_live.items()
+        return [live for live, end in ends if live.is_decoding and end == live.num_tokens and not live.request.pooling]
+
+    def put_draft(self, live: LiveRequest, draft_ids: Sequence[int]) -> None:
+        """Let a request that decodes compute a draft behind its last token; there is room for it."""
+        assert len(draft_ids) <= self.num_free, "a draft is over the budget"
+        self._draft_by_live[live] = tuple(draft_ids)
+        self._budget -= len(draft_ids)
+        self._num_free_logits -= len(draft_ids)
+
     def rows(self) -> tuple[StepRow, ...]:
         """Return the plan's rows: those of a single token first; within each group one adapter's rows side by side."""
         # Drafted by rank, and so they stay where nothing else is to be said of their order.
         rows = [self._row(live, end) for live, end in self._end_by_live.items()]
-        if len(rows) > self.num_decodes or any(row.request.adapter is not None for row in rows):
+        if self._draft_by_live or len(rows) > self.num_decodes or any(row.request.adapter is not None for row in rows):
             rows.sort(key=lambda row: (row.num_tokens > 1, row.request.adapter or ""))
         return tuple(rows)
 
@@ -95,6 +115,7 @@ class StepDraft:
             block_ids=live.blocks,
             samples=end == live.num_tokens and request.pooling is None,
             scores=live.wants_scores,
+            draft_ids=self._draft_by_live.get(live, ()),
         )
 
     def _num_drafted(self, live: LiveRequest) -> int:

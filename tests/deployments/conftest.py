@@ -17,7 +17,14 @@ from tests.deployments.tiny_models import CONTEXT, write_chat_model
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     folder = str(write_chat_model(tmp_path_factory.mktemp("chat")))
     engine = EngineConfig(
-        model_path=folder, dtype="float32", num_threads=1, max_num_seqs=8, kv_cache_bytes=4 << 20, max_queued_requests=8
+        model_path=folder,
+        dtype="float32",
+        num_threads=1,
+        max_num_seqs=8,
+        kv_cache_bytes=4 << 20,
+        max_queued_requests=8,
+        # Tests count steps.
+        num_speculative_tokens=0,
     )
     return ModelConfig(
         name="chat", engine=engine, tokenizer_path=folder, max_model_len=CONTEXT, vocab_size=289, hidden_size=32

@@ -28,7 +28,8 @@ def _nothing_is_left() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Server:
     """The server of `serve_config.yaml`, on a port of its own."""
-    return shared("plain", lambda: config_on_a_free_port(ROOT / "serve_config.yaml", tmp_path_factory.mktemp("config")))
+    folder = tmp_path_factory.mktemp("config")
+    return shared("plain", lambda: config_on_a_free_port(ROOT / "serve_config.yaml", folder, drafts=True))
 
 
 @pytest.fixture(scope="module")

@@ -194,11 +194,16 @@ def _title_of(process: psutil.Process) -> str:
         return ""
 
 
-def config_on_a_free_port(source: Path, folder: Path) -> Path:
-    """A copy of a config file of ours, on a port of its own."""
+def config_on_a_free_port(source: Path, folder: Path, *, drafts: bool = False) -> Path:
+    """A copy of a config file of ours, on a port of its own.
+
+    Without drafts a stream lasts as long as it has tokens, whatever these repeat: tests do things in its midst.
+    """
     tree = yaml.safe_load(source.read_text())
     tree["http_options"] = {"host": "127.0.0.1", "port": free_ports(1)[0]}
     for application in tree["applications"]:
+        for model in [] if drafts else application["args"]["models"]:
+            model["engine"] = model.get("engine", {}) | {"num_speculative_tokens": 0}
         # What one test loads is nothing to the next.
         application["args"]["registry"] = {"folder": str(folder / "registry"), "watch_period_s": 0.2}
         application["args"]["accounts"] = {"spool_folder": str(folder / "usage")}

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.e2e
 
 BASE = "stdlib-chat"
 GETCWD = "Return a unicode string representing the current working directory."
-LONG = {"max_tokens": 400, "temperature": 0, "extra_body": {"ignore_eos": True}}
+LONG = {"max_tokens": 400, "temperature": 1.0, "seed": 7, "extra_body": {"ignore_eos": True}}
+"""Drawn, for what is likeliest would soon repeat itself, and drafts make that come at once."""
 
 
 def ask(client: OpenAI, question: str, *, model: str = BASE, **options: object) -> str:
@@ -106,6 +107,41 @@ def test_usage_counts_what_came_from_the_cache(client: OpenAI) -> None:
     assert last.choices == []
     assert last.usage is not None
     assert last.usage.total_tokens == last.usage.prompt_tokens + last.usage.completion_tokens
+
+
+def test_an_answer_that_was_predicted_is_the_same_and_tells_what_of_it_was(client: OpenAI, server: Server) -> None:
+    asked: Any = {
+        "model": BASE,
+        "messages": [{"role": "user", "content": "What does os.getcwd do?"}],
+        "temperature": 0,
+        "max_tokens": 120,
+    }
+    plain = client.chat.completions.create(**asked)
+    text = plain.choices[0].message.content or ""
+    before = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+    predicted = client.chat.completions.create(**asked, prediction={"type": "content", "content": text})
+    assert predicted.choices[0].message.content == text
+    assert predicted.usage is not None
+    assert plain.usage is not None
+    assert predicted.usage.completion_tokens == plain.usage.completion_tokens
+    details = predicted.usage.completion_tokens_details
+    assert details is not None
+    assert details.accepted_prediction_tokens is not None
+    assert 5 < details.accepted_prediction_tokens < predicted.usage.completion_tokens
+    assert details.rejected_prediction_tokens == 0
+    told = server.metric("vllm:spec_decode_num_accepted_tokens_total") - before
+    assert told >= details.accepted_prediction_tokens
+    changed: Any = {
+        "type": "content",
+        "content": [{"type": "text", "text": text[:30]}, {"type": "text", "text": "No."}],
+    }
+    chunks = list(
+        client.chat.completions.create(**asked, prediction=changed, stream=True, stream_options={"include_usage": True})
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens_details is not None
+    assert chunks[-1].usage.completion_tokens_details.accepted_prediction_tokens
 
 
 def test_a_seed_repeats_a_draw_and_stop_strings_are_cut(client: OpenAI) -> None:

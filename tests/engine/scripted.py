@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from adapters.identity import AdapterDigest
@@ -41,7 +41,7 @@ def a_config(**changes: object) -> ResolvedConfig:
     return replace(CONFIG, **changes)  # type: ignore[arg-type]
 
 
-def a_request(name: str, prompt: tuple[int, ...] | range = (1, 2, 3), **fields: object) -> Request:
+def a_request(name: str, prompt: Sequence[int] = (1, 2, 3), **fields: object) -> Request:
     """A greedy request that ends by length unless told otherwise; sampling fields and request fields side by side."""
     of_request = {"prior_output_ids", "adapter", "tenant", "salt", "retention_s", "priority", "deadline_s", "pooling"}
     params = {"max_tokens": 4, "ignore_eos": True, "temperature": 0.0} | {
@@ -170,7 +170,7 @@ class ScriptedRunner:
         if self.pauses():
             return True
         plan = self._begun.pop()
-        result = StepResult(step_id=plan.step_id, token_id_by_request={}, error_by_request={})
+        result = StepResult(step_id=plan.step_id, token_ids_by_request={}, error_by_request={})
         writes: dict[int, int] = {}
         for row in plan.rows:
             assert self._owner_by_row[row.row] == row.request.request_id, "a row that is computed changed hands"
@@ -182,14 +182,9 @@ class ScriptedRunner:
                 result.error_by_request[row.request.request_id] = "The numbers of this request are not finite."
                 self._last_by_row[row.row] = 0
             elif row.samples:
-                seen = self._cells | own
-                cells = [seen[self._slot(row, position)] for position in range(row.end)]
-                index = row.end - len(row.request.prompt_ids)
-                forced = forced_token(row.request, index)
-                self._last_by_row[row.row] = next_token(row.request, cells) if forced is None else forced
-                result.token_id_by_request[row.request.request_id] = self._last_by_row[row.row]
-                if row.request.params.can_jump:
-                    result.forced_by_request[row.request.request_id] = forced_after(row.request, index + 1)
+                drawn = self._draw(row, self._cells | own)
+                self._last_by_row[row.row] = drawn[0]
+                result.token_ids_by_request[row.request.request_id] = tuple(drawn)
         self._cells |= writes
         self._results.append(result)
         return False
@@ -213,10 +208,23 @@ class ScriptedRunner:
         elif row.ends_prompt:
             result.pooled_by_request[request_id] = vector(row.request, gathered)
 
+    def _draw(self, row: StepRow, cells: dict[int, int]) -> list[int]:
+        """Draw a token behind the row, and one behind each of its draft that is right."""
+        drawn: list[int] = []
+        while len(drawn) <= len(row.draft_ids) and drawn == [*row.draft_ids[: len(drawn)]]:
+            end = row.end + len(drawn)
+            index = end - len(row.request.prompt_ids)
+            forced = forced_token(row.request, index)
+            seen = [cells[self._slot(row, position)] for position in range(end)]
+            drawn.append(next_token(row.request, seen) if forced is None else forced)
+            if row.request.params.can_jump:
+                drawn += forced_after(row.request, index + 1)
+        return drawn
+
     def _compute(self, row: StepRow) -> dict[int, int]:
         own: dict[int, int] = {}
         previous = self._cells[self._slot(row, row.start - 1)] if row.start else 0
-        for position, token_id in zip(range(row.start, row.end), row.token_ids(), strict=True):
+        for position, token_id in zip(range(row.start, row.stop), row.token_ids(), strict=True):
             if token_id == PENDING:
                 assert (self.steps_ahead, row.num_tokens) == (1, 1), "a pending token where none can be"
                 token_id = self._last_by_row[row.row]
@@ -237,16 +245,21 @@ class ScriptedRunner:
         assert 0 < plan.num_tokens <= self._config.max_batched_tokens
         assert len(plan.rows) <= self._config.num_rows
         assert len({row.row for row in plan.rows}) == len(plan.rows)
-        assert all(0 <= row.start < row.end <= len(row.block_ids) * self._config.block_tokens for row in plan.rows)
+        assert sum(row.num_logits for row in plan.rows) <= self._config.num_logits
+        assert not any(row.draft_ids and row.end != row.start + 1 and not row.samples for row in plan.rows)
+        assert all(
+            0 <= row.start < row.end <= row.stop <= len(row.block_ids) * self._config.block_tokens for row in plan.rows
+        )
         groups = [(row.num_tokens > 1, row.adapter or "") for row in plan.rows]
         assert groups == sorted(groups), "rows are out of order"
         assert all(row.adapter is None or self._gate.pins[row.adapter] for row in plan.rows), "an adapter is not pinned"
         cap = self._config.max_prefill_tokens_with_decodes
         # Whoever wants one token more is a decode to the plan, the last one of a prompt for a vector included.
-        last = [row for row in plan.rows if row.num_tokens == 1 and (row.samples or row.ends_prompt)]
+        last = [row for row in plan.rows if row.end - row.start == 1 and (row.samples or row.ends_prompt)]
         if cap is not None and not all(row.is_admission for row in last):
             forced = [row for row in plan.rows if row not in last and row.start >= len(row.request.prompt_ids)]
-            assert plan.num_tokens - len(last) - len(forced) <= cap, "prefills hold up decodes"
+            num_decoded = sum(row.num_tokens for row in [*last, *forced])
+            assert plan.num_tokens - num_decoded <= cap, "prefills hold up decodes"
 
     def _update_rows(self, plan: StepPlan) -> None:
         for index in plan.released_rows:

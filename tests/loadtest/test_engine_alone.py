@@ -16,7 +16,14 @@ from tests.loadtest.test_geometries import SMALL
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineAlone]:
     folder: Path = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(CONFIG_BY_NAME["smollm2-135m"] | SMALL, folder)
-    config = EngineConfig(model_path=str(folder), device="cpu", dtype="float32", num_threads=1, max_num_seqs=4)
+    config = EngineConfig(
+        model_path=str(folder),
+        device="cpu",
+        dtype="float32",
+        num_threads=1,
+        max_num_seqs=4,
+        num_speculative_tokens=0,
+    )
     alone = EngineAlone(config)
     yield alone
     alone.close()

@@ -43,7 +43,8 @@ GRAMMARS = [
 
 
 def make_engine(**options: Any) -> Engine:
-    return build_engine(EngineConfig(model_path=str(BUNDLED), dtype="float32", num_threads=1, **options))
+    config = EngineConfig(model_path=str(BUNDLED), dtype="float32", num_threads=1, num_speculative_tokens=0, **options)
+    return build_engine(config)
 
 
 @pytest.fixture(scope="module")

@@ -83,6 +83,23 @@ def test_what_is_to_be_remembered_longer_says_how_long(fields: dict[str, Any], h
     assert translate(**fields).retention_s == 3600 * hours
 
 
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("", ""), ("def f():", "def f():"), ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab")],
+)
+def test_a_prediction_is_text_or_text_parts_and_may_stand_beside_everything(content: Any, text: str) -> None:
+    prediction = {"type": "content", "content": content}
+    assert translate(prediction=prediction).prediction == text
+    beside = {
+        "logprobs": True,
+        "presence_penalty": 0.5,
+        "max_completion_tokens": 9,
+        "response_format": {"type": "text"},
+    }
+    assert translate(prediction=prediction, **beside).prediction == text
+    assert translate().prediction == ""
+
+
 def test_penalties_of_repeats_arrive_with_their_defaults() -> None:
     assert translate(dry_base=3, lz_buffer_size=5).params == translate().params
     assert translate(dry_multiplier=0.8, dry_penalty_last_n=0).params.dry is None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from deployments.channel import token_frames
@@ -14,7 +16,9 @@ from deployments.channel.token_frames import (
 from engine.request import Emission, FinishReason, RequestId, TokenLogprobs
 
 R1, R2 = RequestId("r1"), RequestId("r2")
-EXAMPLE = "23000000 4146 02 00 01000000   0200 ffff 03000000 01000000 02 00000000 00000000   7231 07000000"
+EXAMPLE = (
+    "2b000000 4146 03 00 01000000   0200 ffff 03000000 00000000 00000000 01000000 02 00000000 00000000   7231 07000000"
+)
 
 
 def emission(request_id: str = "r1", **fields: object) -> Emission:
@@ -24,7 +28,7 @@ def emission(request_id: str = "r1", **fields: object) -> Emission:
 def test_the_example_in_the_documentation_is_a_frame() -> None:
     frame = bytes.fromhex(EXAMPLE)
     assert EXAMPLE in (token_frames.__doc__ or "")
-    assert decode_length(frame[:4]) == len(frame) - 4 == 35
+    assert decode_length(frame[:4]) == len(frame) - 4 == 43
     expected = emission(token_ids=(7,), finish_reason=FinishReason.LENGTH, num_cached_tokens=3)
     assert decode_body(frame[4:]) == (expected,)
     assert encode_frame([expected]) == frame
@@ -40,6 +44,8 @@ def test_the_example_in_the_documentation_is_a_frame() -> None:
         emission(token_ids=(1 << 31,)),
         emission(num_cached_tokens=-1),
         emission(num_cached_tokens=1 << 32),
+        emission(num_accepted=-1),
+        emission(num_rejected=1 << 32),
     ],
 )
 def test_an_emission_out_of_bounds_does_not_get_into_a_frame(wrong: Emission) -> None:
@@ -83,7 +89,7 @@ def test_a_wrong_header_is_refused(position: int, value: int, message: str) -> N
 
 def test_a_count_beyond_the_bytes_is_refused_before_memory_is_taken() -> None:
     body = bytearray(encode_frame([emission(token_ids=(1,))])[4:])
-    body[16:20] = (0xFFFFFFFF).to_bytes(4, "little")
+    body[24:28] = (0xFFFFFFFF).to_bytes(4, "little")
     with pytest.raises(FrameError, match="ends within an emission"):
         decode_body(bytes(body))
 
@@ -97,14 +103,26 @@ def test_a_frame_carries_no_token_below_zero() -> None:
 
 def test_the_emissions_of_several_steps_become_one_for_each_request() -> None:
     steps = [
-        emission("r1", token_ids=(1,), num_cached_tokens=8),
+        emission("r1", token_ids=(1,), num_cached_tokens=8, num_accepted=1),
         emission("r2", token_ids=(2,)),
-        emission("r1", token_ids=(3, 4), num_cached_tokens=8, finish_reason=FinishReason.STOP),
+        emission(
+            "r1",
+            token_ids=(3, 4),
+            num_cached_tokens=8,
+            num_accepted=3,
+            num_rejected=5,
+            finish_reason=FinishReason.STOP,
+        ),
     ]
     assert coalesce(steps) == [
-        Emission(request_id=R1, token_ids=(1, 3, 4), num_cached_tokens=8, finish_reason=FinishReason.STOP),
+        replace(steps[-1], request_id=R1, token_ids=(1, 3, 4)),
         Emission(request_id=R2, token_ids=(2,)),
     ]
+
+
+def test_what_became_of_a_prediction_travels_with_each_emission() -> None:
+    sent = emission(token_ids=(7,), num_accepted=3, num_rejected=(1 << 32) - 1)
+    assert decode_body(encode_frame([sent])[4:]) == (sent,)
 
 
 def test_the_payload_is_what_the_frame_grows_by() -> None:

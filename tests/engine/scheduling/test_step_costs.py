@@ -78,3 +78,31 @@ def test_the_rate_of_prompt_tokens_follows_the_machine_and_does_not_listen_to_de
             costs.observe(num_decodes=0, num_prompt_tokens=500, took_s=took_s, now_s=0.0)
             costs.observe(num_decodes=2, num_prompt_tokens=2, took_s=0.1, now_s=0.0)
         assert costs.prompt_tokens_per_s == pytest.approx(expected, rel=0.02)
+
+
+def test_what_a_token_of_a_draft_adds_is_learned_through_noise_and_nothing_else_of_such_steps() -> None:
+    costs = measured(0.01, 0.0005, 2e-5)
+    before = costs.step_s(4), costs.prompt_s(1)
+    assert costs.draft_token_s == costs.prompt_s(1)
+    noise = random.Random(1)
+    for step in range(300):
+        tokens = 1 + step % 9
+        took_s = costs.step_s(4) + tokens * 3e-5 + noise.gauss(0, 2e-4)
+        costs.observe(num_decodes=4, num_prompt_tokens=0, num_draft_tokens=tokens, took_s=took_s, now_s=float(step))
+    assert costs.draft_token_s == pytest.approx(3e-5, rel=0.5)
+    assert (costs.step_s(4), costs.prompt_s(1)) == before
+    assert costs.is_known(300.0)
+
+
+def test_one_disturbed_step_does_not_make_drafts_dear_for_ever() -> None:
+    costs = measured(0.01, 0.0005, 2e-5)
+    for _ in range(9):
+        costs.observe(num_decodes=4, num_prompt_tokens=0, num_draft_tokens=1, took_s=60.0, now_s=0.0)
+    assert costs.draft_token_s <= 4 * costs.prompt_s(1)
+
+
+def test_drafts_are_never_thought_to_make_a_step_shorter() -> None:
+    costs = measured(0.01, 0.0005, 2e-5)
+    for _ in range(9):
+        costs.observe(num_decodes=4, num_prompt_tokens=0, num_draft_tokens=8, took_s=1e-6, now_s=0.0)
+    assert costs.draft_token_s == 0

@@ -1,0 +1,34 @@
+"""The text that a client expects an answer to be, as the tokens that the engine may draft."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from deployments.gateway.served_model import ServedModel, check_vocabulary
+from deployments.generation import TextPrompt
+from deployments.waits import patiently
+from engine.errors import RequestError
+
+
+async def prediction_ids(model: ServedModel, text: str, *, field: str, patience_s: float) -> tuple[int, ...]:
+    """Return the token ids of a prediction, none where it is empty.
+
+    Raises:
+        RequestError: it is longer than the context, or no text of this model's; it names `field`.
+        UnavailableError: there is no tokenizer.
+    """
+    if not text:
+        return ()
+    prompt = TextPrompt(text=text, has_special_tokens=False)
+    try:
+        token_ids = tuple(await patiently(partial(model.encode, prompt), patience_s))
+    except RequestError as error:
+        raise RequestError(f"'{field}' is refused: {error.message}", field=field) from None
+    check_vocabulary(token_ids, model.config.vocab_size, field=field)
+    limit = model.config.max_model_len
+    if len(token_ids) > limit:
+        raise RequestError(
+            f"'{field}' has {len(token_ids)} tokens, but this model's maximum context length is {limit} tokens.",
+            field=field,
+        )
+    return token_ids

@@ -1,0 +1,154 @@
+"""Which rows of a step compute a draft too, and how much of it. Pure: standard library only.
+
+A draft is computed behind a row's last token, and the answer takes of it what would have been drawn; the rest is
+written over. It is as long as it makes the step's tokens come sooner, by how often this request's drafts have been
+right and by what steps were measured to cost: the i-th token of a draft is right with probability p^i, and is computed
+while
+
+    p^i * (seconds of the step so far)  >  seconds of one token more * (tokens that the step so far may bring)
+
+the likeliest of all rows first. What a draft has right would have been computed in a later step, beside the same
+others; so what these lose is what is computed in vain, and that one step becomes longer, for which there is a bound.
+Drafts get only what is left of the budget, and blocks that nobody needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
+
+from engine.cache.block_tables import BlockTables
+from engine.config import ResolvedConfig
+from engine.metrics import SchedulerCounters
+from engine.scheduling.live_request import PENDING, LiveRequest
+from engine.scheduling.step_costs import StepCosts
+from engine.scheduling.step_draft import StepDraft
+from engine.speculation.drafter import Drafter
+from engine.step import StepRow
+
+MAX_STRETCH = 0.5
+"""So much longer drafts may make a step, or by as much as they bring everybody in it more tokens."""
+
+
+class Speculation:
+    """The drafts of one engine; off where the configuration gives them no tokens."""
+
+    def __init__(
+        self, config: ResolvedConfig, eos_ids: Iterable[int], costs: StepCosts, counters: SchedulerCounters
+    ) -> None:
+        self._config = config
+        self._eos_ids = frozenset(eos_ids)
+        self._costs = costs
+        self._counters = counters
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there are drafts at all."""
+        return self._config.num_speculative_tokens > 0
+
+    def extend(self, step: StepDraft, tables: BlockTables, num_running: int) -> None:
+        """Add drafts to a step that has all else that it will have.
+
+        Args:
+            num_running: so many blocks stay free, for requests that may need one in the next step.
+        """
+        decoding = step.decoding() if self.is_on and self._costs.has_decode_steps else []
+        if not decoding or not step.num_free:
+            return
+        step_s = self._costs.step_s(len(decoding)) + self._costs.prompt_s(step.num_prompt_tokens)
+        offers = [Offer(live, draft, _drafter(live).acceptance) for live in decoding if (draft := self._offer(live))]
+        share_out(offers, step_s, self._costs.draft_token_s, num_rows=len(decoding), num_free=step.num_free)
+        for offer in offers:
+            count = offer.num_wanted
+            count = tables.extend_beyond(offer.live, count, spare=num_running) if count else 0
+            if count:
+                step.put_draft(offer.live, offer.draft_ids[:count])
+
+    def commit(self, live: LiveRequest, row: StepRow, token_ids: tuple[int, ...], tables: BlockTables) -> int:
+        """Count what was right of a row's draft as computed, given what the row has brought; returns how much."""
+        if not row.draft_ids:
+            return 0
+        num_right = 0
+        # The last token of all has only been drawn.
+        for token_id, drafted in zip(token_ids[:-1], row.draft_ids, strict=False):
+            if token_id != drafted:
+                break
+            num_right += 1
+        live.num_computed += num_right
+        tables.name(live, row.end, live.num_computed)
+        _drafter(live).note(len(row.draft_ids), num_right)
+        self._counters.num_drafts += 1
+        self._counters.num_draft_tokens += len(row.draft_ids)
+        self._counters.num_accepted_tokens += num_right
+        return num_right
+
+    def _offer(self, live: LiveRequest) -> list[int]:
+        if live.output_ids[-1:] == [PENDING]:
+            return []
+        # The last token that it may have is drawn, and never computed.
+        params, num_tokens, limit = live.request.params, live.num_tokens, self._config.max_model_len
+        num_left = min(params.max_tokens - len(live.output_ids), limit - num_tokens) - 1
+        count = min(num_left, self._config.num_speculative_tokens)
+        if count < 1:
+            return []
+        stop_ids = self._eos_ids.union(params.stop_token_ids) if params.stop_token_ids else self._eos_ids
+        return _drafter(live).look_up(live.output_ids, count, stop_ids)
+
+
+@dataclass(slots=True)
+class Offer:
+    """What a request may draft.
+
+    Attributes:
+        acceptance: how likely a token of it is right if those before it are.
+        num_wanted: so much of it is computed.
+        num_expected: tokens that the step will probably bring the request.
+        right: how likely one token more is right.
+    """
+
+    live: LiveRequest
+    draft_ids: list[int]
+    acceptance: float
+    num_wanted: int = 0
+    num_expected: float = 1.0
+    right: float = 0.0
+
+    def grow(self) -> None:
+        """Want one token more."""
+        self.num_wanted += 1
+        self.num_expected += self.right
+        self.right *= self.acceptance
+
+
+def share_out(offers: Sequence[Offer], step_s: float, token_s: float, *, num_rows: int, num_free: int) -> None:
+    """Say how much of each draft is computed beside the `num_rows` tokens of a step that takes `step_s` without."""
+    bound_s, plain_s, num_expected = step_s * (1 + MAX_STRETCH), step_s, float(num_rows)
+    heap = []
+    for index, offer in enumerate(offers):
+        offer.right = offer.acceptance
+        heap.append((-offer.right, index))
+    heapify(heap)
+    for _ in range(num_free):
+        if not heap:
+            return
+        offer = offers[heap[0][1]]
+        if offer.right * step_s <= token_s * num_expected:
+            return
+        step_s, num_expected = step_s + token_s, num_expected + offer.right
+        if num_rows > 1 and step_s > bound_s:
+            # Who has no draft gets one token of it.
+            least = min(other.num_expected for other in offers) if len(offers) == num_rows else 1.0
+            if step_s > plain_s * least:
+                return
+        offer.grow()
+        if offer.num_wanted < len(offer.draft_ids):
+            heapreplace(heap, (-offer.right, heap[0][1]))
+        else:
+            heappop(heap)
+
+
+def _drafter(live: LiveRequest) -> Drafter:
+    if live.drafter is None:
+        live.drafter = Drafter(live.request)
+    return live.drafter

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from deployments.errors import ReplicaLostError
+from deployments.gateway.resumption import Resumption
+from deployments.generation_calls import GenerationCall, pack_ids
+from engine.request import Emission, FinishReason, RequestId, SamplingParams
+
+CALL = GenerationCall(
+    request_id=RequestId("r"),
+    prompt_ids=pack_ids([1]),
+    params=SamplingParams(max_tokens=9),
+    prediction_ids=pack_ids([5]),
+)
+
+
+class Lost:
+    """Replicas of which each but the last is lost behind its emissions."""
+
+    def __init__(self, *attempts: Sequence[Emission]) -> None:
+        self._attempts = list(attempts)
+        self.calls: list[GenerationCall] = []
+
+    async def tokens(self, call: GenerationCall) -> AsyncGenerator[Emission, None]:
+        self.calls.append(call)
+        for emission in self._attempts.pop(0):
+            yield emission
+        if self._attempts:
+            raise ReplicaLostError("gone")
+
+
+def emission(token_id: int, *counts: int, reason: FinishReason | None = None) -> Emission:
+    return Emission(
+        request_id=RequestId("r"),
+        token_ids=(token_id,),
+        num_cached_tokens=3,
+        num_accepted=counts[0],
+        num_rejected=counts[1],
+        finish_reason=reason,
+    )
+
+
+async def test_of_a_prediction_all_replicas_together_are_counted() -> None:
+    lost = Lost(
+        [emission(1, 0, 0), emission(2, 4, 1)],
+        [emission(3, 1, 0)],
+        [emission(4, 0, 2), emission(5, 2, 2, reason=FinishReason.STOP)],
+    )
+    batches = [batch async for batch in Resumption(lost, CALL, max_resumes=2).tokens()]
+    assert [batch.token_ids for batch in batches] == [(1,), (2,), (3,), (4,), (5,)]
+    assert [(b.num_accepted, b.num_rejected) for b in batches] == [(0, 0), (4, 1), (5, 1), (5, 3), (7, 3)]
+    assert {call.prediction_ids for call in lost.calls} == {CALL.prediction_ids}
+    assert lost.calls[-1].prior_output_ids == pack_ids([1, 2, 3])
+
+
+async def test_so_it_is_where_nothing_was_left_to_draw() -> None:
+    call = replace(CALL, params=SamplingParams(max_tokens=2))
+    lost = Lost([emission(1, 0, 0), emission(2, 4, 1)], [])
+    batches = [batch async for batch in Resumption(lost, call, max_resumes=2).tokens()]
+    assert (batches[-1].finish_reason, batches[-1].num_accepted, batches[-1].num_rejected) == (
+        FinishReason.LENGTH,
+        4,
+        1,
+    )

@@ -1,0 +1,328 @@
+"""Whatever is drafted, answers and the cache are those of an engine that drafts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import ResolvedConfig
+from engine.request import FinishReason, Request
+from engine.scheduling.step_costs import StepCosts
+from engine.speculation import speculation
+from engine.speculation.drafter import Drafter
+from engine.step import StepPlan, StepResult
+from tests.engine.scheduling.test_scheduler_properties import batches, gates, most_steps
+from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
+from tests.engine.simulated import ExactCosts
+from tests.oracles.naive_scheduler import VOCAB_SIZE, answer_alone
+
+LookUp = Callable[[Request, list[int], int, frozenset[int]], list[int]]
+
+
+class DraftCosts(ExactCosts):
+    """Costs that are known without measuring, those of drafts too."""
+
+    def __init__(self, *, base_s: float = 0.010, row_s: float = 0.0005, draft_token_s: float = 0.0) -> None:
+        super().__init__(base_s=base_s, row_s=row_s, token_s=0.0003)
+        self._exact_draft_s = draft_token_s
+
+    @property
+    def has_decode_steps(self) -> bool:
+        return True
+
+    @property
+    def draft_token_s(self) -> float:
+        return self._exact_draft_s
+
+
+def drafting(
+    patch: pytest.MonkeyPatch,
+    harness: Harness,
+    look_up: LookUp,
+    costs: StepCosts | None = None,
+    acceptance: float | None = None,
+) -> Harness:
+    """Have an engine draft what a function says, from the first step on."""
+
+    class Told(Drafter):
+        def __init__(self, request: Request) -> None:
+            super().__init__(request)
+            self._request = request
+
+        @property
+        def acceptance(self) -> float:
+            return super().acceptance if acceptance is None else acceptance
+
+        def look_up(self, output_ids: list[int], count: int, stop_ids: frozenset[int]) -> list[int]:  # type: ignore[override]
+            super().look_up(output_ids, count, stop_ids)
+            return look_up(self._request, output_ids, count, stop_ids)
+
+    patch.setattr(speculation, "Drafter", Told)
+    harness.scheduler._speculation._costs = costs or DraftCosts()
+    return harness
+
+
+answer_of = cache(answer_alone)
+
+
+def truth(request: Request, output_ids: list[int], count: int, max_model_len: int = 64) -> list[int]:
+    """What the answer goes on with."""
+    answer = [*request.prior_output_ids, *answer_of(request, max_model_len).token_ids]
+    assert answer[: len(output_ids)] == output_ids, "what is known already is another answer"
+    return answer[len(output_ids) :][:count]
+
+
+def right(request: Request, output_ids: list[int], count: int, stop_ids: frozenset[int]) -> list[int]:
+    return up_to_an_end(truth(request, output_ids, count), stop_ids)
+
+
+def up_to_an_end(draft: list[int], stop_ids: frozenset[int]) -> list[int]:
+    return draft[: next((at for at, token_id in enumerate(draft) if token_id in stop_ids), len(draft))]
+
+
+def drafts_of(harness: Harness) -> list[int]:
+    return [len(row.draft_ids) for plan in harness.runner.plans for row in plan.rows if row.draft_ids]
+
+
+@given(batches(), gates(), st.integers(0, 1), st.integers(1, 9), st.booleans(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_any_draft_whatever_changes_no_answer(
+    batch: tuple[ResolvedConfig, list[Request]],
+    gate: ScriptedGate,
+    steps_ahead: int,
+    num_speculative_tokens: int,
+    has_few_blocks: bool,
+    data: st.DataObject,
+) -> None:
+    """True ones, false ones, and some that go wrong, among chunks of prompts, pre-emptions, ends and grammars."""
+    config, all_requests = batch
+    num_blocks = max(config.max_blocks_per_request, config.num_blocks // 2) if has_few_blocks else config.num_blocks
+    config = replace(config, num_speculative_tokens=num_speculative_tokens, num_blocks=num_blocks)
+
+    def some(request: Request, output_ids: list[int], count: int, stop_ids: frozenset[int]) -> list[int]:
+        draft = truth(request, output_ids, count, config.max_model_len)
+        draft += data.draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=count - len(draft)))
+        wrong_at = data.draw(st.integers(0, 2 * len(draft)))
+        if wrong_at < len(draft):
+            draft[wrong_at] = (draft[wrong_at] + 1) % VOCAB_SIZE
+        return up_to_an_end(draft, stop_ids)
+
+    with pytest.MonkeyPatch.context() as patch:
+        harness = drafting(patch, Harness(config, gate, steps_ahead=steps_ahead), some, acceptance=0.9)
+        harness.add(*all_requests)
+        harness.finish(most_steps(all_requests))
+    for request in all_requests:
+        alone = answer_alone(request, config.max_model_len)
+        name = request.request_id
+        assert (harness.tokens(name), harness.reason(name)) == (alone.token_ids, alone.reason)
+    counters = harness.scheduler.counters
+    assert counters.num_draft_tokens == sum(drafts_of(harness)) >= counters.num_accepted_tokens
+    assert counters.generation_tokens == sum(len(harness.tokens(request.request_id)) for request in all_requests)
+
+
+@given(batches(), st.integers(1, 9), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_the_prefix_cache_then_holds_what_it_would_have_held(
+    batch: tuple[ResolvedConfig, list[Request]], num_speculative_tokens: int, wrong_every: int
+) -> None:
+    """But for what a grammar has forced at an answer's end: if it was drafted it is computed, else it is not."""
+    config, all_requests = batch
+    config = replace(config, enable_prefix_cache=True, num_blocks=2000)
+    all_requests = [replace(one, params=replace(one.params, grammar=None)) for one in all_requests]
+
+    def mostly(request: Request, output_ids: list[int], count: int, stop_ids: frozenset[int]) -> list[int]:
+        draft = truth(request, output_ids, count, config.max_model_len)
+        if wrong_every:
+            draft[wrong_every::wrong_every] = [(i + 1) % VOCAB_SIZE for i in draft[wrong_every::wrong_every]]
+        return up_to_an_end(draft, stop_ids)
+
+    names = []
+    for count in (0, num_speculative_tokens):
+        with pytest.MonkeyPatch.context() as patch:
+            harness = drafting(patch, Harness(replace(config, num_speculative_tokens=count)), mostly, acceptance=0.9)
+            harness.add(*all_requests)
+            harness.finish(most_steps(all_requests))
+        names.append(set(harness.scheduler._tables._index._block_by_name))
+    assert names[0] == names[1]
+
+
+def test_what_is_right_takes_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = drafting(monkeypatch, Harness(a_config(num_speculative_tokens=8)), right, acceptance=0.9)
+    harness.add(a_request("a", max_tokens=20))
+    # The prompt, two drafts with the tokens behind them, and one that lacks the last token, which is only drawn.
+    assert harness.finish() == 4
+    assert drafts_of(harness) == [8, 8]
+    assert harness.tokens("a") == answer_alone(a_request("a", max_tokens=20), 64).token_ids
+    assert harness.scheduler.counters.num_accepted_tokens == 16
+
+
+def test_no_draft_reaches_beyond_the_answer_s_bound_or_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    for request, config in (
+        (a_request("a", max_tokens=6), a_config(num_speculative_tokens=9)),
+        (a_request("a", max_tokens=60), a_config(num_speculative_tokens=9, max_model_len=10)),
+    ):
+        harness = drafting(monkeypatch, Harness(config), lambda *asked: [5] * asked[2], acceptance=0.9)
+        harness.add(request)
+        harness.finish()
+        assert harness.reason("a") is FinishReason.LENGTH
+        ends = [row.stop for plan in harness.runner.plans for row in plan.rows]
+        assert max(ends) == min(3 + request.params.max_tokens, config.max_model_len) - 1
+
+
+def test_a_draft_takes_what_is_left_of_the_budget_and_no_prompt_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = a_config(num_speculative_tokens=8, max_batched_tokens=12)
+    harness = drafting(monkeypatch, Harness(config), right, acceptance=0.9)
+    harness.add(a_request("a", max_tokens=40))
+    harness.step()
+    harness.add(a_request("b", range(1, 10), max_tokens=1))
+    plan = harness.step()
+    assert plan is not None
+    assert {row.request.request_id: (row.end - row.start, len(row.draft_ids)) for row in plan.rows} == {
+        "a": (1, 2),
+        "b": (9, 0),
+    }
+    harness.finish()
+
+
+def test_a_draft_takes_no_block_that_another_may_need_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that would grow beyond the cache, were the other not done by then; blocks are of 4 tokens."""
+    config = a_config(num_speculative_tokens=8, num_blocks=10, max_model_len=40, max_batched_tokens=40)
+    harness = drafting(monkeypatch, Harness(config), lambda *asked: [5] * asked[2], acceptance=0.9)
+    harness.add(a_request("a", range(12), max_tokens=20), a_request("b", range(1, 13), max_tokens=6))
+    harness.finish()
+    assert max(drafts_of(harness)) == 8
+    assert harness.scheduler.counters.num_preemptions == 0
+
+
+def test_a_token_that_was_only_drawn_is_not_computed() -> None:
+    """A row that failed behind its draft has brought no more than the draft."""
+    harness = Harness(a_config(num_speculative_tokens=8))
+    harness.scheduler._speculation._costs = DraftCosts()
+    request = a_request("a", max_tokens=9)
+    answer = answer_alone(request, 64).token_ids
+    harness.add(replace(request, prediction_ids=answer))
+    harness.step()
+    plan = harness.scheduler.plan()
+    assert plan is not None
+    assert plan.rows[0].draft_ids == answer[1:8]
+    harness.scheduler.advance(plan)
+    result = StepResult(
+        step_id=plan.step_id, token_ids_by_request={request.request_id: answer[1:4]}, error_by_request={}
+    )
+    harness.scheduler.commit(plan, result)
+    plan = harness.scheduler.plan()
+    assert plan is not None
+    assert (plan.rows[0].start, plan.rows[0].end) == (3 + 3, 3 + 4)
+
+
+def draft_lengths(
+    patch: pytest.MonkeyPatch, num_rows: int, acceptance: float, costs: DraftCosts, prompt: int = 0
+) -> list[int]:
+    """The drafts of a step in which so many decode, and a prompt is computed."""
+    config = a_config(max_num_seqs=num_rows + 1, num_speculative_tokens=100, max_batched_tokens=1000, num_blocks=5000)
+    harness = drafting(patch, Harness(config), lambda *asked: [5] * asked[2], costs, acceptance)
+    harness.add(*(a_request(f"{i}", max_tokens=50) for i in range(num_rows)))
+    harness.step()
+    if prompt:
+        harness.add(a_request("late", [7] * prompt))
+    plan = harness.step()
+    assert plan is not None
+    return [len(row.draft_ids) for row in plan.rows if row.start >= 3]
+
+
+def test_a_draft_is_as_long_as_it_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: alone, a step of 10.5 ms and 0.5 ms for a token more."""
+    costs = DraftCosts(draft_token_s=0.0005)
+    for acceptance in (0.02, 0.3, 0.6, 0.9):
+        best = max(range(60), key=lambda k: (1 + sum(acceptance**i for i in range(1, k + 1))) / (0.0105 + 0.0005 * k))
+        assert draft_lengths(monkeypatch, 1, acceptance, costs) == [min(best, 49)]
+
+
+def test_in_a_large_batch_a_draft_has_to_be_right_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = DraftCosts(draft_token_s=0.0005)
+    lengths = [max(draft_lengths(monkeypatch, rows, 0.6, costs)) for rows in (1, 4, 16, 40)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] > 2
+    assert lengths[-1] == 0
+
+
+def shared_out(
+    acceptances: list[float], *, num_rows: int, token_s: float = 0.0005, num_free: int = 1000, length: int = 30
+) -> list[int]:
+    live = Harness().scheduler._live
+    offers = [speculation.Offer(live, [5] * length, acceptance) for acceptance in acceptances]  # type: ignore[arg-type]
+    speculation.share_out(offers, 0.01301, token_s, num_rows=num_rows, num_free=num_free)
+    return [offer.num_wanted for offer in offers]
+
+
+def test_beside_others_drafts_do_not_make_a_step_longer_than_they_may() -> None:
+    (alone,) = shared_out([0.99], num_rows=1)
+    (beside_others,) = shared_out([0.99], num_rows=3)
+    assert alone == 30
+    assert beside_others == 13  # of 6.5 ms
+
+
+def test_where_all_draft_a_step_may_be_as_much_longer_as_it_brings_each_of_them() -> None:
+    counts = shared_out([0.99] * 4, num_rows=4)
+    assert max(counts) - min(counts) <= 1
+    assert sum(counts) > 2 * 13
+    # One that has next to no draft would lose.
+    assert sum(shared_out([0.99] * 3 + [0.01], num_rows=4)) == 13
+
+
+def test_the_likeliest_tokens_come_first() -> None:
+    likely, unlikely, hopeless = shared_out([0.9, 0.6, 0.01], num_rows=3, num_free=8)
+    assert (likely + unlikely, hopeless) == (8, 0)
+    assert 0.9**likely > 0.6 ** (unlikely + 1)
+    assert 0.6**unlikely > 0.9 ** (likely + 1)
+
+
+def test_beside_a_prompt_a_step_has_more_room_for_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = DraftCosts(draft_token_s=0.003)
+    assert draft_lengths(monkeypatch, 1, 0.5, costs) < draft_lengths(monkeypatch, 1, 0.5, costs, prompt=60)
+
+
+def test_who_drafts_nothing_is_asked_for_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that runs ahead waits only where drafts are wanted."""
+
+    def plan_of(count: int) -> StepPlan:
+        harness = Harness(a_config(num_speculative_tokens=count))
+        harness.add(a_request("a"))
+        plan = harness.step()
+        assert plan is not None
+        return plan
+
+    assert not plan_of(0).needs_results
+    assert plan_of(1).needs_results
+
+
+def test_of_a_prediction_it_is_told_what_the_answer_took_and_what_was_computed_in_vain() -> None:
+    request = a_request("a", max_tokens=30)
+    answer = answer_alone(request, 64).token_ids
+    predicted = (*answer[:10], (answer[10] + 1) % VOCAB_SIZE, *answer[11:])
+    harness = Harness(a_config(num_speculative_tokens=8))
+    harness.scheduler._speculation._costs = DraftCosts()
+    harness.add(replace(request, prediction_ids=predicted))
+    harness.finish()
+    assert harness.tokens("a") == answer
+    told = [(emission.num_accepted, emission.num_rejected) for emission in harness.emissions["a"]]
+    assert told == sorted(told)
+    counters = harness.scheduler.counters
+    assert sum(told[-1]) <= counters.num_draft_tokens
+    assert told[-1][0] >= 20
+    assert 0 < told[-1][1] <= 8
+
+
+def test_without_drafts_a_prediction_has_no_effect() -> None:
+    request = a_request("a", max_tokens=30)
+    answer = answer_alone(request, 64).token_ids
+    harness = Harness()
+    harness.add(replace(request, prediction_ids=answer))
+    harness.finish()
+    assert harness.tokens("a") == answer
+    assert [(e.num_accepted, e.num_rejected) for e in harness.emissions["a"]] == [(0, 0)] * 30
