@@ -1,0 +1,261 @@
+"""Measure what drafts gain, and what they cost where there is nothing to draft: the engine alone, with and without.
+
+    python -m loadtest.drafts smollm2-135m --batches 1,8,32
+
+A model of random weights writes nothing that could be predicted. So what it computes is real, and what is drawn is
+dictated: sources of Python's standard library in the tokens of the bundled model.
+
+    edit        a module with some names changed; the module is the prediction, and stands in the prompt
+    quotation   a list of the signatures in a module that stands in the prompt; no prediction
+    code        a module that is not in the prompt: only what it repeats of itself can be found
+    misleading  the last three tokens often stood there before, and each time something else follows
+    noise       random tokens: nothing is ever found
+
+Each text takes turns with and without drafts; figures are medians, those of ratios over pairs of turns. On a machine
+with other work the ratio of CPU seconds says more than that of the clock's. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sysconfig
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import torch
+from tokenizers import Tokenizer
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.request import Request, RequestId, SamplingParams
+from engine.sampling.sampler import Drawing, Sampler
+from loadtest.bench_engine import checkpoint, vocabulary
+from loadtest.tables import markdown_table, number
+
+TOKENIZER = Path(__file__).parents[1] / "models" / "stdlib-chat" / "tokenizer.json"
+COLUMNS = ("text", "batch", "plain tokens/s", "with drafts", "ratio", "by CPU time", "tokens a step and row", "right")
+WARM_UP_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dictation:
+    """What is asked and what is dictated, in token ids."""
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+    prediction_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Medians of one text and batch size: tokens a second from the first token on, and what became of drafts.
+
+    Attributes:
+        cpu_ratio: of the seconds that all threads of this process have computed.
+    """
+
+    text: str
+    batch: int
+    plain_tokens_per_s: float
+    drafting_tokens_per_s: float
+    ratio: float
+    cpu_ratio: float
+    tokens_per_step_and_row: float
+    share_right: float
+
+    def row(self) -> list[str]:
+        """Return the cells of `COLUMNS`."""
+        rates = (self.plain_tokens_per_s, self.drafting_tokens_per_s)
+        shares = (f"{self.tokens_per_step_and_row:.2f}", f"{self.share_right:.0%}")
+        ratios = (f"{self.ratio:.2f}", f"{self.cpu_ratio:.2f}")
+        return [self.text, str(self.batch), *map(number, rates), *ratios, *shares]
+
+
+def dictations(prompt_tokens: int, answer_tokens: int, vocab_size: int) -> dict[str, Dictation]:
+    """Return the texts by their names, none longer than so many tokens."""
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    library = Path(sysconfig.get_paths()["stdlib"])
+
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(token_id for token_id in tokenizer.encode(text).ids if token_id < vocab_size)
+
+    module = (library / "textwrap.py").read_text(encoding="utf-8")
+    module_ids = ids(module)[:prompt_tokens]
+    edited = re.sub(r"\btext\b", "string", re.sub(r"\bwidth\b", "columns", module))
+    quoted = "\n".join(f"- `{line.strip()}`" for line in module.splitlines() if re.match(r" *(def|class) ", line))
+    other = ids((library / "bisect.py").read_text(encoding="utf-8"))
+    unlike = (library / "sched.py").read_text(encoding="utf-8")
+    source = random.Random(0)
+    noise = tuple(source.randrange(vocab_size) for _ in range(answer_tokens))
+    return {
+        "edit": Dictation(prompt_ids=module_ids, answer_ids=ids(edited)[:answer_tokens], prediction_ids=module_ids),
+        "quotation": Dictation(prompt_ids=module_ids, answer_ids=ids(quoted)[:answer_tokens]),
+        "code": Dictation(prompt_ids=other[:prompt_tokens], answer_ids=ids(unlike)[:answer_tokens]),
+        "misleading": Dictation(prompt_ids=module_ids, answer_ids=wandering(module_ids, answer_tokens, source)),
+        "noise": Dictation(prompt_ids=module_ids, answer_ids=noise),
+    }
+
+
+def wandering(ids: Sequence[int], count: int, source: random.Random) -> tuple[int, ...]:
+    """Return a text that is another's for three tokens at a time, each time from somewhere else in it."""
+    starts = source.choices(range(len(ids) - 3), k=-(-count // 3))
+    return tuple(token_id for start in starts for token_id in ids[start : start + 3])[:count]
+
+
+def dictate(engine: Engine) -> dict[int, Dictation]:
+    """Have an engine draw what is dictated to a row; the caller says what that is, in the mapping that is returned."""
+    by_row: dict[int, Dictation] = {}
+    sampler: Sampler = engine._runner._sampler  # type: ignore[attr-defined]
+    draw = sampler.draw
+
+    def dictated(logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> Drawing:
+        drawing = draw(logits, rows, positions)
+        token_ids = [
+            by_row[row].answer_ids[position - len(by_row[row].prompt_ids)]
+            for row, position in zip(rows, positions, strict=True)
+        ]
+        return replace(drawing, fetched=lambda: torch.tensor(token_ids))
+
+    sampler.draw = dictated  # type: ignore[method-assign]
+    return by_row
+
+
+class Turn(NamedTuple):
+    """One turn: tokens a second and CPU seconds a token, from the first tokens on; those of drafts that were right."""
+
+    tokens_per_s: float
+    token_cpu_s: float
+    tokens_per_step_and_row: float
+    share_right: float
+
+
+class DictatedEngine:
+    """An engine that computes for real, and answers what it is told."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.engine = build_engine(config)
+        self._by_row = dictate(self.engine)
+        self._num_rows = self.engine.config.num_rows
+        self._num_requests = 0
+
+    def run(self, text: Dictation, batch: int, temperature: float) -> Turn:
+        """Answer so many requests for a text at once.
+
+        Raises:
+            RuntimeError: what came is not what was dictated.
+        """
+        # All rows alike, whichever a request gets.
+        self._by_row.update(dict.fromkeys(range(self._num_rows), text))
+        answers: dict[RequestId, list[int]] = {}
+        for _ in range(batch):
+            self._num_requests += 1
+            name = RequestId(f"dictated-{self._num_requests}")
+            params = SamplingParams(
+                max_tokens=len(text.answer_ids), temperature=temperature, seed=self._num_requests, ignore_eos=True
+            )
+            prompt_ids, prediction_ids = text.prompt_ids, text.prediction_ids
+            self.engine.add(
+                Request(request_id=name, prompt_ids=prompt_ids, params=params, prediction_ids=prediction_ids)
+            )
+            answers[name] = []
+        first_s, first_cpu_s, num_first, before = 0.0, 0.0, 0, self.engine.snapshot()
+        while any(len(answer) < len(text.answer_ids) for answer in answers.values()):
+            for emission in self.engine.step():
+                answers[emission.request_id] += emission.token_ids
+            if not first_s and all(answers.values()):
+                first_s, first_cpu_s = time.perf_counter(), time.process_time()
+                num_first = sum(map(len, answers.values()))
+                before = self.engine.snapshot()
+        took_s, cpu_s = time.perf_counter() - first_s, time.process_time() - first_cpu_s
+        after = self.engine.snapshot()
+        if any(tuple(answer) != text.answer_ids for answer in answers.values()):
+            raise RuntimeError("the engine has answered something else than was dictated")
+        num_tokens = sum(map(len, answers.values())) - num_first
+        num_drafted = after.counters.num_draft_tokens - before.counters.num_draft_tokens
+        share_right = (after.counters.num_accepted_tokens - before.counters.num_accepted_tokens) / (num_drafted or 1)
+        per_step = num_tokens / (after.num_steps - before.num_steps) / batch
+        return Turn(num_tokens / took_s, cpu_s / num_tokens, per_step, share_right)
+
+
+def measure(
+    engines: tuple[DictatedEngine, DictatedEngine],
+    texts: dict[str, Dictation],
+    batches: Sequence[int],
+    *,
+    repeats: int,
+    temperature: float = 0.0,
+) -> list[Result]:
+    """Run every text in every batch size, in turns on the one without drafts and the one with."""
+    results = []
+    for batch in batches:
+        for name, text in texts.items():
+            short = replace(text, answer_ids=text.answer_ids[:WARM_UP_TOKENS])
+            for engine in engines:
+                engine.run(short, batch, temperature)
+            turns = [[engine.run(text, batch, temperature) for engine in engines] for _ in range(repeats)]
+            results.append(
+                Result(
+                    text=name,
+                    batch=batch,
+                    plain_tokens_per_s=median(plain.tokens_per_s for plain, _ in turns),
+                    drafting_tokens_per_s=median(drafting.tokens_per_s for _, drafting in turns),
+                    ratio=median(drafting.tokens_per_s / plain.tokens_per_s for plain, drafting in turns),
+                    cpu_ratio=median(plain.token_cpu_s / drafting.token_cpu_s for plain, drafting in turns),
+                    tokens_per_step_and_row=median(drafting.tokens_per_step_and_row for _, drafting in turns),
+                    share_right=median(drafting.share_right for _, drafting in turns),
+                )
+            )
+    return results
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest.drafts", description=__doc__)
+    parser.add_argument("model", help="checkpoint folder, or the name of a geometry")
+    parser.add_argument("--batches", default="1,8,32", help="numbers of requests that run together, by commas")
+    parser.add_argument("--tokens", type=int, default=16, help="num_speculative_tokens")
+    parser.add_argument("--prompt-tokens", type=int, default=1500)
+    parser.add_argument("--answer-tokens", type=int, default=200)
+    parser.add_argument("--texts", default="", help="some of the texts, by commas")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args(arguments)
+    options.batches = tuple(int(part) for part in options.batches.split(","))
+    if min(*options.batches, options.repeats, options.tokens) < 1 or options.answer_tokens <= WARM_UP_TOKENS:
+        parser.error(f"all numbers must be at least 1, answers longer than {WARM_UP_TOKENS} tokens")
+    return options
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse()
+    with checkpoint(options.model) as folder:
+        config = EngineConfig(
+            model_path=str(folder),
+            num_threads=options.threads,
+            max_model_len=options.prompt_tokens + options.answer_tokens,
+            max_num_seqs=max(options.batches),
+            num_speculative_tokens=0,
+        )
+        plain, drafting = (DictatedEngine(replace(config, num_speculative_tokens=n)) for n in (0, options.tokens))
+        texts = dictations(options.prompt_tokens, options.answer_tokens, vocabulary(folder).end)
+        wanted = options.texts.split(",") if options.texts else list(texts)
+        texts = {name: texts[name] for name in wanted}
+        results = measure(
+            (plain, drafting), texts, options.batches, repeats=options.repeats, temperature=options.temperature
+        )
+    print(markdown_table(COLUMNS, [result.row() for result in results]))
+    print(json.dumps(vars(options) | {"results": [asdict(result) for result in results]}))
+
+
+if __name__ == "__main__":
+    main()
