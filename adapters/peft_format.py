@@ -30,12 +30,18 @@ _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 # Some converters leave out the prefix; vLLM takes what they make.
 _TENSOR_NAME = re.compile(
-    r"(?:base_model\.model\.)?(?P<module>(?:model|lm_head|layers|embed_tokens|norm)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
+    r"(?:base_model\.model\.)?(?P<module>(?:model|language_model|lm_head|layers|embed_tokens|norm)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
     r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]|(?:base_layer\.)?(?:bias|weight))"
 )
-# Trained on the decoder alone (`AutoModel`, as for vectors), modules have names without it.
-_DECODER = "model."
-_IN_DECODER = ("layers.", "embed_tokens.", "norm.")
+_WHOLE = ("", "")
+_BY_BEGINNING = {
+    # Trained on the decoder alone (`AutoModel`, as for vectors).
+    **dict.fromkeys(("layers.", "embed_tokens.", "norm."), ("", "model.")),
+    # On a model that sees, of which the decoder is a part: now, and in transformers before 4.52.
+    "model.language_model.": ("model.language_model.", "model."),
+    "language_model.": ("language_model.", ""),
+}
+"""What modules' names have in front, and what those of a whole decoder have there, by how they begin."""
 _LAYER_MODULE = re.compile(
     r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\."
     r"(?:(?:self_attn|mlp)\.(?P<projection>[a-z_]+_proj)|(?P<norm>input_layernorm|post_attention_layernorm))"
@@ -67,7 +73,7 @@ class LoraConfig:
         has_lora_bias: B has a bias.
         has_magnitudes: each targeted module's columns are scaled to learned lengths (DoRA, arXiv 2402.09353).
         modules_to_save: ends of names of modules that the adapter brings whole.
-        is_of_decoder: patterns and targets are for names without the leading `model.`.
+        prefixes: what names that patterns and targets are for have in front, and what those of a whole decoder have.
         ties_weights: what it changes in the embedding is to hold for a tied output matrix as well, and the reverse.
         patterns: all regular expressions among these, ready to be matched.
     """
@@ -86,7 +92,7 @@ class LoraConfig:
     has_magnitudes: bool
     modules_to_save: tuple[str, ...]
     ties_weights: bool
-    is_of_decoder: bool = False
+    prefixes: tuple[str, str] = _WHOLE
     patterns: Patterns = field(compare=False, repr=False)
 
     def rank_of(self, module: str) -> int:
@@ -141,7 +147,8 @@ class LoraConfig:
         return default
 
     def _own_name(self, module: str) -> str:
-        return module.removeprefix(_DECODER) if self.is_of_decoder else module
+        own, usual = self.prefixes
+        return own + module.removeprefix(usual) if module.startswith(usual) else module
 
 
 def parse_config(name: str, content: bytes) -> LoraConfig:
@@ -210,14 +217,16 @@ def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
     match = _TENSOR_NAME.fullmatch(tensor)
     if match is None:
         raise AdapterError(name, f"tensor {tensor[:200]!r} is not one of a LoRA adapter for a decoder")
-    module = _DECODER + match["module"] if is_of_decoder(tensor) else match["module"]
+    own, usual = prefixes_of(tensor)
+    module = usual + match["module"].removeprefix(own)
     # PEFT wraps a module that it targets, whose own bias then lies one level deeper.
     return module, "bias" if match["part"] == "base_layer.bias" else match["part"]
 
 
-def is_of_decoder(tensor: str) -> bool:
-    """Tell whether a tensor's name is one of an adapter that was trained on the decoder alone."""
-    return tensor.removeprefix("base_model.model.").startswith(_IN_DECODER)
+def prefixes_of(tensor: str) -> tuple[str, str]:
+    """Return what a module's name has in front, by one of its tensors, and what it has in a whole decoder."""
+    name = tensor.removeprefix("base_model.model.")
+    return next((prefixes for beginning, prefixes in _BY_BEGINNING.items() if name.startswith(beginning)), _WHOLE)
 
 
 def parse_module_name(module: str) -> tuple[int, str] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from adapters.errors import AdapterError
-from adapters.peft_format import WHOLE_MODEL, LoraConfig, is_of_decoder, parse_module_name, parse_tensor_name
+from adapters.peft_format import WHOLE_MODEL, LoraConfig, parse_module_name, parse_tensor_name, prefixes_of
 from adapters.tensor_file import TensorEntry
 
 ModuleShapes = Mapping[str, tuple[int, ...]]
@@ -54,7 +54,8 @@ def validate(
         AdapterError: a module the base lacks or that is not targeted, a missing half, a targeted module without
             tensors, a wrong shape, or a rank over `max_rank`.
     """
-    config = replace(config, is_of_decoder=any(map(is_of_decoder, entries)))
+    # An output matrix may have the same name wherever the decoder is.
+    config = replace(config, prefixes=max(map(prefixes_of, entries), default=config.prefixes))
     parts_by_module: dict[str, dict[str, TensorEntry]] = {}
     for entry in entries.values():
         module, part = parse_tensor_name(name, entry.name)

@@ -21,6 +21,7 @@ from engine.decoder.json_file import read_json
 from engine.decoder.layer_forms import LayerForm, layer_forms
 from engine.decoder.scales import Scales, parse_scales
 from engine.decoder.stored import Stored, parse_stored
+from engine.decoder.wrapped import TEXT_BY_WRAPPER, decoder_fields
 from engine.errors import CheckpointError
 
 SPAN_BYTES = 4
@@ -145,19 +146,15 @@ def read_spec(model_path: str) -> DecoderSpec:
         CheckpointError: a file is missing or broken, the architecture is unknown, or a field is missing or wrong.
     """
     folder = Path(model_path)
-    if not folder.is_dir():
-        raise CheckpointError(f"{model_path}: there is no such folder.")
-    config = read_json(folder / "config.json")
-    where = f"{model_path}/config.json"
-    if "auto_map" in config:
-        raise CheckpointError(f"{where}: it wants code of its own (auto_map), which is never run.")
-    names = config.get("architectures")
+    fields = _fields(folder)
+    where = fields.where
+    names = fields.config.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     is_base = name in DECODER_BY_BASE
     name = DECODER_BY_BASE.get(name, name) if isinstance(name, str) else None
     if name not in FAMILIES:
-        raise CheckpointError(f"{where}: architectures is {names!r}; one of {', '.join(sorted(FAMILIES))} is served.")
-    fields = Fields(config, where)
+        known = ", ".join(sorted({*FAMILIES, *TEXT_BY_WRAPPER}))
+        raise CheckpointError(f"{where}: architectures is {names!r}; one of {known} is served.")
     _check_causal(fields)
     family = FAMILIES[name]
     heads = fields.count("num_attention_heads")
@@ -169,7 +166,7 @@ def read_spec(model_path: str) -> DecoderSpec:
     layers = layer_forms(fields, family, scales, num_layers=num_layers, head_dim=head_dim)
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(f"{where}: {heads} heads over {kv_heads} kv heads of dimension {head_dim} do not divide.")
-    quantization = config.get("quantization_config")
+    quantization = fields.config.get("quantization_config")
     spec = DecoderSpec(
         architecture=name,
         vocab_size=fields.count("vocab_size"),
@@ -191,13 +188,23 @@ def read_spec(model_path: str) -> DecoderSpec:
         scales=scales,
         is_tied=is_base or fields.switch("tie_word_embeddings", default=family.is_tied),
         max_position=_max_position(fields, layers),
-        eos_ids=eos_ids(folder, config, fields.count("vocab_size")),
+        eos_ids=eos_ids(folder, fields.config, fields.count("vocab_size")),
         stored=None if quantization is None else parse_stored(quantization, where),
         generates=not is_base,
     )
     if spec.stored is not None:
         spec.stored.check_sizes(spec.linear_shapes(), where)
     return spec
+
+
+def _fields(folder: Path) -> Fields:
+    """Return what config.json says of the decoder, if no code comes along with it."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: there is no such folder.")
+    config, where = read_json(folder / "config.json"), f"{folder}/config.json"
+    if "auto_map" in config:
+        raise CheckpointError(f"{where}: it wants code of its own (auto_map), which is never run.")
+    return decoder_fields(config, where)
 
 
 def _check_causal(fields: Fields) -> None:

@@ -20,7 +20,7 @@ from engine.decoder.stored_fields import COMPRESSED
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.tensor_kinds import TensorKind
 from engine.errors import CheckpointError
-from engine.loading.names import EMBEDDING, HEAD, IGNORED_SUFFIXES, Parameter, parameters
+from engine.loading.names import EMBEDDING, HEAD, IGNORED_SUFFIXES, PREFIX_BY_PART, SIGHT, Parameter, parameters
 from engine.loading.weight_files import open_whole, weight_files
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def opened(folder: Path, framework: str = "numpy") -> Iterator[Mapping[str, Stor
                 if name in found:
                     raise CheckpointError(f"{path}: the tensor {name} is in another file of the checkpoint as well.")
                 found[name] = StoredTensor(file, name)
-        yield _with_prefix(found)
+        yield _as_of_whole(found)
 
 
 def read_checkpoint_spec(model_path: str) -> DecoderSpec:
@@ -108,7 +108,7 @@ def read_checkpoint_spec(model_path: str) -> DecoderSpec:
     if spec.is_tied:
         return spec
     with opened(Path(model_path)) as tensors:
-        is_bare = EMBEDDING in tensors and tensors[EMBEDDING].name != EMBEDDING
+        is_bare = EMBEDDING in tensors and tensors[EMBEDDING].name == EMBEDDING.removeprefix("model.")
         return replace(spec, is_tied=True, generates=False) if is_bare and HEAD not in tensors else spec
 
 
@@ -147,12 +147,27 @@ def check_complete(
             raise CheckpointError(f"{where}: the tensor {name} belongs to nothing in a {spec.architecture}.")
 
 
-def _with_prefix(found: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
-    """Return the tensors by the names of a whole model, where what was saved is its decoder by itself."""
-    prefix, _, name = EMBEDDING.partition(".")
-    if name not in found:
+def _as_of_whole(found: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Return the tensors by the names of a whole model, where its decoder was saved by itself or as a part of more.
+
+    Raises:
+        CheckpointError: two of them would have one name.
+    """
+    if EMBEDDING in found:
         return found
-    return {given if given == HEAD else f"{prefix}.{given}": tensor for given, tensor in found.items()}
+    prefixes = {"": "model.", **PREFIX_BY_PART}
+    at = next((at for at, prefix in prefixes.items() if at + EMBEDDING.removeprefix(prefix) in found), None)
+    if at is None:
+        return found
+    tensors: dict[str, StoredTensor] = {}
+    for given, tensor in found.items():
+        if at in PREFIX_BY_PART and given.startswith(SIGHT):
+            continue
+        name = prefixes[at] + given.removeprefix(at) if given.startswith(at) and given != HEAD else given
+        if name in tensors:
+            raise CheckpointError(f"{tensor.file.path}: {given} and {tensors[name].name} are the same tensor's names.")
+        tensors[name] = tensor
+    return tensors
 
 
 def _check_kind(where: str, name: str, kind: TensorKind, found: StoredTensor | None) -> None:

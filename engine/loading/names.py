@@ -15,6 +15,10 @@ from engine.decoder.spec import DecoderSpec
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that old exports kept though they follow from config.json."""
+PREFIX_BY_PART = {"language_model.": "", "model.language_model.": "model."}
+"""What a whole decoder's names begin with, by what they do where it is the part for text of a model that sees."""
+SIGHT = tuple(f"{at}{part}." for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
+"""What the names of the other parts of such a model begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

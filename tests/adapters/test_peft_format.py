@@ -11,10 +11,10 @@ from adapters.errors import AdapterError
 from adapters.peft_format import (
     WHOLE_MODEL,
     LoraConfig,
-    is_of_decoder,
     parse_config,
     parse_module_name,
     parse_tensor_name,
+    prefixes_of,
 )
 from tests.adapters.handmade import make_config
 
@@ -148,18 +148,36 @@ def test_tensor_names_give_module_and_part() -> None:
 
 def test_an_adapter_of_the_decoder_alone_has_names_without_it() -> None:
     name = "base_model.model.layers.3.self_attn.q_proj.lora_A.weight"
-    assert is_of_decoder(name)
     assert parse_tensor_name("demo", name) == (Q3, "lora_A.weight")
-    assert not is_of_decoder(f"base_model.model.{Q3}.lora_A.weight")
-    assert not is_of_decoder("base_model.model.lm_head.lora_A.weight")
+    assert prefixes_of(f"base_model.model.{Q3}.lora_A.weight") == ("", "")
+    assert prefixes_of("base_model.model.lm_head.lora_A.weight") == ("", "")
     config = parse(
         target_modules=r"layers\.\d+\.self_attn\.q_proj",
         rank_pattern={r"^layers\.3\.self_attn\.q_proj": 2},
         alpha_pattern={r"^layers\.3\.self_attn\.q_proj": 10},
     )
     assert (config.has_target(Q3), config.rank_of(Q3), config.scaling_of(Q3)) == (False, 4, 2)
-    config = replace(config, is_of_decoder=True)
+    config = replace(config, prefixes=prefixes_of(name))
     assert (config.has_target(Q3), config.rank_of(Q3), config.scaling_of(Q3)) == (True, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "head"),
+    [("model.language_model.", "lm_head"), ("language_model.model.", "language_model.lm_head")],
+)
+def test_an_adapter_of_a_model_that_sees_has_names_with_more_in_front(decoder: str, head: str) -> None:
+    name = f"base_model.model.{decoder}layers.3.self_attn.q_proj.lora_A.weight"
+    assert parse_tensor_name("demo", name) == (Q3, "lora_A.weight")
+    assert parse_tensor_name("demo", f"base_model.model.{head}.lora_A.weight") == ("lm_head", "lora_A.weight")
+    config = parse(
+        target_modules=rf"{decoder}layers\.\d+\.self_attn\.q_proj|{head}",
+        rank_pattern={f"^{decoder}layers.3.self_attn.q_proj": 2},
+        alpha_pattern={f"^{decoder}layers.3.self_attn.q_proj": 10},
+    )
+    assert (config.has_target(Q3), config.rank_of(Q3)) == (False, 4)
+    config = replace(config, prefixes=prefixes_of(name))
+    assert (config.has_target(Q3), config.rank_of(Q3), config.scaling_of(Q3)) == (True, 2, 5)
+    assert config.has_target("lm_head")
 
 
 def test_modules_are_known_by_layer_and_name() -> None:

@@ -47,6 +47,27 @@ def test_one_that_was_trained_on_the_decoder_alone_fits_too(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.parametrize("decoder", ["model.language_model.", "language_model.model."])
+def test_one_that_was_trained_on_a_model_that_sees_fits_too(tmp_path: Path, decoder: str) -> None:
+    tensors = {key.replace("model.layers", f"{decoder}layers"): value for key, value in make_tensors().items()}
+    tensors["base_model.model.lm_head.lora_A.weight"] = torch.ones(4, 16)
+    tensors["base_model.model.lm_head.lora_B.weight"] = torch.ones(32, 4)
+    targets = rf"{decoder}layers\.\d\.self_attn\.q_proj|.*lm_head"
+    layouts = check(tmp_path, make_config(target_modules=targets), tensors)
+    assert {layout.module for layout in layouts.values()} == {
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.1.self_attn.q_proj",
+        "lm_head",
+    }
+
+
+@pytest.mark.parametrize("at", ["model.", ""])
+def test_one_that_changes_what_sees_is_refused(tmp_path: Path, at: str) -> None:
+    module = f"base_model.model.{at}vision_tower.encoder.layers.0.self_attn.q_proj"
+    with pytest.raises(AdapterError, match=r"vision_tower\.encoder"):
+        check(tmp_path, make_config(), make_tensors() | {f"{module}.lora_A.weight": torch.ones(4, 8)})
+
+
 def test_names_without_the_prefix_are_the_same(tmp_path: Path) -> None:
     tensors = {key.removeprefix("base_model.model."): value for key, value in make_tensors().items()}
     assert {layout.module for layout in check(tmp_path, make_config(), tensors).values()} == {

@@ -79,6 +79,58 @@ def test_a_decoder_that_was_saved_by_itself_is_the_same_model(tmp_path: Path, is
     assert all(torch.equal(tensor, bare[name]) for name, tensor in whole.items())
 
 
+def as_part(tensors: dict[str, torch.Tensor], *, is_new: bool) -> dict[str, torch.Tensor]:
+    """Return tensors by the names that they have in a model that sees, and tensors of its other parts."""
+    at = "model." if is_new else ""
+    named = {
+        name.replace("model.", "model.language_model.") if is_new else f"language_model.{name}": tensor
+        for name, tensor in tensors.items()
+    }
+    parts = (f"{at}vision_tower.layers.0.weight", f"{at}multi_modal_projector.weight")
+    return named | {name: torch.ones(3, dtype=torch.int8) for name in parts}
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_decoder_that_is_a_part_of_a_model_that_sees_is_the_same(tmp_path: Path, is_new: bool) -> None:
+    tensors = write_checkpoint(tmp_path)
+    whole = load(tmp_path)
+    save_file(as_part(tensors, is_new=is_new), tmp_path / SINGLE)
+    assert read_checkpoint_spec(str(tmp_path)) == read_spec(str(tmp_path))
+    part = load(tmp_path)
+    assert whole.keys() == part.keys()
+    assert all(torch.equal(tensor, part[name]) for name, tensor in whole.items())
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("audio_tower.weight", "audio_tower.weight belongs to nothing"),
+        ("model.layers.0.mlp.up_proj.weight", "up_proj.weight are the same tensor's names"),
+    ],
+)
+def test_what_else_is_in_a_model_that_sees_is_left_over(tmp_path: Path, is_new: bool, name: str, told: str) -> None:
+    tensors = as_part(write_checkpoint(tmp_path), is_new=is_new)
+    save_file({**tensors, name: torch.ones(2)}, tmp_path / SINGLE)
+    with pytest.raises(CheckpointError, match=told):
+        check_contents(str(tmp_path), read_spec(str(tmp_path)))
+
+
+def test_what_sees_is_left_over_beside_a_whole_decoder(tmp_path: Path) -> None:
+    tensors = write_checkpoint(tmp_path)
+    save_file({**tensors, "vision_tower.weight": torch.ones(2)}, tmp_path / SINGLE)
+    assert {"vision_tower.weight belongs to nothing" in told for told in refusals(tmp_path)} == {True}
+
+
+def test_a_part_without_its_output_matrix_lacks_it(tmp_path: Path) -> None:
+    tensors = write_checkpoint(tmp_path)
+    del tensors["lm_head.weight"]
+    save_file(as_part(tensors, is_new=True), tmp_path / SINGLE)
+    spec = read_checkpoint_spec(str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is missing"):
+        check_contents(str(tmp_path), spec)
+
+
 def test_a_decoder_alone_makes_vectors_where_the_whole_would_have_a_head_of_its_own(tmp_path: Path) -> None:
     """Qwen3-Embedding-8B has the config.json of the whole model."""
     tensors = write_checkpoint(tmp_path)

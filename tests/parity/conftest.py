@@ -175,7 +175,12 @@ def make_model(family: str, **overrides: Any) -> PreTrainedModel:
     """Build a tiny model of a family with random weights, always the same."""
     model_class, config_class, options = FAMILIES[family]
     torch.manual_seed(11)
-    model = model_class(config_class(**{**GEOMETRY, **options, **overrides})).float().eval()
+    return fill(model_class(config_class(**{**GEOMETRY, **options, **overrides})))
+
+
+def fill(model: PreTrainedModel) -> PreTrainedModel:
+    """Give a model the weights that the generator draws next."""
+    model = model.float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:

@@ -33,6 +33,16 @@ def test_a_system_turn_may_be_refused_or_left_out(before: str) -> None:
     assert not habits(before=before).shows_system
 
 
+def test_a_template_for_images_takes_texts_as_they_are() -> None:
+    """Templates of models that see, as Gemma 3's, put a system turn before the first one, and take both forms."""
+    system = (
+        "{% if messages[0].role == 'system' %}{% set s = messages[0].content %}"
+        "{{ s if s is string else s[0].text }}{% set messages = messages[1:] %}{% endif %}"
+    )
+    either = "{% if m.content is string %}{{ m.content }}{% elif m.content is iterable %}" + PARTS + "{% endif %}"
+    assert habits(either, before=system) == USUAL
+
+
 def test_a_content_may_be_shown_only_in_parts() -> None:
     found = habits(PARTS)
     assert (found.wants_parts, found.shows_system) == (True, True)

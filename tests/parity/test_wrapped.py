@@ -1,0 +1,118 @@
+"""Decoders in models that see, as transformers saves them now and before: what they say of texts, adapters included."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PreTrainedModel,
+)
+
+from adapters.registry import reference
+from engine.build import build_engine
+from engine.config import EngineConfig
+from tests.parity.conftest import GEMMA, GEOMETRY, WINDOWS, Checkpoint, fill, greedy, random_prompts, run_engine
+
+SIGHT = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+GEMMA_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+}
+MODELS: dict[str, tuple[type[PreTrainedModel], Any, str, dict[str, Any]]] = {
+    "gemma3_text": (
+        Gemma3ForConditionalGeneration,
+        Gemma3Config,
+        "siglip_vision_model",
+        {**GEMMA, "layer_types": [*WINDOWS, "full_attention"], "rope_parameters": GEMMA_ROPE},
+    ),
+    "mistral": (Mistral3ForConditionalGeneration, Mistral3Config, "pixtral", {"head_dim": 24, "sliding_window": None}),
+    "llama": (LlavaForConditionalGeneration, LlavaConfig, "clip_vision_model", {}),
+    "qwen2": (LlavaForConditionalGeneration, LlavaConfig, "siglip_vision_model", {}),
+}
+PEFT = {
+    "r": 4,
+    "lora_alpha": 6,
+    "target_modules": r".*language_model\.layers\.\d+\.(self_attn\.[qv]|mlp\.down)_proj",
+    "rank_pattern": {r"model\.language_model\.layers\.1\.mlp\.down_proj": 7},
+}
+OLD = {"model.language_model.": "language_model.model."}
+"""How the decoder of such a model was called by transformers before 4.52, as adapters name it."""
+
+
+def make_whole(text: str) -> PreTrainedModel:
+    model_class, config_class, sight, options = MODELS[text]
+    torch.manual_seed(11)
+    told = {**GEOMETRY, **options, "model_type": text}
+    config = config_class(
+        text_config=told,
+        vision_config={**SIGHT, "model_type": sight},
+        tie_word_embeddings=told["tie_word_embeddings"],
+        image_token_index=GEOMETRY["vocab_size"] - 1,
+    )
+    return fill(model_class(config))
+
+
+@pytest.mark.parametrize("text", MODELS)
+@pytest.mark.parametrize("is_old", [True, False])
+def test_the_text_of_a_model_that_sees_goes_on_as_transformers_has_it(tmp_path: Path, text: str, is_old: bool) -> None:
+    model = make_whole(text)
+    model.save_pretrained(tmp_path, save_original_format=is_old)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert any(name.startswith("language_model.model." if is_old else "model.language_model.") for name in names)
+    assert any("vision_tower." in name for name in names)
+    whole = Checkpoint(path=str(tmp_path), model=model)
+    engine = build_engine(EngineConfig(model_path=whole.path, dtype="float32", num_threads=1))
+    for prompt in random_prompts(3, longest=70):
+        assert run_engine(engine, [greedy("a", prompt)]) == {"a": whole.generate(prompt)}
+
+
+@pytest.mark.parametrize("text", ["gemma3_text", "mistral"])
+def test_an_adapter_of_a_model_that_sees_is_what_it_is_to_peft(tmp_path: Path, text: str) -> None:
+    make_whole(text).save_pretrained(tmp_path / "base")
+    model = peft.get_peft_model(make_whole(text), peft.LoraConfig(task_type="CAUSAL_LM", **PEFT))
+    torch.manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path / "new")
+    paths = {"new": str(tmp_path / "new"), "old": renamed(tmp_path / "new", tmp_path / "old")}
+    adapters = [reference(name, path) for name, path in paths.items()]
+    engine = build_engine(EngineConfig(model_path=str(tmp_path / "base"), dtype="float32", num_threads=1), adapters)
+    prompt = random_prompts(2, longest=40)[1]
+    expected = Checkpoint(path=paths["new"], model=model.eval()).generate(prompt)
+    assert expected != Checkpoint(path="base", model=make_whole(text)).generate(prompt)
+    requests = [greedy(adapter.name, prompt, adapter=adapter.digest) for adapter in adapters]
+    assert run_engine(engine, requests) == {"new": expected, "old": expected}
+
+
+def renamed(source: Path, folder: Path) -> str:
+    """Write an adapter as it would be of a model whose decoder was called otherwise."""
+    ((now, before),) = OLD.items()
+    folder.mkdir()
+    tensors = load_file(source / "adapter_model.safetensors")
+    assert all(now in name for name in tensors)
+    save_file({name.replace(now, before): t for name, t in tensors.items()}, folder / "adapter_model.safetensors")
+    config = json.loads((source / "adapter_config.json").read_text())
+    config["target_modules"] = config["target_modules"].replace(r"language_model\.", r"language_model\.model\.")
+    config["rank_pattern"] = {r"language_model\.model\.layers\.1\.mlp\.down_proj": 7}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return str(folder)
