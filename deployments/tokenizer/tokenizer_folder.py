@@ -12,10 +12,13 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deployments.tokenizer.generic_tokenizer import LoadedTokenizer, read_generic
+from engine.decoder.json_file import read_json
 from engine.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -29,7 +32,19 @@ def load_tokenizer(folder: str) -> LoadedTokenizer:
         CheckpointError: there is none, or none that works without Python code.
     """
     found = read_generic(folder)
-    return _by_transformers(folder) if found is None else found
+    found = _by_transformers(folder) if found is None else found
+    return found if found.templates else replace(found, templates=_of_processor(Path(folder)))
+
+
+def _of_processor(folder: Path) -> dict[str, str]:
+    """Return the chat template that models which see had in a file of their own, where transformers seeks it for them.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
+    path = folder / "chat_template.json"
+    template = read_json(path).get("chat_template") if path.is_file() else None
+    return {"default": template} if isinstance(template, str) and template else {}
 
 
 def _by_transformers(folder: str) -> LoadedTokenizer:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from deployments.tokenizer.tokenizer_folder import load_tokenizer
+from engine.errors import CheckpointError
 from tests.architecture.source_tree import ROOT
 
 CODE = """
@@ -51,3 +53,18 @@ def test_torch_can_be_imported_afterwards(folder: Path) -> None:
     more = "import torch, importlib.util\nprint(importlib.util.find_spec('torch') is not None)"
     (*_, last), _ = run(folder, more)
     assert last == "True"
+
+
+@pytest.mark.parametrize("is_generic", [True, False])
+def test_a_template_may_lie_in_the_file_of_a_model_that_sees(folder: Path, is_generic: bool) -> None:
+    """Of some that were published by older versions of transformers no other file has it."""
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    assert load_tokenizer(str(folder)).templates == {"default": config["chat_template"]}
+    left_out = {"chat_template", "legacy"} if is_generic else {"chat_template"}
+    path.write_text(json.dumps({name: value for name, value in config.items() if name not in left_out}))
+    assert load_tokenizer(str(folder)).templates == {"default": "{{ messages }}"}
+    (folder / "chat_template.json").write_text("{")
+    with pytest.raises(CheckpointError, match="chat_template"):
+        load_tokenizer(str(folder))
