@@ -83,6 +83,11 @@ INLINE LaneNumbers lane_numbers() {
 
 constexpr float LOG2_E = 1.44269504088896341f;
 
+// softcap * tanh(factor * x / softcap), by tanh u = 1 - 2 / (1 + e^2u).
+INLINE Lanes capped(Lanes x, float factor, float softcap) {
+    return softcap - 2.0f * softcap / (1.0f + power_of_two(x * (2.0f * LOG2_E * factor / softcap)));
+}
+
 INLINE float sum_of(Lanes lanes) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_ps((__m512)lanes);

@@ -23,7 +23,7 @@ from engine.lora import AdapterSegment, LoraProducts
 from kernels.arena import Arena
 from kernels.gated_activation.reference import Activation
 from kernels.packed_linear.reference import LANES, as_panels
-from kernels.packed_linear_int4.reference import beside_panels, round_to_levels, to_int4_panels
+from kernels.packed_linear_int4.reference import beside_panels, to_int4_panels, to_levels
 from kernels.packed_linear_int8.reference import padded_depth, quantize_rows, to_int8_panels
 from kernels.program import Pool, Program
 
@@ -82,7 +82,7 @@ class NativeBackend(Backend):
         if isinstance(weight, Int4Weight):
             return self._int4_linear(name, weight.levels, weight.scales.t().float(), weight.zeros.t(), bias)
         if self._quantization == "int4":
-            return self._int4_linear(name, *round_to_levels(dense(weight)), bias)
+            return self._int4_linear(name, *to_levels(dense(weight)), bias)
         out, depth = weight.shape
         panels = self._panels(dense(weight))
         return lambda x: self._product("packed_linear", name, x, panels, bias, depth, out, self._dtype)

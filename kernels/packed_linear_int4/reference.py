@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from kernels.packed_linear.reference import in_steps
-from kernels.streamed_linear.layout import LEVELS
+from kernels.streamed_linear.reference import round_to_levels
 
 STEP = 8
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -38,20 +38,10 @@ def packed_linear_int4(
     return (y if bias is None else y + bias.double()).to(x.dtype)
 
 
-def round_to_levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return levels, scales and zero points of a matrix [out, in], of which one of `GROUPS` divides the inputs.
-
-    Scales are by a group's smallest and largest weight, and so that 0 stays 0. A group that is not finite stays so.
-    """
-    out, depth = weight.shape
-    group = next(group for group in GROUPS if depth % group == 0)
-    grouped = weight.float().view(out, -1, group)
-    low, high = grouped.amin(dim=-1).clamp(max=0), grouped.amax(dim=-1).clamp(min=0)
-    scales = (high - low) / LEVELS
-    steps = torch.where(scales == 0, 1, scales)
-    zeros = (-low / steps).round().nan_to_num().clamp(0, LEVELS)
-    levels = (grouped / steps.unsqueeze(-1) + zeros.unsqueeze(-1)).round().nan_to_num().clamp(0, LEVELS)
-    return levels.to(torch.uint8).view(out, depth), scales, zeros.to(torch.uint8)
+def to_levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Round a matrix [out, in], of which one of `GROUPS` divides the inputs, with float32 scales."""
+    group = next(group for group in GROUPS if weight.shape[1] % group == 0)
+    return round_to_levels(weight, group, torch.float32)
 
 
 def to_int4_panels(levels: torch.Tensor) -> torch.Tensor:

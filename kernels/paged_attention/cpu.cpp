@@ -49,13 +49,6 @@ static inline void soften(const float *scores, T *weights, int64_t seen, int64_t
     total += sum_of(sum);
 }
 
-// Make of each of a row's scores s what softcap * tanh(scale * s / softcap) is.
-static inline void cap(float *scores, int64_t padded, float scale, float softcap) {
-    const float steepness = 2.0f * LOG2_E * scale / softcap;
-    for (int64_t i = 0; i < padded; i += LANES)
-        store_lanes(softcap - 2.0f * softcap / (1.0f + power_of_two(load_lanes(scores + i) * steepness)), scores + i);
-}
-
 // at: q [tokens, heads, dim], keys, values, rows [count], tables [any, table_width], out as q;
 // size: heads, kv_heads, dim, block_tokens, table_width, numbers from a block to the next, window or 0; number: scale,
 // softcap or 0.
@@ -117,7 +110,8 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
             const int64_t past = position + r / group + 1 - start, seen = std::min(count, past);
             float *own = scores + r * CHUNK;
             if (softcap > 0.0f)
-                cap(own, num_panels * COLUMNS, scale, softcap);
+                for (int64_t i = 0; i < num_panels * COLUMNS; i += LANES)
+                    store_lanes(capped(load_lanes(own + i), scale, softcap), own + i);
             if (window && past > window)
                 std::fill_n(own, std::min(count, past - window), -INFINITY);
             soften(own, weights + r * CHUNK, seen, num_panels * COLUMNS, softcap > 0.0f ? LOG2_E : LOG2_E * scale,

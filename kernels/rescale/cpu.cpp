@@ -6,10 +6,7 @@ namespace rescale {
 constexpr int64_t UNIT_WIDTH = 4096;
 
 INLINE Lanes rescaled(Lanes x, float factor, float softcap) {
-    if (softcap == 0.0f)
-        return x * factor;
-    // tanh u = 1 - 2 / (1 + e^2u)
-    return softcap - 2.0f * softcap / (1.0f + power_of_two(x * (2.0f * LOG2_E * factor / softcap)));
+    return softcap == 0.0f ? x * factor : capped(x, factor, softcap);
 }
 
 // at: x [rows, width]; size: width; number: factor, softcap or 0.

@@ -103,15 +103,26 @@ Matrix = torch.Tensor | Int4Matrix | Fp8Matrix
 
 def to_int4(weight: torch.Tensor) -> Int4Matrix:
     """Round a matrix [out, in], of which `GROUP` divides the inputs. A group that is not finite stays so."""
+    levels, scales, zeros = round_to_levels(weight, GROUP, weight.dtype)
+    return pack_int4(levels, scales.t(), zeros.t().to(torch.int32))
+
+
+def round_to_levels(
+    weight: torch.Tensor, group: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return levels (uint8 [out, in]), scales (`dtype` [out, in / group]) and zero points (uint8, as scales).
+
+    Scales are by a group's smallest and largest weight, and so that 0 stays 0. A group that is not finite stays so.
+    """
     out, depth = weight.shape
-    grouped = weight.float().view(out, depth // GROUP, GROUP)
+    grouped = weight.float().view(out, depth // group, group)
     low, high = grouped.amin(dim=-1).clamp(max=0), grouped.amax(dim=-1).clamp(min=0)
-    scales = ((high - low) / LEVELS).to(weight.dtype)
+    scales = ((high - low) / LEVELS).to(dtype)
     # What is divided by is what will be multiplied by.
     steps = torch.where(scales == 0, 1, scales).float()
     zeros = (-low / steps).round().clamp(0, LEVELS)
     levels = (grouped / steps.unsqueeze(-1) + zeros.unsqueeze(-1)).round().nan_to_num().clamp(0, LEVELS).to(torch.uint8)
-    return pack_int4(levels.view(out, depth), scales.t(), zeros.nan_to_num().to(torch.int32).t())
+    return levels.view(out, depth), scales, zeros.nan_to_num().to(torch.uint8)
 
 
 def pack_int4(levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Int4Matrix:

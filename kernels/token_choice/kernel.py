@@ -104,6 +104,7 @@ def token_choice_kernel(
         shares = tl.load(masses + row * NUM_PARTS + p, mask=is_part, other=0, cache_modifier=".cg")
         far = distance_of(peaks, highest, temperature).to(tl.float64)
         mass = tl.sum(shares.to(tl.float64) * tl.exp(-far), axis=0)
+        # By smaller blocks: with whole ones Triton 3.6 has a few registers too few.
         winner = drawn_of_cut(
             logits,
             vocab,

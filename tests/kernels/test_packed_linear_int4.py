@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from kernels.packed_linear_int4.reference import (
     beside_panels,
     packed_linear_int4,
-    round_to_levels,
     to_int4_panels,
+    to_levels,
 )
 from kernels.program import Pool
 from tests.kernels.conftest import DTYPES, assert_near
@@ -55,7 +55,7 @@ def test_a_product_is_that_of_the_reference(
 def test_rounding_is_to_the_nearest_of_sixteen_levels_and_keeps_zero(depth: int, group: int) -> None:
     weight = torch.randn(10, depth)
     weight[3, :group], weight[4, 5] = 0.0, 0.0
-    levels, scales, zeros = round_to_levels(weight)
+    levels, scales, zeros = to_levels(weight)
     assert scales.shape == zeros.shape == (10, depth // group)
     steps = levels.view(10, -1, group).float() - zeros.float().unsqueeze(-1)
     rounded = (steps * scales.unsqueeze(-1)).view(10, depth)
@@ -66,7 +66,7 @@ def test_rounding_is_to_the_nearest_of_sixteen_levels_and_keeps_zero(depth: int,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_not_finite_spoils_its_own_row_only(pool: Pool, dtype: torch.dtype) -> None:
-    x, weight = torch.randn(20, 128).to(dtype), round_to_levels(torch.randn(40, 128))
+    x, weight = torch.randn(20, 128).to(dtype), to_levels(torch.randn(40, 128))
     x[1, 5], x[2, 127] = torch.nan, torch.inf
     found = multiply(pool, x, weight)
     assert not found[1:3].isfinite().any()

@@ -9,7 +9,7 @@ import torch
 
 from engine.build import build_engine
 from engine.config import EngineConfig
-from kernels.packed_linear_int4.reference import round_to_levels
+from kernels.packed_linear_int4.reference import to_levels
 from tests.parity.conftest import greedy, make_model, random_prompts, run_engine
 
 
@@ -27,7 +27,7 @@ def test_tokens_are_those_of_the_numbers(tmp_path: Path, hidden: int, inner: int
     model.save_pretrained(tmp_path / "whole")
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear) and name.endswith("_proj"):
-            levels, scales, zeros = round_to_levels(module.weight.data)
+            levels, scales, zeros = to_levels(module.weight.data)
             steps = levels.view(len(levels), scales.shape[1], -1).float() - zeros.float().unsqueeze(-1)
             module.weight.data = (steps * scales.unsqueeze(-1)).view(levels.shape)
     model.save_pretrained(tmp_path / "rounded")
