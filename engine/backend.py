@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from engine.attention import AttentionBatch
 from engine.cpu.linear import Linear
+from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.spec import DecoderSpec
 from engine.gathering import Chunk, DecodeGroup
@@ -19,7 +20,9 @@ from engine.lora import AdapterSegment, LoraBatch, LoraProducts
 from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.arena import lazy_zeros, touch
 from kernels.embedding.reference import take_rows
+from kernels.experts.reference import choose_experts, multiply_by_experts
 from kernels.gated_activation.reference import Activation, activate_and_multiply
+from kernels.gated_sum.reference import add_gated
 from kernels.rescale.reference import rescale
 from kernels.rope_kv_write.reference import rope_kv_write
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
@@ -197,6 +200,33 @@ class Backend(Protocol):
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Return a(first half) * second half along the last dimension."""
         ...
+
+    def experts(
+        self, router: torch.Tensor, gate_up: Weight, down: Weight, spec: ExpertSpec, activation: Activation
+    ) -> Product:
+        """Lay out a layer's mixture of experts, given away, as `kernels.experts.reference` defines it.
+
+        Args:
+            router: [experts, hidden], as numbers whatever the others are.
+            gate_up: numbers [experts, 2 * inner, hidden]; what has few bits is [experts * 2 * inner, hidden], each
+                expert's rows below those of the one before. `engine.loading.weight.split` takes both apart.
+            down: the same of [experts, hidden, inner].
+
+        Returns:
+            From what the norm leaves, [tokens, hidden], to what the mixture adds, [tokens, hidden], which is new.
+        """
+        to_logits = Linear(router)
+        ups, downs = (dense(weight).view(spec.count, -1, weight.shape[-1]) for weight in (gate_up, down))
+
+        def multiply(h: torch.Tensor) -> torch.Tensor:
+            experts, weights = choose_experts(to_logits(h), spec.chosen, is_normed=spec.is_normed)
+            return multiply_by_experts(h, experts, weights, ups, downs, activation)
+
+        return multiply
+
+    def add_gated(self, y: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, delta: torch.Tensor) -> None:
+        """Add `delta` to `y` in place by a gate of `x`, as `kernels.gated_sum.reference` defines."""
+        add_gated(y, x, gate, delta)
 
     def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
         """Multiply `x` and cap it, in place, as `kernels.rescale.reference` defines."""

@@ -226,7 +226,7 @@ def _check_quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardwar
     if wanted == "int4":
         if dtype == "float32" and device == "cuda":
             raise ConfigError("quantization: 'int4' multiplies inputs of 16 bits; dtype is 'float32'.")
-        complaint = _odd_size(INT4_MULTIPLE_BY_DEVICE[device], {depth for depth, _ in spec.linear_shapes().values()})
+        complaint = _odd_size(INT4_MULTIPLE_BY_DEVICE[device], {depth for depth, _ in spec.linear_sizes()})
     else:
         complaint = _why_not_fp8(spec, hardware, dtype) if wanted == "fp8" else None
     if complaint is not None:
@@ -238,7 +238,7 @@ def _why_not_fp8(spec: DecoderSpec, hardware: Hardware, dtype: str) -> str | Non
         return "needs a GPU of CUDA's compute capability 9.0 or above; this is none."
     if dtype != "bfloat16":
         return f"makes bfloat16 of its products; dtype is {dtype!r}."
-    return _odd_size(FP8_MULTIPLE, {size for shape in spec.linear_shapes().values() for size in shape})
+    return _odd_size(FP8_MULTIPLE, {size for shape in spec.linear_sizes() for size in shape})
 
 
 def _odd_size(multiple: int, sizes: set[int]) -> str | None:

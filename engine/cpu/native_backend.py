@@ -30,6 +30,8 @@ from kernels.program import Pool, Program
 
 def can_run(spec: DecoderSpec, block_tokens: int) -> bool:
     """Return whether the kernels know this geometry: what a cache keeps in panels must fill them."""
+    if spec.experts is not None:
+        return False
     sizes = (spec.hidden_size, spec.q_size, spec.intermediate_size)
     return spec.head_dim % LANES == 0 and block_tokens % LANES == 0 and all(size % 2 == 0 for size in sizes)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -61,12 +62,30 @@ class StepOutput(NamedTuple):
     hidden: Sequence[torch.Tensor] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """The two products of a gated MLP."""
+
+    gate_up: Product
+    down: Product
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A mixture of experts, and the expert that all tokens meet with the gate of what it adds, where there is one."""
+
+    experts: Product
+    shared: Mlp | None
+    shared_gate: torch.Tensor | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """The parameters of one layer; norms are vectors, projections are laid out for the device.
 
     Attributes:
-        input_norm, mlp_norm: of what attention and the MLP read; o_norm, down_norm: of what they add.
+        input_norm, mlp_norm: of what attention and the MLP (or what stands for it) read; o_norm, down_norm: of what
+            they add.
     """
 
     input_norm: torch.Tensor | None
@@ -76,8 +95,7 @@ class Layer:
     o: Product
     o_norm: torch.Tensor | None
     mlp_norm: torch.Tensor | None
-    gate_up: Product
-    down: Product
+    mlp: Mlp | Mixture
     down_norm: torch.Tensor | None
 
 
@@ -94,17 +112,17 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self._backend = backend
-        by_name: dict[str, Any] = {}
         self._layers: list[Layer] = []
-        last = "down.bias" if spec.mlp_bias else "down.weight"
-        for name, tensor in parameters:
-            by_name[name] = tensor
-            # At once: where weights are rounded there is room for all of them rounded, but not for all as they came.
-            if name.endswith(last):
-                self._layers.append(_layer(by_name, f"layers.{len(self._layers)}", backend))
+        beside: dict[str, Any] = {}
+        # Layer by layer: where weights are rounded there is room for all of them rounded, not for all as they came.
+        for layer, named in groupby(parameters, key=lambda parameter: _layer_of(parameter[0])):
+            if layer is None:
+                beside |= named
+            else:
+                self._layers.append(_layer(dict(named), f"layers.{layer}", spec, backend))
         self._forms = [form.within(max_len) for form in spec.layers]
-        self._norm = by_name.pop("norm")
-        embedding, head = by_name.pop("embedding"), by_name.pop("head", None)
+        self._norm = beside.pop("norm")
+        embedding, head = beside.pop("embedding"), beside.pop("head", None)
         # [positions, 2, head_dim] of each rotation
         self._cos_sin = {
             rope: rope_table(rope, spec.head_dim, max_len, embedding.dtype).to(embedding.device)
@@ -180,8 +198,10 @@ class Decoder:
         backend, eps = self._backend, self.spec.rms_eps
         qkv = backend.normed(layer.qkv, x, delta, layer.input_norm, eps)
         delta = self._added(layer.o, attend(qkv), x, layer.o_norm)
-        gated = backend.normed(layer.gate_up, x, delta, layer.mlp_norm, eps, self.spec.activation)
-        return self._added(layer.down, gated, x, layer.down_norm)
+        if isinstance(layer.mlp, Mixture):
+            return self._mixed(layer, layer.mlp, backend.add_rms_norm(x, delta, layer.mlp_norm, eps))
+        gated = backend.normed(layer.mlp.gate_up, x, delta, layer.mlp_norm, eps, self.spec.activation)
+        return self._added(layer.mlp.down, gated, x, layer.down_norm)
 
     def _adapted_layer(
         self,
@@ -203,9 +223,20 @@ class Decoder:
         h = backend.add_rms_norm(x, delta, layer.mlp_norm, eps)
         if spec.adapts_norms:
             lora.norm(index, "post_attention_layernorm", h)
-        gate_up = lora.multiply(layer.gate_up, h, index, GATE_UP, (spec.intermediate_size, spec.intermediate_size))
+        if isinstance(layer.mlp, Mixture):
+            return self._mixed(layer, layer.mlp, h)
+        widths = (spec.intermediate_size, spec.intermediate_size)
+        gate_up = lora.multiply(layer.mlp.gate_up, h, index, GATE_UP, widths)
         gated = backend.activate_and_multiply(gate_up, spec.activation)
-        delta = lora.multiply(layer.down, gated, index, ("down_proj",), (spec.hidden_size,))
+        delta = lora.multiply(layer.mlp.down, gated, index, ("down_proj",), (spec.hidden_size,))
+        return self._settled(delta, layer.down_norm)
+
+    def _mixed(self, layer: Layer, mixture: Mixture, h: torch.Tensor) -> torch.Tensor:
+        """Return what a layer's mixture of experts adds; no adapter changes it."""
+        delta = mixture.experts(h)
+        if mixture.shared is not None and mixture.shared_gate is not None:
+            gated = self._backend.activate_and_multiply(mixture.shared.gate_up(h), self.spec.activation)
+            self._backend.add_gated(delta, h, mixture.shared_gate, mixture.shared.down(gated))
         return self._settled(delta, layer.down_norm)
 
     def _added(
@@ -241,7 +272,13 @@ class Decoder:
         return self._backend.attend(qkv, cos_sin, norms, self.spec.rms_eps, cache, attention, form).flatten(1)
 
 
-def _layer(by_name: dict[str, Any], prefix: str, backend: Backend) -> Layer:
+def _layer_of(parameter: str) -> int | None:
+    """Return which layer a parameter is of, by its name."""
+    parts = parameter.split(".")
+    return int(parts[1]) if parts[0] == "layers" else None
+
+
+def _layer(by_name: dict[str, Any], prefix: str, spec: DecoderSpec, backend: Backend) -> Layer:
     def linear(name: str) -> Product:
         weight, bias = by_name.pop(f"{prefix}.{name}.weight"), by_name.pop(f"{prefix}.{name}.bias", None)
         return backend.linear(name, weight, bias)
@@ -254,7 +291,25 @@ def _layer(by_name: dict[str, Any], prefix: str, backend: Backend) -> Layer:
         o=linear("o"),
         o_norm=by_name.pop(f"{prefix}.o_norm", None),
         mlp_norm=by_name.pop(f"{prefix}.mlp_norm", None),
-        gate_up=linear("gate_up"),
-        down=linear("down"),
+        mlp=_mixture(by_name, prefix, spec, backend, linear)
+        if f"{prefix}.router" in by_name
+        else Mlp(linear("gate_up"), linear("down")),
         down_norm=by_name.pop(f"{prefix}.down_norm", None),
     )
+
+
+def _mixture(
+    by_name: dict[str, Any], prefix: str, spec: DecoderSpec, backend: Backend, linear: Callable[[str], Product]
+) -> Mixture:
+    assert spec.experts is not None
+    count = spec.experts.count
+
+    def pop_each(name: str) -> Weight:
+        weight: Weight = by_name.pop(f"{prefix}.experts.{name}")
+        return weight.view(count, -1, weight.shape[-1]) if isinstance(weight, torch.Tensor) else weight
+
+    router = by_name.pop(f"{prefix}.router")
+    experts = backend.experts(router, pop_each("gate_up"), pop_each("down"), spec.experts, spec.activation)
+    shared_gate = by_name.pop(f"{prefix}.shared_gate", None)
+    shared = None if shared_gate is None else Mlp(linear("shared_gate_up"), linear("shared_down"))
+    return Mixture(experts, shared, shared_gate)

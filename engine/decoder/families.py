@@ -35,6 +35,45 @@ class Norms(NamedTuple):
 PLAIN_NORMS = Norms()
 
 
+class ExpertNames(NamedTuple):
+    """What checkpoints call the parts of a mixture of experts.
+
+    Attributes:
+        block: the module that stands for an MLP; all others are in it.
+        router: what chooses experts.
+        gate_up, down: the products of an expert, `experts.7.down_proj`.
+        are_one: the experts' matrices lie in one tensor, [experts, out, in], directly in the block.
+    """
+
+    block: str = "mlp"
+    router: str = "gate"
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    are_one: bool = False
+
+
+PLAIN_NAMES = ExpertNames()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """What a family with experts has where others have an MLP.
+
+    Attributes:
+        count, inner, shared: the fields that say how many experts there are, how wide one is, and how wide one that
+            all tokens meet is; `shared` is None where there is none.
+        is_normed: the weights of the experts that a token meets sum to 1.
+        leaves_some_dense: `decoder_sparse_step` and `mlp_only_layers` hold.
+    """
+
+    count: str
+    inner: str
+    is_normed: Switch
+    shared: str | None = None
+    leaves_some_dense: bool = False
+    names: ExpertNames = PLAIN_NAMES
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """What a config.json leaves unsaid because the family's code says it.
@@ -56,6 +95,8 @@ class Family:
         scales: fields that scale something, as `engine.decoder.scales` reads them, and their defaults.
         scales_embedding: the embedding is multiplied by the root of its width.
         is_tied: default of `tie_word_embeddings`.
+        mixture: of experts; None for MLPs in all layers.
+        unserved: fields that ask for what is not served unless they have this value.
     """
 
     qkv_bias: Switch = False
@@ -77,6 +118,8 @@ class Family:
     scales: Mapping[str, float | None] = field(default_factory=dict)
     scales_embedding: bool = False
     is_tied: bool = False
+    mixture: Mixture | None = None
+    unserved: Mapping[str, object] = field(default_factory=dict)
 
 
 GEMMA_NORMS = Norms(
@@ -93,6 +136,10 @@ OLMO_NORMS = Norms(
     before_mlp=None,
     after_mlp="post_feedforward_layernorm",
     is_wide=True,
+)
+
+GRANITE_SCALES = dict.fromkeys(
+    ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), 1.0
 )
 
 FAMILIES: dict[str, Family] = {
@@ -136,9 +183,7 @@ FAMILIES: dict[str, Family] = {
         qkv_bias="attention_bias",
         o_bias="attention_bias",
         mlp_bias="mlp_bias",
-        scales=dict.fromkeys(
-            ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), 1.0
-        ),
+        scales=GRANITE_SCALES,
     ),
     "SmolLM3ForCausalLM": Family(
         qkv_bias="attention_bias",
@@ -169,6 +214,65 @@ FAMILIES: dict[str, Family] = {
         norms=OLMO_NORMS,
     ),
     "Phi3ForCausalLM": Family(uses_window=True, window=None, is_fused=True, rotates_partly=True),
+    "MixtralForCausalLM": Family(
+        uses_window=True,
+        window=None,
+        theta=1_000_000.0,
+        mixture=Mixture(
+            count="num_local_experts",
+            inner="intermediate_size",
+            is_normed=True,
+            names=ExpertNames(block="block_sparse_moe", gate_up=("w1", "w3"), down="w2"),
+        ),
+    ),
+    "OlmoeForCausalLM": Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        has_qk_norm=True,
+        norms_heads_together=True,
+        mixture=Mixture(count="num_experts", inner="intermediate_size", is_normed="norm_topk_prob"),
+        unserved={"clip_qkv": None},
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        qkv_bias=True,
+        mixture=Mixture(
+            count="num_experts",
+            inner="moe_intermediate_size",
+            is_normed="norm_topk_prob",
+            shared="shared_expert_intermediate_size",
+            leaves_some_dense=True,
+        ),
+        unserved={"qkv_bias": True, "use_sliding_window": False},
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        has_qk_norm=True,
+        uses_window="use_sliding_window",
+        mixture=Mixture(
+            count="num_experts",
+            inner="moe_intermediate_size",
+            is_normed="norm_topk_prob",
+            leaves_some_dense=True,
+        ),
+    ),
+    "GraniteMoeForCausalLM": Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        scales=GRANITE_SCALES,
+        mixture=Mixture(
+            count="num_local_experts",
+            inner="intermediate_size",
+            is_normed=True,
+            names=ExpertNames(
+                block="block_sparse_moe",
+                router="router.layer",
+                gate_up=("input_linear",),
+                down="output_linear",
+                are_one=True,
+            ),
+        ),
+    ),
 }
 
 _BASES = {"Gemma3ForCausalLM": "Gemma3TextModel"}

@@ -1,10 +1,11 @@
-"""Where the layers of one decoder differ from each other: how far back each looks, and by which rotation."""
+"""Where the layers of one decoder differ: how far back each looks, by which rotation, and whether it has experts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from engine.decoder.experts import sparse_layers
 from engine.decoder.families import Family
 from engine.decoder.fields import Fields
 from engine.decoder.rope import NO_ROPE, RopeSpec, parse_rope
@@ -16,19 +17,21 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerForm:
-    """How one layer attends.
+    """How one layer attends, and what comes behind.
 
     Attributes:
         rope: the angles of its rotation.
         scale: of scores.
         window: how many of the last positions a token sees, its own included; 0 for all.
         softcap: scores are softcap * tanh(score / softcap); 0 for as they are.
+        is_sparse: a mixture of experts comes behind it instead of an MLP.
     """
 
     rope: RopeSpec
     scale: float
     window: int = 0
     softcap: float = 0.0
+    is_sparse: bool = False
 
     def within(self, max_len: int) -> LayerForm:
         """Return the same for texts of so many tokens: a window that they fit into is none."""
@@ -57,8 +60,11 @@ def layer_forms(
             scale=head_dim**-0.5 if scales.scores is None else scales.scores,
             window=window if kind == SLIDING else 0,
             softcap=scales.score_softcap,
+            is_sparse=is_sparse,
         )
-        for kind, is_rotated in zip(kinds, rotates, strict=True)
+        for kind, is_rotated, is_sparse in zip(
+            kinds, rotates, sparse_layers(fields, family.mixture, num_layers), strict=True
+        )
     )
 
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.decoder.ends import eos_ids
+from engine.decoder.experts import ExpertSpec, parse_experts
 from engine.decoder.families import (
     ACTIVATIONS,
     DECODER_BY_BASE,
     FAMILIES,
+    PLAIN_NAMES,
     PLAIN_NORMS,
     Activation,
+    ExpertNames,
     Family,
     Norms,
 )
@@ -24,15 +27,18 @@ from engine.decoder.stored import Stored, parse_stored
 from engine.decoder.wrapped import TEXT_BY_WRAPPER, decoder_fields
 from engine.errors import CheckpointError
 
+SHARED_EXPERT = "shared_expert"
+"""The module of the expert that all tokens meet."""
 SPAN_BYTES = 4
 """Of what a key or a value of one head spans (`kernels.row_quantization.reference`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Geometry of one decoder-only transformer with gated MLPs and RMS norms.
+    """Geometry of one decoder-only transformer with gated MLPs, or mixtures of such, and RMS norms.
 
     Attributes:
+        intermediate_size: of MLPs between their products; experts have their own.
         layers: what differs from layer to layer.
         qkv_bias, o_bias, mlp_bias: which projections have biases.
         has_qk_norm: each query and key head is normalised before the rotation (Qwen3, Gemma 3).
@@ -43,6 +49,8 @@ class DecoderSpec:
         scales: factors that families have beside their weights.
         is_tied: the output matrix is the embedding, or there is none.
         generates: there is one; else only vectors are made.
+        experts: of the layers that are sparse; None where none is.
+        expert_names: what the checkpoint calls them.
         max_position: context length in tokens that the checkpoint was made for, or as far as its attention is plain and
             its angles stay what they are.
         eos_ids: token ids that end a generation.
@@ -72,6 +80,8 @@ class DecoderSpec:
     eos_ids: tuple[int, ...]
     stored: Stored | None = None
     generates: bool = True
+    experts: ExpertSpec | None = None
+    expert_names: ExpertNames = PLAIN_NAMES
 
     @property
     def num_layers(self) -> int:
@@ -99,10 +109,11 @@ class DecoderSpec:
         return self.num_layers * 2 * (self.kv_size * element_bytes + span_bytes)
 
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says."""
-        shapes: dict[str, tuple[int, ...]] = dict(self.linear_shapes())
+        """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says: experts do not."""
+        linear = self._by_layer({}, self._mlp_shapes())
+        shapes: dict[str, tuple[int, ...]] = dict(linear)
         biases = {"q_proj": self.qkv_bias, "k_proj": self.qkv_bias, "v_proj": self.qkv_bias, "o_proj": self.o_bias}
-        for name, (_, out) in self.linear_shapes().items():
+        for name, (_, out) in linear.items():
             if biases.get(name.rpartition(".")[2], self.mlp_bias):
                 shapes[f"{name}.bias"] = (out,)
         if self.adapts_norms:
@@ -126,17 +137,57 @@ class DecoderSpec:
         return {name: {name: sum(parts.values())} for name, parts in self.widths().items()}
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return (in, out) features of every linear module of the layers, by its name."""
-        widths = self.stored_widths()
-        one_layer = {f"self_attn.{name}": (self.hidden_size, out) for name, out in widths["qkv_proj"].items()}
-        one_layer["self_attn.o_proj"] = (self.q_size, self.hidden_size)
-        one_layer |= {f"mlp.{name}": (self.hidden_size, out) for name, out in widths["gate_up_proj"].items()}
-        one_layer["mlp.down_proj"] = (self.intermediate_size, self.hidden_size)
+        """Return (in, out) features of every linear module of the layers, by its name.
+
+        What chooses experts is none: it stays as it is where linear modules have few bits. Nor are matrices of which
+        several lie in one tensor.
+        """
+        return self._by_layer(self._expert_shapes(), self._mlp_shapes())
+
+    def linear_sizes(self) -> set[tuple[int, int]]:
+        """Return (in, out) of every product with a linear module, or one of an expert, that there is."""
+        sizes = {*self._attention_shapes().values()}
+        if any(not form.is_sparse for form in self.layers):
+            sizes |= {*self._mlp_shapes().values()}
+        if self.experts is not None:
+            widths = {self.experts.inner_size, self.experts.shared_size} - {0}
+            sizes |= {size for width in widths for size in ((self.hidden_size, width), (width, self.hidden_size))}
+        return sizes
+
+    def _by_layer(
+        self, if_sparse: Mapping[str, tuple[int, int]], if_dense: Mapping[str, tuple[int, int]]
+    ) -> dict[str, tuple[int, int]]:
+        attention = self._attention_shapes()
         return {
             f"model.layers.{layer}.{name}": shape
-            for layer in range(self.num_layers)
-            for name, shape in one_layer.items()
+            for layer, form in enumerate(self.layers)
+            for shapes in (attention, if_sparse if form.is_sparse else if_dense)
+            for name, shape in shapes.items()
         }
+
+    def _attention_shapes(self) -> dict[str, tuple[int, int]]:
+        shapes = {
+            f"self_attn.{name}": (self.hidden_size, out) for name, out in self.stored_widths()["qkv_proj"].items()
+        }
+        return shapes | {"self_attn.o_proj": (self.q_size, self.hidden_size)}
+
+    def _mlp_shapes(self) -> dict[str, tuple[int, int]]:
+        widths = self.stored_widths()["gate_up_proj"]
+        shapes = {f"mlp.{name}": (self.hidden_size, out) for name, out in widths.items()}
+        return shapes | {"mlp.down_proj": (self.intermediate_size, self.hidden_size)}
+
+    def _expert_shapes(self) -> dict[str, tuple[int, int]]:
+        experts, names = self.experts, self.expert_names
+        if experts is None or names.are_one:
+            return {}
+        modules = [(f"{names.block}.experts.{expert}", experts.inner_size) for expert in range(experts.count)]
+        if experts.shared_size:
+            modules.append((f"{names.block}.{SHARED_EXPERT}", experts.shared_size))
+        shapes: dict[str, tuple[int, int]] = {}
+        for module, inner in modules:
+            shapes |= {f"{module}.{name}": (self.hidden_size, inner) for name in names.gate_up}
+            shapes[f"{module}.{names.down}"] = inner, self.hidden_size
+        return shapes
 
 
 def read_spec(model_path: str) -> DecoderSpec:
@@ -155,8 +206,8 @@ def read_spec(model_path: str) -> DecoderSpec:
     if name not in FAMILIES:
         known = ", ".join(sorted({*FAMILIES, *TEXT_BY_WRAPPER}))
         raise CheckpointError(f"{where}: architectures is {names!r}; one of {known} is served.")
-    _check_causal(fields)
     family = FAMILIES[name]
+    _check_served(fields, family)
     heads = fields.count("num_attention_heads")
     hidden = fields.count("hidden_size")
     head_dim = fields.count("head_dim", hidden // heads)
@@ -191,6 +242,8 @@ def read_spec(model_path: str) -> DecoderSpec:
         eos_ids=eos_ids(folder, fields.config, fields.count("vocab_size")),
         stored=None if quantization is None else parse_stored(quantization, where),
         generates=not is_base,
+        experts=None if family.mixture is None else parse_experts(fields, family.mixture),
+        expert_names=PLAIN_NAMES if family.mixture is None else family.mixture.names,
     )
     if spec.stored is not None:
         spec.stored.check_sizes(spec.linear_shapes(), where)
@@ -207,7 +260,10 @@ def _fields(folder: Path) -> Fields:
     return decoder_fields(config, where)
 
 
-def _check_causal(fields: Fields) -> None:
+def _check_served(fields: Fields, family: Family) -> None:
+    for name, value in family.unserved.items():
+        if fields.config.get(name, value) != value:
+            raise CheckpointError(f"{fields.where}: {name} is {fields.config[name]!r}; only {value!r} is served.")
     for name, served in (("is_causal", True), ("use_bidirectional_attention", False)):
         if fields.switch(name, default=served) is not served:
             raise CheckpointError(

@@ -36,8 +36,11 @@ def load_parameters(
     with opened(Path(model_path), "pt") as tensors:
         wanted = list(parameters(spec))
         check_complete(model_path, spec, wanted, tensors)
+        linear = spec.linear_shapes()
         for parameter in wanted:
-            yield parameter.name, _read(parameter, spec, dtype, device, tensors)
+            is_linear = parameter.parts[0][0].removesuffix(".weight") in linear
+            stored = spec.stored if is_linear else None
+            yield parameter.name, _read(parameter, stored, dtype, device, tensors)
 
 
 def read_tensor(model_path: str, spec: DecoderSpec, name: str, dtype: torch.dtype) -> torch.Tensor:
@@ -50,7 +53,7 @@ def read_tensor(model_path: str, spec: DecoderSpec, name: str, dtype: torch.dtyp
         name = EMBEDDING
     with opened(Path(model_path), "pt") as tensors:
         try:
-            if spec.stored is not None and _is_weight(spec, name):
+            if spec.stored is not None and name.removesuffix(".weight") in spec.linear_shapes():
                 return dense(_read_stored(name, spec.stored, dtype, torch.device("cpu"), tensors))
             return tensors[name].read().to(dtype)
         except KeyError as error:
@@ -59,16 +62,15 @@ def read_tensor(model_path: str, spec: DecoderSpec, name: str, dtype: torch.dtyp
 
 def _read(
     parameter: Parameter,
-    spec: DecoderSpec,
+    stored: Stored | None,
     dtype: torch.dtype,
     device: torch.device,
     tensors: Mapping[str, StoredTensor],
 ) -> Weight:
-    """Stack a parameter's parts on the device."""
-    names = [name for name, _ in parameter.parts]
+    """Stack a parameter's parts, of few bits where `stored` says how, on the device."""
     dtype = torch.float32 if parameter.is_wide else dtype
-    if spec.stored is not None and _is_weight(spec, names[0]):
-        return stack([_read_stored(name, spec.stored, dtype, device, tensors) for name in names])
+    if stored is not None:
+        return stack([_read_stored(name, stored, dtype, device, tensors) for name, _ in parameter.parts])
     if device.type == "cpu":
         # Freed, it is the system's at once. The C library would keep it, and seldom find it fit for the next.
         whole = lazy_zeros(parameter.numel, dtype).view(parameter.shape)
@@ -85,7 +87,3 @@ def _read_stored(
     name: str, stored: Stored, dtype: torch.dtype, device: torch.device, tensors: Mapping[str, StoredTensor]
 ) -> Weight:
     return read_stored(lambda part: tensors[part].read().to(device), name.removesuffix(".weight"), stored, dtype)
-
-
-def _is_weight(spec: DecoderSpec, name: str) -> bool:
-    return name.removesuffix(".weight") in spec.linear_shapes()

@@ -48,6 +48,10 @@ class Fp8Weight:
         """Return the numbers, multiplied in float32 and rounded once."""
         return (self.held.float() * self.scales.unsqueeze(1)).to(self.dtype)
 
+    def rows(self, start: int, end: int) -> Fp8Weight:
+        """Return some rows, which stay where they are."""
+        return Fp8Weight(held=self.held[start:end], scales=self.scales[start:end], dtype=self.dtype)
+
     def matrix(self) -> Fp8Matrix:
         """Return what products take."""
         return Fp8Matrix.of(self.held, self.scales)

@@ -63,6 +63,11 @@ class Int4Weight:
         steps = self.levels.view(out, len(self.scales), -1).float() - self.zeros.t().unsqueeze(-1)
         return (steps * self.scales.float().t().unsqueeze(-1)).view(out, depth).to(self.dtype)
 
+    def rows(self, start: int, end: int) -> Int4Weight:
+        """Return some rows, which stay where they are."""
+        scales, zeros = self.scales[:, start:end], self.zeros[:, start:end]
+        return Int4Weight(levels=self.levels[start:end], scales=scales, zeros=zeros, dtype=self.dtype)
+
     def packed(self) -> Int4Matrix:
         """Return the layout of the GPU's kernel, whose scales are of `dtype`, one of 16 bits."""
         return pack_int4(self.levels, self.scales.to(self.dtype), self.zeros)

@@ -1,7 +1,8 @@
 """Which tensors of a checkpoint make which parameter of the decoder: the one table that loading goes by.
 
 The decoder's layers know nothing of files. Projections that read the same input are one parameter, stacked along their
-output rows in the order given here, which is also the order of `adapters.weights.FUSED_GROUPS`.
+output rows in the order given here, which is also the order of `adapters.weights.FUSED_GROUPS`. So are experts, one
+below the other.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from engine.decoder.spec import DecoderSpec
+from engine.decoder.experts import ExpertSpec
+from engine.decoder.spec import SHARED_EXPERT, DecoderSpec
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -52,7 +54,7 @@ def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
     """Yield every parameter that a decoder of this geometry has."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     yield _one("embedding", EMBEDDING, (spec.vocab_size, hidden))
-    for layer in range(spec.num_layers):
+    for layer, form in enumerate(spec.layers):
         here, there = f"layers.{layer}", f"model.layers.{layer}"
         norms = (
             ("input_norm", spec.norms.before_attention),
@@ -73,12 +75,35 @@ def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
             yield _norm(spec, f"{here}.k_norm", f"{there}.self_attn.k_norm", k_width)
         o = (("o_proj", hidden),)
         yield from _linear(f"{here}.o", f"{there}.self_attn", o, spec.q_size, has_bias=spec.o_bias)
+        if spec.experts is not None and form.is_sparse:
+            yield from _mixture(spec, spec.experts, here, there)
+            continue
         gate_up = tuple(spec.stored_widths()["gate_up_proj"].items())
         yield from _linear(f"{here}.gate_up", f"{there}.mlp", gate_up, hidden, has_bias=spec.mlp_bias)
         yield from _linear(f"{here}.down", f"{there}.mlp", (("down_proj", hidden),), inner, has_bias=spec.mlp_bias)
     yield _norm(spec, "norm", "model.norm", hidden)
     if not spec.is_tied:
         yield _one("head", HEAD, (spec.vocab_size, hidden))
+
+
+def _mixture(spec: DecoderSpec, experts: ExpertSpec, here: str, there: str) -> Iterator[Parameter]:
+    names, hidden, inner = spec.expert_names, spec.hidden_size, experts.inner_size
+    block = f"{there}.{names.block}"
+    yield _one(f"{here}.router", f"{block}.{names.router}.weight", (experts.count, hidden))
+    products = (("gate_up", names.gate_up, inner, hidden), ("down", (names.down,), hidden, inner))
+    for name, modules, out, depth in products:
+        if names.are_one:
+            shape = (experts.count, out * (2 if name == "gate_up" else 1), depth)
+            yield _one(f"{here}.experts.{name}", f"{block}.{modules[0]}.weight", shape)
+            continue
+        each = [f"{block}.experts.{expert}.{module}.weight" for expert in range(experts.count) for module in modules]
+        yield Parameter(name=f"{here}.experts.{name}", parts=tuple((part, (out, depth)) for part in each))
+    if experts.shared_size:
+        yield _one(f"{here}.shared_gate", f"{block}.{SHARED_EXPERT}_gate.weight", (1, hidden))
+        gate_up = tuple((module, experts.shared_size) for module in names.gate_up)
+        yield from _linear(f"{here}.shared_gate_up", f"{block}.{SHARED_EXPERT}", gate_up, hidden, has_bias=False)
+        down = ((names.down, hidden),)
+        yield from _linear(f"{here}.shared_down", f"{block}.{SHARED_EXPERT}", down, experts.shared_size, has_bias=False)
 
 
 def _one(name: str, tensor: str, shape: tuple[int, ...]) -> Parameter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -37,3 +37,13 @@ def stack(parts: Sequence[Weight]) -> Weight:
     if len(floats) == len(parts):
         return fp8.stack_fp8(floats)
     return torch.cat([dense(part) for part in parts])
+
+
+def split(weight: Weight, count: int) -> Iterator[Weight]:
+    """Yield the `count` weights that lie one above the other, or side by side in a tensor [count, out, in]."""
+    if isinstance(weight, torch.Tensor):
+        yield from weight.view(count, -1, weight.shape[-1])
+        return
+    rows = weight.shape[0] // count
+    for start in range(0, weight.shape[0], rows):
+        yield weight.rows(start, start + rows)

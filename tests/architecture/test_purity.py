@@ -25,6 +25,7 @@ PURE_FILES = (
     "engine/scheduling/scheduler.py",
     "engine/cache/blocks.py",
     "engine/cache/prefix_index.py",
+    "engine/decoder/experts.py",
     "engine/decoder/families.py",
     "engine/decoder/rope.py",
     "engine/decoder/spec.py",

@@ -6,7 +6,7 @@ import torch
 
 from engine.loading.fp8 import FP8, Fp8Weight
 from engine.loading.int4 import Int4Weight
-from engine.loading.weight import Weight, dense, stack
+from engine.loading.weight import Weight, dense, split, stack
 
 
 def int4() -> Int4Weight:
@@ -32,3 +32,12 @@ def test_parts_of_one_kind_stay_of_it_and_others_become_numbers() -> None:
         assert found.shape == (8 * len(parts), 128)
         assert found.dtype == torch.float32
         assert torch.equal(dense(found), torch.cat([dense(part) for part in parts]))
+
+
+def test_what_was_stacked_is_taken_apart() -> None:
+    plain = torch.randn(8, 128)
+    for parts in ([int4(), int4()], [fp8(), fp8()], [plain, plain + 1]):
+        whole: Weight = stack(parts)
+        assert all(torch.equal(dense(part), dense(found)) for part, found in zip(parts, split(whole, 2), strict=True))
+    both = torch.stack([plain, plain + 1])
+    assert [part.tolist() for part in split(both, 2)] == both.tolist()

@@ -23,23 +23,33 @@ from transformers import (
     Gemma3TextConfig,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MinistralConfig,
     MinistralForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -86,6 +96,12 @@ PHI_ROPE = {
     "short_factor": [1.0 + 0.1 * i for i in range(12)],
     "long_factor": [9.0] * 12,
 }
+GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+}
 WINDOWS = ["sliding_attention"] * 2
 FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
     "llama2": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 4}),
@@ -113,6 +129,8 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {**GEMMA, "layer_types": [*WINDOWS, "full_attention"]}),
     "granite": (
         GraniteForCausalLM,
+        GraniteMoeConfig,
+        GraniteMoeForCausalLM,
         GraniteConfig,
         {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.5},
     ),
@@ -135,6 +153,32 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
         },
     ),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config, {"no_rope_layers": [1, 0, 1]}),
+    "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 4}),
+    "olmoe": (OlmoeForCausalLM, OlmoeConfig, {"num_experts": 7, "num_experts_per_tok": 3}),
+    "qwen2-moe": (
+        Qwen2MoeForCausalLM,
+        Qwen2MoeConfig,
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "qwen3-moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {
+            "head_dim": 32,
+            "num_experts": 16,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "granite-moe": (GraniteMoeForCausalLM, GraniteMoeConfig, {**GRANITE, "num_local_experts": 5}),
 }
 
 
