@@ -169,6 +169,9 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
     if bias not in ("none", "all", "lora_only"):
         raise AdapterError(name, f"bias is {_shown(bias)}, and only 'none', 'all' and 'lora_only' are supported")
     _refuse_base_changing_init(name, fields.get("init_lora_weights"))
+    if fields.get("target_parameters"):
+        named = _shown(fields["target_parameters"])
+        raise AdapterError(name, f"target_parameters is {named}, but experts and what chooses them take no adapter")
     for key in sorted(set(fields) - _IGNORED - _UNDERSTOOD):
         # PEFT writes every option it knows; one that is off asks for nothing.
         if fields[key] not in (None, False, [], {}, "", 0):

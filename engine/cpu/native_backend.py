@@ -8,31 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import NamedTuple
 
 import torch
 
 from engine.attention import AttentionBatch
 from engine.backend import Backend, LayerCache, Product
 from engine.cpu.native_lora import NativeLora
+from engine.cpu.panels import INT8_KERNEL, Panels, lay_out
 from engine.decoder.decoder import DecoderBatch
+from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.spec import DecoderSpec
-from engine.loading.int4 import Int4Weight
-from engine.loading.weight import Weight, dense
+from engine.loading.weight import Weight, split
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.arena import Arena
+from kernels.experts.reference import max_groups
 from kernels.gated_activation.reference import Activation
 from kernels.packed_linear.reference import LANES, as_panels
-from kernels.packed_linear_int4.reference import beside_panels, to_int4_panels, to_levels
-from kernels.packed_linear_int8.reference import padded_depth, quantize_rows, to_int8_panels
 from kernels.program import Pool, Program
+
+GROUPED_TENSORS, GROUPED_SIZES = 6, 6
+"""Of a product that is made for each expert, what stands before the groups (`kernels/experts/cpu.cpp`)."""
+
+
+class Routing(NamedTuple):
+    """Which pairs of a token and an expert a step has: sorted by expert, and taken together where they have the same.
+
+    Attributes:
+        rows: of each pair the token, int64 [pairs].
+        places: of each token its pairs, and their weights: int32 and float32 [tokens, chosen].
+        groups: (expert, first pair, pairs), int32 [groups, 3].
+    """
+
+    rows: torch.Tensor
+    places: torch.Tensor
+    weights: torch.Tensor
+    groups: torch.Tensor
+    num_experts: int
 
 
 def can_run(spec: DecoderSpec, block_tokens: int) -> bool:
     """Return whether the kernels know this geometry: what a cache keeps in panels must fill them."""
-    if spec.experts is not None:
-        return False
-    sizes = (spec.hidden_size, spec.q_size, spec.intermediate_size)
+    sizes = {spec.hidden_size, spec.q_size, *(size for shape in spec.linear_sizes() for size in shape)}
     return spec.head_dim % LANES == 0 and block_tokens % LANES == 0 and all(size % 2 == 0 for size in sizes)
 
 
@@ -54,15 +72,18 @@ class NativeBackend(Backend):
 
     def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int, *, quantization: str | None = None) -> None:
         self.program = Program(pool)
-        self.counts = torch.zeros(6, dtype=torch.int64)
-        """What a step has of tokens, rows, samples, and segments of adapters, as `NativeLora` counts them."""
+        self.counts = torch.zeros(7, dtype=torch.int64)
+        """What a step has of tokens, rows, samples, segments of adapters, as `NativeLora` counts them, and pairs of a
+        token with an expert."""
         self.carried: dict[int, torch.Tensor] = {}
         """What lives across a pause, by address: each has a row for every token."""
         self._arena = Arena()
         self._dtype = dtype
         self._quantization = quantization
-        self._tokens, self._rows, self._samples = (self.counts[i : i + 1] for i in range(3))
-        self.adapters = NativeLora(self.program, dtype, max_rank, self.counts[3:])
+        self._tokens, self._rows, self._samples, self._pairs = (self.counts[i : i + 1] for i in (0, 1, 2, 6))
+        self.adapters = NativeLora(self.program, dtype, max_rank, self.counts[3:6])
+        self.num_chosen = 0
+        """How many experts each token meets, where there are any."""
         self._count_by_address: dict[int, torch.Tensor] = {}
         self._place_by_key: dict[tuple[object, ...], torch.Tensor] = {}
 
@@ -79,45 +100,8 @@ class NativeBackend(Backend):
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Lay out in panels."""
-        if self._quantization == "int8":
-            return self._int8_linear(name, dense(weight), bias)
-        if isinstance(weight, Int4Weight):
-            return self._int4_linear(name, weight.levels, weight.scales.t().float(), weight.zeros.t(), bias)
-        if self._quantization == "int4":
-            return self._int4_linear(name, *to_levels(dense(weight)), bias)
-        out, depth = weight.shape
-        panels = self._panels(dense(weight))
-        return lambda x: self._product("packed_linear", name, x, panels, bias, depth, out, self._dtype)
-
-    def _int8_linear(self, name: str, weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-        out, depth = weight.shape
-        padded = padded_depth(depth)
-        int8, column_scales = quantize_rows(weight)
-        panels = self._keep(to_int8_panels(int8))
-
-        def multiply(x: torch.Tensor) -> torch.Tensor:
-            q = self._like(x, "quantized", (padded,), torch.int8)
-            scales = self._like(x, "scales", (), torch.float32)
-            y = self._like(x, name, (out,))
-            self._add("quantize_rows", x, (x, q, scales), (depth, padded))
-            self._add("packed_linear_int8", x, (q, scales, panels, column_scales, bias, y), (padded, out))
-            return y
-
-        return multiply
-
-    def _int4_linear(
-        self, name: str, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bias: torch.Tensor | None
-    ) -> Product:
-        (out, depth), group = levels.shape, levels.shape[1] // scales.shape[1]
-        panels = self._keep(to_int4_panels(levels))
-        beside = (self._keep(beside_panels(scales)), self._keep(beside_panels(zeros.to(torch.uint8))))
-
-        def multiply(x: torch.Tensor) -> torch.Tensor:
-            y = self._like(x, name, (out,))
-            self._add("packed_linear_int4", x, (x, panels, *beside, bias, y), (depth, out, group))
-            return y
-
-        return multiply
+        panels = lay_out([weight], 1, self._quantization, self._arena.empty)
+        return lambda x: self._product(panels, name, x, bias)
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Lay out in panels; rows of the embedding are picked out of them, so that a tied matrix is held once."""
@@ -130,9 +114,12 @@ class NativeBackend(Backend):
             self._add("embed", token_ids, (embedding_panels, token_ids, out), (hidden,))
             return out
 
-        return embed, lambda h: self._product(
-            "packed_logits", "logits", h, head_panels, None, hidden, vocab, torch.float32
-        )
+        def to_logits(h: torch.Tensor) -> torch.Tensor:
+            logits = self._like(h, "logits", (vocab,), torch.float32)
+            self._add("packed_logits", h, (h, head_panels, None, logits), (hidden, vocab))
+            return logits
+
+        return embed, to_logits
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
         """Record the products of whatever adapters a step will have."""
@@ -193,25 +180,87 @@ class NativeBackend(Backend):
         self._add(f"{activation}_and_multiply", gate_up, (gate_up, out), (width,))
         return out
 
+    def experts(
+        self, router: torch.Tensor, gate_up: Weight, down: Weight, spec: ExpertSpec, activation: Activation
+    ) -> Product:
+        """Lay out in panels, expert behind expert; record who meets whom, the products, the gate and the sum."""
+        self.num_chosen = spec.chosen
+        to_logits = lay_out([router], 1, None, self._arena.empty)
+        ups, downs = (
+            lay_out(split(weight, spec.count), spec.count, self._quantization, self._arena.empty)
+            for weight in (gate_up, down)
+        )
+
+        def multiply(h: torch.Tensor) -> torch.Tensor:
+            routing = self._route(self._product(to_logits, "router", h, None), spec)
+            inputs = [self._take_bits(part, routing.rows) for part in self._inputs(ups, h)]
+            gated = self.activate_and_multiply(self._grouped(ups, "experts", inputs, routing), activation)
+            parts = self._grouped(downs, "paired", self._inputs(downs, gated), routing)
+            y = self._like(h, "mixed", (downs.out,))
+            self._add("add_experts", h, (parts, routing.places, routing.weights, y), (downs.out, spec.chosen))
+            return y
+
+        return multiply
+
+    def add_gated(self, y: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, delta: torch.Tensor) -> None:
+        """Record the sum, in place."""
+        self._add("add_gated", y, (y, x, gate, delta), (y.shape[1],))
+
     def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
         """Record the change, in place."""
         count = self._count_by_address[x.data_ptr()]
         self.program.add("rescale", x.dtype, count, (x,), (x.shape[1],), (factor, softcap))
 
-    def _product(
-        self,
-        kernel: str,
-        name: str,
-        x: torch.Tensor,
-        panels: torch.Tensor,
-        bias: torch.Tensor | None,
-        depth: int,
-        out: int,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        y = self._like(x, name, (out,), dtype)
-        self._add(kernel, x, (x, panels, bias, y), (depth, out))
+    def _product(self, panels: Panels, name: str, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        y = self._like(x, name, (panels.out,))
+        self._add(panels.kernel, x, (*self._inputs(panels, x), *panels.tensors, bias, y), panels.sizes)
         return y
+
+    def _inputs(self, panels: Panels, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return what the kernel takes of `x`."""
+        if panels.kernel != INT8_KERNEL:
+            return (x,)
+        padded = panels.sizes[0]
+        q = self._like(x, "quantized", (padded,), torch.int8)
+        scales = self._like(x, "scales", (), torch.float32)
+        self._add("quantize_rows", x, (x, q, scales), (panels.depth, padded))
+        return q, scales
+
+    def _route(self, logits: torch.Tensor, spec: ExpertSpec) -> Routing:
+        """Record who meets whom, a pair of a row and an expert for each of those that a row has chosen."""
+        num_pairs = len(logits) * spec.chosen
+        shares = self._like(logits, "shares", (spec.count,), torch.float32)
+        weights = self._like(logits, "shares", (spec.chosen,), torch.float32)
+        names, places = (self._like(logits, key, (spec.chosen,), torch.int32) for key in ("chosen", "places"))
+        rows = self._place("rows of pairs", self._pairs, (num_pairs,), torch.int64)
+        groups = self._place("groups", self._pairs, (max_groups(num_pairs, spec.count), 3), torch.int32)
+        starts = self._place("starts", self._pairs, (spec.count,), torch.int32)
+        sizes = (spec.count, spec.chosen)
+        self._add("choose_experts", logits, (logits, shares, names, weights), (*sizes, spec.is_normed))
+        self._add("sort_by_expert", logits, (names, rows, places, groups, starts), sizes)
+        return Routing(rows=rows, places=places, weights=weights, groups=groups, num_experts=spec.count)
+
+    def _grouped(self, panels: Panels, name: str, inputs: Sequence[torch.Tensor], routing: Routing) -> torch.Tensor:
+        """Record the product of each expert with the pairs that it is in."""
+        y = self._like(routing.rows, name, (panels.out,))
+        own = (*inputs, *panels.tensors, None, y)
+        are_matrices = [False] * len(inputs) + [True] * len(panels.tensors) + [False] * 2
+        # Bytes from a row, and from an expert, to the next.
+        strides = torch.zeros(GROUPED_TENSORS, 2, dtype=torch.int64)
+        for index, (tensor, is_matrix) in enumerate(zip(own, are_matrices, strict=True)):
+            if tensor is not None:
+                strides[index, int(is_matrix)] = tensor.stride(0) * tensor.element_size()
+        beside = [None] * (GROUPED_TENSORS - len(own))
+        sizes = (*panels.sizes, *[0] * (GROUPED_SIZES - len(panels.sizes)), routing.num_experts)
+        self._add(f"grouped_{panels.kernel}", routing.rows, (*own, *beside, routing.groups, strides), sizes)
+        return y
+
+    def _take_bits(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Record a copy of rows of any type, whose bytes are numbers of four."""
+        out = self._like(rows, "paired", x.shape[1:], x.dtype)
+        width = x.stride(0) * x.element_size() // 4
+        self.program.add("take_rows", torch.float32, self._pairs, (x, rows, out), (width,))
+        return out
 
     def _carry(self, *tensors: torch.Tensor | None) -> None:
         for tensor in tensors:
@@ -228,12 +277,13 @@ class NativeBackend(Backend):
         self, x: torch.Tensor, key: object, shape: Sequence[int], dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """Return the place of a result that has a row for each of `x`."""
-        count = self._count_by_address[x.data_ptr()]
-        full = (key, count.data_ptr(), *shape)
+        return self._place(key, self._count_by_address[x.data_ptr()], (x.shape[0], *shape), dtype or self._dtype)
+
+    def _place(self, key: object, count: torch.Tensor, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        full = (key, count.data_ptr(), dtype, *size)
         if full not in self._place_by_key:
-            size = (x.shape[0], *shape)
-            place = self._arena.empty(prod(size), dtype or self._dtype).view(size)
-            if count is self._tokens:
+            place = self._arena.empty(prod(size), dtype).view(size)
+            if count is not self._samples:
                 # Touched now: getting memory from the system would take longer than the first prompt's arithmetic.
                 # Of samples a step mostly has few, and their logits are wider than all else.
                 place.zero_()

@@ -20,6 +20,9 @@ from torch.nn import functional
 
 from kernels.gated_activation.reference import Activation, activate_and_multiply
 
+GROUP_ROWS = 512
+"""Rows that an expert is multiplied by at once where rows are sorted."""
+
 
 def choose_experts(logits: torch.Tensor, chosen: int, *, is_normed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose for each row of `logits` [rows, experts].
@@ -32,6 +35,31 @@ def choose_experts(logits: torch.Tensor, chosen: int, *, is_normed: bool) -> tup
     if is_normed:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     return experts.to(torch.int32), weights
+
+
+def max_groups(num_pairs: int, num_experts: int) -> int:
+    """Return how many groups so many pairs of a row and an expert make at most, `sort_by_expert`."""
+    return min(num_pairs, num_experts) + num_pairs // GROUP_ROWS
+
+
+def sort_by_expert(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Bring the pairs of a row and an expert, as `choose_experts` returns them, into the experts' order.
+
+    Returns:
+        The row of each pair in that order, int64 [pairs]; where each pair has gone, int32 [rows, chosen]; and groups of
+        neighbours with the same expert, (expert, first, pairs), int32 [max_groups, 3], zeros where there are fewer.
+    """
+    flat = experts.flatten()
+    order = flat.sort(stable=True).indices
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order))).view(experts.shape)
+    groups = torch.zeros(max_groups(len(flat), num_experts), 3, dtype=torch.int32)
+    begin = index = 0
+    for expert, count in enumerate(flat.bincount(minlength=num_experts).tolist()):
+        for start in range(0, count, GROUP_ROWS):
+            size = min(GROUP_ROWS, count - start)
+            groups[index] = torch.tensor([expert, begin, size])
+            begin, index = begin + size, index + 1
+    return order // experts.shape[1], places.to(torch.int32), groups
 
 
 def multiply_by_experts(

@@ -162,7 +162,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
             "num_experts": 6,
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 32,
-            "shared_expert_intermediate_size": 48,
+            "shared_expert_intermediate_size": 64,
             "decoder_sparse_step": 2,
         },
     ),

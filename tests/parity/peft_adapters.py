@@ -66,6 +66,16 @@ FUSED: dict[str, dict[str, Any]] = {
 """For bases in which projections that read the same input are one module."""
 
 
+BESIDE_EXPERTS: dict[str, dict[str, Any]] = {
+    **{name: CONFIGS[name] for name in ("attention", "one-layer", "regex")},
+    "lora-bias": {"r": 4, "lora_alpha": 6, "target_modules": ["v_proj", "o_proj"], "lora_bias": True},
+    "dora": {"r": 5, "lora_alpha": 10, "target_modules": ATTENTION, "use_dora": True},
+    "head": BEYOND_PRODUCTS["head"],
+    "norms": BEYOND_PRODUCTS["norms"] | {"modules_to_save": ["post_attention_layernorm"]},
+}
+"""For bases with experts, which PEFT adapts where MLPs' projections are named."""
+
+
 def save_beyond_products(
     make_base: Callable[[], PreTrainedModel], folder: Path, configs: dict[str, dict[str, Any]] = BEYOND_PRODUCTS
 ) -> dict[str, str]:

@@ -95,7 +95,7 @@ def a_request(number: int, tenant: str) -> Request:
     )
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmo3"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmo3", "qwen2-moe", "qwen3-moe"])
 @pytest.mark.parametrize(
     "options", [{}, {"quantization": "int8"}, {"quantization": "int4"}], ids=["float32", "int8", "int4"]
 )

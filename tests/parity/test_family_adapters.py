@@ -14,12 +14,15 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from kernels import native
 from tests.parity.conftest import Checkpoint, greedy, make_model, random_prompts, run_engine
-from tests.parity.peft_adapters import BEYOND_PRODUCTS, FUSED, save_adapters, save_beyond_products
+from tests.parity.peft_adapters import BESIDE_EXPERTS, BEYOND_PRODUCTS, FUSED, save_adapters, save_beyond_products
 
 BEYOND = {name: BEYOND_PRODUCTS[name] for name in ("lora-bias", "dora", "head", "both-ends", "own-ends")}
 
 
-@pytest.mark.parametrize("name", ["gemma2", "gemma3", "granite", "olmo3", "phi3", "phi3-partial", "smollm3"])
+NAMES = ["gemma2", "gemma3", "granite", "olmo3", "phi3", "phi3-partial", "smollm3", "olmoe", "qwen3-moe"]
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
     checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, by: str
@@ -28,9 +31,10 @@ def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
         monkeypatch.setattr("kernels.native.load", lambda: None)
     else:
         assert native.load() is not None
-    base, is_fused = checkpoint(name), name.startswith("phi3")
-    path_by_name = save_beyond_products(partial(make_model, name), tmp_path, FUSED if is_fused else BEYOND)
-    if not is_fused:
+    base = checkpoint(name)
+    configs = FUSED if name.startswith("phi3") else BESIDE_EXPERTS if name in ("olmoe", "qwen3-moe") else BEYOND
+    path_by_name = save_beyond_products(partial(make_model, name), tmp_path, configs)
+    if configs is BEYOND:
         path_by_name |= save_adapters(make_model(name), tmp_path)
     adapters = [reference(adapter, path) for adapter, path in path_by_name.items()]
     prompts = random_prompts(len(adapters) + 1, longest=40)

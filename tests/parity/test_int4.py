@@ -21,14 +21,29 @@ def tokens_of(folder: Path, quantization: str | None) -> dict[str, list[int]]:
     return run_engine(engine, [greedy(str(n), prompt) for n, prompt in enumerate(random_prompts(6, longest=60))])
 
 
-@pytest.mark.parametrize(("hidden", "inner"), [(128, 256), (64, 96)])
-def test_tokens_are_those_of_the_numbers(tmp_path: Path, hidden: int, inner: int) -> None:
-    model = make_model("qwen2", hidden_size=hidden, intermediate_size=inner)
+def rounded(weight: torch.Tensor) -> torch.Tensor:
+    levels, scales, zeros = to_levels(weight)
+    steps = levels.view(len(levels), scales.shape[1], -1).float() - zeros.float().unsqueeze(-1)
+    return (steps * scales.unsqueeze(-1)).view(levels.shape)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("qwen2", {"hidden_size": 128, "intermediate_size": 256}),
+        ("qwen2", {}),
+        ("qwen2-moe", {}),
+        ("qwen3-moe", {"moe_intermediate_size": 128}),
+        ("granite-moe", {}),
+    ],
+)
+def test_tokens_are_those_of_the_numbers(tmp_path: Path, family: str, sizes: dict[str, int]) -> None:
+    model = make_model(family, **sizes)
     model.save_pretrained(tmp_path / "whole")
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name.endswith("_proj"):
-            levels, scales, zeros = to_levels(module.weight.data)
-            steps = levels.view(len(levels), scales.shape[1], -1).float() - zeros.float().unsqueeze(-1)
-            module.weight.data = (steps * scales.unsqueeze(-1)).view(levels.shape)
+    for name, parameter in model.named_parameters():
+        if name.endswith("_proj.weight"):
+            parameter.data = rounded(parameter.data)
+        elif parameter.dim() == 3:  # experts; what chooses them stays as it is
+            parameter.data = torch.stack([rounded(expert) for expert in parameter.data])
     model.save_pretrained(tmp_path / "rounded")
     assert tokens_of(tmp_path / "whole", "int4") == tokens_of(tmp_path / "rounded", None)

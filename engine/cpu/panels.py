@@ -1,0 +1,77 @@
+"""Weights laid out in panels for the CPU's products, one matrix or, of a mixture of experts, many behind each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from engine.loading.int4 import Int4Weight
+from engine.loading.weight import Weight, dense
+from kernels.packed_linear.reference import as_panels
+from kernels.packed_linear_int4.reference import beside_panels, to_int4_panels, to_levels
+from kernels.packed_linear_int8.reference import quantize_rows, to_int8_panels
+
+Empty = Callable[[int, torch.dtype], torch.Tensor]
+"""As `kernels.arena.Arena.empty`."""
+INT8_KERNEL, INT4_KERNEL = "packed_linear_int8", "packed_linear_int4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panels:
+    """Matrices [out, in] of one shape, as a kernel takes them.
+
+    Attributes:
+        kernel: its name.
+        tensors: what it takes between inputs and bias, [matrices, ...] each.
+        sizes: what it takes of numbers.
+        depth, out: of a matrix.
+    """
+
+    kernel: str
+    tensors: tuple[torch.Tensor, ...]
+    sizes: tuple[int, ...]
+    depth: int
+    out: int
+
+
+def lay_out(matrices: Iterable[Weight], count: int, quantization: str | None, empty: Empty) -> Panels:
+    """Lay out `count` matrices one by one, so that no more than one is there twice.
+
+    Args:
+        quantization: "int8" or "int4" for how they are held; None as they come, in 4 bits too.
+    """
+    kernel, depth, out = "", 0, 0
+    sizes: tuple[int, ...] = ()
+    tensors: list[torch.Tensor] = []
+    for index, matrix in enumerate(matrices):
+        out, depth = matrix.shape
+        kernel, parts, sizes = _in_panels(matrix, quantization)
+        if not tensors:
+            tensors = [empty(count * part.numel(), part.dtype).view(count, *part.shape) for part in parts]
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor[index] = part
+    return Panels(kernel=kernel, tensors=tuple(tensors), sizes=sizes, depth=depth, out=out)
+
+
+def _in_panels(weight: Weight, quantization: str | None) -> tuple[str, tuple[torch.Tensor, ...], tuple[int, ...]]:
+    """Return the kernel for a weight, what it takes of it, and its sizes."""
+    out, depth = weight.shape
+    if quantization == "int8":
+        int8, column_scales = quantize_rows(dense(weight))
+        panels = to_int8_panels(int8)
+        return INT8_KERNEL, (panels, column_scales), (panels.shape[1] * panels.shape[3], out)
+    if isinstance(weight, Int4Weight):
+        return _in_int4_panels(weight.levels, weight.scales.t().float(), weight.zeros.t())
+    if quantization == "int4":
+        return _in_int4_panels(*to_levels(dense(weight)))
+    return "packed_linear", (as_panels(dense(weight)),), (depth, out)
+
+
+def _in_int4_panels(
+    levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
+) -> tuple[str, tuple[torch.Tensor, ...], tuple[int, ...]]:
+    out, depth = levels.shape
+    parts = (to_int4_panels(levels), beside_panels(scales), beside_panels(zeros.to(torch.uint8)))
+    return INT4_KERNEL, parts, (depth, out, depth // scales.shape[1])

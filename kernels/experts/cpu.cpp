@@ -1,0 +1,187 @@
+// A mixture of experts: who meets whom, the products of each expert with its rows, and their weighed sum. See reference.py.
+//
+// Products are those of kernels/packed_linear*, one expert's after the other's in one op, each called as if it were the
+// only one. Only experts with rows are read. How many units an op has follows from the number of rows alone: a thread that
+// comes late asks for it when others have long chosen for the next layer.
+#include "../lanes.h"
+
+#include <limits>
+
+extern "C" {
+int64_t packed_linear_f32(const Op &, int64_t);
+int64_t packed_linear_bf16(const Op &, int64_t);
+int64_t packed_linear_int8_f32(const Op &, int64_t);
+int64_t packed_linear_int8_bf16(const Op &, int64_t);
+int64_t packed_linear_int4_f32(const Op &, int64_t);
+int64_t packed_linear_int4_bf16(const Op &, int64_t);
+}
+
+namespace experts {
+
+constexpr int64_t UNIT_ROWS = 4, UNIT_WIDTH = 1024, GROUP_ROWS = 512, TENSORS = 6;
+
+// Rows that one expert is multiplied by: neighbours, once they are sorted.
+struct Group {
+    int32_t expert, begin, count;
+};
+
+// Bytes from a row, and from an expert, to the next.
+struct Stride {
+    int64_t row, expert;
+};
+
+// At most so many groups; those past the last have no rows.
+INLINE int64_t max_groups(int64_t pairs, int64_t experts) { return std::min(pairs, experts) + pairs / GROUP_ROWS; }
+
+// shares[experts] = softmax of logits. A row that is not finite has no finite share.
+template <typename T> static inline void softmax(const T *logits, int64_t experts, float *shares) {
+    float top = -std::numeric_limits<float>::infinity(), sum = 0.0f;
+    for (int64_t e = 0; e < experts; e++)
+        top = std::max(top, widen(logits[e]));
+    for (int64_t begin = 0; begin < experts; begin += LANES) {
+        const int64_t count = std::min(LANES, experts - begin);
+        Lanes lanes = all_lanes(-std::numeric_limits<float>::infinity());
+        for (int64_t i = 0; i < count; i++)
+            lanes[i] = widen(logits[begin + i]);
+        lanes = power_of_two((lanes - top) * LOG2_E);
+        std::memcpy(shares + begin, &lanes, count * sizeof(float));
+        sum += sum_of(lanes);
+    }
+    for (int64_t e = 0; e < experts; e++)
+        shares[e] /= sum;
+}
+
+// at: logits [rows, experts], shares [rows, experts] to work in, experts int32 [rows, chosen], weights [rows, chosen];
+// size: experts, chosen, whether weights are normed.
+template <typename T> static int64_t choose(const Op &op, int64_t unit) {
+    const int64_t rows = *op.count, experts = op.size[0], chosen = op.size[1];
+    if (unit < 0)
+        return ceil_div(rows, UNIT_ROWS);
+    for (int64_t row = unit * UNIT_ROWS; row < std::min(rows, (unit + 1) * UNIT_ROWS); row++) {
+        float *shares = static_cast<float *>(op.at[1]) + row * experts;
+        int32_t *names = static_cast<int32_t *>(op.at[2]) + row * chosen;
+        float *weights = static_cast<float *>(op.at[3]) + row * chosen, sum = 0.0f;
+        softmax(static_cast<const T *>(op.at[0]) + row * experts, experts, shares);
+        for (int64_t k = 0; k < chosen; k++) {
+            // Whom nothing exceeds; where nothing can be told, whoever has not been taken.
+            constexpr float TAKEN = -1.0f;
+            int64_t best = -1;
+            for (int64_t e = 0; e < experts; e++)
+                if (shares[e] != TAKEN && (best < 0 || shares[e] > shares[best]))
+                    best = e;
+            names[k] = static_cast<int32_t>(best);
+            weights[k] = shares[best];
+            sum += shares[best];
+            shares[best] = TAKEN;
+        }
+        if (op.size[2])
+            for (int64_t k = 0; k < chosen; k++)
+                weights[k] /= sum;
+    }
+    return 0;
+}
+
+// at: experts int32 [rows, chosen], row of each pair int64 [pairs], place of each pair int32 [rows, chosen], groups,
+// starts int32 [experts] to work in; size: experts, chosen.
+static int64_t sort(const Op &op, int64_t unit) {
+    if (unit < 0)
+        return 1;
+    const int64_t experts = op.size[0], chosen = op.size[1], pairs = *op.count * chosen;
+    const int32_t *names = static_cast<const int32_t *>(op.at[0]);
+    int64_t *rows = static_cast<int64_t *>(op.at[1]);
+    int32_t *places = static_cast<int32_t *>(op.at[2]), *starts = static_cast<int32_t *>(op.at[4]);
+    Group *group = static_cast<Group *>(op.at[3]), *last = group + max_groups(pairs, experts);
+    std::memset(starts, 0, experts * sizeof(int32_t));
+    for (int64_t pair = 0; pair < pairs; pair++)
+        starts[names[pair]]++;
+    int32_t begin = 0;
+    for (int32_t expert = 0; expert < experts; expert++) {
+        const int32_t end = begin + starts[expert];
+        starts[expert] = begin;
+        for (; begin < end; begin += group++->count)
+            *group = {expert, begin, std::min<int32_t>(GROUP_ROWS, end - begin)};
+    }
+    for (; group < last; group++)
+        *group = {};
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        const int32_t place = starts[names[pair]]++;
+        places[pair] = place;
+        rows[place] = pair / chosen;
+    }
+    return 0;
+}
+
+// One of the products, for each group: rows count pairs.
+// at, size: as the product's own, and then at[6]: groups; at[7]: strides [6], of the product's own; size[6]: experts.
+template <int64_t (*PRODUCT)(const Op &, int64_t)> static int64_t grouped(const Op &op, int64_t unit) {
+    int64_t rows = 1;
+    Op one = op;
+    one.count = &rows;
+    // A product's units of the same rows lie side by side.
+    const int64_t abreast = PRODUCT(one, -1);
+    if (unit < 0)
+        return abreast * max_groups(*op.count, op.size[6]);
+    const Group &group = static_cast<const Group *>(op.at[6])[unit / abreast];
+    const Stride *strides = static_cast<const Stride *>(op.at[7]);
+    rows = group.count;
+    for (int64_t i = 0; i < TENSORS; i++)
+        if (one.at[i])
+            one.at[i] = static_cast<char *>(op.at[i]) + group.begin * strides[i].row + group.expert * strides[i].expert;
+    const int64_t units = PRODUCT(one, -1);
+    for (int64_t part = unit % abreast; part < units; part += abreast)
+        PRODUCT(one, part);
+    return 0;
+}
+
+// at: products [pairs, width], places int32 [rows, chosen], weights [rows, chosen], y [rows, width]; size: width, chosen.
+template <typename T> static int64_t add(const Op &op, int64_t unit) {
+    const int64_t width = op.size[0], chosen = op.size[1], parts = ceil_div(width, UNIT_WIDTH);
+    if (unit < 0)
+        return *op.count * parts;
+    const int64_t row = unit / parts, begin = unit % parts * UNIT_WIDTH, end = std::min(width, begin + UNIT_WIDTH);
+    const int32_t *places = static_cast<const int32_t *>(op.at[1]) + row * chosen;
+    const float *weights = static_cast<const float *>(op.at[2]) + row * chosen;
+    const T *products = static_cast<const T *>(op.at[0]);
+    T *y = static_cast<T *>(op.at[3]) + row * width;
+    int64_t i = begin;
+    for (; i + LANES <= end; i += LANES) {
+        Lanes sum = {};
+        for (int64_t k = 0; k < chosen; k++)
+            sum += weights[k] * load_lanes(products + places[k] * width + i);
+        store_lanes(sum, y + i);
+    }
+    for (; i < end; i++) {
+        float sum = 0.0f;
+        for (int64_t k = 0; k < chosen; k++)
+            sum += weights[k] * widen(products[places[k] * width + i]);
+        store(sum, y[i]);
+    }
+    return 0;
+}
+
+} // namespace experts
+
+extern "C" {
+int64_t choose_experts_f32(const Op &op, int64_t unit) { return experts::choose<float>(op, unit); }
+int64_t choose_experts_bf16(const Op &op, int64_t unit) { return experts::choose<bfloat16>(op, unit); }
+int64_t sort_by_expert_f32(const Op &op, int64_t unit) { return experts::sort(op, unit); }
+int64_t sort_by_expert_bf16(const Op &op, int64_t unit) { return experts::sort(op, unit); }
+int64_t add_experts_f32(const Op &op, int64_t unit) { return experts::add<float>(op, unit); }
+int64_t add_experts_bf16(const Op &op, int64_t unit) { return experts::add<bfloat16>(op, unit); }
+int64_t grouped_packed_linear_f32(const Op &op, int64_t unit) { return experts::grouped<packed_linear_f32>(op, unit); }
+int64_t grouped_packed_linear_bf16(const Op &op, int64_t unit) {
+    return experts::grouped<packed_linear_bf16>(op, unit);
+}
+int64_t grouped_packed_linear_int8_f32(const Op &op, int64_t unit) {
+    return experts::grouped<packed_linear_int8_f32>(op, unit);
+}
+int64_t grouped_packed_linear_int8_bf16(const Op &op, int64_t unit) {
+    return experts::grouped<packed_linear_int8_bf16>(op, unit);
+}
+int64_t grouped_packed_linear_int4_f32(const Op &op, int64_t unit) {
+    return experts::grouped<packed_linear_int4_f32>(op, unit);
+}
+int64_t grouped_packed_linear_int4_bf16(const Op &op, int64_t unit) {
+    return experts::grouped<packed_linear_int4_bf16>(op, unit);
+}
+}
