@@ -25,6 +25,22 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 8192,
 }
 
+_QWEN3_MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+}
+
 CONFIG_BY_NAME: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
         "architectures": ["LlamaForCausalLM"],
@@ -84,8 +100,27 @@ CONFIG_BY_NAME: dict[str, dict[str, Any]] = {
         "rope_scaling": _LLAMA3_ROPE,
         "tie_word_embeddings": False,
     },
+    "qwen3-30b-a3b": _QWEN3_MOE
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+    },
+    "moe-2b-a0.2b": _QWEN3_MOE
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "moe_intermediate_size": 384,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "vocab_size": 32768,
+    },
 }
-"""Config of each named geometry, as its makers publish it."""
+"""Config of each named geometry, as its makers publish it; nobody has made the last, which fits into small machines."""
 
 
 def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -102,12 +137,17 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
             if has_bias:
                 yield f"{prefix}self_attn.{name}_proj.bias", (size,)
         yield f"{prefix}self_attn.o_proj.weight", (hidden, q)
-        if config["model_type"] == "qwen3":
+        if config["model_type"].startswith("qwen3"):
             yield f"{prefix}self_attn.q_norm.weight", (head,)
             yield f"{prefix}self_attn.k_norm.weight", (head,)
-        yield f"{prefix}mlp.gate_proj.weight", (inner, hidden)
-        yield f"{prefix}mlp.up_proj.weight", (inner, hidden)
-        yield f"{prefix}mlp.down_proj.weight", (hidden, inner)
+        parents, width = ["mlp"], inner
+        if experts := config.get("num_experts"):
+            yield f"{prefix}mlp.gate.weight", (experts, hidden)
+            parents, width = [f"mlp.experts.{expert}" for expert in range(experts)], config["moe_intermediate_size"]
+        for parent in parents:
+            yield f"{prefix}{parent}.gate_proj.weight", (width, hidden)
+            yield f"{prefix}{parent}.up_proj.weight", (width, hidden)
+            yield f"{prefix}{parent}.down_proj.weight", (hidden, width)
         yield f"{prefix}input_layernorm.weight", (hidden,)
         yield f"{prefix}post_attention_layernorm.weight", (hidden,)
     yield "model.norm.weight", (hidden,)

@@ -17,7 +17,10 @@ def linear_shapes(model_path: str) -> dict[str, tuple[int, ...]]:
     """Return (out, in) features of every linear layer of a checkpoint, by its full name."""
     config = json.loads((Path(model_path) / "config.json").read_text())
     shapes = dict(tensor_shapes(config))
-    return {name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith("_proj.weight")}
+    taking = {
+        name: shape for name, shape in shapes.items() if name.endswith("_proj.weight") and ".experts." not in name
+    }
+    return {name.removesuffix(".weight"): shape for name, shape in taking.items()}
 
 
 def rank_of_size(model_path: str, num_bytes: int) -> int:

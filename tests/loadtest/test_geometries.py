@@ -49,7 +49,12 @@ def test_shards_and_index_agree(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("smollm2-135m", 134_515_008), ("qwen2.5-0.5b", 494_032_768), ("llama-3.1-8b", 8_030_261_248)],
+    [
+        ("smollm2-135m", 134_515_008),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("llama-3.1-8b", 8_030_261_248),
+        ("qwen3-30b-a3b", 30_532_122_624),
+    ],
 )
 def test_the_named_shapes_have_the_published_sizes(name: str, parameters: int) -> None:
     sizes = [torch.Size(shape).numel() for _, shape in tensor_shapes(CONFIG_BY_NAME[name])]
