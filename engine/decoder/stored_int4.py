@@ -1,4 +1,7 @@
-"""How weights of 4 bits lie in a checkpoint, as its `quantization_config` says: in AWQ's and others' layouts."""
+"""How weights of 4 bits lie in a checkpoint, as its `quantization_config` says: in AWQ's and others' layouts.
+
+Which linear modules are stored so their tensors say: what a checkpoint leaves as it was has a weight.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ WHOLE_COLUMN = -1
 PACKED = 8
 """Numbers of 4 bits in one of the 32 that a tensor is made of."""
 PACKED_DTYPES = ("I32",)
+LEFT_OUT = "-:"
+"""What begins a pattern of modules that are left as they were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +49,9 @@ class StoredInt4:
         return depth if self.group_size == WHOLE_COLUMN else self.group_size
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
-        """Return the tensors that a module of (out, in) features must have, whatever else it has."""
+        """Return the tensors that a module of (out, in) features must have; `dtype`: of its weight, None for none."""
+        if dtype is not None:
+            return {f"{module}.weight": TensorKind((shape,))}
         out, depth = shape
         groups = depth // self.group(depth)
         if self.method == COMPRESSED:
@@ -96,13 +103,19 @@ def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
             "desc_act": (False,),
             "checkpoint_format": formats,
             "pack_dtype": ("int32", None),
-            "dynamic": (None, {}),
         }
+        _check_dynamic(fields.get("dynamic"), f"{where}: quantization_config")
         # The first format keeps a zero point less one.
         is_less_one = fields["checkpoint_format"] != "gptq_v2"
     check_fields(fields, {**wanted, "bits": (4,), "lm_head": (False, None)}, f"{where}: quantization_config")
     group_size = _group_size(fields.get("group_size"), f"{where}: quantization_config")
     return StoredInt4(method=str(fields["quant_method"]), group_size=group_size, zero_offset=int(is_less_one))
+
+
+def _check_dynamic(patterns: object, within: str) -> None:
+    """Take what leaves modules as they were, and refuse what gives them other bits or groups."""
+    if patterns and not (isinstance(patterns, Mapping) and all(str(name).startswith(LEFT_OUT) for name in patterns)):
+        raise CheckpointError(f"{within}.dynamic is {patterns!r}; only names that begin with {LEFT_OUT!r} are read.")
 
 
 def parse_packed(fields: Mapping[str, object], where: str) -> StoredInt4:

@@ -13,6 +13,7 @@ import torch
 
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored import Stored
+from engine.decoder.tensor_kinds import FLOATS
 from engine.errors import CheckpointError
 from engine.loading.contents import StoredTensor, check_complete, opened
 from engine.loading.names import EMBEDDING, HEAD, Parameter, parameters
@@ -86,4 +87,6 @@ def _read(
 def _read_stored(
     name: str, stored: Stored, dtype: torch.dtype, device: torch.device, tensors: Mapping[str, StoredTensor]
 ) -> Weight:
+    if name in tensors and tensors[name].dtype in FLOATS:
+        return tensors[name].read().to(device=device, dtype=dtype)
     return read_stored(lambda part: tensors[part].read().to(device), name.removesuffix(".weight"), stored, dtype)

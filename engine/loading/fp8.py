@@ -62,12 +62,9 @@ def read_fp8(
 ) -> Fp8Weight | torch.Tensor:
     """Return the weight of one linear module whose tensors `read` returns by name.
 
-    It stays in 8 bits where there is something that multiplies by it; else, and where the checkpoint has it in more,
-    it becomes numbers.
+    It stays in 8 bits where there is something that multiplies by it; else it becomes numbers.
     """
     held = read(f"{module}.weight")
-    if held.dtype != FP8:
-        return held.to(dtype)
     scales = read(f"{module}.{stored.scale}").float()
     if stored.block is None:
         weight = Fp8Weight(held=held, scales=scales.flatten().expand(len(held)).contiguous(), dtype=dtype)

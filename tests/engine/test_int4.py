@@ -85,6 +85,36 @@ def test_parameters_are_the_modules_stacked(tmp_path: Path, kind: str, group: in
     assert torch.equal(read_tensor(str(tmp_path), spec, f"{Q}.weight", torch.float32), meant[f"{Q}.weight"])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_keep_their_levels_and_what_was_left_as_it_was_its_numbers(tmp_path: Path, kind: str) -> None:
+    """Gates are left by all tools; a whole module may be as well."""
+    fields = SIZES | {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+    }
+    write_config(tmp_path, **fields)
+    whole = random_tensors(tmp_path)
+    stored, meant = quantize_layers(whole, kind)
+    left = "model.layers.1.mlp.shared_expert.down_proj"
+    stored = {name: tensor for name, tensor in stored.items() if not name.startswith(left)} | {
+        f"{left}.weight": whole[f"{left}.weight"]
+    }
+    write_config(tmp_path, **fields, quantization_config=config_of(kind))
+    save_file(stored, tmp_path / "model.safetensors")
+    found = dict(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))
+    experts = found["layers.1.experts.gate_up"]
+    assert isinstance(experts, Int4Weight)
+    parts = [f"model.layers.1.mlp.experts.{n}.{part}_proj.weight" for n in range(3) for part in ("gate", "up")]
+    assert torch.equal(dense(experts), torch.cat([meant[part] for part in parts]))
+    assert torch.equal(dense(found["layers.1.router"]), whole["model.layers.1.mlp.gate.weight"])
+    assert torch.equal(dense(found["layers.1.shared_gate"]), whole["model.layers.1.mlp.shared_expert_gate.weight"])
+    assert torch.equal(dense(found["layers.1.shared_down.weight"]), whole[f"{left}.weight"])
+    assert isinstance(found["layers.0.shared_down.weight"], Int4Weight)
+
+
 def test_biases_stay_numbers(tmp_path: Path) -> None:
     meant = write(tmp_path, "awq", architectures=["Qwen2ForCausalLM"])
     found = dict(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))
@@ -102,17 +132,19 @@ def test_what_comes_along_and_says_nothing_is_passed_over(tmp_path: Path, group:
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("more", "named"),
     [
-        {f"{Q}.g_idx": torch.ones(128, dtype=torch.int32)},
-        {f"{Q}.bias": torch.ones(128)},
-        {f"{Q}.weight": torch.ones(128, 128)},
-        {"model.layers.7.self_attn.q_proj.bias": torch.zeros(128)},
+        ({f"{Q}.g_idx": torch.ones(128, dtype=torch.int32)}, f"{Q}.g_idx"),
+        ({f"{Q}.bias": torch.ones(128)}, f"{Q}.bias"),
+        ({f"{Q}.weight": torch.ones(128, 128)}, rf"{Q}\.[a-z]+"),
+        ({"model.layers.7.self_attn.q_proj.bias": torch.zeros(128)}, "model.layers.7.self_attn.q_proj.bias"),
     ],
 )
-def test_what_comes_along_and_would_change_something_is_refused(tmp_path: Path, more: dict[str, torch.Tensor]) -> None:
+def test_what_comes_along_and_would_change_something_is_refused(
+    tmp_path: Path, more: dict[str, torch.Tensor], named: str
+) -> None:
     write(tmp_path, "gptq", more=more)
-    with pytest.raises(CheckpointError, match=f"{next(iter(more))} belongs to nothing"):
+    with pytest.raises(CheckpointError, match=f"{named} belongs to nothing"):
         list(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -31,14 +32,20 @@ def test_only_the_first_format_of_gptq_keeps_zero_points_less_one() -> None:
         ("gptq", {"checkpoint_format": "marlin"}),
         ("gptq", {"pack_dtype": "int16"}),
         ("gptq", {"lm_head": True}),
-        ("gptq", {"dynamic": {"-:.*": {}}}),
+        ("gptq", {"dynamic": {r"+:.*mlp.*": {"bits": 8}}}),
         ("gptq_v2", {"bits": 3}),
     ],
 )
 def test_what_is_not_read_is_refused_by_its_field(kind: str, changes: dict[str, Any]) -> None:
     (field,) = changes
-    with pytest.raises(CheckpointError, match=rf"here: quantization_config\.{field} is {changes[field]!r}"):
+    with pytest.raises(
+        CheckpointError, match=rf"here: quantization_config\.{field} is {re.escape(repr(changes[field]))}"
+    ):
         parse_int4({**CONFIGS[kind], **changes}, "here")
+
+
+def test_modules_may_be_left_out() -> None:
+    assert parse_int4({**CONFIGS["gptq"], "dynamic": {r"-:.*mlp\.gate$": {}}}, "here").group_size == 128
 
 
 @pytest.mark.parametrize(

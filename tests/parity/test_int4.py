@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.build import build_engine
 from engine.config import EngineConfig
 from kernels.packed_linear_int4.reference import to_levels
+from tests.engine.int4_checkpoints import config_of, quantize_layers
 from tests.parity.conftest import greedy, make_model, random_prompts, run_engine
 
 
@@ -47,3 +50,16 @@ def test_tokens_are_those_of_the_numbers(tmp_path: Path, family: str, sizes: dic
             parameter.data = torch.stack([rounded(expert) for expert in parameter.data])
     model.save_pretrained(tmp_path / "rounded")
     assert tokens_of(tmp_path / "whole", "int4") == tokens_of(tmp_path / "rounded", None)
+
+
+@pytest.mark.parametrize("kind", ["awq", "gptq", "packed"])
+def test_experts_that_come_in_four_bits_are_multiplied_as_such(tmp_path: Path, kind: str) -> None:
+    model = make_model("qwen3-moe", hidden_size=128, intermediate_size=128, moe_intermediate_size=128)
+    model.save_pretrained(tmp_path)
+    stored, meant = quantize_layers(load_file(tmp_path / "model.safetensors"), kind)
+    save_file(meant, tmp_path / "model.safetensors")
+    expected = tokens_of(tmp_path, None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": config_of(kind)}))
+    save_file(stored, tmp_path / "model.safetensors")
+    assert tokens_of(tmp_path, None) == expected
