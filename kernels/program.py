@@ -48,6 +48,7 @@ class Pool:
     """Threads that run ops together, the calling one among them. One call at a time."""
 
     def __init__(self, kernels: NativeKernels, num_threads: int) -> None:
+        self.num_threads = num_threads
         self._kernels = kernels
         self._handle = kernels.create_pool(num_threads)
         self._finalizer = weakref.finalize(self, kernels.destroy_pool, self._handle)

@@ -72,6 +72,7 @@ class NativeBackend(Backend):
 
     def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int, *, quantization: str | None = None) -> None:
         self.program = Program(pool)
+        self._num_threads = pool.num_threads
         self.counts = torch.zeros(7, dtype=torch.int64)
         """What a step has of tokens, rows, samples, segments of adapters, as `NativeLora` counts them, and pairs of a
         token with an expert."""
@@ -186,8 +187,9 @@ class NativeBackend(Backend):
         """Lay out in panels, expert behind expert; record who meets whom, the products, the gate and the sum."""
         self.num_chosen = spec.chosen
         to_logits = lay_out([router], 1, None, self._arena.empty)
+        held, empty, num_threads = self._quantization, self._arena.empty, self._num_threads
         ups, downs = (
-            lay_out(split(weight, spec.count), spec.count, self._quantization, self._arena.empty)
+            lay_out(split(weight, spec.count), spec.count, held, empty, num_threads=num_threads)
             for weight in (gate_up, down)
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -36,23 +37,32 @@ class Panels:
     out: int
 
 
-def lay_out(matrices: Iterable[Weight], count: int, quantization: str | None, empty: Empty) -> Panels:
-    """Lay out `count` matrices one by one, so that no more than one is there twice.
+def lay_out(
+    matrices: Iterable[Weight], count: int, quantization: str | None, empty: Empty, *, num_threads: int = 1
+) -> Panels:
+    """Lay out `count` matrices one by one, each thread its own, so that no more than those are there twice.
 
     Args:
         quantization: "int8" or "int4" for how they are held; None as they come, in 4 bits too.
     """
-    kernel, depth, out = "", 0, 0
-    sizes: tuple[int, ...] = ()
-    tensors: list[torch.Tensor] = []
-    for index, matrix in enumerate(matrices):
-        out, depth = matrix.shape
-        kernel, parts, sizes = _in_panels(matrix, quantization)
-        if not tensors:
-            tensors = [empty(count * part.numel(), part.dtype).view(count, *part.shape) for part in parts]
+    each = iter(matrices)
+    first = next(each)
+    kernel, parts, sizes = _in_panels(first, quantization)
+    tensors = tuple(empty(count * part.numel(), part.dtype).view(count, *part.shape) for part in parts)
+
+    def put(index: int, parts: Iterable[torch.Tensor]) -> None:
         for tensor, part in zip(tensors, parts, strict=True):
             tensor[index] = part
-    return Panels(kernel=kernel, tensors=tuple(tensors), sizes=sizes, depth=depth, out=out)
+
+    put(0, parts)
+    if count > 1:
+        with ThreadPoolExecutor(num_threads) as threads:
+            rest = threads.map(
+                lambda index, matrix: put(index, _in_panels(matrix, quantization)[1]), range(1, count), each
+            )
+            assert sum(1 for _ in rest) == count - 1
+    out, depth = first.shape
+    return Panels(kernel=kernel, tensors=tensors, sizes=sizes, depth=depth, out=out)
 
 
 def _in_panels(weight: Weight, quantization: str | None) -> tuple[str, tuple[torch.Tensor, ...], tuple[int, ...]]:
