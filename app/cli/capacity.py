@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from engine.costs import num_layer_weights, num_step_weights, prompt_flop, step_weight_bytes, weight_bytes
+from engine.costs import (
+    num_idle_weights,
+    num_layer_weights,
+    num_step_weights,
+    prompt_flop,
+    step_weight_bytes,
+    weight_bytes,
+)
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored_fp8 import StoredFp8
 
@@ -89,7 +96,7 @@ def plan(spec: DecoderSpec, dtype: str, device: Device, memory_fraction: float, 
     itemsize = BYTES_BY_DTYPE[dtype]
     # A cache of one byte a number is an option of its own (`kv_cache_dtype`), which nobody has asked for here.
     cache_itemsize = max(2, itemsize)
-    per_adapter = sum((inputs + outputs) * traffic.rank for inputs, outputs in spec.linear_shapes().values())
+    per_adapter = sum((inputs + outputs) * traffic.rank for inputs, outputs in spec.adapted_shapes().values())
     total_bytes = weight_bytes(spec, itemsize)
     adapter_bytes = float(traffic.num_adapters * per_adapter * cache_itemsize)
     per_token = spec.kv_bytes_per_token(cache_itemsize)
@@ -98,13 +105,13 @@ def plan(spec: DecoderSpec, dtype: str, device: Device, memory_fraction: float, 
     length = traffic.prompt_tokens + traffic.answer_tokens
     batch = min(traffic.concurrency, cache_tokens // length)
     # Of each token; products of 8 bits take half the time.
-    spared_flop = float(num_layer_weights(spec)) if isinstance(spec.stored, StoredFp8) else 0.0
+    spared_flop = num_layer_weights(spec) - num_idle_weights(spec) if isinstance(spec.stored, StoredFp8) else 0.0
     # The output matrix is wanted of the last token only.
     first_flop = prompt_flop(spec, traffic.prompt_tokens) + 2.0 * spec.vocab_size * spec.hidden_size
     first_flop -= traffic.prompt_tokens * spared_flop
     ttft_s = max(first_flop / device.flop_per_s, total_bytes / device.bytes_per_s)
     # On the way an answer has, in the middle, half of its tokens.
-    step_bytes = step_weight_bytes(spec, itemsize) + adapter_bytes
+    step_bytes = step_weight_bytes(spec, itemsize, max(1, batch)) + adapter_bytes
     step_bytes += batch * (traffic.prompt_tokens + traffic.answer_tokens / 2) * per_token
     step_flop = batch * (2.0 * num_step_weights(spec) - spared_flop)
     tpot_s = max(step_bytes / device.bytes_per_s, step_flop / device.flop_per_s)

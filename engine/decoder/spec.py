@@ -110,7 +110,7 @@ class DecoderSpec:
 
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says: experts do not."""
-        linear = self._by_layer({}, self._mlp_shapes())
+        linear = self.adapted_shapes()
         shapes: dict[str, tuple[int, ...]] = dict(linear)
         biases = {"q_proj": self.qkv_bias, "k_proj": self.qkv_bias, "v_proj": self.qkv_bias, "o_proj": self.o_bias}
         for name, (_, out) in linear.items():
@@ -143,6 +143,10 @@ class DecoderSpec:
         several lie in one tensor.
         """
         return self._by_layer(self._expert_shapes(), self._mlp_shapes())
+
+    def adapted_shapes(self) -> dict[str, tuple[int, int]]:
+        """Return the same of those that take an adapter."""
+        return self._by_layer({}, self._mlp_shapes())
 
     def linear_sizes(self) -> set[tuple[int, int]]:
         """Return (in, out) of every product with a linear module, or one of an expert, that there is."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from app.cli.capacity import DEVICES, Traffic, as_kept, plan
+from engine.costs import num_step_weights, num_weights, prompt_flop, step_weight_bytes
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4
@@ -33,6 +35,21 @@ def test_weights_cache_and_floors(llama: DecoderSpec) -> None:
     # 15.01 GB of weights and 1,152 tokens of cache at 4.8 TB/s.
     assert found.tpot_s == pytest.approx((15.01e9 + 1152 * 131_072) / 4.8e12, rel=1e-3)
     assert found.ttft_s == pytest.approx(0.0149, rel=0.05)
+
+
+def test_a_step_reads_the_experts_that_its_rows_meet(tmp_path: Path) -> None:
+    """Of 30.5 billion weights a step of one row reads 3; each of 48 layers has 128 experts of 4.72 million."""
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2} | CONFIG_BY_NAME["qwen3-30b-a3b"]))
+    spec = read_spec(str(tmp_path))
+    assert num_weights(spec) == 30_532_122_624
+    assert num_step_weights(spec) == pytest.approx(3.04e9, rel=0.01)
+    assert step_weight_bytes(spec, 2) == pytest.approx(2 * num_step_weights(spec))
+    met = 1 - (15 / 16) ** 32
+    alone = 30_532_122_624 - 151936 * 2048 - 48 * 128 * 3 * 2048 * 768
+    assert num_step_weights(spec, 32) == pytest.approx(alone + met * 48 * 128 * 3 * 2048 * 768)
+    assert prompt_flop(spec, 1) == pytest.approx(2 * (num_step_weights(spec) - 151936 * 2048), rel=0.001)
+    awq = replace(spec, stored=StoredInt4(method="awq", group_size=128))
+    assert step_weight_bytes(awq, 2) == pytest.approx(0.53 * 2.73e9 + 2 * 0.311e9, rel=0.02)
 
 
 def test_weights_of_few_bits_are_counted_as_they_are_held(llama: DecoderSpec) -> None:
