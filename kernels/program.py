@@ -97,6 +97,14 @@ class Pool:
         counted = torch.tensor([count])
         self.run((Op * 1)(self.op(name, dtype, counted, tensors, sizes, numbers)), PauseWish())
 
+    def call_here(
+        self, name: str, dtype: torch.dtype, count: int, tensors: Sequence[torch.Tensor | None], sizes: Sequence[int]
+    ) -> None:
+        """Run one kernel now on the calling thread alone, beside whatever others run."""
+        counted = torch.tensor([count])
+        op = self.op(name, dtype, counted, tensors, sizes)
+        self._kernels.run_here(ctypes.addressof(op))
+
 
 class Program:
     """A list of ops that grows until it is first run.

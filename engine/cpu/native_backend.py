@@ -6,7 +6,7 @@ buffers, and each operation appends itself to a `Program`; a step then is one ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -72,7 +72,7 @@ class NativeBackend(Backend):
 
     def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int, *, quantization: str | None = None) -> None:
         self.program = Program(pool)
-        self._num_threads = pool.num_threads
+        self._pool = pool
         self.counts = torch.zeros(7, dtype=torch.int64)
         """What a step has of tokens, rows, samples, segments of adapters, as `NativeLora` counts them, and pairs of a
         token with an expert."""
@@ -101,7 +101,7 @@ class NativeBackend(Backend):
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Lay out in panels."""
-        panels = lay_out([weight], 1, self._quantization, self._arena.empty)
+        panels = self._lay_out([weight], 1)
         return lambda x: self._product(panels, name, x, bias)
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
@@ -186,12 +186,8 @@ class NativeBackend(Backend):
     ) -> Product:
         """Lay out in panels, expert behind expert; record who meets whom, the products, the gate and the sum."""
         self.num_chosen = spec.chosen
-        to_logits = lay_out([router], 1, None, self._arena.empty)
-        held, empty, num_threads = self._quantization, self._arena.empty, self._num_threads
-        ups, downs = (
-            lay_out(split(weight, spec.count), spec.count, held, empty, num_threads=num_threads)
-            for weight in (gate_up, down)
-        )
+        to_logits = lay_out([router], 1, None, self._arena.empty, self._pool)
+        ups, downs = (self._lay_out(split(weight, spec.count), spec.count) for weight in (gate_up, down))
 
         def multiply(h: torch.Tensor) -> torch.Tensor:
             routing = self._route(self._product(to_logits, "router", h, None), spec)
@@ -212,6 +208,9 @@ class NativeBackend(Backend):
         """Record the change, in place."""
         count = self._count_by_address[x.data_ptr()]
         self.program.add("rescale", x.dtype, count, (x,), (x.shape[1],), (factor, softcap))
+
+    def _lay_out(self, matrices: Iterable[Weight], count: int) -> Panels:
+        return lay_out(matrices, count, self._quantization, self._arena.empty, self._pool)
 
     def _product(self, panels: Panels, name: str, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         y = self._like(x, name, (panels.out,))

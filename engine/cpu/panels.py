@@ -10,9 +10,10 @@ import torch
 
 from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, dense
-from kernels.packed_linear.reference import as_panels
-from kernels.packed_linear_int4.reference import beside_panels, to_int4_panels, to_levels
+from kernels.packed_linear.reference import LANES, as_panels
+from kernels.packed_linear_int4.reference import STEP, beside_panels, group_of, to_int4_panels
 from kernels.packed_linear_int8.reference import quantize_rows, to_int8_panels
+from kernels.program import Pool
 
 Empty = Callable[[int, torch.dtype], torch.Tensor]
 """As `kernels.arena.Arena.empty`."""
@@ -37,9 +38,7 @@ class Panels:
     out: int
 
 
-def lay_out(
-    matrices: Iterable[Weight], count: int, quantization: str | None, empty: Empty, *, num_threads: int = 1
-) -> Panels:
+def lay_out(matrices: Iterable[Weight], count: int, quantization: str | None, empty: Empty, pool: Pool) -> Panels:
     """Lay out `count` matrices one by one, each thread its own, so that no more than those are there twice.
 
     Args:
@@ -47,25 +46,27 @@ def lay_out(
     """
     each = iter(matrices)
     first = next(each)
-    kernel, parts, sizes = _in_panels(first, quantization)
+    kernel, parts, sizes = _in_panels(first, quantization, pool)
     tensors = tuple(empty(count * part.numel(), part.dtype).view(count, *part.shape) for part in parts)
 
     def put(index: int, parts: Iterable[torch.Tensor]) -> None:
         for tensor, part in zip(tensors, parts, strict=True):
             tensor[index] = part
 
+    def put_another(index: int, matrix: Weight) -> None:
+        put(index, _in_panels(matrix, quantization, pool)[1])
+
     put(0, parts)
     if count > 1:
-        with ThreadPoolExecutor(num_threads) as threads:
-            rest = threads.map(
-                lambda index, matrix: put(index, _in_panels(matrix, quantization)[1]), range(1, count), each
-            )
-            assert sum(1 for _ in rest) == count - 1
+        with ThreadPoolExecutor(pool.num_threads) as threads:
+            assert sum(1 for _ in threads.map(put_another, range(1, count), each)) == count - 1
     out, depth = first.shape
     return Panels(kernel=kernel, tensors=tensors, sizes=sizes, depth=depth, out=out)
 
 
-def _in_panels(weight: Weight, quantization: str | None) -> tuple[str, tuple[torch.Tensor, ...], tuple[int, ...]]:
+def _in_panels(
+    weight: Weight, quantization: str | None, pool: Pool
+) -> tuple[str, tuple[torch.Tensor, ...], tuple[int, ...]]:
     """Return the kernel for a weight, what it takes of it, and its sizes."""
     out, depth = weight.shape
     if quantization == "int8":
@@ -73,15 +74,20 @@ def _in_panels(weight: Weight, quantization: str | None) -> tuple[str, tuple[tor
         panels = to_int8_panels(int8)
         return INT8_KERNEL, (panels, column_scales), (panels.shape[1] * panels.shape[3], out)
     if isinstance(weight, Int4Weight):
-        return _in_int4_panels(weight.levels, weight.scales.t().float(), weight.zeros.t())
+        levels, scales, zeros = weight.levels, weight.scales.t().float(), weight.zeros.t()
+        laid = (to_int4_panels(levels), beside_panels(scales), beside_panels(zeros.to(torch.uint8)))
+        return INT4_KERNEL, laid, (depth, out, depth // scales.shape[1])
     if quantization == "int4":
-        return _in_int4_panels(*to_levels(dense(weight)))
+        group = group_of(depth)
+        return INT4_KERNEL, _in_int4_panels(dense(weight), group, pool), (depth, out, group)
     return "packed_linear", (as_panels(dense(weight)),), (depth, out)
 
 
-def _in_int4_panels(
-    levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
-) -> tuple[str, tuple[torch.Tensor, ...], tuple[int, ...]]:
-    out, depth = levels.shape
-    parts = (to_int4_panels(levels), beside_panels(scales), beside_panels(zeros.to(torch.uint8)))
-    return INT4_KERNEL, parts, (depth, out, depth // scales.shape[1])
+def _in_int4_panels(weight: torch.Tensor, group: int, pool: Pool) -> tuple[torch.Tensor, ...]:
+    """Return what `to_levels` would give, laid out."""
+    (out, depth), weight = weight.shape, weight.contiguous()
+    num_panels = -(-out // LANES)
+    panels = torch.empty(num_panels, depth // STEP, LANES, dtype=torch.int32)
+    beside = [torch.empty(num_panels, depth // group, LANES, dtype=dtype) for dtype in (torch.float32, torch.uint8)]
+    pool.call_here("lay_out_int4", weight.dtype, out, (weight, panels, *beside), (depth, group))
+    return panels, *beside

@@ -1,7 +1,11 @@
 // Products with weights of 4 bits. Some inputs' levels of two panels are made numbers of x's type, exactly, in the nearest
 // cache, where all rows meet them; their sums are multiplied by the group's scales.
 // See reference.py.
+//
+// Weights are rounded to levels, and laid out, a panel at a time.
 #include "../panels.h"
+
+#include <limits>
 
 namespace packed_linear_int4 {
 
@@ -121,9 +125,69 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     return 0;
 }
 
+// levels[count] of neighbouring inputs of an output, and what they share.
+template <typename T>
+static inline void round_group(const T *weight, int64_t count, uint8_t *levels, float &scale, uint8_t &zero) {
+    constexpr float HIGHEST = 15.0f;
+    float low = 0.0f, high = 0.0f, health = 0.0f;
+#pragma omp simd reduction(min : low) reduction(max : high) reduction(+ : health)
+    for (int64_t k = 0; k < count; k++) {
+        const float w = widen(weight[k]);
+        low = w < low ? w : low;
+        high = w > high ? w : high;
+        health += w * 0.0f;
+    }
+    if (!(health == 0.0f)) {
+        scale = std::numeric_limits<float>::quiet_NaN(), zero = 0;
+        std::memset(levels, 0, count);
+        return;
+    }
+    scale = (high - low) / HIGHEST;
+    const float step = scale == 0.0f ? 1.0f : scale;
+    const float from = std::min(std::nearbyint(-low / step), HIGHEST);
+    zero = static_cast<uint8_t>(from);
+#pragma omp simd
+    for (int64_t k = 0; k < count; k++) {
+        const float level = std::nearbyint(widen(weight[k]) / step + from);
+        levels[k] = static_cast<uint8_t>(static_cast<int32_t>(level < 0.0f ? 0.0f : level > HIGHEST ? HIGHEST : level));
+    }
+}
+
+// at: weight [out, in], panels, scales and zero points beside them; size: in, group. Rows are outputs; a unit is a panel.
+template <typename T> static int64_t lay_out(const Op &op, int64_t unit) {
+    const int64_t out = *op.count, depth = op.size[0], group = op.size[1], num_groups = depth / group;
+    if (unit < 0)
+        return ceil_div(out, COLUMNS);
+    const T *weight = static_cast<const T *>(op.at[0]) + unit * COLUMNS * depth;
+    uint32_t *words = static_cast<uint32_t *>(op.at[1]) + unit * COLUMNS * (depth / STEP);
+    float *scales = static_cast<float *>(op.at[2]) + unit * COLUMNS * num_groups;
+    uint8_t *zeros = static_cast<uint8_t *>(op.at[3]) + unit * COLUMNS * num_groups;
+    const int64_t columns = std::min(COLUMNS, out - unit * COLUMNS);
+    std::memset(words, 0, COLUMNS * (depth / STEP) * sizeof *words);
+    std::memset(scales, 0, COLUMNS * num_groups * sizeof *scales);
+    std::memset(zeros, 0, COLUMNS * num_groups);
+    thread_local std::vector<uint8_t> levels;
+    levels.resize(std::max<size_t>(levels.size(), group));
+    for (int64_t n = 0; n < columns; n++)
+        for (int64_t g = 0; g < num_groups; g++) {
+            const int64_t at = g * COLUMNS + n;
+            round_group(weight + n * depth + g * group, group, levels.data(), scales[at], zeros[at]);
+            for (int64_t k = 0; k < group; k += STEP) {
+                uint32_t word = 0;
+                for (int64_t pair = 0; pair < STEP / 2; pair++)
+                    word |= static_cast<uint32_t>(levels[k + 2 * pair]) << (4 * pair) |
+                            static_cast<uint32_t>(levels[k + 2 * pair + 1]) << (4 * pair + 16);
+                words[(g * group + k) / STEP * COLUMNS + n] = word;
+            }
+        }
+    return 0;
+}
+
 } // namespace packed_linear_int4
 
 extern "C" {
 int64_t packed_linear_int4_f32(const Op &op, int64_t unit) { return packed_linear_int4::kernel<float>(op, unit); }
 int64_t packed_linear_int4_bf16(const Op &op, int64_t unit) { return packed_linear_int4::kernel<bfloat16>(op, unit); }
+int64_t lay_out_int4_f32(const Op &op, int64_t unit) { return packed_linear_int4::lay_out<float>(op, unit); }
+int64_t lay_out_int4_bf16(const Op &op, int64_t unit) { return packed_linear_int4::lay_out<bfloat16>(op, unit); }
 }

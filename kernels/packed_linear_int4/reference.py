@@ -40,8 +40,12 @@ def packed_linear_int4(
 
 def to_levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Round a matrix [out, in], of which one of `GROUPS` divides the inputs, with float32 scales."""
-    group = next(group for group in GROUPS if weight.shape[1] % group == 0)
-    return round_to_levels(weight, group, torch.float32)
+    return round_to_levels(weight, group_of(weight.shape[1]), torch.float32)
+
+
+def group_of(depth: int) -> int:
+    """Return how many of so many inputs share a scale where they are rounded here."""
+    return next(group for group in GROUPS if depth % group == 0)
 
 
 def to_int4_panels(levels: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from kernels.packed_linear_int4.reference import (
     to_levels,
 )
 from kernels.program import Pool
+from kernels.streamed_linear.reference import round_to_levels
 from tests.kernels.conftest import DTYPES, assert_near
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -72,3 +73,31 @@ def test_what_is_not_finite_spoils_its_own_row_only(pool: Pool, dtype: torch.dty
     assert not found[1:3].isfinite().any()
     assert found[0].isfinite().all()
     assert found[3:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("out", "depth", "group"), [(1, 32, 32), (16, 128, 64), (40, 256, 128), (33, 96, 32)])
+def test_the_kernel_rounds_and_lays_out_as_the_reference(
+    pool: Pool, dtype: torch.dtype, out: int, depth: int, group: int
+) -> None:
+    """Bit by bit: on a GPU, and where a checkpoint's levels are kept, the reference does it."""
+    weight = (torch.randn(out, depth) * torch.rand(out, 1) * 3).to(dtype)
+    weight[0, :group] = 0.0
+    weight[-1, :group] = weight[-1, :group].abs()
+    levels, scales, zeros = round_to_levels(weight, group, torch.float32)
+    expected = to_int4_panels(levels), beside_panels(scales), beside_panels(zeros)
+    found = [torch.full_like(part, 7) for part in expected]
+    pool.call_here("lay_out_int4", dtype, out, (weight, *found), (depth, group))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_group_that_is_not_finite_stays_so_where_the_kernel_rounds(pool: Pool, bad: float) -> None:
+    weight = torch.randn(16, 64)
+    weight[3, 40] = bad
+    panels, scales = torch.empty(1, 8, 16, dtype=torch.int32), torch.empty(1, 2, 16)
+    zeros = torch.empty(1, 2, 16, dtype=torch.uint8)
+    pool.call_here("lay_out_int4", torch.float32, 16, (weight, panels, scales, zeros), (64, 32))
+    assert not scales[0, 1, 3].isfinite()
+    assert scales.isfinite().sum() == 31

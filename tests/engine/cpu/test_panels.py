@@ -9,6 +9,8 @@ from engine.cpu.panels import lay_out
 from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, split, stack
 from kernels.arena import Arena
+from kernels.program import Pool
+from tests.kernels.conftest import pool as pool  # the fixture
 
 
 def int4(rows: int) -> Int4Weight:
@@ -27,12 +29,14 @@ def int4(rows: int) -> Int4Weight:
         ("int8", True, "packed_linear_int8"),
     ],
 )
-def test_many_matrices_lie_behind_each_other(quantization: str | None, has_levels: bool, kernel: str) -> None:
+def test_many_matrices_lie_behind_each_other(
+    pool: Pool, quantization: str | None, has_levels: bool, kernel: str
+) -> None:
     each: list[Weight] = [int4(40) if has_levels else torch.randn(40, 128) for _ in range(3)]
-    found = lay_out(split(stack(each), 3), 3, quantization, Arena().empty)
+    found = lay_out(split(stack(each), 3), 3, quantization, Arena().empty, pool)
     assert (found.kernel, found.out, found.depth) == (kernel, 40, 128)
     for index, matrix in enumerate(each):
-        alone = lay_out([matrix], 1, quantization, Arena().empty)
+        alone = lay_out([matrix], 1, quantization, Arena().empty, pool)
         assert alone.sizes == found.sizes
         for one, of_many in zip(alone.tensors, found.tensors, strict=True):
             assert torch.equal(one[0], of_many[index])
