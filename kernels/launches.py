@@ -10,7 +10,9 @@ import torch
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products, pretending
 from kernels.embedding.launch import put_drawn, take_rows
+from kernels.experts.launch import multiply_by_experts
 from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, activate_and_multiply
+from kernels.gated_activation.reference import Activation
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
@@ -57,6 +59,25 @@ GEOMETRIES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """What a layer's kernels see of a mixture of experts."""
+
+    name: str
+    hidden: int
+    inner: int
+    experts: int
+    chosen: int
+
+
+MIXTURES = (
+    Mixture(name="Qwen3-30B-A3B", hidden=2048, inner=768, experts=128, chosen=8),
+    Mixture(name="Mixtral-8x7B", hidden=4096, inner=14336, experts=8, chosen=2),
+    Mixture(name="Qwen1.5-MoE-A2.7B", hidden=2048, inner=1408, experts=60, chosen=4),
+    Mixture(name="the most experts", hidden=2048, inner=512, experts=512, chosen=16),
+)
+
+
 GEMMA_2 = Geometry(name="Gemma-2-2B", hidden=2304, inner=9216, heads=8, kv_heads=4, head_dim=256)
 GEMMA_3 = Geometry(name="Gemma-3-1B", hidden=1152, inner=6912, heads=4, kv_heads=1, head_dim=256, has_norms=True)
 
@@ -87,6 +108,11 @@ def all_launches(target: str) -> list[Launch]:
                 multiply_fp8(geometry)
             for width in WIDEST:
                 round_fp8(64, width)
+        for mixture in MIXTURES:
+            mix(mixture, torch.bfloat16)
+        mix(MIXTURES[0], torch.float16)
+        mix(MIXTURES[0], torch.float32)
+        mix(MIXTURES[0], torch.bfloat16, "gelu")
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)
@@ -95,6 +121,24 @@ def all_launches(target: str) -> list[Launch]:
             _empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64), _whole(64, 2), arrived
         )
     return launches
+
+
+def mix(mixture: Mixture, dtype: torch.dtype, activation: Activation = "silu") -> None:
+    """Launch a mixture of experts for a row and two, for full batches, and for prompts."""
+    hidden, inner, experts = mixture.hidden, mixture.inner, mixture.experts
+    gate_up, down = _empty(experts, 2 * inner, hidden, dtype=dtype), _empty(experts, hidden, inner, dtype=dtype)
+    # So many that tiles of every height are among them.
+    for rows in (1 << power for power in range(15)):
+        multiply_by_experts(
+            _empty(rows, hidden, dtype=dtype),
+            _empty(rows, experts, dtype=dtype),
+            gate_up,
+            down,
+            _empty(experts + 1, dtype=torch.int32),
+            chosen=mixture.chosen,
+            is_normed=True,
+            activation=activation,
+        )
 
 
 def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None:

@@ -3,6 +3,7 @@
 A GPU that can (compute capability 9.0 and above) starts a kernel's programs as soon as all programs of the one before
 have said so, which is the first thing that they do. Before that one has ended as a whole nothing is written, and only
 what the step began with is read, weights or keys of earlier tokens: memory is busy while nothing else could be done.
+Where programs wait before they say so, what they have waited for may be read as well.
 """
 
 from __future__ import annotations

@@ -8,6 +8,17 @@ from kernels.row_quantization.kernel import store_held
 
 
 @triton.jit
+def gated(gate, up, IS_GELU: tl.constexpr):
+    """Return a(gate) * up, both of the type that results have."""
+    wide = gate.to(tl.float32)
+    steep = wide
+    if IS_GELU:
+        steep = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    activated = (wide / (1.0 + tl.exp(-steep))).to(gate.dtype)
+    return (activated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit
 def activate_and_multiply_kernel(
     gate_up,
     out,
@@ -30,12 +41,7 @@ def activate_and_multiply_kernel(
     inside = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0)
-    wide = gate.to(tl.float32)
-    steep = wide
-    if IS_GELU:
-        steep = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
-    activated = (wide / (1.0 + tl.exp(-steep))).to(gate.dtype)
-    gated = (activated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
-    tl.store(out + row * width + columns, gated, mask=inside)
+    product = gated(gate, up, IS_GELU)
+    tl.store(out + row * width + columns, product, mask=inside)
     if LIMIT > 0:
-        store_held(gated, held, spans, row, columns, width, LIMIT)
+        store_held(product, held, spans, row, columns, width, LIMIT)

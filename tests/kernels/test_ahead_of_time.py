@@ -32,6 +32,7 @@ def test_all_kernels_compile_and_fit() -> None:
         "lora_gather",
         "lora_logits",
     )
+    families += ("choose_experts", "expert_gate_up", "expert_down", "expert_product", "expert_sum")
     for family in (*families, "quantize_rows", "streamed_linear", "from_int4"):
         assert any(f" {family} " in line for line in lines), family
 

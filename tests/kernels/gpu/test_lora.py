@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import hypothesis.strategies as st
@@ -20,6 +18,7 @@ from kernels.lora_shrink import kernel as shrink_kernel
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.lora_shrink.launch import cut, lora_shrink, whole_rows
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, TOLERANCE, assert_near, randn
+from tests.kernels.gpu.held_up import Before
 
 MAX_RANK = 64
 
@@ -100,31 +99,6 @@ def test_a_step_without_tiles_changes_nothing() -> None:
     found = lora_shrink(x, where, count, entry=0, num_modules=1, max_rank=8, max_tiles=3)
     lora_expand(y, found, where, count, entry=0, splits=[16], max_tiles=3)
     assert torch.equal(y, before)
-
-
-class Before:
-    """The kernel before at its slowest: what it writes is NaN until a program waits, in each program anew."""
-
-    def __init__(self) -> None:
-        self._written: tuple[torch.Tensor, ...] = ()
-        self._late: list[torch.Tensor] | None = None
-
-    @contextmanager
-    def writes(self, *numbers: torch.Tensor) -> Iterator[None]:
-        self._written = numbers
-        yield
-        assert self._late is None, "a program ended without waiting"
-
-    def let_begin(self, _: object) -> None:
-        assert self._late is None, "a program ended without waiting"
-        self._late = [numbers.clone() for numbers in self._written]
-        for numbers in self._written:
-            numbers.fill_(torch.nan)
-
-    def wait(self, _: object) -> None:
-        for numbers, late in zip(self._written, self._late or self._written, strict=True):
-            numbers.copy_(late)
-        self._late = None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="programs are held up where they are interpreted")

@@ -1,0 +1,93 @@
+"""The GPU's products of rows by the experts that they chose: tiles of rows of one expert, and the sum over a row's.
+
+Products are transposed, as those of `kernels.streamed_linear` are: of the weights there are always many rows, which is
+what matrix units want on their left side, of the tokens maybe only one.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.gated_activation.kernel import gated
+from kernels.overlap import take_turn
+
+
+@triton.jit
+def _tile_of(matrix, row, is_row, depth, at, BLOCK_K: tl.constexpr):
+    """Return BLOCK_K columns from `at` on of some rows of a matrix, zeros from `depth` on."""
+    k = at + tl.arange(0, BLOCK_K)
+    place = row.to(tl.int64)[:, None] * depth + k[None, :]
+    return tl.load(matrix + place, mask=is_row[:, None] & (k < depth)[None, :], other=0.0)
+
+
+@triton.jit
+def expert_product_kernel(
+    x,
+    weight,
+    slots,
+    tiles,
+    num_tiles,
+    out,
+    width,
+    depth,
+    SHARERS: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    IS_GELU: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """A program makes BLOCK_N columns of `out` [pairs, width] for one tile of pairs, all of the same expert.
+
+    `slots`, `tiles` and `num_tiles` are what `choose_experts_kernel` makes. Pair p reads row p // SHARERS of `x`
+    [any, depth]. `weight` is [experts, width, depth], or where it IS_GATED [experts, 2 * width, depth], and what is
+    written is a(gate) * up, as `kernels.gated_activation` defines it. Programs follow one another by GROUP tiles, then
+    by columns, so that those that run at once read the same weights and the same rows.
+    """
+    take_turn(OVERLAPS)
+    PARTS: tl.constexpr = 2 if IS_GATED else 1
+    dtype = out.dtype.element_ty
+    program, num_columns = tl.program_id(0), tl.cdiv(width, BLOCK_N)
+    leader = program // (GROUP * num_columns) * GROUP
+    num_grouped = tl.minimum(tl.num_programs(0) // num_columns - leader, GROUP)
+    within = program - leader * num_columns
+    tile = leader + within % num_grouped
+    # What a tile has is asked for before it is known whether the tile is there: a wait less for memory.
+    expert, first, end = tl.load(tiles + tile * 3), tl.load(tiles + tile * 3 + 1), tl.load(tiles + tile * 3 + 2)
+    if tile >= tl.load(num_tiles):
+        return
+    slot = first + tl.arange(0, BLOCK_M)
+    is_pair = slot < end
+    pair = tl.load(slots + slot, mask=is_pair, other=0)
+    row = pair // SHARERS
+    begun = within // num_grouped * BLOCK_N
+    # Rows of the gate, then those of the other.
+    line = tl.arange(0, PARTS * BLOCK_N)
+    n = begun + line % BLOCK_N
+    own = weight + expert.to(tl.int64) * PARTS * width * depth
+    product = tl.zeros([PARTS * BLOCK_N, BLOCK_M], tl.float32)
+    for at in range(0, depth, BLOCK_K):
+        w_tile = _tile_of(own, line // BLOCK_N * width + n, n < width, depth, at, BLOCK_K)
+        x_tile = tl.trans(_tile_of(x, row, is_pair, depth, at, BLOCK_K))
+        product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
+    n = begun + tl.arange(0, BLOCK_N)
+    made = product.to(dtype)
+    if IS_GATED:
+        gate, up = tl.split(tl.permute(tl.reshape(made, [2, BLOCK_N, BLOCK_M]), [1, 2, 0]))
+        made = gated(gate, up, IS_GELU)
+    place = pair.to(tl.int64)[None, :] * width + n[:, None]
+    tl.store(out + place, made, mask=(n < width)[:, None] & is_pair[None, :])
+
+
+@triton.jit
+def expert_sum_kernel(parts, weights, out, width, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    """Program (row, part) sums BLOCK columns of `parts` [rows, CHOSEN, width] by `weights` [rows, CHOSEN]."""
+    take_turn(OVERLAPS)
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for place in tl.static_range(CHOSEN):
+        part = tl.load(parts + (row * CHOSEN + place) * width + column, mask=column < width, other=0.0)
+        total += tl.load(weights + row * CHOSEN + place) * part.to(tl.float32)
+    tl.store(out + row * width + column, total.to(out.dtype.element_ty), mask=column < width)

@@ -1,0 +1,262 @@
+"""`kernels.experts.reference` on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from kernels.architecture import current, shared_bytes
+from kernels.experts.kernel import expert_product_kernel, expert_sum_kernel
+from kernels.experts.routing_kernel import choose_experts_kernel
+from kernels.experts.row_kernel import expert_down_kernel, expert_gate_up_kernel
+from kernels.gated_activation.reference import Activation
+from kernels.overlap import overlap
+
+MAX_EXPERTS, MAX_CHOSEN = 512, 16
+MAX_ROWS = 2
+"""Are multiplied one by one; of more some share experts, and each would compute for longer than it reads."""
+ROWS_AT_ONCE = 4
+"""Of a program that chooses."""
+ROW_OUTPUTS, ROW_DEPTH, ROW_NUMBERS = 2, 1024, 8192
+"""Of the kernels for a row or two: outputs and inputs of a tile, and of a tile of all experts of a row the numbers."""
+SUM_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """How a product is cut: rows, outputs and inputs of a tile, tiles that are neighbours, and how Triton runs it.
+
+    Outputs that are joined from two count as two.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What rows chose, as `kernels.experts.routing_kernel` lays it out; without `slots` where no tiles are wanted."""
+
+    experts: torch.Tensor
+    weights: torch.Tensor
+    slots: torch.Tensor | None = None
+    tiles: torch.Tensor | None = None
+    num_tiles: torch.Tensor | None = None
+
+
+def counters(experts: int, device: torch.device) -> torch.Tensor:
+    """Return what rows are counted by: int32, zeros again after each launch."""
+    return torch.zeros(experts + 1, dtype=torch.int32, device=device)
+
+
+def choose_experts(
+    logits: torch.Tensor, chosen: int, counts: torch.Tensor, *, is_normed: bool, tile: int | None = None
+) -> Routing:
+    """Choose for each row of `logits` [rows, experts], contiguous, of any type that a GPU multiplies.
+
+    Args:
+        chosen: of at most `MAX_EXPERTS` experts, at most `MAX_CHOSEN`.
+        counts: `counters`; no other launch may use them meanwhile.
+        tile: what each expert gets is cut into tiles of so many rows; None for not at all.
+    """
+    (rows, experts), device = logits.shape, logits.device
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.int32, device=device)
+
+    found = Routing(whole(rows, chosen), torch.empty(rows, chosen, dtype=torch.float32, device=device))
+    if tile is not None:
+        tiles = whole(max_tiles(rows * chosen, experts, tile), 3)
+        found = Routing(found.experts, found.weights, whole(experts, rows), tiles, whole(1))
+    choose_experts_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
+        logits,
+        found.experts,
+        found.weights,
+        counts,
+        *(counts if part is None else part for part in (found.slots, found.tiles, found.num_tiles)),
+        rows,
+        tile or 0,
+        EXPERTS=experts,
+        CHOSEN=chosen,
+        IS_NORMED=is_normed,
+        HAS_TILES=tile is not None,
+        BLOCK_R=ROWS_AT_ONCE,
+        BLOCK_E=triton.next_power_of_2(experts),
+        BLOCK_C=triton.next_power_of_2(chosen),
+        num_warps=4,
+        **overlap(),
+    )
+    return found
+
+
+def multiply_by_experts(
+    x: torch.Tensor,
+    logits: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    counts: torch.Tensor,
+    *,
+    chosen: int,
+    is_normed: bool,
+    activation: Activation,
+) -> torch.Tensor:
+    """Return what the experts that each row chooses add: [rows, hidden] as `x`.
+
+    Nobody waits for what was chosen: as many programs are started as may be needed, and those without work end at once.
+
+    Args:
+        x: [rows, hidden], contiguous.
+        logits: [rows, experts], contiguous, of any type.
+        gate_up: [experts, 2 * inner, hidden], contiguous, rows of the gate before those of the other.
+        down: [experts, hidden, inner], contiguous.
+        counts, chosen, is_normed: as of `choose_experts`.
+    """
+    rows, experts = logits.shape
+    is_gelu = activation == "gelu"
+    if not rows:
+        return torch.empty_like(x)
+    if rows <= MAX_ROWS:
+        return _multiply_rows(x, choose_experts(logits, chosen, counts, is_normed=is_normed), gate_up, down, is_gelu)
+    cut = usual_cut(rows, chosen, experts, x.element_size())
+    routing = choose_experts(logits, chosen, counts, is_normed=is_normed, tile=cut.block_m)
+    inner = expert_product(x, gate_up, routing, cut, is_gated=True, is_gelu=is_gelu)
+    return add_up(expert_product(inner, down, routing, cut), routing.weights)
+
+
+def expert_product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    routing: Routing,
+    cut: Cut,
+    *,
+    is_gated: bool = False,
+    is_gelu: bool = False,
+) -> torch.Tensor:
+    """Multiply each row of `x` by its experts of `weight` [experts, out, in], or each pair's own row by its expert.
+
+    Args:
+        routing: with tiles of `cut.block_m`.
+        is_gated: whether the outputs are [gate | up], to be joined.
+
+    Returns:
+        [rows * chosen, out], or half as many columns.
+    """
+    pairs, parts = routing.experts.numel(), 2 if is_gated else 1
+    _, width, depth = weight.shape
+    width //= parts
+    block_n = cut.block_n // parts
+    assert routing.slots is not None
+    assert routing.tiles is not None
+    out = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
+    expert_product_kernel[(len(routing.tiles) * triton.cdiv(width, block_n),)](
+        x,
+        weight,
+        routing.slots,
+        routing.tiles,
+        routing.num_tiles,
+        out,
+        width,
+        depth,
+        SHARERS=pairs // len(x),
+        IS_GATED=is_gated,
+        IS_GELU=is_gelu,
+        GROUP=cut.group,
+        BLOCK_M=cut.block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=cut.block_k,
+        num_warps=cut.num_warps,
+        num_stages=cut.num_stages,
+        **overlap(),
+    )
+    return out
+
+
+def add_up(parts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sum `parts` [rows * chosen, width] over each row by `weights` [rows, chosen]: [rows, width] as `parts`."""
+    (rows, chosen), width = weights.shape, parts.shape[1]
+    out = torch.empty(rows, width, dtype=parts.dtype, device=parts.device)
+    expert_sum_kernel[(rows, triton.cdiv(width, SUM_BLOCK))](
+        parts, weights, out, width, CHOSEN=chosen, BLOCK=SUM_BLOCK, num_warps=4, **overlap()
+    )
+    return out
+
+
+def usual_cut(rows: int, chosen: int, experts: int, number_bytes: int) -> Cut:
+    """Return how the products of so many rows are cut: reasoned, and not measured yet.
+
+    A tile has as many rows as an expert gets where all get as many, up to what fits into registers. Few rows are a
+    matter of bytes: small tiles, a line of the cache and more at once, as many on their way as a multiprocessor holds.
+    Many are one of products: the larger a tile, the fewer numbers it reads for each; and of 16 tiles that are
+    neighbours, weights and rows lie in the cache. It is the same for all rows up to a power of two.
+    """
+    pairs = triton.next_power_of_2(rows) * chosen
+    block_m = int(min(128, max(16, triton.next_power_of_2(triton.cdiv(pairs, experts)))))
+    has_room = number_bytes == 2 and not current().startswith("gfx")
+    if number_bytes == 4:
+        block_m, block_n, block_k = min(32, block_m), 64, 32
+    elif block_m <= 32:
+        block_n, block_k = 64, 128 if has_room else 64
+    else:
+        block_n, block_k = 128, 64
+    most = shared_bytes() // ((block_m + block_n) * block_k * number_bytes)
+    return Cut(
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        group=16 if block_m > 32 else 1,
+        num_warps=4 if block_n == 64 else 8,
+        num_stages=min(4 if block_m <= 32 else 3, most) if has_room else 2,
+    )
+
+
+def max_tiles(pairs: int, experts: int, tile: int) -> int:
+    """Return how many tiles there are at most, whatever `pairs` chose."""
+    return (pairs + min(pairs, experts) * (tile - 1)) // tile
+
+
+def _multiply_rows(
+    x: torch.Tensor, routing: Routing, gate_up: torch.Tensor, down: torch.Tensor, is_gelu: bool
+) -> torch.Tensor:
+    """Multiply a row or two, one by one."""
+    (rows, hidden), chosen, width = x.shape, routing.experts.shape[1], down.shape[2]
+    inner = torch.empty(rows * chosen, width, dtype=x.dtype, device=x.device)
+    expert_gate_up_kernel[(rows * chosen, triton.cdiv(width, ROW_OUTPUTS))](
+        x,
+        routing.experts,
+        gate_up,
+        inner,
+        width,
+        DEPTH=hidden,
+        CHOSEN=chosen,
+        IS_GELU=is_gelu,
+        BLOCK_N=ROW_OUTPUTS,
+        BLOCK_K=min(ROW_DEPTH, triton.next_power_of_2(hidden)),
+        num_warps=4,
+        **overlap(),
+    )
+    out = torch.empty_like(x)
+    block_c = triton.next_power_of_2(chosen)
+    # Of more experts and more outputs not all that a thread multiplies would lie there.
+    block_n = ROW_OUTPUTS if block_c <= 4 else 1
+    expert_down_kernel[(rows, triton.cdiv(hidden, block_n))](
+        inner,
+        routing.experts,
+        routing.weights,
+        down,
+        out,
+        hidden,
+        DEPTH=width,
+        CHOSEN=chosen,
+        BLOCK_C=block_c,
+        BLOCK_N=block_n,
+        BLOCK_K=min(ROW_NUMBERS // (block_n * block_c), triton.next_power_of_2(width)),
+        num_warps=4,
+        **overlap(),
+    )
+    return out

@@ -1,0 +1,122 @@
+"""The GPU's choice of experts, and the tiles of rows that chose the same one: one pass, whatever each expert gets.
+
+Each expert has room for all rows, which is filled in the order in which programs come. That order is chance, and no
+result knows it: a row of a product does not depend on the rows beside it.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.overlap import take_turn
+
+
+@triton.jit
+def _keys_of(logits, expert):
+    """Return whole numbers in the order of logits [rows, experts], of equal ones the first expert's being the largest.
+
+    They are all different, so that a maximum says which logit it was, and what. NaN has a place in the order too.
+    """
+    # Of two zeros, which are equal, one.
+    value = tl.where(logits == 0, tl.zeros_like(logits), logits)
+    if value.dtype.primitive_bitwidth == 16:
+        bits = value.to(tl.int16, bitcast=True).to(tl.int32)
+        keys = ((bits ^ ((bits >> 31) & 0x7FFF)) << 16) | (0x7FFF - expert)
+    else:
+        bits = value.to(tl.int32, bitcast=True).to(tl.int64)
+        keys = ((bits ^ ((bits >> 63) & 0x7FFFFFFF)) << 32) | (0x7FFF - expert).to(tl.int64)
+    return keys
+
+
+@triton.jit
+def _told_by(keys, dtype: tl.constexpr):
+    """Return the logits, float32, and the experts of such numbers."""
+    expert = 0x7FFF - (keys & 0x7FFF).to(tl.int32)
+    if dtype.primitive_bitwidth == 16:
+        order = keys >> 16
+        value = (order ^ ((order >> 31) & 0x7FFF)).to(tl.int16).to(dtype, bitcast=True)
+    else:
+        order = keys >> 32
+        value = (order ^ ((order >> 63) & 0x7FFFFFFF)).to(tl.int32).to(dtype, bitcast=True)
+    return value.to(tl.float32), expert
+
+
+@triton.jit(do_not_specialize=["rows", "height"])
+def choose_experts_kernel(
+    logits,
+    experts,
+    weights,
+    counts,
+    slots,
+    tiles,
+    num_tiles,
+    rows,
+    height,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    IS_NORMED: tl.constexpr,
+    HAS_TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Each program chooses for BLOCK_R rows of `logits` [rows, EXPERTS]; where it HAS_TILES the last one there cuts.
+
+        experts, weights  [rows, CHOSEN]    int32, from the likeliest on; float32
+        slots             [EXPERTS, rows]   int32: of each expert the pairs that chose it; pair = row * CHOSEN + place
+        tiles             [any, 3]          int32: expert, first of at most `height` slots, the end of its slots
+        num_tiles         [1]               int32
+        counts            [EXPERTS + 1]     int32: of each expert, and of programs; zeros, and zeros again in the end
+
+    Where a logit is NaN all weights are, and the experts some that there are.
+    """
+    take_turn(OVERLAPS)
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
+    expert = tl.arange(0, BLOCK_E)[None, :]
+    is_logit = (row < rows) & (expert < EXPERTS)
+    value = tl.load(logits + row * EXPERTS + expert, mask=is_logit, other=0.0)
+    keys = _keys_of(value, expert)
+    LEAST: tl.constexpr = -(1 << (keys.dtype.primitive_bitwidth - 1))
+    keys = tl.where(expert < EXPERTS, keys, LEAST)
+    place = tl.arange(0, BLOCK_C)[None, :]
+    best = tl.zeros([BLOCK_R, BLOCK_C], keys.dtype)
+    for at in range(CHOSEN):
+        highest = tl.max(keys, axis=1)[:, None]
+        best = tl.where(place == at, highest, best)
+        keys = tl.where(keys == highest, LEAST, keys)
+    value = tl.where(expert < EXPERTS, value.to(tl.float32), float("-inf"))
+    peak = tl.max(value, axis=1)[:, None]
+    total = tl.sum(tl.exp(value - peak), axis=1)[:, None]
+    likely, chosen = _told_by(best, logits.dtype.element_ty)
+    share = tl.where(place < CHOSEN, tl.exp(likely - peak) / total, 0.0)
+    if IS_NORMED:
+        share /= tl.sum(share, axis=1)[:, None]
+    pair = row * CHOSEN + place
+    is_pair = (row < rows) & (place < CHOSEN)
+    tl.store(experts + pair, chosen, mask=is_pair)
+    tl.store(weights + pair, share, mask=is_pair)
+    if HAS_TILES:
+        slot = chosen * rows + tl.atomic_add(counts + chosen, 1, mask=is_pair, sem="relaxed")
+        tl.store(slots + slot, pair, mask=is_pair)
+        # All of the program has counted before it says so, and what it says is seen after what it counted.
+        tl.debug_barrier()
+        if tl.atomic_add(counts + EXPERTS, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+            _cut(counts, tiles, num_tiles, rows, height, EXPERTS, BLOCK_E)
+
+
+@triton.jit
+def _cut(counts, tiles, num_tiles, rows, height, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr):
+    """Cut what each expert has into tiles, in the order of the experts, and forget the counts."""
+    expert = tl.arange(0, BLOCK_E)
+    is_expert = expert < EXPERTS
+    count = tl.load(counts + expert, mask=is_expert, other=0, cache_modifier=".cg")
+    own = tl.cdiv(count, height)
+    first = tl.cumsum(own, axis=0) - own
+    tl.store(num_tiles, tl.sum(own, axis=0))
+    for at in range(tl.max(own, axis=0)):
+        tile = tiles + (first + at) * 3
+        tl.store(tile, expert, mask=at < own)
+        tl.store(tile + 1, expert * rows + at * height, mask=at < own)
+        tl.store(tile + 2, expert * rows + count, mask=at < own)
+    tl.store(counts + expert, 0, mask=is_expert)
+    tl.store(counts + EXPERTS, 0)

@@ -1,0 +1,110 @@
+"""The GPU's mixture of experts for a row or two: weights go from memory to registers, without matrix units.
+
+Rows are not brought together by their experts: that few seldom share one, and where they do programs that run at once
+read the same weights. As in `kernels.streamed_linear.row_kernel` threads lie along the depth, and what comes next is
+asked for before what is here is multiplied.
+"""
+
+import triton
+import triton.language as tl
+
+from kernels.gated_activation.kernel import gated
+from kernels.overlap import let_begin, wait
+
+
+@triton.jit
+def _tile_of(matrix, is_wanted, n, k, at, DEPTH: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return BLOCK_K inputs from `at` on of some outputs; none are left where the depth ends."""
+    is_input = at + BLOCK_K <= DEPTH if DEPTH % BLOCK_K == 0 else at + k < DEPTH
+    return tl.load(matrix + n * DEPTH + (at + k), mask=is_wanted & is_input, other=0.0)
+
+
+@triton.jit
+def expert_gate_up_kernel(
+    x,
+    experts,
+    weight,
+    out,
+    width,
+    DEPTH: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    IS_GELU: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Program (pair, outputs) makes BLOCK_N columns of `out` [pairs, width] by `weight` [experts, 2 * width, DEPTH].
+
+    Pairs that chose the same expert follow one another. The next kernel begins when all programs know that the choice
+    has been made, and may read that before it waits.
+    """
+    wait(OVERLAPS)
+    let_begin(OVERLAPS)
+    dtype = out.dtype.element_ty
+    pair, begun = tl.program_id(0), tl.program_id(1) * BLOCK_N
+    expert = tl.load(experts + pair).to(tl.int64)
+    # Past the last output lies the last output, and is not written.
+    n = tl.minimum(tl.arange(0, BLOCK_N), width - 1 - begun)[:, None]
+    k = tl.arange(0, BLOCK_K)[None, :]
+    gates = weight + (expert * 2 * width + begun) * DEPTH
+    ups = gates + tl.cast(width, tl.int64) * DEPTH
+    inputs = x + pair // CHOSEN * DEPTH
+    gate_tile = _tile_of(gates, True, n, k, 0, DEPTH, BLOCK_K)
+    up_tile = _tile_of(ups, True, n, k, 0, DEPTH, BLOCK_K)
+    gate_sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    up_sums = gate_sums
+    for at in range(0, DEPTH, BLOCK_K):
+        numbers = tl.load(inputs + at + k, mask=at + k < DEPTH, other=0.0).to(tl.float32)
+        wide_gate, wide_up = gate_tile.to(tl.float32), up_tile.to(tl.float32)
+        gate_tile = _tile_of(gates, True, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
+        up_tile = _tile_of(ups, True, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
+        gate_sums += wide_gate * numbers
+        up_sums += wide_up * numbers
+    made = gated(tl.sum(gate_sums, axis=1).to(dtype), tl.sum(up_sums, axis=1).to(dtype), IS_GELU)
+    column = begun + tl.arange(0, BLOCK_N)
+    tl.store(out + pair.to(tl.int64) * width + column, made, mask=column < width)
+
+
+@triton.jit
+def expert_down_kernel(
+    x,
+    experts,
+    weights,
+    matrices,
+    out,
+    width,
+    DEPTH: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):
+    """Program (row, outputs) makes BLOCK_N columns of `out` [rows, width] by `matrices` [experts, width, DEPTH].
+
+    `x` is [rows, CHOSEN, DEPTH]; a row's sum is over all of them, by `weights` [rows, CHOSEN]. A tile is
+
+        [experts of the row, outputs, inputs]
+
+    of which the first is asked for before the kernel before has ended: which experts are read was known before that.
+    """
+    let_begin(OVERLAPS)
+    dtype = out.dtype.element_ty
+    row, begun = tl.program_id(0), tl.program_id(1) * BLOCK_N
+    c, k = tl.arange(0, BLOCK_C)[:, None, None], tl.arange(0, BLOCK_K)[None, None, :]
+    # Past the last expert and the last output lie those, which are not counted and not written.
+    pair = row * CHOSEN + tl.minimum(c, CHOSEN - 1)
+    n = tl.minimum(begun + tl.arange(0, BLOCK_N), width - 1)[None, :, None]
+    own = matrices + tl.load(experts + pair).to(tl.int64) * width * DEPTH
+    share = tl.where(c < CHOSEN, tl.load(weights + pair), 0.0)
+    tile = _tile_of(own, c < CHOSEN, n, k, 0, DEPTH, BLOCK_K)
+    wait(OVERLAPS)
+    sums = tl.zeros([1, BLOCK_N, BLOCK_K], tl.float32)
+    for at in range(0, DEPTH, BLOCK_K):
+        numbers = tl.load(x + pair * DEPTH + (at + k), mask=at + k < DEPTH, other=0.0).to(tl.float32) * share
+        wide = tile.to(tl.float32)
+        tile = _tile_of(own, c < CHOSEN, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
+        # Experts lie in the same thread: few sums are left.
+        sums += tl.sum(wide * numbers, axis=0, keep_dims=True)
+    column = begun + tl.arange(0, BLOCK_N)[None, :]
+    tl.store(out + row * width + column, tl.sum(sums, axis=2).to(dtype), mask=column < width)

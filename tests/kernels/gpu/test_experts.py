@@ -1,0 +1,201 @@
+"""Mixtures of experts against the reference in float64: any geometry, any choice, rows alone and in company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+from kernels.experts import launch, row_kernel
+from kernels.experts.reference import choose_experts, multiply_by_experts
+from kernels.gated_activation.reference import Activation
+from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
+from tests.kernels.gpu.held_up import Before
+
+
+def few_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
+    """Logits of which many are equal, of either sign, and some are zeros of either sign."""
+    return (randn(rows, experts, dtype=torch.float32) * 2).round().div(2).to(dtype)
+
+
+class Mixture:
+    """A mixture whose products are of numbers near 1."""
+
+    def __init__(self, experts: int, hidden: int, inner: int, dtype: torch.dtype) -> None:
+        self.gate_up = (randn(experts, 2 * inner, hidden, dtype=torch.float32) / hidden**0.5).to(dtype)
+        self.down = (randn(experts, hidden, inner, dtype=torch.float32) / inner**0.5).to(dtype)
+        self.counts = launch.counters(experts, DEVICE)
+
+    def multiply(
+        self,
+        x: torch.Tensor,
+        logits: torch.Tensor,
+        chosen: int,
+        *,
+        is_normed: bool = True,
+        activation: Activation = "silu",
+    ) -> torch.Tensor:
+        """Multiply by the kernels, and see to it that what they count by is left as it was."""
+        options = {"chosen": chosen, "is_normed": is_normed, "activation": activation}
+        found = launch.multiply_by_experts(x, logits, self.gate_up, self.down, self.counts, **options)
+        assert found.dtype == x.dtype
+        assert not self.counts.any()
+        return found
+
+    def check(
+        self, logits: torch.Tensor, chosen: int, *, is_normed: bool = True, activation: Activation = "silu"
+    ) -> None:
+        """Compare with the definition."""
+        x = randn(len(logits), self.down.shape[1], dtype=self.down.dtype)
+        found = self.multiply(x, logits, chosen, is_normed=is_normed, activation=activation)
+        experts, weights = choose_experts(logits, chosen, is_normed=is_normed)
+        gate_up, down = self.gate_up.double(), self.down.double()
+        assert_near(found, multiply_by_experts(x.double(), experts, weights, gate_up, down, activation))
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    rows=st.integers(1, 40),
+    experts=st.integers(1, 20),
+    part=st.floats(0, 1),
+    hidden=st.integers(1, 90),
+    inner=st.integers(1, 90),
+    is_normed=st.booleans(),
+    activation=st.sampled_from(["silu", "gelu"]),
+)
+def test_any_geometry(
+    rows: int, experts: int, part: float, hidden: int, inner: int, is_normed: bool, activation: Activation
+) -> None:
+    chosen = 1 + int(part * (min(experts, launch.MAX_CHOSEN) - 1))
+    mixture = Mixture(experts, hidden, inner, torch.float32)
+    mixture.check(few_logits(rows, experts, torch.float32), chosen, is_normed=is_normed, activation=activation)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "experts", "chosen", "inner"), [(1, 4, 1, 704), (2, 60, 6, 22), (9, 20, 8, 88), (70, 5, 3, 130)]
+)
+def test_types_and_sizes_that_no_tile_divides(
+    dtype: torch.dtype, rows: int, experts: int, chosen: int, inner: int
+) -> None:
+    Mixture(experts, 40, inner, dtype).check(few_logits(rows, experts, dtype), chosen)
+
+
+@pytest.mark.parametrize("height", [16, 64, 128])
+def test_tiles_of_every_height(height: int) -> None:
+    """Those that prompts get on a GPU, which few rows do not."""
+    rows, experts = 150, 3
+    mixture, logits = Mixture(experts, 64, 48, torch.float16), few_logits(rows, experts, torch.float16)
+    cut = launch.Cut(block_m=height, block_n=64, block_k=32, group=4, num_warps=4, num_stages=2)
+    x = randn(rows, 64, dtype=torch.float16)
+    routing = launch.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=height)
+    inner = launch.expert_product(x, mixture.gate_up, routing, cut, is_gated=True)
+    found = launch.add_up(launch.expert_product(inner, mixture.down, routing, cut), routing.weights)
+    chosen = choose_experts(logits, 2, is_normed=True)
+    assert_near(
+        found, multiply_by_experts(x.double(), *chosen, mixture.gate_up.double(), mixture.down.double(), "silu")
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("experts", "chosen"), [(1, 1), (8, 2), (60, 4), (512, 16)])
+@pytest.mark.parametrize("is_normed", [False, True])
+def test_the_choice_is_the_reference_s(dtype: torch.dtype, experts: int, chosen: int, is_normed: bool) -> None:
+    """Also among equals, of which there are many."""
+    logits = few_logits(11, experts, dtype)
+    found = launch.choose_experts(logits, chosen, launch.counters(experts, DEVICE), is_normed=is_normed)
+    expected, weights = choose_experts(logits, chosen, is_normed=is_normed)
+    assert torch.equal(found.experts, expected)
+    torch.testing.assert_close(found.weights, weights)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    rows=st.integers(1, 30),
+    experts=st.integers(1, 12),
+    chosen=st.integers(1, 12),
+    height=st.sampled_from([1, 3, 16]),
+    is_one_for_all=st.booleans(),
+)
+def test_tiles_hold_every_pair_once_with_its_expert(
+    rows: int, experts: int, chosen: int, height: int, is_one_for_all: bool
+) -> None:
+    chosen = min(chosen, experts)
+    logits = few_logits(1 if is_one_for_all else rows, experts, torch.float32).expand(rows, -1).contiguous()
+    counts = launch.counters(experts, DEVICE)
+    found = launch.choose_experts(logits, chosen, counts, is_normed=True, tile=height)
+    assert found.slots is not None
+    assert found.tiles is not None
+    assert found.num_tiles is not None
+    assert int(found.num_tiles) <= len(found.tiles)
+    of_pairs, slots, seen = found.experts.flatten(), found.slots.flatten(), []
+    for expert, first, end in found.tiles[: int(found.num_tiles)].tolist():
+        pairs = slots[first : min(first + height, end)].tolist()
+        assert len(pairs) > 0
+        assert {int(of_pairs[pair]) for pair in pairs} == {expert}
+        seen += pairs
+    assert sorted(seen) == list(range(rows * chosen))
+    assert not counts.any()
+
+
+@pytest.mark.parametrize("rows", [2, 33])
+def test_all_rows_choose_the_same(rows: int) -> None:
+    logits = few_logits(1, 40, torch.float32).expand(rows, -1).contiguous()
+    Mixture(40, 64, 48, torch.float32).check(logits, 3)
+
+
+@pytest.mark.parametrize("rows", [2, 33])
+def test_a_row_that_is_no_number_harms_no_other(rows: int) -> None:
+    mixture, logits = Mixture(9, 64, 48, torch.float32), few_logits(rows, 9, torch.float32)
+    x = randn(rows, 64, dtype=torch.float32)
+    expected = mixture.multiply(x, logits, 2)
+    x[1], logits[1] = torch.nan, torch.nan
+    found = mixture.multiply(x, logits, 2)
+    assert found[1].isnan().all()
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[2:], expected[2:])
+
+
+def test_a_row_does_not_depend_on_its_company() -> None:
+    mixture, logits = Mixture(6, 100, 70, torch.float32), few_logits(21, 6, torch.float32)
+    x, order = randn(21, 100, dtype=torch.float32), torch.randperm(21, device=DEVICE)
+    together = mixture.multiply(x, logits, 3)
+    assert torch.equal(mixture.multiply(x[order], logits[order], 3), together[order])
+
+
+def test_no_rows() -> None:
+    mixture = Mixture(4, 16, 16, torch.float16)
+    assert mixture.multiply(mixture.down.new_empty(0, 16), mixture.down.new_empty(0, 4), 2).shape == (0, 16)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="programs are held up where they are interpreted")
+def test_what_the_kernel_before_writes_is_read_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What adds the experts up reads weights and the choice before: the kernel before has waited for that."""
+    down = row_kernel.expert_down_kernel
+
+    class HeldUp:
+        def __getitem__(self, grid: tuple[int, int]) -> Callable[..., None]:
+            def run(x: torch.Tensor, *others: object, **options: object) -> None:
+                before = Before()
+                with pytest.MonkeyPatch.context() as patch, before.writes(x):
+                    patch.setattr(row_kernel, "let_begin", before.let_begin)
+                    patch.setattr(row_kernel, "wait", before.wait)
+                    down[grid](x, *others, **options)
+
+            return run
+
+    monkeypatch.setattr(launch, "expert_down_kernel", HeldUp())
+    Mixture(6, 40, 30, torch.float32).check(few_logits(2, 6, torch.float32), 3)
+
+
+@pytest.mark.parametrize("rows", [3, 64, 8192])
+@pytest.mark.parametrize(("experts", "chosen"), [(8, 2), (128, 8), (512, 10)])
+def test_as_many_tiles_are_there_as_any_choice_needs(rows: int, experts: int, chosen: int) -> None:
+    pairs, height = rows * chosen, launch.usual_cut(rows, chosen, experts, 2).block_m
+    most = launch.max_tiles(pairs, experts, height)
+    # Every expert that can has one pair more than whole tiles.
+    some = min(pairs, experts)
+    assert most == some + (pairs - some) // height
