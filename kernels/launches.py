@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -24,7 +25,7 @@ from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from kernels.streamed_linear.launch import MAX_ROWS, MAX_WIDE_ROWS, from_int4, row_linear, streamed_linear, tile_cut
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
-from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix
+from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix, Matrix
 from kernels.token_choice.launch import choose_tokens
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
@@ -113,6 +114,11 @@ def all_launches(target: str) -> list[Launch]:
         mix(MIXTURES[0], torch.float16)
         mix(MIXTURES[0], torch.float32)
         mix(MIXTURES[0], torch.bfloat16, "gelu")
+        for group in (GROUP, *SHORT_GROUPS):
+            mix(MIXTURES[0], torch.bfloat16, matrix=partial(_int4, dtype=torch.bfloat16, group=group))
+        if has_fp8_products():
+            mix(MIXTURES[0], torch.bfloat16, matrix=_fp8)
+            mix(MIXTURES[1], torch.bfloat16, matrix=_fp8)
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)
@@ -123,17 +129,23 @@ def all_launches(target: str) -> list[Launch]:
     return launches
 
 
-def mix(mixture: Mixture, dtype: torch.dtype, activation: Activation = "silu") -> None:
-    """Launch a mixture of experts for a row and two, for full batches, and for prompts."""
+def mix(
+    mixture: Mixture,
+    dtype: torch.dtype,
+    activation: Activation = "silu",
+    *,
+    matrix: Callable[[int, int], Matrix] | None = None,
+) -> None:
+    """Launch a mixture of experts for a row and two, for full batches, and for prompts, with what `matrix` makes."""
+    matrix = matrix or partial(_empty, dtype=dtype)
     hidden, inner, experts = mixture.hidden, mixture.inner, mixture.experts
-    gate_up, down = _empty(experts, 2 * inner, hidden, dtype=dtype), _empty(experts, hidden, inner, dtype=dtype)
     # So many that tiles of every height are among them.
     for rows in (1 << power for power in range(15)):
         multiply_by_experts(
             _empty(rows, hidden, dtype=dtype),
             _empty(rows, experts, dtype=dtype),
-            gate_up,
-            down,
+            matrix(experts * 2 * inner, hidden),
+            matrix(experts * hidden, inner),
             _empty(experts + 1, dtype=torch.int32),
             chosen=mixture.chosen,
             is_normed=True,
@@ -145,11 +157,7 @@ def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None
     """Launch a layer's products of few rows, with weights as they are and of 4 bits in groups."""
     arrived = _empty(1 << 16, dtype=torch.int32)
     for name, width, depth, has_bias in _products(geometry):
-        held = Int4Matrix(
-            _empty(width, depth // 2, dtype=torch.uint8),
-            _empty(depth // group, width, dtype=torch.int32),
-            dtype,
-        )
+        held = _int4(width, depth, dtype, group)
         bias = _empty(width, dtype=dtype) if has_bias else None
         for rows in (1, 32, 64):
             streamed_linear(_empty(rows, depth, dtype=dtype), held, bias, arrived)
@@ -167,7 +175,7 @@ def multiply_fp8(geometry: Geometry) -> None:
     """Launch a layer's products of few rows with weights of 8-bit floats, every way, and what rounds their inputs."""
     dtype, arrived = torch.bfloat16, _empty(1 << 16, dtype=torch.int32)
     for name, width, depth, has_bias in _products(geometry):
-        matrix = Fp8Matrix(_empty(width, depth, dtype=FP8), _empty(width, dtype=torch.float32))
+        matrix = _fp8(width, depth)
         bias = _empty(width, dtype=dtype) if has_bias else None
         for rows in (1, 32, 64, 128):
             x = _empty(rows, depth, dtype=dtype)
@@ -322,6 +330,15 @@ def _change(x: torch.Tensor, y: torch.Tensor, splits: Sequence[int], *, entry: i
 
 def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _int4(width: int, depth: int, dtype: torch.dtype, group: int = GROUP) -> Int4Matrix:
+    units = _empty(depth // group, width, dtype=torch.int32)
+    return Int4Matrix(_empty(width, depth // 2, dtype=torch.uint8), units, dtype)
+
+
+def _fp8(width: int, depth: int) -> Fp8Matrix:
+    return Fp8Matrix(_empty(width, depth, dtype=FP8), _empty(width, dtype=torch.float32))
 
 
 def _whole(*shape: int) -> torch.Tensor:

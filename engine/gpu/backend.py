@@ -8,8 +8,10 @@ import torch
 
 from engine.attention import AttentionBatch
 from engine.backend import Backend, LayerCache, Product
+from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.gpu.adapters import Reach, TritonLora
+from engine.gpu.experts import Experts, laid_out
 from engine.gpu.rounding import InputRounding
 from engine.gpu.streamed_linear import StreamedLinear
 from engine.loading.fp8 import Fp8Weight
@@ -53,18 +55,29 @@ class TritonBackend(Backend):
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
         """Keep the weight, as it is or rounded."""
-        stays = self._quantization == "fp8" and self._is_mixed and not isinstance(weight, Fp8Weight)
-        quantization = None if stays else self._quantization
         product = StreamedLinear(
             weight,
             bias,
-            quantization=quantization,
+            quantization=self._quantization_of(weight),
             is_gate_up=name == "gate_up",
             is_after_norm=name in ("qkv", "gate_up"),
             rounding=self._rounding,
         )
         self.linears.append(product)
         return product
+
+    def experts(
+        self, router: torch.Tensor, gate_up: Weight, down: Weight, spec: ExpertSpec, activation: Activation
+    ) -> Product:
+        """Keep the weights, as they are or rounded; what chooses among the experts stays as it is."""
+        to_logits = StreamedLinear(router, None)
+        self.linears.append(to_logits)
+        ups, downs = (laid_out(weight, spec.count, self._quantization_of(weight)) for weight in (gate_up, down))
+        return Experts(to_logits, ups, downs, spec, activation)
+
+    def _quantization_of(self, weight: Weight) -> str | None:
+        stays = self._quantization == "fp8" and self._is_mixed and not isinstance(weight, Fp8Weight)
+        return None if stays else self._quantization
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Keep both as they are; all steps' logits come to lie in one place, or each recording had one of its own."""

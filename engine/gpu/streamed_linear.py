@@ -99,7 +99,7 @@ class StreamedLinear:
         self.rows = ROWS if quantization else tuple(rows for rows in ROWS if rows <= MAX_DENSE_ROWS)
         self.ways = (Way.LIBRARY,) * len(self.rows)
         self.normed_rows: tuple[int, ...] = ()
-        self._weight = _matrix(weight, quantization)
+        self._weight = matrix_of(weight, quantization)
         self._bias = bias
         self._rounding = rounding or InputRounding()
         self._arrived = counters(weight.shape[0], self.rows[-1], weight.device)
@@ -171,8 +171,8 @@ class StreamedLinear:
         return self.ways[index] if index < len(self.rows) else Way.LIBRARY
 
 
-def _matrix(weight: Weight, quantization: str | None) -> Matrix:
-    """Lay a weight out."""
+def matrix_of(weight: Weight, quantization: str | None) -> Matrix:
+    """Lay a weight out, of which "fp8" and "int4" are as of `StreamedLinear`."""
     if quantization == "fp8":
         return weight.matrix() if isinstance(weight, Fp8Weight) else to_fp8(dense(weight))
     if quantization == "int4":

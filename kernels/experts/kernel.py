@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernels.gated_activation.kernel import gated
 from kernels.overlap import take_turn
+from kernels.streamed_linear.kernel import block_of
 
 
 @triton.jit
@@ -19,20 +20,25 @@ def _tile_of(matrix, row, is_row, depth, at, BLOCK_K: tl.constexpr):
     return tl.load(matrix + place, mask=is_row[:, None] & (k < depth)[None, :], other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["experts", "sharers"])
 def expert_product_kernel(
     x,
     weight,
+    units,
     slots,
     tiles,
     num_tiles,
     out,
     width,
     depth,
-    SHARERS: tl.constexpr,
+    experts,
+    sharers,
     IS_GATED: tl.constexpr,
     IS_GELU: tl.constexpr,
+    LIMIT: tl.constexpr,
     GROUP: tl.constexpr,
+    BITS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -40,17 +46,19 @@ def expert_product_kernel(
 ):
     """A program makes BLOCK_N columns of `out` [pairs, width] for one tile of pairs, all of the same expert.
 
-    `slots`, `tiles` and `num_tiles` are what `choose_experts_kernel` makes. Pair p reads row p // SHARERS of `x`
-    [any, depth]. `weight` is [experts, width, depth], or where it IS_GATED [experts, 2 * width, depth], and what is
-    written is a(gate) * up, as `kernels.gated_activation` defines it. Programs follow one another by GROUP tiles, then
-    by columns, so that those that run at once read the same weights and the same rows.
+    `slots`, `tiles` and `num_tiles` are what `choose_experts_kernel` makes. Pair p reads row p // sharers of `x`
+    [any, depth]. `weight` is [experts * width, depth], or where it IS_GATED [experts * 2 * width, depth], and what is
+    written is a(gate) * up, as `kernels.gated_activation` defines it. Weights have 4 bits in groups of GROUP inputs, or
+    where LIMIT is above 0 they are 8-bit floats, of which it is the largest, in `units` for each row; else the type of
+    `x`. Programs follow one another by as many tiles as there are NEIGHBOURS, then by columns, so that those that run
+    at once read the same weights and the same rows.
     """
     take_turn(OVERLAPS)
     PARTS: tl.constexpr = 2 if IS_GATED else 1
     dtype = out.dtype.element_ty
     program, num_columns = tl.program_id(0), tl.cdiv(width, BLOCK_N)
-    leader = program // (GROUP * num_columns) * GROUP
-    num_grouped = tl.minimum(tl.num_programs(0) // num_columns - leader, GROUP)
+    leader = program // (NEIGHBOURS * num_columns) * NEIGHBOURS
+    num_grouped = tl.minimum(tl.num_programs(0) // num_columns - leader, NEIGHBOURS)
     within = program - leader * num_columns
     tile = leader + within % num_grouped
     # What a tile has is asked for before it is known whether the tile is there: a wait less for memory.
@@ -60,17 +68,30 @@ def expert_product_kernel(
     slot = first + tl.arange(0, BLOCK_M)
     is_pair = slot < end
     pair = tl.load(slots + slot, mask=is_pair, other=0)
-    row = pair // SHARERS
+    row = pair // sharers
     begun = within // num_grouped * BLOCK_N
     # Rows of the gate, then those of the other.
     line = tl.arange(0, PARTS * BLOCK_N)
     n = begun + line % BLOCK_N
-    own = weight + expert.to(tl.int64) * PARTS * width * depth
+    is_line = n < width
+    line = (expert * PARTS + line // BLOCK_N) * width + n
     product = tl.zeros([PARTS * BLOCK_N, BLOCK_M], tl.float32)
+    if LIMIT > 0:
+        # Asked for when there is time: in the end each program would wait for them.
+        unit = tl.load(units + line, mask=is_line, other=0.0) * LIMIT
     for at in range(0, depth, BLOCK_K):
-        w_tile = _tile_of(own, line // BLOCK_N * width + n, n < width, depth, at, BLOCK_K)
-        x_tile = tl.trans(_tile_of(x, row, is_pair, depth, at, BLOCK_K))
-        product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
+        if GROUP:
+            low, high = block_of(
+                weight, units, line, is_line, experts * PARTS * width, depth, at, GROUP, BITS, x.dtype.element_ty
+            )
+            product = tl.dot(low, tl.trans(_tile_of(x, row, is_pair, depth, at, 64)), product)
+            product = tl.dot(high, tl.trans(_tile_of(x, row, is_pair, depth, at + 64, 64)), product)
+        else:
+            w_tile = _tile_of(weight, line, is_line, depth, at, BLOCK_K).to(x.dtype.element_ty)
+            x_tile = tl.trans(_tile_of(x, row, is_pair, depth, at, BLOCK_K))
+            product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
+    if LIMIT > 0:
+        product *= unit[:, None]
     n = begun + tl.arange(0, BLOCK_N)
     made = product.to(dtype)
     if IS_GATED:

@@ -13,8 +13,10 @@ from kernels.experts.routing_kernel import choose_experts_kernel
 from kernels.experts.row_kernel import expert_down_kernel, expert_gate_up_kernel
 from kernels.gated_activation.reference import Activation
 from kernels.overlap import overlap
+from kernels.streamed_linear.launch import BITS_BY_DTYPE
+from kernels.streamed_linear.layout import BLOCK
+from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix
 
-MAX_EXPERTS, MAX_CHOSEN = 512, 16
 MAX_ROWS = 2
 """Are multiplied one by one; of more some share experts, and each would compute for longer than it reads."""
 ROWS_AT_ONCE = 4
@@ -34,7 +36,7 @@ class Cut:
     block_m: int
     block_n: int
     block_k: int
-    group: int
+    neighbours: int
     num_warps: int
     num_stages: int
 
@@ -61,7 +63,7 @@ def choose_experts(
     """Choose for each row of `logits` [rows, experts], contiguous, of any type that a GPU multiplies.
 
     Args:
-        chosen: of at most `MAX_EXPERTS` experts, at most `MAX_CHOSEN`.
+        chosen: how many; `kernels.launches` has the most that there are registers for.
         counts: `counters`; no other launch may use them meanwhile.
         tile: what each expert gets is cut into tiles of so many rows; None for not at all.
     """
@@ -98,8 +100,8 @@ def choose_experts(
 def multiply_by_experts(
     x: torch.Tensor,
     logits: torch.Tensor,
-    gate_up: torch.Tensor,
-    down: torch.Tensor,
+    gate_up: Matrix,
+    down: Matrix,
     counts: torch.Tensor,
     *,
     chosen: int,
@@ -113,15 +115,15 @@ def multiply_by_experts(
     Args:
         x: [rows, hidden], contiguous.
         logits: [rows, experts], contiguous, of any type.
-        gate_up: [experts, 2 * inner, hidden], contiguous, rows of the gate before those of the other.
-        down: [experts, hidden, inner], contiguous.
+        gate_up: [experts * 2 * inner, hidden], contiguous, of each expert the gate's rows before those of the other.
+        down: [experts * hidden, inner], contiguous. What has few bits becomes numbers on its way.
         counts, chosen, is_normed: as of `choose_experts`.
     """
     rows, experts = logits.shape
     is_gelu = activation == "gelu"
     if not rows:
         return torch.empty_like(x)
-    if rows <= MAX_ROWS:
+    if rows <= MAX_ROWS and not (isinstance(gate_up, Int4Matrix) or isinstance(down, Int4Matrix)):
         return _multiply_rows(x, choose_experts(logits, chosen, counts, is_normed=is_normed), gate_up, down, is_gelu)
     cut = usual_cut(rows, chosen, experts, x.element_size())
     routing = choose_experts(logits, chosen, counts, is_normed=is_normed, tile=cut.block_m)
@@ -131,14 +133,14 @@ def multiply_by_experts(
 
 def expert_product(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: Matrix,
     routing: Routing,
     cut: Cut,
     *,
     is_gated: bool = False,
     is_gelu: bool = False,
 ) -> torch.Tensor:
-    """Multiply each row of `x` by its experts of `weight` [experts, out, in], or each pair's own row by its expert.
+    """Multiply each row of `x` by its experts of `weight` [experts * out, in], or each pair's own row by its expert.
 
     Args:
         routing: with tiles of `cut.block_m`.
@@ -147,29 +149,32 @@ def expert_product(
     Returns:
         [rows * chosen, out], or half as many columns.
     """
-    pairs, parts = routing.experts.numel(), 2 if is_gated else 1
-    _, width, depth = weight.shape
-    width //= parts
-    block_n = cut.block_n // parts
     assert routing.slots is not None
     assert routing.tiles is not None
+    pairs, experts, parts = routing.experts.numel(), len(routing.slots), 2 if is_gated else 1
+    (lines, depth), block_n = weight.shape, cut.block_n // parts
+    width = lines // (experts * parts)
     out = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
     expert_product_kernel[(len(routing.tiles) * triton.cdiv(width, block_n),)](
         x,
-        weight,
+        *_parts_of(weight),
         routing.slots,
         routing.tiles,
         routing.num_tiles,
         out,
         width,
         depth,
-        SHARERS=pairs // len(x),
+        experts,
+        pairs // len(x),
         IS_GATED=is_gated,
         IS_GELU=is_gelu,
-        GROUP=cut.group,
+        LIMIT=_limit_of(weight),
+        GROUP=weight.group if isinstance(weight, Int4Matrix) else 0,
+        BITS=BITS_BY_DTYPE[x.dtype] if isinstance(weight, Int4Matrix) else 0,
+        NEIGHBOURS=cut.neighbours,
         BLOCK_M=cut.block_m,
         BLOCK_N=block_n,
-        BLOCK_K=cut.block_k,
+        BLOCK_K=BLOCK if isinstance(weight, Int4Matrix) else cut.block_k,
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
         **overlap(),
@@ -209,7 +214,7 @@ def usual_cut(rows: int, chosen: int, experts: int, number_bytes: int) -> Cut:
         block_m=block_m,
         block_n=block_n,
         block_k=block_k,
-        group=16 if block_m > 32 else 1,
+        neighbours=16 if block_m > 32 else 1,
         num_warps=4 if block_n == 64 else 8,
         num_stages=min(4 if block_m <= 32 else 3, most) if has_room else 2,
     )
@@ -221,20 +226,21 @@ def max_tiles(pairs: int, experts: int, tile: int) -> int:
 
 
 def _multiply_rows(
-    x: torch.Tensor, routing: Routing, gate_up: torch.Tensor, down: torch.Tensor, is_gelu: bool
+    x: torch.Tensor, routing: Routing, gate_up: torch.Tensor | Fp8Matrix, down: torch.Tensor | Fp8Matrix, is_gelu: bool
 ) -> torch.Tensor:
     """Multiply a row or two, one by one."""
-    (rows, hidden), chosen, width = x.shape, routing.experts.shape[1], down.shape[2]
+    (rows, hidden), chosen, width = x.shape, routing.experts.shape[1], down.shape[1]
     inner = torch.empty(rows * chosen, width, dtype=x.dtype, device=x.device)
     expert_gate_up_kernel[(rows * chosen, triton.cdiv(width, ROW_OUTPUTS))](
         x,
         routing.experts,
-        gate_up,
+        *_parts_of(gate_up),
         inner,
         width,
         DEPTH=hidden,
         CHOSEN=chosen,
         IS_GELU=is_gelu,
+        LIMIT=_limit_of(gate_up),
         BLOCK_N=ROW_OUTPUTS,
         BLOCK_K=min(ROW_DEPTH, triton.next_power_of_2(hidden)),
         num_warps=4,
@@ -248,11 +254,12 @@ def _multiply_rows(
         inner,
         routing.experts,
         routing.weights,
-        down,
+        *_parts_of(down),
         out,
         hidden,
         DEPTH=width,
         CHOSEN=chosen,
+        LIMIT=_limit_of(down),
         BLOCK_C=block_c,
         BLOCK_N=block_n,
         BLOCK_K=min(ROW_NUMBERS // (block_n * block_c), triton.next_power_of_2(width)),
@@ -260,3 +267,11 @@ def _multiply_rows(
         **overlap(),
     )
     return out
+
+
+def _parts_of(weight: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
+    return (weight, weight) if isinstance(weight, torch.Tensor) else (weight.held, weight.units)
+
+
+def _limit_of(weight: Matrix) -> float:
+    return weight.limit if isinstance(weight, Fp8Matrix) else 0

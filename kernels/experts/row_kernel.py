@@ -24,19 +24,22 @@ def expert_gate_up_kernel(
     x,
     experts,
     weight,
+    units,
     out,
     width,
     DEPTH: tl.constexpr,
     CHOSEN: tl.constexpr,
     IS_GELU: tl.constexpr,
+    LIMIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (pair, outputs) makes BLOCK_N columns of `out` [pairs, width] by `weight` [experts, 2 * width, DEPTH].
+    """Program (pair, outputs) makes BLOCK_N columns of `out` [pairs, width] by `weight` [experts * 2 * width, DEPTH].
 
-    Pairs that chose the same expert follow one another. The next kernel begins when all programs know that the choice
-    has been made, and may read that before it waits.
+    Where LIMIT is above 0, weights are 8-bit floats, of which it is the largest, in `units` for each row. Pairs of all
+    rows follow one another, so that those that chose the same expert read its weights about at once. The next kernel
+    begins when all programs know that the choice has been made, and may read that before it waits.
     """
     wait(OVERLAPS)
     let_begin(OVERLAPS)
@@ -60,8 +63,13 @@ def expert_gate_up_kernel(
         up_tile = _tile_of(ups, True, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
         gate_sums += wide_gate * numbers
         up_sums += wide_up * numbers
-    made = gated(tl.sum(gate_sums, axis=1).to(dtype), tl.sum(up_sums, axis=1).to(dtype), IS_GELU)
+    gate, up = tl.sum(gate_sums, axis=1), tl.sum(up_sums, axis=1)
     column = begun + tl.arange(0, BLOCK_N)
+    if LIMIT > 0:
+        own = units + expert * 2 * width + column
+        gate *= tl.load(own, mask=column < width, other=0.0) * LIMIT
+        up *= tl.load(own + width, mask=column < width, other=0.0) * LIMIT
+    made = gated(gate.to(dtype), up.to(dtype), IS_GELU)
     tl.store(out + pair.to(tl.int64) * width + column, made, mask=column < width)
 
 
@@ -69,20 +77,23 @@ def expert_gate_up_kernel(
 def expert_down_kernel(
     x,
     experts,
-    weights,
-    matrices,
+    shares,
+    weight,
+    units,
     out,
     width,
     DEPTH: tl.constexpr,
     CHOSEN: tl.constexpr,
+    LIMIT: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (row, outputs) makes BLOCK_N columns of `out` [rows, width] by `matrices` [experts, width, DEPTH].
+    """Program (row, outputs) makes BLOCK_N columns of `out` [rows, width] by `weight` [experts * width, DEPTH].
 
-    `x` is [rows, CHOSEN, DEPTH]; a row's sum is over all of them, by `weights` [rows, CHOSEN]. A tile is
+    `x` is [rows, CHOSEN, DEPTH]; a row's sum is over all of them, by `shares` [rows, CHOSEN]. Weights are as those of
+    `expert_gate_up_kernel`. A tile is
 
         [experts of the row, outputs, inputs]
 
@@ -95,16 +106,19 @@ def expert_down_kernel(
     # Past the last expert and the last output lie those, which are not counted and not written.
     pair = row * CHOSEN + tl.minimum(c, CHOSEN - 1)
     n = tl.minimum(begun + tl.arange(0, BLOCK_N), width - 1)[None, :, None]
-    own = matrices + tl.load(experts + pair).to(tl.int64) * width * DEPTH
-    share = tl.where(c < CHOSEN, tl.load(weights + pair), 0.0)
+    expert = tl.load(experts + pair).to(tl.int64)
+    own = weight + expert * width * DEPTH
+    share = tl.where(c < CHOSEN, tl.load(shares + pair), 0.0)
     tile = _tile_of(own, c < CHOSEN, n, k, 0, DEPTH, BLOCK_K)
+    if LIMIT > 0:
+        share *= tl.load(units + expert * width + n) * LIMIT
     wait(OVERLAPS)
     sums = tl.zeros([1, BLOCK_N, BLOCK_K], tl.float32)
     for at in range(0, DEPTH, BLOCK_K):
-        numbers = tl.load(x + pair * DEPTH + (at + k), mask=at + k < DEPTH, other=0.0).to(tl.float32) * share
+        numbers = tl.load(x + pair * DEPTH + (at + k), mask=at + k < DEPTH, other=0.0).to(tl.float32)
         wide = tile.to(tl.float32)
         tile = _tile_of(own, c < CHOSEN, n, k, at + BLOCK_K, DEPTH, BLOCK_K)
         # Experts lie in the same thread: few sums are left.
-        sums += tl.sum(wide * numbers, axis=0, keep_dims=True)
+        sums += tl.sum(wide * (numbers * share), axis=0, keep_dims=True)
     column = begun + tl.arange(0, BLOCK_N)[None, :]
     tl.store(out + row * width + column, tl.sum(sums, axis=2).to(dtype), mask=column < width)

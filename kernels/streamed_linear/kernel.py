@@ -36,9 +36,7 @@ def _weights_of(levels, units, BITS: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _block_of(
-    held, units, n, is_output, width, depth, at, GROUP: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr
-):
+def block_of(held, units, n, is_output, width, depth, at, GROUP: tl.constexpr, BITS: tl.constexpr, dtype: tl.constexpr):
     """Return the weights [outputs, 64] of a block of 128 inputs from `at` on: of the first half, and of the other."""
     place = n.to(tl.int64)[:, None] * (depth // 2) + at // 2 + tl.arange(0, 64)[None, :]
     packed = tl.load(held + place, mask=is_output[:, None], other=0)
@@ -101,7 +99,7 @@ def streamed_linear_kernel(
         span = tl.load(spans + m, mask=is_row, other=0.0)
     for at in range(first, last, BLOCK_K):
         if GROUP:
-            low, high = _block_of(weight, units, n, is_output, width, depth, at, GROUP, BITS, x.dtype.element_ty)
+            low, high = block_of(weight, units, n, is_output, width, depth, at, GROUP, BITS, x.dtype.element_ty)
             product = tl.dot(low, tl.trans(_tile_of(x, m, is_row, depth, at, last, 64)), product)
             product = tl.dot(high, tl.trans(_tile_of(x, m, is_row, depth, at + 64, last, 64)), product)
         else:
@@ -139,7 +137,7 @@ def from_int4_kernel(held, units, out, width, depth, GROUP: tl.constexpr, BITS: 
     at = tl.program_id(1) * 128
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_output = n < width
-    low, high = _block_of(held, units, n, is_output, width, depth, at, GROUP, BITS, out.dtype.element_ty)
+    low, high = block_of(held, units, n, is_output, width, depth, at, GROUP, BITS, out.dtype.element_ty)
     target = out + n.to(tl.int64)[:, None] * depth + at + tl.arange(0, 64)[None, :]
     tl.store(target, low, mask=is_output[:, None])
     tl.store(target + 64, high, mask=is_output[:, None])

@@ -82,7 +82,18 @@ def config_of(path: str, device: str = "cuda" if HAS_GPU else "cpu") -> EngineCo
 
 
 @pytest.mark.parametrize(
-    "name", ["llama3", "llama-with-biases", "qwen3", "gemma2", "gemma3", "granite", "olmo3", "phi3-partial"]
+    "name",
+    [
+        "llama3",
+        "llama-with-biases",
+        "qwen3",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "olmo3",
+        "phi3-partial",
+        "qwen2-moe",
+    ],
 )
 @pytest.mark.parametrize("overlaps", [False, pytest.param(True, marks=pytest.mark.gpu)])
 def test_a_mixed_batch_gets_the_tokens_of_transformers(

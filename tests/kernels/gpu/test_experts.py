@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from kernels.experts import launch, row_kernel
 from kernels.experts.reference import choose_experts, multiply_by_experts
 from kernels.gated_activation.reference import Activation
+from kernels.streamed_linear.layout import GROUP
+from kernels.streamed_linear.reference import Matrix, from_fp8, from_int4, to_fp8, to_int4
 from tests.kernels.gpu.conftest import DEVICE, DTYPES, assert_near, randn
 from tests.kernels.gpu.held_up import Before
 
@@ -28,6 +30,7 @@ class Mixture:
         self.gate_up = (randn(experts, 2 * inner, hidden, dtype=torch.float32) / hidden**0.5).to(dtype)
         self.down = (randn(experts, hidden, inner, dtype=torch.float32) / inner**0.5).to(dtype)
         self.counts = launch.counters(experts, DEVICE)
+        self.matrices: tuple[Matrix, Matrix] = (self.gate_up.flatten(0, 1), self.down.flatten(0, 1))
 
     def multiply(
         self,
@@ -40,7 +43,7 @@ class Mixture:
     ) -> torch.Tensor:
         """Multiply by the kernels, and see to it that what they count by is left as it was."""
         options = {"chosen": chosen, "is_normed": is_normed, "activation": activation}
-        found = launch.multiply_by_experts(x, logits, self.gate_up, self.down, self.counts, **options)
+        found = launch.multiply_by_experts(x, logits, *self.matrices, self.counts, **options)
         assert found.dtype == x.dtype
         assert not self.counts.any()
         return found
@@ -49,7 +52,7 @@ class Mixture:
         self, logits: torch.Tensor, chosen: int, *, is_normed: bool = True, activation: Activation = "silu"
     ) -> None:
         """Compare with the definition."""
-        x = randn(len(logits), self.down.shape[1], dtype=self.down.dtype)
+        x = randn(len(logits), self.down.shape[1], dtype=logits.dtype)
         found = self.multiply(x, logits, chosen, is_normed=is_normed, activation=activation)
         experts, weights = choose_experts(logits, chosen, is_normed=is_normed)
         gate_up, down = self.gate_up.double(), self.down.double()
@@ -69,7 +72,7 @@ class Mixture:
 def test_any_geometry(
     rows: int, experts: int, part: float, hidden: int, inner: int, is_normed: bool, activation: Activation
 ) -> None:
-    chosen = 1 + int(part * (min(experts, launch.MAX_CHOSEN) - 1))
+    chosen = 1 + int(part * (min(experts, 16) - 1))
     mixture = Mixture(experts, hidden, inner, torch.float32)
     mixture.check(few_logits(rows, experts, torch.float32), chosen, is_normed=is_normed, activation=activation)
 
@@ -89,15 +92,32 @@ def test_tiles_of_every_height(height: int) -> None:
     """Those that prompts get on a GPU, which few rows do not."""
     rows, experts = 150, 3
     mixture, logits = Mixture(experts, 64, 48, torch.float16), few_logits(rows, experts, torch.float16)
-    cut = launch.Cut(block_m=height, block_n=64, block_k=32, group=4, num_warps=4, num_stages=2)
+    cut = launch.Cut(block_m=height, block_n=64, block_k=32, neighbours=4, num_warps=4, num_stages=2)
     x = randn(rows, 64, dtype=torch.float16)
     routing = launch.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=height)
-    inner = launch.expert_product(x, mixture.gate_up, routing, cut, is_gated=True)
-    found = launch.add_up(launch.expert_product(inner, mixture.down, routing, cut), routing.weights)
+    gate_up, down = mixture.matrices
+    inner = launch.expert_product(x, gate_up, routing, cut, is_gated=True)
+    found = launch.add_up(launch.expert_product(inner, down, routing, cut), routing.weights)
     chosen = choose_experts(logits, 2, is_normed=True)
     assert_near(
         found, multiply_by_experts(x.double(), *chosen, mixture.gate_up.double(), mixture.down.double(), "silu")
     )
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+@pytest.mark.parametrize("is_int4", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+def test_weights_of_few_bits(rows: int, is_int4: bool, dtype: torch.dtype) -> None:
+    mixture = Mixture(5, GROUP, 2 * GROUP, dtype) if is_int4 else Mixture(5, 40, 50, dtype)
+    if is_int4:
+        found = [to_int4(matrix) for matrix in mixture.matrices]
+        meant = [from_int4(matrix) for matrix in found]
+    else:
+        found = [to_fp8(matrix.float()) for matrix in mixture.matrices]
+        meant = [from_fp8(matrix) for matrix in found]
+    mixture.gate_up, mixture.down = meant[0].view_as(mixture.gate_up), meant[1].view_as(mixture.down)
+    mixture.matrices = (found[0], found[1])
+    mixture.check(few_logits(rows, 5, dtype), 3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

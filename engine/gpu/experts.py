@@ -1,0 +1,68 @@
+"""A layer's mixture of experts on a GPU: weights of the model's type, of 8 bits or of 4.
+
+Weights of few bits become numbers on their way, and inputs are not rounded: of tokens that meet a few of many experts
+each has few rows, whose products take as long as the weights take to be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.decoder.experts import ExpertSpec
+from engine.gpu.streamed_linear import StreamedLinear, matrix_of
+from engine.loading.weight import Weight, split
+from kernels.experts.launch import counters, multiply_by_experts
+from kernels.gated_activation.reference import Activation
+from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix
+
+
+class Experts:
+    """A mixture of experts as `engine.backend.Backend.experts` defines it.
+
+    Args:
+        router: the product that makes logits.
+        gate_up, down: as `laid_out` makes them.
+    """
+
+    def __init__(
+        self, router: StreamedLinear, gate_up: Matrix, down: Matrix, spec: ExpertSpec, activation: Activation
+    ) -> None:
+        self._router = router
+        self._gate_up = gate_up
+        self._down = down
+        self._spec = spec
+        self._activation = activation
+        self._counts = counters(spec.count, router.device)
+
+    def __call__(self, h: torch.Tensor) -> torch.Tensor:
+        """Return what the mixture adds to rows [rows, hidden]. Rows that fill a recorded step up choose like others."""
+        return multiply_by_experts(
+            h,
+            self._router(h),
+            self._gate_up,
+            self._down,
+            self._counts,
+            chosen=self._spec.chosen,
+            is_normed=self._spec.is_normed,
+            activation=self._activation,
+        )
+
+
+def laid_out(weight: Weight, count: int, quantization: str | None) -> Matrix:
+    """Lay out the weight of `count` experts, one after the other: what each takes on the way is little beside all."""
+    if quantization is None and isinstance(weight, torch.Tensor):
+        return weight.flatten(0, -2)
+    return _joined([matrix_of(part, quantization) for part in split(weight, count)])
+
+
+def _joined(parts: Sequence[Matrix]) -> Matrix:
+    """Put matrices of one kind one below the other."""
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+    few = [part for part in parts if not isinstance(part, torch.Tensor)]
+    held, units = torch.cat([part.held for part in few]), torch.cat([part.units for part in few], dim=-1)
+    if isinstance(parts[0], Fp8Matrix):
+        return Fp8Matrix(held, units)
+    return Int4Matrix(held, units, parts[0].dtype)

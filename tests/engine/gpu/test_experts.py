@@ -1,0 +1,83 @@
+"""A mixture of experts by the GPU's kernels: as the definition has it, whatever bits its weights have."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.backend import Backend
+from engine.decoder.experts import ExpertSpec
+from engine.gpu.adapters import TritonLora
+from engine.gpu.backend import TritonBackend
+from engine.gpu.experts import laid_out
+from engine.loading.fp8 import Fp8Weight
+from engine.loading.int4 import Int4Weight
+from engine.loading.weight import Weight, dense
+from kernels.streamed_linear.layout import GROUP
+from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, from_fp8, from_int4
+from tests.engine.gpu.host_runtime import runtime_here
+from tests.kernels.gpu.conftest import DEVICE, assert_near
+from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
+
+SPEC = ExpertSpec(count=3, chosen=2, inner_size=GROUP, is_normed=True)
+FP8 = torch.float8_e4m3fn
+
+
+def stored_fp8(out: int, depth: int) -> Fp8Weight:
+    held, scales = torch.randn(out, depth, device=DEVICE).to(FP8), (torch.rand(out, device=DEVICE) + 0.5) / depth**0.5
+    return Fp8Weight(held=held, scales=scales, dtype=torch.float16)
+
+
+def stored_int4(out: int, depth: int) -> Int4Weight:
+    levels = torch.randint(0, 16, (out, depth), dtype=torch.uint8, device=DEVICE)
+    scales = ((torch.rand(depth // GROUP, out, device=DEVICE) + 0.5) / (4 * depth**0.5)).half()
+    zeros = torch.randint(6, 10, scales.shape, dtype=torch.int32, device=DEVICE)
+    return Int4Weight(levels=levels, scales=scales, zeros=zeros, dtype=torch.float16)
+
+
+def numbers(out: int, depth: int) -> torch.Tensor:
+    return (torch.randn(SPEC.count, out // SPEC.count, depth, device=DEVICE) / depth**0.5).half()
+
+
+def backend(quantization: str | None, *, is_mixed: bool = False) -> TritonBackend:
+    lora = TritonLora(runtime_here(), max_segments=1, max_rank=16, max_tokens=8)
+    return TritonBackend(lora, 8, quantization, is_mixed=is_mixed)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize(
+    ("make", "quantization"), [(numbers, None), (stored_fp8, None), (stored_fp8, "fp8"), (stored_int4, "int4")]
+)
+def test_a_mixture_adds_what_the_definition_says(make: type, quantization: str | None, rows: int) -> None:
+    """Whether the device keeps what has few bits or makes numbers of it."""
+    gate_up, down = make(SPEC.count * 2 * GROUP, GROUP), make(SPEC.count * GROUP, GROUP)
+    router = torch.randn(SPEC.count, GROUP, device=DEVICE).half() / 4
+    h = torch.randn(rows, GROUP, device=DEVICE).half()
+    ours = backend(quantization)
+    found = ours.experts(router, gate_up, down, SPEC, "silu")(h)
+    assert_near(found, Backend.experts(ours, router, gate_up, down, SPEC, "silu")(h).double())
+
+
+@pytest.mark.parametrize("make", [numbers, stored_fp8, stored_int4])
+def test_experts_lie_one_below_the_other_each_rounded_by_itself(make: type) -> None:
+    weight: Weight = make(SPEC.count * 2 * GROUP, GROUP)
+    meant = dense(weight).flatten(0, -2).double()
+    few, fewer = laid_out(weight, SPEC.count, "fp8"), laid_out(weight, SPEC.count, "int4")
+    assert isinstance(few, Fp8Matrix)
+    assert isinstance(fewer, Int4Matrix)
+    whole = laid_out(weight, SPEC.count, None)
+    assert isinstance(whole, torch.Tensor)
+    torch.testing.assert_close(whole.double(), meant)
+    for matrix, step in ((from_fp8(few), 2.0**-4), (from_int4(fewer).double(), 1 / 15)):
+        assert matrix.shape == meant.shape
+        assert ((matrix - meant).abs().amax(dim=1) <= 1.1 * step * meant.abs().amax(dim=1)).all()
+
+
+def test_numbers_of_a_checkpoint_with_8_bit_floats_stay() -> None:
+    """So does what chooses, always: it is among the products whose way is measured."""
+    mixed = backend("fp8", is_mixed=True)
+    assert mixed._quantization_of(numbers(6, GROUP)) is None
+    assert mixed._quantization_of(stored_fp8(6, GROUP)) == "fp8"
+    gate_up, down = numbers(SPEC.count * 2 * GROUP, GROUP), numbers(SPEC.count * GROUP, GROUP)
+    mixed.experts(gate_up.flatten(0, 1)[: SPEC.count], gate_up, down, SPEC, "silu")
+    assert [tuple(linear.shape) for linear in mixed.linears] == [(SPEC.count, GROUP)]
