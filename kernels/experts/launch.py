@@ -154,6 +154,7 @@ def expert_product(
     pairs, experts, parts = routing.experts.numel(), len(routing.slots), 2 if is_gated else 1
     (lines, depth), block_n = weight.shape, cut.block_n // parts
     width = lines // (experts * parts)
+    group = weight.group if isinstance(weight, Int4Matrix) else 0
     out = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
     expert_product_kernel[(len(routing.tiles) * triton.cdiv(width, block_n),)](
         x,
@@ -169,14 +170,15 @@ def expert_product(
         IS_GATED=is_gated,
         IS_GELU=is_gelu,
         LIMIT=_limit_of(weight),
-        GROUP=weight.group if isinstance(weight, Int4Matrix) else 0,
-        BITS=BITS_BY_DTYPE[x.dtype] if isinstance(weight, Int4Matrix) else 0,
+        GROUP=group,
+        BITS=BITS_BY_DTYPE[x.dtype] if group else 0,
         NEIGHBOURS=cut.neighbours,
         BLOCK_M=cut.block_m,
         BLOCK_N=block_n,
-        BLOCK_K=BLOCK if isinstance(weight, Int4Matrix) else cut.block_k,
+        BLOCK_K=BLOCK if group else cut.block_k,
         num_warps=cut.num_warps,
-        num_stages=cut.num_stages,
+        # A thread has many units of short groups, and with more stages too few registers.
+        num_stages=2 if 0 < group < 64 else cut.num_stages,
         **overlap(),
     )
     return out

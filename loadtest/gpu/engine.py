@@ -19,7 +19,7 @@ from adapters.identity import AdapterRef
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.costs import num_layer_weights, num_step_weights, prompt_flop
+from engine.costs import num_step_weights, prompt_flop
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.engine import Engine
 from engine.loading.names import parameters
@@ -133,6 +133,13 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
         Work(model="llama-3.1-8b", batch=1, context=8192, answer_tokens=1, quantization="int4"),
     ),
     "qwen3-0.6b": (SMALL_DECODE, CROWDED_DECODE),
+    "qwen3-30b-a3b": (
+        Work(model="qwen3-30b-a3b", batch=1, context=1024),
+        Work(model="qwen3-30b-a3b", batch=64, context=1024),
+        Work(model="qwen3-30b-a3b", batch=1, context=8192, answer_tokens=1),
+        Work(model="qwen3-30b-a3b", batch=1, context=1024, quantization="int4"),
+        Work(model="qwen3-30b-a3b", batch=64, context=1024, quantization="int4"),
+    ),
 }
 
 
@@ -149,10 +156,11 @@ def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
     """Return what one decode step must read: weights, and the cache of answers that are half done."""
     context = work.context + work.answer_tokens / 2
     cache = work.batch * context * spec.kv_bytes_per_token(element_bytes if work.kv_cache_dtype is None else 1)
-    weights = float(num_step_weights(spec) * element_bytes)
+    num_weights = num_step_weights(spec, work.batch)
+    weights = float(num_weights * element_bytes)
     if work.quantization is not None:
         held = BYTES_PER_WEIGHT if work.quantization == "int4" else 1
-        weights -= (element_bytes - held) * num_layer_weights(spec)
+        weights -= (element_bytes - held) * (num_weights - spec.vocab_size * spec.hidden_size)
     return weights + cache
 
 

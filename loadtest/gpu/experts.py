@@ -1,0 +1,92 @@
+"""A mixture of experts by itself, in the shapes of one layer: what it moves and computes a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+
+from kernels.architecture import has_fp8_products
+from kernels.experts.launch import choose_experts, counters, multiply_by_experts, usual_cut
+from kernels.experts.reference import choose_experts as choose_by_definition
+from kernels.gated_activation.launch import activate_and_multiply
+from kernels.launches import Mixture
+from kernels.streamed_linear.launch import to_fp8
+from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
+from kernels.streamed_linear.reference import Matrix, to_int4
+from loadtest.gpu.bench import Bench, random_numbers
+from loadtest.gpu.kernels import SHORT
+from loadtest.gpu.parts import Attempt
+
+ROWS = (1, 8, 64, 8192)
+FEW_ROWS = 64
+"""Up to so many what counts is how many bits weights have."""
+
+
+def benches(
+    mixture: Mixture, device: torch.device, *, scale: int = 1, attempt: Attempt = nullcontext
+) -> Iterator[Bench]:
+    """Yield the choice and the products of some rows; `scale` divides those for a trial without a GPU."""
+    experts, hidden, inner = mixture.experts, mixture.hidden, mixture.inner
+    gate_up, down = (
+        random_numbers(experts * width, depth, device=device).to(SHORT)
+        for width, depth in ((2 * inner, hidden), (hidden, inner))
+    )
+    for rows in sorted({max(1, rows // scale) for rows in ROWS}):
+        with attempt("inputs"):
+            yield from _of_rows(mixture, gate_up, down, rows)
+
+
+def _of_rows(mixture: Mixture, gate_up: torch.Tensor, down: torch.Tensor, rows: int) -> Iterator[Bench]:
+    device, experts, chosen = down.device, mixture.experts, mixture.chosen
+    x, logits = (random_numbers(rows, width, device=device).to(SHORT) for width in (mixture.hidden, experts))
+    counts, where = counters(experts, device), f", {rows} rows"
+    of_pairs, _ = choose_by_definition(logits, chosen, is_normed=True)
+    # Of other experts nothing is read.
+    num_weights = len(of_pairs.unique()) * (gate_up.numel() + down.numel()) / experts
+    num_flop = 2.0 * rows * chosen * (gate_up.numel() + down.numel()) / experts
+    kinds: dict[str, tuple[Matrix, Matrix, float]] = {"": (gate_up, down, x.element_size())}
+    if rows <= FEW_ROWS:
+        kinds[" of int4"] = to_int4(gate_up), to_int4(down), BYTES_PER_WEIGHT
+        if has_fp8_products():
+            kinds[" of fp8"] = to_fp8(gate_up), to_fp8(down), 1
+    for name, (up, low, weight_bytes) in kinds.items():
+        yield Bench(
+            name=f"mixture{name}{where}",
+            run=partial(
+                multiply_by_experts, x, logits, up, low, counts, chosen=chosen, is_normed=True, activation="silu"
+            ),
+            num_bytes=weight_bytes * num_weights + 2 * x.nbytes,
+            num_flop=num_flop,
+        )
+    tile = usual_cut(rows, chosen, experts, x.element_size()).block_m
+    yield Bench(
+        name=f"choice of experts{where}",
+        run=lambda: choose_experts(logits, chosen, counts, is_normed=True, tile=tile),
+        num_bytes=logits.nbytes + 3 * of_pairs.nbytes,
+    )
+    yield _grouped(x, of_pairs, gate_up, down, num_weights * x.element_size() + 2 * x.nbytes, num_flop)
+
+
+def _grouped(
+    x: torch.Tensor,
+    of_pairs: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    num_bytes: float,
+    num_flop: float,
+) -> Bench:
+    """Return torch's own products of rows that lie in the order of their experts already, and are not added up."""
+    order = of_pairs.flatten().argsort(stable=True)
+    experts = len(down) // x.shape[1]
+    ends = of_pairs.flatten().bincount(minlength=experts).cumsum(0).to(torch.int32)
+    inputs = x[order // of_pairs.shape[1]]
+    ups, downs = (weight.view(experts, -1, weight.shape[1]).mT for weight in (gate_up, down))
+
+    def run() -> torch.Tensor:
+        inner = activate_and_multiply(torch._grouped_mm(inputs, ups, offs=ends), "silu")
+        return torch._grouped_mm(inner, downs, offs=ends)
+
+    return Bench(name=f"torch's grouped products, {len(x)} rows", run=run, num_bytes=num_bytes, num_flop=num_flop)

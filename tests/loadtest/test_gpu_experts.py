@@ -1,0 +1,60 @@
+"""What is measured of mixtures of experts, run on the CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.decoder.spec import read_spec
+from kernels.launches import Mixture
+from loadtest.geometries import CONFIG_BY_NAME
+from loadtest.gpu import __main__ as command
+from loadtest.gpu import engine, experts
+from loadtest.gpu.parts import Notes
+from loadtest.gpu.timing import Ceilings
+
+HERE = torch.device("cpu")
+MIXTURE = Mixture(name="tiny", hidden=128, inner=128, experts=4, chosen=2)
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tries on a CPU what is measured on a GPU")
+
+
+class Timer:
+    """Runs what it is given once."""
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        run()
+        return 0.5
+
+
+def test_the_mixture_and_what_it_stands_beside_are_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in (
+        ("DEVICE", HERE),
+        ("MIXTURES", (MIXTURE,)),
+        ("GpuTimer", Timer),
+        ("measure_ceilings", lambda: Ceilings(bytes_per_s=4e12, flop_per_s=8e14)),
+        ("compile_ahead", lambda runs, num_processes: None),
+    ):
+        monkeypatch.setattr(command, name, value)
+    monkeypatch.setattr(experts, "ROWS", (1, 5))
+    [part] = [part for part in command.parts() if part.name == "experts"]
+    part.run(Notes(tmp_path / "notes"))
+    told = json.loads((tmp_path / "notes").read_text())
+    kinds = ["mixture", "mixture of int4", "choice of experts", "torch's grouped products"]
+    names = [f"{kind}, {rows} rows" for rows in (1, 5) for kind in kinds]
+    assert [figure["name"] for figure in told["figures"]] == names
+    # Of one row's experts 2 of 4, of two bytes a number, what is read and what is written.
+    assert told["figures"][0]["gb_per_s"] == pytest.approx((2 * 3 * 128 * 128 * 2 + 2 * 128 * 2) / 0.5 / 1e9)
+
+
+def test_a_step_s_floor_counts_the_experts_that_its_rows_meet(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2} | CONFIG_BY_NAME["qwen3-30b-a3b"]))
+    spec = read_spec(str(tmp_path))
+    one, many = (engine.Work(model="qwen3-30b-a3b", batch=batch, context=0, answer_tokens=0) for batch in (1, 64))
+    # 3.3 billion weights are active, less the embedding; of 64 rows each expert has some but for one in sixty.
+    assert engine.step_bytes(spec, one, 2) == pytest.approx(2 * (3.35e9 - 0.31e9), rel=0.02)
+    assert engine.step_bytes(spec, many, 2) == pytest.approx(2 * (30.5e9 - 0.31e9) * 0.985, rel=0.01)
