@@ -129,8 +129,6 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {**GEMMA, "layer_types": [*WINDOWS, "full_attention"]}),
     "granite": (
         GraniteForCausalLM,
-        GraniteMoeConfig,
-        GraniteMoeForCausalLM,
         GraniteConfig,
         {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.5},
     ),
