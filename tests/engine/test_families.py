@@ -32,7 +32,8 @@ def test_biases_are_those_of_the_family(
 
 def test_some_normalise_queries_and_keys() -> None:
     named = [name for name, family in FAMILIES.items() if family.has_qk_norm]
-    assert named == ["Qwen3ForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"]
+    dense = ["Qwen3ForCausalLM", "Gemma3ForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM"]
+    assert named == [*dense, "OlmoeForCausalLM", "Qwen3MoeForCausalLM"]
 
 
 def test_what_gemma_leaves_unsaid_is_told_by_its_row(tmp_path: Path) -> None:
