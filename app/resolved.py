@@ -56,9 +56,10 @@ from deployments.config import (
 from deployments.slo import Slo
 from deployments.tokenizer.text_codec import TextCodec
 from engine.config import EngineConfig
-from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.model_spec import ModelSpec
 from engine.errors import CheckpointError, ConfigError
 from engine.loading.contents import check_contents, read_checkpoint_spec
+from engine.loading.spec import read_model_spec
 from engine.loading.weight_files import check_weight_files
 from engine.resolve import check
 
@@ -89,7 +90,7 @@ def registry_config(settings: Settings, registry: RegistrySettings, models: tupl
         bases=tuple(
             AdapterBase(
                 name=model.name,
-                module_shapes=read_spec(model.engine.model_path).module_shapes(),
+                module_shapes=read_model_spec(model.engine.model_path).module_shapes(),
                 max_rank=model.engine.max_adapter_rank,
                 watched=None if asked.adapter_folder is None else os.path.abspath(asked.adapter_folder),
                 allowed=allowed,
@@ -324,7 +325,7 @@ def _model_config(
 def _adapters(
     model: ModelSettings,
     place: str,
-    spec: DecoderSpec,
+    spec: ModelSpec,
     names: DeclaredNames,
     allowed: tuple[str, ...],
     on_unfit: Callable[[str], None],

@@ -13,7 +13,7 @@ from engine.attention import AttentionBatch
 from engine.cpu.linear import Linear
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
-from engine.decoder.spec import DecoderSpec
+from engine.decoder.model_spec import ModelSpec
 from engine.gathering import Chunk, DecodeGroup
 from engine.loading.weight import Weight, dense
 from engine.lora import AdapterSegment, LoraBatch, LoraProducts
@@ -87,7 +87,7 @@ class KvCache:
     @classmethod
     def of(
         cls,
-        spec: DecoderSpec,
+        spec: ModelSpec,
         *,
         num_blocks: int,
         block_tokens: int,

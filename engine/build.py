@@ -19,12 +19,15 @@ from engine.cpu.native_backend import NativeBackend, can_run
 from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.recorded import RecordedModel
 from engine.decoder.decoder import Decoder
-from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.model_spec import ModelSpec
+from engine.decoder.spec import DecoderSpec
 from engine.engine import Engine
 from engine.errors import ConfigError
+from engine.fallback.spec import FallbackSpec
 from engine.hardware import DTYPE_BY_NAME, probe
 from engine.loading.checkpoint import WeightSource, load_parameters, read_tensor
 from engine.loading.contents import read_checkpoint_spec
+from engine.loading.spec import read_model_spec
 from engine.parts import Parts
 from engine.resolve import Hardware, resolve
 from engine.runner import Runner, StepModel
@@ -60,7 +63,7 @@ def build_engine(
         ConfigError: options are out of range or exclude each other.
     """
     # Where parameters come from elsewhere, of the checkpoint's files there may be none.
-    spec = (read_checkpoint_spec if weights is load_parameters else read_spec)(config.model_path)
+    spec = (read_checkpoint_spec if weights is load_parameters else read_model_spec)(config.model_path)
     hardware = probe(config)
     parts = (_cpu_parts if hardware.device == "cpu" else _cuda_parts)(config, spec, hardware, weights)
     resolved = parts.config
@@ -94,7 +97,7 @@ def build_engine(
     )
 
 
-def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
+def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource) -> Parts:
     resolved = resolve(config, spec, hardware)
     kernels = kernels_for(spec, resolved)
     # Our kernels have threads of their own; two pools that wait for each other by spinning are slower than none.
@@ -110,7 +113,7 @@ def _cpu_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weig
     return Parts(config=resolved, buffers=buffers, model=model, cache=cache, lay_out=lay_out, pause_wish=pause_wish)
 
 
-def _cuda_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource) -> Parts:
+def _cuda_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource) -> Parts:
     # Triton is imported where a GPU is, and nowhere else.
     from engine.gpu.build import gpu_parts
     from engine.gpu.runtime import CudaRuntime
@@ -118,13 +121,13 @@ def _cuda_parts(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, wei
     return gpu_parts(config, spec, hardware, weights, CudaRuntime(torch.device("cuda")))
 
 
-def kernels_for(spec: DecoderSpec, config: ResolvedConfig) -> NativeKernels | None:
+def kernels_for(spec: ModelSpec, config: ResolvedConfig) -> NativeKernels | None:
     """Return our own CPU kernels, None where torch's operators have to do: no compiler, or an unusual geometry."""
     return native.load() if can_run(spec, config.block_tokens) else None
 
 
 def build_model(
-    spec: DecoderSpec, config: ResolvedConfig, kernels: NativeKernels | None, weights: WeightSource = load_parameters
+    spec: ModelSpec, config: ResolvedConfig, kernels: NativeKernels | None, weights: WeightSource = load_parameters
 ) -> tuple[InputBuffers, StepModel, KvCache]:
     """Load the weights and return the model with the buffers and the cache that it works in.
 
@@ -147,6 +150,12 @@ def build_model(
         by_block=True,
     )
     buffers = InputBuffers(config, cache.null_block)
+    if isinstance(spec, FallbackSpec):
+        # Transformers is imported where it computes, and nowhere else.
+        from engine.fallback.loading import load_fallback
+
+        return buffers, load_fallback(config.model_path, spec, TorchBackend(), dtype, device), cache
+    assert isinstance(spec, DecoderSpec)
     parameters = weights(config.model_path, spec, dtype, device)
     if kernels is None:
         return buffers, Decoder(spec, parameters, TorchBackend(), config.max_model_len), cache

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from math import prod
 
+from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
+from engine.fallback.spec import FallbackSpec
 from engine.loading.names import parameters
 
 
-def num_weights(spec: DecoderSpec) -> int:
+def num_weights(spec: ModelSpec) -> int:
     """Return how many weights the model has."""
+    if isinstance(spec, FallbackSpec):
+        return spec.num_weights
+    assert isinstance(spec, DecoderSpec)
     return sum(parameter.numel for parameter in parameters(spec))
 
 
-def num_step_weights(spec: DecoderSpec, num_rows: int = 1) -> float:
+def num_step_weights(spec: ModelSpec, num_rows: int = 1) -> float:
     """Return how many weights a decode step reads: all but the rows of an untied embedding that nobody asks for.
 
     Of a mixture of experts those that some of `num_rows` meet, if all experts are as likely.
@@ -21,12 +26,12 @@ def num_step_weights(spec: DecoderSpec, num_rows: int = 1) -> float:
     return num_weights(spec) - _num_unread(spec) - _num_unmet_experts(spec, num_rows) * sum(map(prod, _expert(spec)))
 
 
-def num_idle_weights(spec: DecoderSpec) -> float:
+def num_idle_weights(spec: ModelSpec) -> float:
     """Return how many weights of the layers one token does not meet: of experts that it has not chosen."""
     return _num_unmet_experts(spec, 1) * sum(map(prod, _expert(spec)))
 
 
-def weight_bytes(spec: DecoderSpec, element_bytes: int) -> float:
+def weight_bytes(spec: ModelSpec, element_bytes: int) -> float:
     """Return what the weights take on a GPU: `element_bytes` each, save those that a checkpoint has in fewer bits."""
     saved = 0.0
     if spec.stored is not None:
@@ -35,44 +40,48 @@ def weight_bytes(spec: DecoderSpec, element_bytes: int) -> float:
     return num_weights(spec) * element_bytes - saved
 
 
-def step_weight_bytes(spec: DecoderSpec, element_bytes: int, num_rows: int = 1) -> float:
+def step_weight_bytes(spec: ModelSpec, element_bytes: int, num_rows: int = 1) -> float:
     """Return what of `weight_bytes` a decode step of so many rows reads."""
     each = 0.0
     for depth, out in _expert(spec):
         # Experts in one tensor are numbers.
-        stored = None if spec.expert_names.are_one else spec.stored
+        is_stored = isinstance(spec, DecoderSpec) and not spec.expert_names.are_one
+        stored = spec.stored if is_stored else None
         each += depth * out * element_bytes if stored is None else stored.num_bytes(out, depth, element_bytes)
     unmet_bytes = _num_unmet_experts(spec, num_rows) * each
     return weight_bytes(spec, element_bytes) - _num_unread(spec) * element_bytes - unmet_bytes
 
 
-def num_layer_weights(spec: DecoderSpec) -> int:
+def num_layer_weights(spec: ModelSpec) -> int:
     """Return how many weights the layers have, without embedding and output matrix."""
+    if isinstance(spec, FallbackSpec):
+        return spec.num_layer_weights
+    assert isinstance(spec, DecoderSpec)
     return sum(parameter.numel for parameter in parameters(spec) if parameter.name.startswith("layers."))
 
 
-def prompt_flop(spec: DecoderSpec, num_tokens: int) -> float:
+def prompt_flop(spec: ModelSpec, num_tokens: int) -> float:
     """Return what one prompt computes in the layers: two for each weight and token, four for each pair attended."""
     reaches = [min(num_tokens, form.window or num_tokens) for form in spec.layers]
     pairs = sum(reach * (num_tokens - reach / 2) for reach in reaches)
     return 2.0 * (num_layer_weights(spec) - num_idle_weights(spec)) * num_tokens + 4.0 * spec.q_size * pairs
 
 
-def _num_unread(spec: DecoderSpec) -> int:
+def _num_unread(spec: ModelSpec) -> int:
     return 0 if spec.is_tied else spec.vocab_size * spec.hidden_size
 
 
-def _expert(spec: DecoderSpec) -> list[tuple[int, int]]:
-    """Return (in, out) of the products of one expert."""
-    if spec.experts is None:
+def _expert(spec: ModelSpec) -> list[tuple[int, int]]:
+    """Return (in, out) of the products of one expert; none where a token meets all weights, as far as is known."""
+    if not isinstance(spec, DecoderSpec) or spec.experts is None:
         return []
     hidden, inner = spec.hidden_size, spec.experts.inner_size
     return [(hidden, inner), (hidden, inner), (inner, hidden)]
 
 
-def _num_unmet_experts(spec: DecoderSpec, num_rows: int) -> float:
+def _num_unmet_experts(spec: ModelSpec, num_rows: int) -> float:
     """Return how many experts of all layers none of some rows meets, if all are as likely."""
-    if spec.experts is None:
+    if not isinstance(spec, DecoderSpec) or spec.experts is None:
         return 0.0
     is_unmet = (1 - spec.experts.chosen / spec.experts.count) ** num_rows
     return sum(form.is_sparse for form in spec.layers) * spec.experts.count * is_unmet

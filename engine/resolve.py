@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config import EngineConfig, ResolvedConfig
-from engine.decoder.spec import DecoderSpec
+from engine.decoder.model_spec import ModelSpec
 from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
+from engine.fallback.spec import FallbackSpec
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEVICES_BY_QUANTIZATION = {"int8": ("cpu",), "fp8": ("cuda",), "int4": ("cpu", "cuda")}
@@ -55,7 +56,7 @@ class Hardware:
     has_fp8_products: bool = False
 
 
-def check(config: EngineConfig, spec: DecoderSpec) -> None:
+def check(config: EngineConfig, spec: ModelSpec) -> None:
     """Refuse what no machine could serve.
 
     Raises:
@@ -74,7 +75,7 @@ def check(config: EngineConfig, spec: DecoderSpec) -> None:
     resolve(config, spec, everything)
 
 
-def resolve(config: EngineConfig, spec: DecoderSpec, hardware: Hardware) -> ResolvedConfig:
+def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> ResolvedConfig:
     """Answer every None of `config`.
 
     Raises:
@@ -137,7 +138,7 @@ def _cache_bytes(hardware: Hardware) -> int:
     return max(0, int(hardware.free_bytes * (CPU_CACHE_SHARE if hardware.device == "cpu" else 1.0)))
 
 
-def _lent_run_blocks(config: EngineConfig, spec: DecoderSpec, hardware: Hardware, element_bytes: int) -> int:
+def _lent_run_blocks(config: EngineConfig, spec: ModelSpec, hardware: Hardware, element_bytes: int) -> int:
     """Return how many neighbouring blocks make a page of one layer's keys, 0 where the cache cannot be lent."""
     stretch_bytes = config.block_tokens * spec.kv_size * element_bytes
     if hardware.device == "cpu" or stretch_bytes % LENT_ALIGNMENT:
@@ -168,7 +169,7 @@ def _num_speculative_tokens(config: EngineConfig, hardware: Hardware) -> int:
     return CPU_SPECULATIVE_TOKENS if hardware.device == "cpu" else 0
 
 
-def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
+def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
     max_model_len = config.max_model_len or spec.max_position
     if max_model_len > spec.max_position:
         raise ConfigError(
@@ -202,7 +203,7 @@ def _check_ranges(config: EngineConfig) -> None:
             raise ConfigError(f"{name}: {value} is not above 0.")
 
 
-def _quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardware, dtype: str) -> str | None:
+def _quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware, dtype: str) -> str | None:
     """Return what is wanted, or on a GPU what keeps the weights of a checkpoint as they are."""
     stored = spec.stored
     if hardware.device != "cuda" or stored is None:
@@ -215,9 +216,11 @@ def _quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardware, dty
     return wanted or ("fp8" if can_stay else None)
 
 
-def _check_quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardware, dtype: str) -> None:
+def _check_quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware, dtype: str) -> None:
     if wanted is None:
         return
+    if isinstance(spec, FallbackSpec):
+        raise ConfigError(f"quantization: {wanted!r} is not for {spec.architecture}, which transformers computes.")
     if wanted not in DEVICES_BY_QUANTIZATION:
         raise ConfigError(f"quantization: {wanted!r} is not one of {', '.join(DEVICES_BY_QUANTIZATION)}.")
     device, devices = hardware.device, DEVICES_BY_QUANTIZATION[wanted]
@@ -233,7 +236,7 @@ def _check_quantization(wanted: str | None, spec: DecoderSpec, hardware: Hardwar
         raise ConfigError(f"quantization: {wanted!r} {complaint}")
 
 
-def _why_not_fp8(spec: DecoderSpec, hardware: Hardware, dtype: str) -> str | None:
+def _why_not_fp8(spec: ModelSpec, hardware: Hardware, dtype: str) -> str | None:
     if not hardware.has_fp8_products:
         return "needs a GPU of CUDA's compute capability 9.0 or above; this is none."
     if dtype != "bfloat16":

@@ -16,7 +16,7 @@ from engine.costs import (
     step_weight_bytes,
     weight_bytes,
 )
-from engine.decoder.spec import DecoderSpec
+from engine.decoder.model_spec import ModelSpec
 from engine.decoder.stored_fp8 import StoredFp8
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
@@ -91,7 +91,7 @@ class Capacity:
     cost_per_million: float
 
 
-def plan(spec: DecoderSpec, dtype: str, device: Device, memory_fraction: float, traffic: Traffic) -> Capacity:
+def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, traffic: Traffic) -> Capacity:
     """Work out what one device can do for one model, which is `as_kept`."""
     itemsize = BYTES_BY_DTYPE[dtype]
     # A cache of one byte a number is an option of its own (`kv_cache_dtype`), which nobody has asked for here.
@@ -131,7 +131,7 @@ def plan(spec: DecoderSpec, dtype: str, device: Device, memory_fraction: float, 
     )
 
 
-def as_kept(spec: DecoderSpec, dtype: str, device: Device) -> DecoderSpec:
+def as_kept(spec: ModelSpec, dtype: str, device: Device) -> ModelSpec:
     """Return a model as the engine holds it: where it cannot multiply weights of 8 bits, they are numbers."""
     stored, has_products = spec.stored, device.has_fp8_products and dtype == "bfloat16"
     return replace(spec, stored=None) if isinstance(stored, StoredFp8) and not (stored.stays and has_products) else spec

@@ -110,13 +110,13 @@ def plan_command(
     """Say what a model takes of a device, and the floor of its times: what no engine can be faster than."""
     # They bring torch, which takes longer to import than any other command runs.
     from app.cli import capacity
-    from engine.decoder.spec import read_spec
+    from engine.loading.spec import read_model_spec
 
     known = f"{', '.join(capacity.DEVICES)}, and {', '.join(capacity.BYTES_BY_DTYPE)}"
     if device not in capacity.DEVICES or dtype not in capacity.BYTES_BY_DTYPE:
         raise typer.Exit(_refuse(f"there is no device {device!r} or no dtype {dtype!r}; there are {known}"))
     try:
-        spec = capacity.as_kept(read_spec(model), dtype, capacity.DEVICES[device])
+        spec = capacity.as_kept(read_model_spec(model), dtype, capacity.DEVICES[device])
     except CheckpointError as error:
         raise typer.Exit(_refuse(str(error))) from None
     traffic = capacity.Traffic(

@@ -19,6 +19,7 @@ from engine.cpu.panels import INT8_KERNEL, Panels, lay_out
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
+from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.loading.weight import Weight, split
 from engine.lora import AdapterSegment, LoraProducts
@@ -48,8 +49,10 @@ class Routing(NamedTuple):
     num_experts: int
 
 
-def can_run(spec: DecoderSpec, block_tokens: int) -> bool:
+def can_run(spec: ModelSpec, block_tokens: int) -> bool:
     """Return whether the kernels know this geometry: what a cache keeps in panels must fill them."""
+    if not isinstance(spec, DecoderSpec):
+        return False
     sizes = {spec.hidden_size, spec.q_size, *(size for shape in spec.linear_sizes() for size in shape)}
     return spec.head_dim % LANES == 0 and block_tokens % LANES == 0 and all(size % 2 == 0 for size in sizes)
 

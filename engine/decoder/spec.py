@@ -22,24 +22,22 @@ from engine.decoder.families import (
 from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json
 from engine.decoder.layer_forms import LayerForm, layer_forms
+from engine.decoder.model_spec import ModelSpec
 from engine.decoder.scales import Scales, parse_scales
-from engine.decoder.stored import Stored, parse_stored
-from engine.decoder.wrapped import TEXT_BY_WRAPPER, decoder_fields
+from engine.decoder.stored import parse_stored
+from engine.decoder.wrapped import decoder_fields
 from engine.errors import CheckpointError
 
 SHARED_EXPERT = "shared_expert"
 """The module of the expert that all tokens meet."""
-SPAN_BYTES = 4
-"""Of what a key or a value of one head spans (`kernels.row_quantization.reference`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSpec:
-    """Geometry of one decoder-only transformer with gated MLPs, or mixtures of such, and RMS norms.
+class DecoderSpec(ModelSpec):
+    """One of the decoders that are computed by our own: with gated MLPs, or mixtures of such, and RMS norms.
 
     Attributes:
         intermediate_size: of MLPs between their products; experts have their own.
-        layers: what differs from layer to layer.
         qkv_bias, o_bias, mlp_bias: which projections have biases.
         has_qk_norm: each query and key head is normalised before the rotation (Qwen3, Gemma 3).
         norms_heads_together: all heads of queries, and all of keys, as one vector (OLMo).
@@ -47,25 +45,12 @@ class DecoderSpec:
         norms: those of a layer, and how they are computed.
         activation: of the gate.
         scales: factors that families have beside their weights.
-        is_tied: the output matrix is the embedding, or there is none.
-        generates: there is one; else only vectors are made.
         experts: of the layers that are sparse; None where none is.
         expert_names: what the checkpoint calls them.
-        max_position: context length in tokens that the checkpoint was made for, or as far as its attention is plain and
-            its angles stay what they are.
-        eos_ids: token ids that end a generation.
-        stored: how the layers' linear weights lie in the checkpoint where they have 4 or 8 bits, else None.
     """
 
-    architecture: str
-    vocab_size: int
-    hidden_size: int
     intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     rms_eps: float
-    layers: tuple[LayerForm, ...]
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
@@ -75,38 +60,13 @@ class DecoderSpec:
     norms: Norms
     activation: Activation
     scales: Scales
-    is_tied: bool
-    max_position: int
-    eos_ids: tuple[int, ...]
-    stored: Stored | None = None
-    generates: bool = True
     experts: ExpertSpec | None = None
     expert_names: ExpertNames = PLAIN_NAMES
-
-    @property
-    def num_layers(self) -> int:
-        """How many layers there are."""
-        return len(self.layers)
-
-    @property
-    def q_size(self) -> int:
-        """Width of all query heads together."""
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        """Width of all key (or value) heads together."""
-        return self.num_kv_heads * self.head_dim
 
     @property
     def adapts_norms(self) -> bool:
         """Whether adapters may have norms of their own: those of other families are not normed where theirs are."""
         return self.norms == PLAIN_NORMS
-
-    def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Return the bytes that one token takes in the KV cache; with one byte a number, what each head spans too."""
-        span_bytes = SPAN_BYTES * self.num_kv_heads if element_bytes == 1 else 0
-        return self.num_layers * 2 * (self.kv_size * element_bytes + span_bytes)
 
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says: experts do not."""
@@ -194,11 +154,21 @@ class DecoderSpec:
         return shapes
 
 
+class UnknownArchitectureError(CheckpointError):
+    """No family has the architecture; `fields` are those of the checkpoint's config.json."""
+
+    def __init__(self, fields: Fields, architecture: str) -> None:
+        super().__init__(f"{fields.where}: architectures is {[architecture]!r}; one of {', '.join(FAMILIES)} is known.")
+        self.fields = fields
+        self.architecture = architecture
+
+
 def read_spec(model_path: str) -> DecoderSpec:
     """Read config.json (and other files of it for the tokens that end an answer) of a folder in Hugging Face layout.
 
     Raises:
-        CheckpointError: a file is missing or broken, the architecture is unknown, or a field is missing or wrong.
+        UnknownArchitectureError: no family of ours has it.
+        CheckpointError: a file is missing or broken, or a field is missing or wrong.
     """
     folder = Path(model_path)
     fields = _fields(folder)
@@ -207,9 +177,10 @@ def read_spec(model_path: str) -> DecoderSpec:
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
     is_base = name in DECODER_BY_BASE
     name = DECODER_BY_BASE.get(name, name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        raise CheckpointError(f"{where}: architectures is {names!r}; one name of an architecture is needed.")
     if name not in FAMILIES:
-        known = ", ".join(sorted({*FAMILIES, *TEXT_BY_WRAPPER}))
-        raise CheckpointError(f"{where}: architectures is {names!r}; one of {known} is served.")
+        raise UnknownArchitectureError(fields, name)
     family = FAMILIES[name]
     _check_served(fields, family)
     heads = fields.count("num_attention_heads")

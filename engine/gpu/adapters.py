@@ -66,6 +66,7 @@ class TritonLora:
 
     def __init__(self, runtime: GpuRuntime, max_segments: int, max_rank: int, max_tokens: int) -> None:
         self._runtime = runtime
+        self.device = runtime.device
         self._max_rank = max_rank
         max_tiles = max_segments + max_tokens // TILE
         # Each begins where the widest load may, as the tensors for which kernels are compiled do.

@@ -48,6 +48,7 @@ class TritonBackend(Backend):
     ) -> None:
         self.adapters = adapters
         self._max_samples = max_samples
+        self._arrived = counters(adapters.device)
         self.linears: list[StreamedLinear] = []
         self._quantization = quantization
         self._is_mixed = is_mixed
@@ -81,7 +82,6 @@ class TritonBackend(Backend):
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Keep both as they are; all steps' logits come to lie in one place, or each recording had one of its own."""
-        self._arrived = counters(embedding.device)
         product = StreamedLinear(embedding if head is None else head, None)
         self.linears.append(product)
         kept = torch.empty(self._max_samples, product.shape[0], dtype=torch.float32, device=product.device)

@@ -10,9 +10,12 @@ import torch
 from engine.backend import KvCache
 from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.decoder import Decoder
+from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.errors import ConfigError
+from engine.fallback.decoder import FallbackDecoder
+from engine.fallback.spec import FallbackSpec
 from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
@@ -35,7 +38,7 @@ RESERVED_BYTES = 512 << 20
 
 
 def gpu_parts(
-    config: EngineConfig, spec: DecoderSpec, hardware: Hardware, weights: WeightSource, runtime: GpuRuntime
+    config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource, runtime: GpuRuntime
 ) -> Parts:
     """Load the weights, compile, measure a full step, give the cache what is left, and record decode steps.
 
@@ -58,17 +61,15 @@ def gpu_parts(
 def _build(
     config: EngineConfig,
     checked: ResolvedConfig,
-    spec: DecoderSpec,
+    spec: ModelSpec,
     hardware: Hardware,
     runtime: GpuRuntime,
     weights: WeightSource,
 ) -> Parts:
-    dtype = DTYPE_BY_NAME[checked.dtype]
     adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank, checked.max_batched_tokens)
     is_mixed = isinstance(spec.stored, StoredFp8) and spec.stored.stays
     backend = TritonBackend(adapters, checked.max_num_seqs, checked.quantization, is_mixed=is_mixed)
-    parameters = weights(config.model_path, spec, dtype, runtime.device)
-    decoder = Decoder(spec, parameters, backend, checked.max_model_len)
+    decoder = _load(spec, backend, checked, weights, runtime.device)
     choose = TokenChooser(runtime, checked.max_num_seqs)
     rehearsal = Rehearsal(decoder, adapters, choose, checked, _cache_dtype(checked), runtime.device)
 
@@ -93,7 +94,8 @@ def _build(
     # In pages adapters take more: where none can be lent they are laid out without.
     can_lend = resolved.lent_run_blocks <= resolved.max_lent_blocks
     page_bytes = cache.pages(range(resolved.lent_run_blocks))[0].nbytes if can_lend else 0
-    sizes = recorded_sizes(resolved.max_num_seqs)
+    # What transformers computes may ask the device on the way, which no recording can.
+    sizes = [] if isinstance(decoder, FallbackDecoder) else recorded_sizes(resolved.max_num_seqs)
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
     model = GpuModel(decoder, backend, inputs)
     taken_bytes = model.record(cache, sizes, runtime)
@@ -112,6 +114,18 @@ def _build(
         choose=choose,
         steps_ahead=1,
     )
+
+
+def _load(
+    spec: ModelSpec, backend: TritonBackend, config: ResolvedConfig, weights: WeightSource, device: torch.device
+) -> Decoder | FallbackDecoder:
+    dtype = DTYPE_BY_NAME[config.dtype]
+    if isinstance(spec, FallbackSpec):
+        from engine.fallback.loading import load_fallback
+
+        return load_fallback(config.model_path, spec, backend, dtype, device)
+    assert isinstance(spec, DecoderSpec)
+    return Decoder(spec, weights(config.model_path, spec, dtype, device), backend, config.max_model_len)
 
 
 def _cache_dtype(config: ResolvedConfig) -> torch.dtype:

@@ -14,6 +14,7 @@ import torch
 
 from engine.backend import KvCache
 from engine.decoder.decoder import Decoder, DecoderBatch, StepOutput
+from engine.fallback.decoder import FallbackDecoder
 from engine.gpu.adapters import Reach
 from engine.gpu.backend import TritonBackend
 from engine.gpu.inputs import DeviceInputs
@@ -36,7 +37,7 @@ class GpuModel:
         inputs: where every batch comes from.
     """
 
-    def __init__(self, decoder: Decoder, backend: TritonBackend, inputs: DeviceInputs) -> None:
+    def __init__(self, decoder: Decoder | FallbackDecoder, backend: TritonBackend, inputs: DeviceInputs) -> None:
         self._decoder = decoder
         self._backend = backend
         self._inputs = inputs

@@ -16,6 +16,7 @@ from engine.attention import AttentionBatch
 from engine.backend import KvCache
 from engine.config import ResolvedConfig
 from engine.decoder.decoder import Decoder, DecoderBatch
+from engine.fallback.decoder import FallbackDecoder
 from engine.gpu.adapters import TritonLora
 from engine.gpu.choosing import TokenChooser
 from engine.request import SamplingParams
@@ -34,7 +35,7 @@ class Rehearsal:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | FallbackDecoder,
         adapters: TritonLora,
         choose: TokenChooser,
         config: ResolvedConfig,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored import Stored
 from engine.decoder.tensor_kinds import FLOATS
@@ -44,7 +45,7 @@ def load_parameters(
             yield parameter.name, _read(parameter, stored, dtype, device, tensors)
 
 
-def read_tensor(model_path: str, spec: DecoderSpec, name: str, dtype: torch.dtype) -> torch.Tensor:
+def read_tensor(model_path: str, spec: ModelSpec, name: str, dtype: torch.dtype) -> torch.Tensor:
     """Return one tensor of a checkpoint that `load_parameters` has taken, cast; `lm_head.weight` also where it is tied.
 
     Raises:

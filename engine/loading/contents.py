@@ -14,13 +14,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.model_spec import ModelSpec
+from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored import Stored
 from engine.decoder.stored_fields import COMPRESSED
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.tensor_kinds import TensorKind
 from engine.errors import CheckpointError
 from engine.loading.names import EMBEDDING, HEAD, IGNORED_SUFFIXES, PREFIX_BY_PART, SIGHT, Parameter, parameters
+from engine.loading.spec import read_model_spec
 from engine.loading.weight_files import open_whole, weight_files
 
 if TYPE_CHECKING:
@@ -96,30 +98,33 @@ def opened(folder: Path, framework: str = "numpy") -> Iterator[Mapping[str, Stor
         yield _as_of_whole(found)
 
 
-def read_checkpoint_spec(model_path: str) -> DecoderSpec:
-    """Return what `read_spec` does, less an output matrix that config.json implies and the files do not have.
+def read_checkpoint_spec(model_path: str) -> ModelSpec:
+    """Return what `read_model_spec` does, less an output matrix that config.json implies and the files do not have.
 
     Of an embedding model nothing but the decoder may have been saved, while config.json still is that of the whole.
 
     Raises:
-        CheckpointError: as `read_spec`, or files are missing or broken.
+        CheckpointError: as `read_model_spec`, or files are missing or broken.
     """
-    spec = read_spec(model_path)
-    if spec.is_tied:
+    spec = read_model_spec(model_path)
+    if spec.is_tied or not isinstance(spec, DecoderSpec):
         return spec
     with opened(Path(model_path)) as tensors:
         is_bare = EMBEDDING in tensors and tensors[EMBEDDING].name == EMBEDDING.removeprefix("model.")
         return replace(spec, is_tied=True, generates=False) if is_bare and HEAD not in tensors else spec
 
 
-def check_contents(model_path: str, spec: DecoderSpec) -> None:
+def check_contents(model_path: str, spec: ModelSpec) -> None:
     """Look whether the files of a checkpoint have what it needs, as they are looked at before they are loaded.
+
+    Of one that transformers computes only whether they can be read: it has names of its own for what is in them.
 
     Raises:
         CheckpointError: files or tensors are missing, truncated, left over, or of a wrong shape or dtype.
     """
     with opened(Path(model_path)) as tensors:
-        check_complete(model_path, spec, list(parameters(spec)), tensors)
+        if isinstance(spec, DecoderSpec):
+            check_complete(model_path, spec, list(parameters(spec)), tensors)
 
 
 def check_complete(

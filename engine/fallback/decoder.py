@@ -1,0 +1,141 @@
+"""A decoder of transformers over our paged cache: its modules compute all but attention and the adapters' products.
+
+The tokens of a step are one long row for it, each with its position; that they are several texts only attention knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from adapters.peft_format import parse_module_name
+from engine.attention import AttentionBatch
+from engine.backend import Backend, KvCache
+from engine.decoder.decoder import DecoderBatch, StepOutput
+from engine.decoder.rope import NO_ROPE
+from engine.decoder.rope_table import rope_table
+from engine.lora import LoraProducts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from engine.fallback.spec import FallbackSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    attention: AttentionBatch
+    cache: KvCache
+    lora: LoraProducts | None
+    still: torch.Tensor  # [tokens, 2, head_dim]: cosines and sines of no rotation
+
+
+class FallbackDecoder:
+    """An `engine.runner.StepModel`.
+
+    Args:
+        model: whose attention is to be `attend`; its modules are changed.
+        backend: attends, adds the adapters' products, and lays out linear weights.
+        dtype: of the cache, or of what is written into one of fewer bits.
+    """
+
+    def __init__(self, spec: FallbackSpec, backend: Backend, dtype: torch.dtype) -> None:
+        self.spec = spec
+        self._backend = backend
+        self._dtype = dtype
+        self._model: PreTrainedModel | None = None
+        self._step: _Step | None = None
+        self._last_hidden: torch.Tensor | None = None
+
+    def take_over(self, model: PreTrainedModel) -> None:
+        """Compute by a model whose attention `attend` is; its linear modules are laid out anew, one after the other."""
+        self._model = model
+        model.get_decoder().register_forward_hook(self._keep_hidden)
+        ends = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
+        for name, module in model.named_modules():
+            if type(module) is torch.nn.Linear and id(module.weight) not in ends:
+                self._lay_out(name, module)
+
+    @torch.inference_mode()
+    def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
+        """Compute a step, writing the cache."""
+        assert self._model is not None, "there is no model yet"
+        still = rope_table(NO_ROPE, self.spec.head_dim, 1, self._dtype).to(batch.token_ids.device)
+        self._step = _Step(
+            batch.attention,
+            cache,
+            self._backend.lora(batch.adapters, batch.sample_adapters),
+            still.repeat(len(batch.token_ids), 1, 1),
+        )
+        try:
+            output = self._model(
+                input_ids=batch.token_ids.unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                use_cache=False,
+                logits_to_keep=batch.sampled,
+            )
+        finally:
+            self._step = None
+        logits = output.logits[0]
+        if len(logits) != len(batch.sampled):
+            logits = logits[batch.sampled]
+        assert self._last_hidden is not None, "the model has passed by its own layers"
+        hidden = [self._last_hidden[start:end] for start, end in batch.pooled]
+        self._last_hidden = None
+        return StepOutput(logits.float(), hidden)
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Attend as transformers asks for it, with [1, heads, tokens, head_dim], to [1, tokens, heads, value_dim]."""
+        step, spec = self._step, self.spec
+        assert step is not None, "attention is asked for outside of a step"
+        if spec.value_dim < spec.head_dim:
+            value = functional.pad(value, (0, spec.head_dim - spec.value_dim))
+        qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, value)], dim=1)
+        layer: int = module.layer_idx  # type: ignore[assignment]  # the module's own, and not a tensor
+        cache, form = step.cache.layer(layer), spec.layers[layer]
+        out = self._backend.attend(qkv.to(self._dtype), step.still, None, 0.0, cache, step.attention, form)
+        return out[..., : spec.value_dim].unsqueeze(0).to(query.dtype), None
+
+    def _lay_out(self, name: str, module: torch.nn.Linear) -> None:
+        product = self._backend.linear(name, module.weight.data, None if module.bias is None else module.bias.data)
+        at = parse_module_name(name)
+        if at is not None and name in self.spec.modules:
+            product = partial(self._adapted, product, *at, module.out_features)
+        module.forward = partial(_by_rows, product)  # type: ignore[method-assign]
+        # The device has it in its own way; what is left is for modules that ask what type it has.
+        module.weight = torch.nn.Parameter(module.weight.data.new_empty(0), requires_grad=False)
+
+    def _adapted(
+        self,
+        product: Callable[[torch.Tensor], torch.Tensor],
+        layer: int,
+        projection: str,
+        out_features: int,
+        x: torch.Tensor,
+    ) -> torch.Tensor:
+        lora = None if self._step is None else self._step.lora
+        if lora is None:
+            return product(x)
+        return lora.multiply(product, x, layer, (projection,), (out_features,))
+
+    def _keep_hidden(self, _module: torch.nn.Module, _arguments: object, output: Any) -> None:
+        self._last_hidden = output[0][0]
+
+
+def _by_rows(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Multiply [any, ..., in] by a product that takes rows."""
+    y = product(x.flatten(0, -2))
+    return y.view(*x.shape[:-1], y.shape[-1])

@@ -1,0 +1,117 @@
+"""Loads a checkpoint into transformers' own module, has its attention done by ours, and compares the two once."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import torch
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.utils import logging
+
+from engine.attention import AttentionBatch
+from engine.backend import Backend, KvCache
+from engine.decoder.decoder import DecoderBatch
+from engine.errors import CheckpointError
+from engine.fallback.decoder import FallbackDecoder
+from engine.fallback.probe import keep_angles
+from engine.fallback.reading import classes_of
+from engine.fallback.spec import FallbackSpec
+from engine.loading.weight_files import check_weight_files
+
+TRIED_TOKENS = 24
+TRIED_BLOCK_TOKENS = 16
+MAX_ERROR = 0.1
+"""Of logits, as a part of what they are: far above roundings, far below what another mask makes."""
+
+_numbers = itertools.count()
+
+
+def load_fallback(
+    path: str, spec: FallbackSpec, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> FallbackDecoder:
+    """Load a checkpoint.
+
+    Raises:
+        CheckpointError: files or tensors are missing, broken or left over, or attention is not what it seemed.
+    """
+    decoder = FallbackDecoder(spec, backend, dtype)
+    # By a name of its own: attention is looked up by it, and knows its cache.
+    name = f"antiphon_{next(_numbers)}"
+    AttentionInterface.register(name, decoder.attend)
+    model = _load(path, spec.architecture, dtype).to(device)
+    expected = _logits(model, device)
+    model.set_attn_implementation(name)
+    decoder.take_over(model)
+    _compare(decoder, expected, device, dtype, path)
+    return decoder
+
+
+def _load(path: str, architecture: str, dtype: torch.dtype) -> PreTrainedModel:
+    check_weight_files(Path(path))
+    model_class, config = classes_of(path, architecture)
+    logging.disable_progress_bar()
+    try:
+        model, told = model_class.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            # A product of all experts at once is not known on every device and for every dtype.
+            experts_implementation="eager",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # to be told which
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise CheckpointError(f"{path}: transformers cannot load it: {error}") from error
+    for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if found := sorted(map(str, told.get(what) or ())):
+            raise CheckpointError(f"{path}: {what.replace('_', ' ')}: {found[0]} ({len(found)} in all)")
+    keep_angles(model)
+    return model.eval()
+
+
+def _tokens(vocab_size: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(1, TRIED_TOKENS + 1, device=device) * 7919 % vocab_size
+
+
+@torch.inference_mode()
+def _logits(model: PreTrainedModel, device: torch.device) -> torch.Tensor:
+    """Return the logits after some tokens by transformers' own attention."""
+    tokens = _tokens(model.config.vocab_size, device).unsqueeze(0)
+    logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits[0, -1]
+    return logits.float()
+
+
+def _compare(
+    decoder: FallbackDecoder, expected: torch.Tensor, device: torch.device, dtype: torch.dtype, path: str
+) -> None:
+    """Compute the same by ours, the last token by itself."""
+    num_blocks = -(-TRIED_TOKENS // TRIED_BLOCK_TOKENS)
+    cache = KvCache.of(decoder.spec, num_blocks=num_blocks, block_tokens=TRIED_BLOCK_TOKENS, dtype=dtype, device=device)
+    tokens, logits = _tokens(decoder.spec.vocab_size, device), expected
+    for start, end in ((0, TRIED_TOKENS - 1), (TRIED_TOKENS - 1, TRIED_TOKENS)):
+        positions = torch.arange(start, end, device=device)
+        batch = DecoderBatch(
+            token_ids=tokens[start:end],
+            positions=positions,
+            sampled=torch.tensor([end - start - 1], device=device),
+            attention=AttentionBatch(
+                slots=positions,
+                rows=torch.tensor([[0, start, end - start, 0]], device=device),
+                tables=torch.arange(num_blocks, device=device).unsqueeze(0),
+                block_tokens=TRIED_BLOCK_TOKENS,
+                null_block=num_blocks,
+                num_decodes=int(end - start == 1),
+            ),
+        )
+        logits = decoder.forward(batch, cache).logits[0]
+    error = float((logits - expected).norm() / expected.norm())
+    if not error < MAX_ERROR:
+        raise CheckpointError(
+            f"{path}: {decoder.spec.architecture} is not served: by the engine's attention its logits differ by "
+            f"{error:.0%} from transformers' own."
+        )

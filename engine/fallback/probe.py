@@ -1,0 +1,179 @@
+"""Tries out a model of transformers without numbers: what it asks of attention, layer by layer.
+
+The model is made on torch's meta device, which knows shapes only, and is given attention that notes what it is called
+with. Masks are functions of two positions there, so that a window is seen whatever the model calls it, and whatever
+else a mask may hide is seen too: only what the engine's kernels compute is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from engine.errors import CheckpointError
+
+NAME = "antiphon_probe"
+FAR = 1_000_003
+"""A position beyond all windows, and at the beginning of no chunk."""
+NUM_TOKENS = 8
+STILL = "default"
+"""A rotation whose angles depend on the position alone."""
+PASSED_ON = ("dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids", "logits_to_keep")
+"""What attention is told, and knows or has no use for; anything else, if it is no mere switch, it does not know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCall:
+    """What one layer asks of attention; a value has at most as many numbers as a key.
+
+    Attributes:
+        layer: as the module calls itself.
+        window: 0 for none.
+        softcap: 0 for none.
+    """
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    scale: float
+    window: int
+    softcap: float
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """What a cache must be alike for."""
+        return self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
+
+
+def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
+    """Return the model without numbers, with attention that `try_out` hears of.
+
+    Raises:
+        CheckpointError: transformers refuses the configuration.
+    """
+    AttentionInterface.register(NAME, _note)
+    AttentionMaskInterface.register(NAME, _mask)
+    try:
+        with torch.device("meta"):
+            # Products of experts are known there for this dtype only.
+            model = model_class._from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
+    except Exception as error:
+        what = model_class.__name__
+        raise CheckpointError(f"transformers cannot make a {what} of its config.json: {error}") from error
+    keep_angles(model)
+    return model
+
+
+def keep_angles(model: PreTrainedModel) -> None:
+    """Have rotations keep the angles of short texts, where they would look whether a step has a longer one."""
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        if isinstance(kind, str):
+            module.rope_type = STILL
+        elif isinstance(kind, dict):
+            module.rope_type = dict.fromkeys(kind, STILL)
+
+
+def try_out(model: PreTrainedModel, what: str) -> list[AttentionCall]:
+    """Return what each layer asks of attention.
+
+    Raises:
+        CheckpointError: it cannot run so, or does what the engine does not: with the first thing that is found.
+    """
+    _calls.clear()
+    tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
+    positions = torch.arange(NUM_TOKENS, device="meta").unsqueeze(0)
+    try:
+        with torch.inference_mode():
+            model(input_ids=tokens, position_ids=positions, attention_mask=torch.ones_like(tokens), use_cache=False)
+    except _NotServed as error:
+        raise CheckpointError(f"{what} is not served: {error}") from None
+    except Exception as error:
+        raise CheckpointError(f"{what} is not served: it does not run without numbers ({error})") from error
+    calls = list(_calls)
+    if [call.layer for call in calls] != list(range(model.config.num_hidden_layers)):
+        raise CheckpointError(f"{what} is not served: not every layer attends once, so that it keeps more than keys.")
+    if len({call.shape for call in calls}) > 1:
+        raise CheckpointError(f"{what} is not served: its layers have heads of different numbers or sizes.")
+    return calls
+
+
+class _NotServed(Exception):
+    """What a model asks of attention is not what the engine does."""
+
+
+_calls: list[AttentionCall] = []
+
+
+class _Mask(torch.Tensor):
+    """A mask without numbers that says what it hides.
+
+    Attributes:
+        window: None for a mask that hides something else.
+    """
+
+    window: int | None
+
+
+def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], **told: Any) -> torch.Tensor:
+    mask = torch.empty(1, 1, q_length, kv_length, device="meta").as_subclass(_Mask)
+    mask.window = _window(mask_function, told.get("local_size"))
+    return mask
+
+
+def _window(mask_function: Callable[..., Any], told: int | None) -> int | None:
+    """Return what a mask is by what it shows a token that is far from the first one; None for anything else."""
+
+    def sees(key: int) -> bool:
+        batch, head, query, kv = (torch.tensor(number) for number in (0, 0, FAR, key))
+        return bool(mask_function(batch, head, query, kv))
+
+    try:
+        if not sees(FAR) or sees(FAR + 1):
+            return None
+        if told is None:
+            return 0 if sees(0) else None
+        return told if sees(FAR - told + 1) and not sees(FAR - told) else None
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _note(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **told: Any,
+) -> tuple[torch.Tensor, None]:
+    """Be called as attention is: with [1, heads, tokens, head_dim]."""
+    # What a model made of its mask has forgotten what it hides.
+    window = getattr(attention_mask, "window", None)
+    if window is None:
+        raise _NotServed("its tokens do not see all tokens before them, or a window of them")
+    for name, argument in told.items():
+        if name not in PASSED_ON and not (argument is None or isinstance(argument, bool | str)):
+            raise _NotServed(f"its attention wants {name}")
+    if value.shape[-1] > key.shape[-1]:
+        raise _NotServed(f"its values, of {value.shape[-1]} numbers, are longer than its keys, of {key.shape[-1]}")
+    scale = told.get("scaling")
+    _calls.append(
+        AttentionCall(
+            layer=getattr(module, "layer_idx", -1),
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            head_dim=key.shape[3],
+            value_dim=value.shape[3],
+            scale=key.shape[3] ** -0.5 if scale is None else float(scale),
+            window=window,
+            softcap=float(told.get("softcap") or 0.0),
+        )
+    )
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3]), None

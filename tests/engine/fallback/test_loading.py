@@ -1,0 +1,68 @@
+"""A checkpoint that transformers computes: whole or refused, and refused where our attention is not its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.backend import TorchBackend
+from engine.errors import CheckpointError
+from engine.fallback import loading
+from engine.fallback.decoder import FallbackDecoder
+from engine.fallback.spec import FallbackSpec
+from engine.loading.spec import read_model_spec
+from tests.engine.fallback.saved import save
+
+
+def load(folder: Path) -> FallbackDecoder:
+    spec = read_model_spec(str(folder))
+    assert isinstance(spec, FallbackSpec)
+    return loading.load_fallback(str(folder), spec, TorchBackend(), torch.float32, torch.device("cpu"))
+
+
+def change(folder: Path, **tensors: torch.Tensor | None) -> None:
+    path = folder / "model.safetensors"
+    held = {**load_file(path), **tensors}
+    save_file({name: tensor for name, tensor in held.items() if tensor is not None}, path, {"format": "pt"})
+
+
+def test_a_whole_checkpoint_is_loaded(tmp_path: Path) -> None:
+    assert load(save(tmp_path)).spec.architecture == "SeedOssForCausalLM"
+
+
+def test_a_missing_a_left_over_and_a_misshapen_tensor_are_named(tmp_path: Path) -> None:
+    save(tmp_path)
+    norm = load_file(tmp_path / "model.safetensors")["model.norm.weight"]
+    for tensor, words in ((None, "missing keys: model.norm.weight"), (torch.ones(5), "mismatched keys.*norm")):
+        change(tmp_path, **{"model.norm.weight": tensor})
+        with pytest.raises(CheckpointError, match=words):
+            load(tmp_path)
+    change(tmp_path, **{"model.norm.weight": norm, "model.layers.7.extra": torch.ones(2)})
+    with pytest.raises(CheckpointError, match=r"unexpected keys: model\.layers\.7\.extra"):
+        load(tmp_path)
+
+
+def test_a_truncated_file_and_pickled_weights_are_refused(tmp_path: Path) -> None:
+    path = save(tmp_path) / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load(tmp_path)
+    path.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="only safetensors are read"):
+        load(tmp_path)
+
+
+def test_attention_that_gives_other_logits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attend = FallbackDecoder.attend
+
+    def shifted(self: FallbackDecoder, *parts: object, **options: object) -> tuple[torch.Tensor, None]:
+        out, _ = attend(self, *parts, **options)  # type: ignore[arg-type]
+        return out.roll(1, dims=-1), None
+
+    monkeypatch.setattr(FallbackDecoder, "attend", shifted)
+    with pytest.raises(CheckpointError, match="its logits differ by"):
+        load(save(tmp_path))

@@ -1,0 +1,61 @@
+"""What a model asks of attention is found out without a number of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import transformers
+
+from engine.errors import CheckpointError
+from engine.fallback.probe import AttentionCall, on_no_device, try_out
+from tests.engine.fallback.saved import config_of
+
+MIXED = ["sliding_attention", "full_attention"]
+
+
+def tried(architecture: str, **fields: Any) -> list[AttentionCall]:
+    model_class = getattr(transformers, architecture)
+    return try_out(on_no_device(model_class, config_of(architecture, **fields)), architecture)
+
+
+def test_heads_and_scale_are_what_the_layers_compute_with() -> None:
+    for layer, call in enumerate(tried("SeedOssForCausalLM")):
+        assert (call.layer, call.num_heads, call.num_kv_heads, call.head_dim, call.value_dim) == (layer, 4, 2, 8, 8)
+        assert (call.scale, call.window, call.softcap) == (8**-0.5, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "windows"),
+    [
+        ("Cohere2ForCausalLM", {"sliding_window": 20, "layer_types": MIXED}, [20, 0]),
+        ("Exaone4ForCausalLM", {"sliding_window": 7, "layer_types": MIXED}, [7, 0]),
+        ("Starcoder2ForCausalLM", {"sliding_window": 33}, [33, 33]),
+        ("Starcoder2ForCausalLM", {"sliding_window": None}, [0, 0]),
+    ],
+)
+def test_windows_are_seen_by_what_masks_hide(architecture: str, fields: dict[str, Any], windows: list[int]) -> None:
+    assert [call.window for call in tried(architecture, **fields)] == windows
+
+
+def test_caps_and_values_shorter_than_keys_are_seen() -> None:
+    capped = tried("Gemma2ForCausalLM", attn_logit_softcapping=12.0, query_pre_attn_scalar=16)
+    assert {(call.softcap, call.scale) for call in capped} == {(12.0, 0.25)}
+    latent = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    calls = tried("MiniCPM3ForCausalLM", num_key_value_heads=4, **latent)
+    assert {(call.num_kv_heads, call.head_dim, call.value_dim) for call in calls} == {(4, 12, 6)}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "words"),
+    [
+        ("BertLMHeadModel", {}, "do not see all tokens before them"),
+        ("Llama4ForCausalLM", {"num_local_experts": 2, "attention_chunk_size": 16}, "do not see all tokens before"),
+        ("GptOssForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}, "wants s_aux"),
+        ("DiffLlamaForCausalLM", {}, "not every layer attends once"),
+        ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}, "is not served"),
+    ],
+)
+def test_what_the_engine_does_not_compute_is_refused(architecture: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        tried(architecture, **fields)

@@ -1,0 +1,96 @@
+"""The geometry of a checkpoint that transformers computes, and what is refused before a weight is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from engine.config import EngineConfig
+from engine.costs import num_layer_weights, num_step_weights, num_weights
+from engine.decoder.spec import DecoderSpec
+from engine.errors import CheckpointError, ConfigError
+from engine.fallback.spec import FallbackSpec
+from engine.loading.contents import check_contents, read_checkpoint_spec
+from engine.loading.spec import read_model_spec
+from engine.resolve import check
+from tests.engine.checkpoint_folder import write_config
+from tests.engine.fallback.saved import save
+
+
+def change(folder: Path, **fields: Any) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    return str(folder)
+
+
+def test_a_family_of_ours_stays_ours(tmp_path: Path) -> None:
+    assert isinstance(read_model_spec(write_config(tmp_path)), DecoderSpec)
+
+
+def test_geometry_and_modules_are_those_of_the_model(tmp_path: Path) -> None:
+    path = str(save(tmp_path, eos_token_id=5))
+    spec = read_checkpoint_spec(path)
+    assert isinstance(spec, FallbackSpec)
+    assert (spec.num_layers, spec.q_size, spec.kv_size, spec.vocab_size, spec.hidden_size) == (2, 32, 16, 60, 32)
+    assert (spec.max_position, spec.eos_ids, spec.is_tied, spec.generates) == (128, (5,), False, True)
+    assert spec.kv_bytes_per_token(2) == 2 * 2 * 16 * 2
+    assert spec.linear_shapes()["model.layers.1.mlp.down_proj"] == (48, 32)
+    assert spec.module_shapes()["model.layers.0.self_attn.q_proj.bias"] == (32,)
+    assert {name.rpartition(".")[2] for name in spec.linear_shapes()} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    assert num_weights(spec) == sum(weight.numel() for weight in model.parameters())
+    assert num_layer_weights(spec) == num_weights(spec) - 2 * 60 * 32
+    assert num_step_weights(spec) == num_weights(spec) - 60 * 32
+    check_contents(path, spec)
+
+
+def test_a_tied_matrix_is_counted_once(tmp_path: Path) -> None:
+    spec = read_model_spec(str(save(tmp_path, "CohereForCausalLM", tie_word_embeddings=True)))
+    assert spec.is_tied
+    assert num_weights(spec) == num_step_weights(spec) == num_layer_weights(spec) + 60 * 32
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        ({"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, 128),
+        ({"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}, 128),
+        ({"rope_type": "longrope", "factor": 4.0, "rope_theta": 1e4, "short_factor": [1.0] * 4,
+          "long_factor": [2.0] * 4, "original_max_position_embeddings": 32}, 32),
+    ],
+)  # fmt: skip
+def test_the_context_ends_where_angles_would_depend_on_others(
+    tmp_path: Path, rope: dict[str, Any], longest: int
+) -> None:
+    assert read_model_spec(str(save(tmp_path, rope_parameters=rope))).max_position == longest
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"architectures": ["NobodysForCausalLM"]}, "has no NobodysForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "attention cannot be done by another"),
+        ({"architectures": ["GlmForCausalLM"]}, "model_type 'seed_oss' is not that of GlmForCausalLM"),
+        ({"model_type": "nobodys"}, "nobodys"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not served"),
+        ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, "auto_map"),
+        ({"max_position_embeddings": None}, "max_position_embeddings"),
+        ({"num_attention_heads": "four"}, "num_attention_heads|config.json"),
+    ],
+)
+def test_what_cannot_be_served_is_named(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    path = change(save(tmp_path), **fields)
+    with pytest.raises(CheckpointError, match=words):
+        read_model_spec(path)
+
+
+def test_quantization_is_refused_where_it_is_asked_for(tmp_path: Path) -> None:
+    path = str(save(tmp_path))
+    with pytest.raises(ConfigError, match=r"quantization.*SeedOssForCausalLM"):
+        check(EngineConfig(model_path=path, quantization="int8"), read_model_spec(path))

@@ -1,0 +1,145 @@
+"""Architectures that have no family of ours: transformers computes them over our cache, with its own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from adapters.registry import reference
+from engine import build
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.gpu.build import gpu_parts
+from engine.request import Pooling
+from kernels.lora_shrink import launch as shrink_launch
+from tests.engine.gpu.host_runtime import HostRuntime
+from tests.parity.conftest import GEOMETRY, Checkpoint, fill, greedy, random_prompts, run_engine
+from tests.parity.peft_adapters import save_adapters
+from tests.parity.test_pooling import assert_same, vector_request, vectors_of
+
+OLD_NAMES = {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 256}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1}
+MODELS: dict[str, dict[str, Any]] = {
+    "ApertusForCausalLM": {},
+    "CohereForCausalLM": {},
+    "Cohere2ForCausalLM": {"sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    "Ernie4_5ForCausalLM": {"head_dim": 16},
+    "Exaone4ForCausalLM": {"sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    "GPT2LMHeadModel": OLD_NAMES,
+    "GPTNeoXForCausalLM": {},
+    "Glm4ForCausalLM": {"head_dim": 16},
+    "Glm4MoeForCausalLM": {"head_dim": 16, "n_routed_experts": 8, **EXPERTS},
+    "DeepseekV3ForCausalLM": {**LATENT, **EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 1},
+    "MiniCPM3ForCausalLM": LATENT,
+    "NemotronForCausalLM": {},
+    "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "PhiForCausalLM": {},
+    "SeedOssForCausalLM": {"head_dim": 16},
+    "Starcoder2ForCausalLM": {"sliding_window": 20},
+}
+NUM_TOKENS = 8
+
+
+def make(name: str, **overrides: Any) -> PreTrainedModel:
+    model_class = getattr(transformers, name)
+    torch.manual_seed(11)
+    return fill(model_class(model_class.config_class(**{**GEOMETRY, **MODELS[name], **overrides})))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """Give the checkpoint of an architecture, made at the first call."""
+
+    @cache
+    def get(name: str) -> Checkpoint:
+        folder, model = tmp_path_factory.mktemp(name), make(name)
+        model.save_pretrained(folder)
+        return Checkpoint(path=str(folder), model=model)
+
+    return get
+
+
+def config_of(path: str, **options: Any) -> EngineConfig:
+    return EngineConfig(model_path=path, device="cpu", dtype="float32", num_threads=1, **options)
+
+
+CHUNKS = {"max_batched_tokens": 7, "max_num_seqs": 7}
+IN_CHUNKS = ("Cohere2ForCausalLM", "DeepseekV3ForCausalLM", "GPT2LMHeadModel")
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in MODELS), *((name, CHUNKS) for name in IN_CHUNKS)]
+)
+def test_a_mixed_batch_gets_the_tokens_of_transformers(
+    saved: Callable[[str], Checkpoint], name: str, options: dict[str, int]
+) -> None:
+    checkpoint = saved(name)
+    prompts = random_prompts(6, longest=60)
+    found = run_engine(
+        build_engine(config_of(checkpoint.path, **options)),
+        [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)],
+    )
+    assert found == {str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
+
+
+def check_adapters(base: Checkpoint, name: str, folder: Path, **options: Any) -> None:
+    path_by_name = save_adapters(make(name), folder)
+    adapters = [reference(adapter, path) for adapter, path in path_by_name.items()]
+    prompts = random_prompts(len(adapters) + 1, longest=20)
+    expected = {"base": base.generate(prompts[-1], NUM_TOKENS)}
+    requests = [greedy("base", prompts[-1], NUM_TOKENS)]
+    for adapter, prompt in zip(adapters, prompts[:-1], strict=True):
+        model = peft.PeftModel.from_pretrained(make(name), path_by_name[adapter.name]).eval()
+        one = Checkpoint(path=f"{base.path}/{adapter.name}", model=model)
+        expected[adapter.name] = one.generate(prompt, NUM_TOKENS)
+        requests.append(greedy(adapter.name, prompt, NUM_TOKENS, adapter=adapter.digest))
+    assert run_engine(build_engine(config_of(base.path, **options), adapters), requests) == expected
+
+
+@pytest.mark.parametrize("name", ["SeedOssForCausalLM", "Exaone4ForCausalLM"])
+def test_adapters_generate_what_peft_generates(saved: Callable[[str], Checkpoint], tmp_path: Path, name: str) -> None:
+    check_adapters(saved(name), name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["SeedOssForCausalLM", "Cohere2ForCausalLM", "MiniCPM3ForCausalLM"])
+def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
+    saved: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=HostRuntime()))
+    monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
+    options = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16, "max_adapter_rank": 16}
+    checkpoint = saved(name)
+    if name == "SeedOssForCausalLM":
+        check_adapters(checkpoint, name, tmp_path, **options)
+        return
+    prompts = random_prompts(3, longest=40)
+    requests = [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)]
+    found = run_engine(build_engine(config_of(checkpoint.path, **options)), requests)
+    assert found == {str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "OPTForCausalLM"])
+def test_vectors_are_those_behind_the_last_norm(saved: Callable[[str], Checkpoint], name: str) -> None:
+    checkpoint, prompt = saved(name), random_prompts(2, longest=20)[1]
+    requests = [vector_request("vector", prompt, Pooling.MEAN), greedy("text", prompt, NUM_TOKENS)]
+    found = vectors_of(build_engine(config_of(checkpoint.path)), requests)["vector"]
+    with torch.no_grad():
+        states = checkpoint.model.get_decoder()(torch.tensor([prompt])).last_hidden_state[0]
+    assert_same(found, np.asarray(states.mean(0)))
