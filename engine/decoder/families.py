@@ -96,6 +96,7 @@ class Family:
         scales_embedding: the embedding is multiplied by the root of its width.
         is_tied: default of `tie_word_embeddings`.
         mixture: of experts; None for MLPs in all layers.
+        came_with_code: checkpoints have code (`auto_map`) that defines the family as all know it by now.
         unserved: fields that ask for what is not served unless they have this value.
     """
 
@@ -119,6 +120,7 @@ class Family:
     scales_embedding: bool = False
     is_tied: bool = False
     mixture: Mixture | None = None
+    came_with_code: bool = False
     unserved: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -213,7 +215,7 @@ FAMILIES: dict[str, Family] = {
         local_theta=500_000.0,
         norms=OLMO_NORMS,
     ),
-    "Phi3ForCausalLM": Family(uses_window=True, window=None, is_fused=True, rotates_partly=True),
+    "Phi3ForCausalLM": Family(uses_window=True, window=None, is_fused=True, rotates_partly=True, came_with_code=True),
     "MixtralForCausalLM": Family(
         uses_window=True,
         window=None,

@@ -226,13 +226,26 @@ def read_spec(model_path: str) -> DecoderSpec:
 
 
 def _fields(folder: Path) -> Fields:
-    """Return what config.json says of the decoder, if no code comes along with it."""
+    """Return what config.json says of the decoder, if it needs no code that comes along with it."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: there is no such folder.")
     config, where = read_json(folder / "config.json"), f"{folder}/config.json"
-    if "auto_map" in config:
+    if "auto_map" in config and not _is_known_by_now(config):
         raise CheckpointError(f"{where}: it wants code of its own (auto_map), which is never run.")
     return decoder_fields(config, where)
+
+
+def _is_known_by_now(config: Mapping[str, object]) -> bool:
+    """Tell whether the code that a checkpoint came with defines what others define since under the same name.
+
+    For most families code that comes along changes them: that of some has them look at the tokens behind as well.
+    """
+    names, code = config.get("architectures"), config.get("auto_map")
+    if not (isinstance(names, list) and len(names) == 1 and isinstance(code, Mapping)):
+        return False
+    family = FAMILIES.get(str(names[0]))
+    classes = {str(value).rpartition(".")[2] for value in code.values()}
+    return str(names[0]) in classes and (family is None or family.came_with_code)
 
 
 def _check_served(fields: Fields, family: Family) -> None:

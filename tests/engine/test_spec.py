@@ -65,6 +65,12 @@ def test_attention_in_chunks_bounds_the_context_by_the_first(tmp_path: Path) -> 
     assert read_spec(write_config(tmp_path, dual_chunk_attention_config=chunks)).max_position == 48
 
 
+def test_code_that_defines_what_is_known_by_now_is_not_needed(tmp_path: Path) -> None:
+    code = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+    spec = read_spec(write_config(tmp_path, architectures=["Phi3ForCausalLM"], auto_map=code))
+    assert spec.architecture == "Phi3ForCausalLM"
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -75,6 +81,8 @@ def test_attention_in_chunks_bounds_the_context_by_the_first(tmp_path: Path) -> 
         ({"is_causal": False}, ["is_causal"]),
         ({"dual_chunk_attention_config": {"chunk_size": 64}}, ["dual_chunk_attention_config", "local_size"]),
         ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, ["auto_map"]),
+        ({"auto_map": {"AutoModelForCausalLM": "evil.LlamaForCausalLM"}}, ["auto_map"]),
+        ({"auto_map": "evil.Phi3ForCausalLM", "architectures": ["Phi3ForCausalLM"]}, ["auto_map"]),
         ({"quantization_config": {"quant_method": "exl2"}}, ["quantization_config.quant_method", "exl2", "awq"]),
         ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
         ({"vocab_size": None}, ["vocab_size", "None"]),

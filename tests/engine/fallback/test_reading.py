@@ -71,6 +71,13 @@ def test_the_context_ends_where_angles_would_depend_on_others(
     assert read_model_spec(str(save(tmp_path, rope_parameters=rope))).max_position == longest
 
 
+def test_code_that_transformers_has_taken_over_is_not_run(tmp_path: Path) -> None:
+    code = tmp_path / "modeling_seed_oss.py"
+    code.write_text("raise SystemExit('code of a checkpoint ran')")
+    path = change(save(tmp_path), auto_map={"AutoModelForCausalLM": "modeling_seed_oss.SeedOssForCausalLM"})
+    assert read_model_spec(path).architecture == "SeedOssForCausalLM"
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
