@@ -15,6 +15,7 @@ from engine.adapter_pool import AdapterPool, Locate
 from engine.backend import KvCache, TorchBackend
 from engine.buffers import InputBuffers
 from engine.config import EngineConfig, ResolvedConfig
+from engine.cpu.called_backend import CalledBackend, can_attend
 from engine.cpu.native_backend import NativeBackend, can_run
 from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.recorded import RecordedModel
@@ -105,7 +106,7 @@ def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weight
     buffers, model, cache = build_model(spec, resolved, kernels, weights)
 
     def lay_out(raw: RawAdapter) -> AdapterWeights:
-        if kernels is None:
+        if kernels is None or not isinstance(model, RecordedModel):
             return raw.packed()
         return PanelAdapter(raw, spec.num_layers, kernels, quantization=resolved.quantization)
 
@@ -123,7 +124,8 @@ def _cuda_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weigh
 
 def kernels_for(spec: ModelSpec, config: ResolvedConfig) -> NativeKernels | None:
     """Return our own CPU kernels, None where torch's operators have to do: no compiler, or an unusual geometry."""
-    return native.load() if can_run(spec, config.block_tokens) else None
+    can = can_run if isinstance(spec, DecoderSpec) else can_attend
+    return native.load() if can(spec, config.block_tokens) else None
 
 
 def build_model(
@@ -154,13 +156,17 @@ def build_model(
         # Transformers is imported where it computes, and nowhere else.
         from engine.fallback.loading import load_fallback
 
-        return buffers, load_fallback(config.model_path, spec, TorchBackend(), dtype, device), cache
+        called = (
+            TorchBackend()
+            if kernels is None
+            else CalledBackend(Pool(kernels, config.num_threads), dtype, config.quantization)
+        )
+        return buffers, load_fallback(config.model_path, spec, called, dtype, device), cache
     assert isinstance(spec, DecoderSpec)
     parameters = weights(config.model_path, spec, dtype, device)
     if kernels is None:
         return buffers, Decoder(spec, parameters, TorchBackend(), config.max_model_len), cache
-    backend = NativeBackend(
-        Pool(kernels, config.num_threads), dtype, config.max_adapter_rank, quantization=config.quantization
-    )
+    pool = Pool(kernels, config.num_threads)
+    backend = NativeBackend(pool, dtype, config.max_adapter_rank, quantization=config.quantization)
     decoder = Decoder(spec, parameters, backend, config.max_model_len)
     return buffers, RecordedModel(decoder, backend, buffers.whole(), cache), cache

@@ -219,7 +219,7 @@ def _quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware, dtype
 def _check_quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware, dtype: str) -> None:
     if wanted is None:
         return
-    if isinstance(spec, FallbackSpec):
+    if isinstance(spec, FallbackSpec) and hardware.device != "cpu":
         raise ConfigError(f"quantization: {wanted!r} is not for {spec.architecture}, which transformers computes.")
     if wanted not in DEVICES_BY_QUANTIZATION:
         raise ConfigError(f"quantization: {wanted!r} is not one of {', '.join(DEVICES_BY_QUANTIZATION)}.")

@@ -64,6 +64,10 @@ class ModelSpec(ABC):
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """Return (in, out) features of every linear module of the layers, by its name."""
 
+    def adapted_shapes(self) -> dict[str, tuple[int, int]]:
+        """Return those that take an adapter."""
+        return self.linear_shapes()
+
     def linear_sizes(self) -> set[tuple[int, int]]:
         """Return (in, out) of every product with a linear module, or one of an expert, that there is."""
         return set(self.linear_shapes().values())

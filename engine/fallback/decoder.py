@@ -56,9 +56,8 @@ class FallbackDecoder:
         """Compute by a model whose attention `attend` is; its linear modules are laid out anew, one after the other."""
         self._model = model
         model.get_decoder().register_forward_hook(self._keep_hidden)
-        ends = {id(part.weight) for part in (model.get_input_embeddings(), model.get_output_embeddings())}
         for name, module in model.named_modules():
-            if type(module) is torch.nn.Linear and id(module.weight) not in ends:
+            if type(module) is torch.nn.Linear:
                 self._lay_out(name, module)
 
     @torch.inference_mode()

@@ -40,9 +40,9 @@ def load_fallback(
     name = f"antiphon_{next(_numbers)}"
     AttentionInterface.register(name, decoder.attend)
     model = _load(path, spec.architecture, dtype).to(device)
+    decoder.take_over(model)
     expected = _logits(model, device)
     model.set_attn_implementation(name)
-    decoder.take_over(model)
     _compare(decoder, expected, device, dtype, path)
     return decoder
 

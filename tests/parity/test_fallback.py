@@ -99,8 +99,8 @@ def test_a_mixed_batch_gets_the_tokens_of_transformers(
     assert found == {str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
 
 
-def check_adapters(base: Checkpoint, name: str, folder: Path, **options: Any) -> None:
-    path_by_name = save_adapters(make(name), folder)
+def check_adapters(base: Checkpoint, name: str, folder: Path, most: int = 99, **options: Any) -> None:
+    path_by_name = dict(list(save_adapters(make(name), folder).items())[:most])
     adapters = [reference(adapter, path) for adapter, path in path_by_name.items()]
     prompts = random_prompts(len(adapters) + 1, longest=20)
     expected = {"base": base.generate(prompts[-1], NUM_TOKENS)}
@@ -127,7 +127,7 @@ def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
     options = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16, "max_adapter_rank": 16}
     checkpoint = saved(name)
     if name == "SeedOssForCausalLM":
-        check_adapters(checkpoint, name, tmp_path, **options)
+        check_adapters(checkpoint, name, tmp_path, most=2, **options)
         return
     prompts = random_prompts(3, longest=40)
     requests = [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)]

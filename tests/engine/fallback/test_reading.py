@@ -97,7 +97,9 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, fields: dict[str, Any], 
         read_model_spec(path)
 
 
-def test_quantization_is_refused_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_quantization_is_for_a_cpu(tmp_path: Path) -> None:
     path = str(save(tmp_path))
+    spec = read_model_spec(path)
+    check(EngineConfig(model_path=path, device="cpu", quantization="int8"), spec)
     with pytest.raises(ConfigError, match=r"quantization.*SeedOssForCausalLM"):
-        check(EngineConfig(model_path=path, quantization="int8"), read_model_spec(path))
+        check(EngineConfig(model_path=path, device="cuda", quantization="fp8"), spec)

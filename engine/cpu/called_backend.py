@@ -1,0 +1,98 @@
+"""The CPU's operations by our own compiled kernels, each called as it is needed: for what cannot be written down once.
+
+What these kernels do not know, and what is small, torch's operators do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+
+from engine.attention import AttentionBatch
+from engine.backend import LayerCache, Product, TorchBackend
+from engine.cpu.panels import INT8_KERNEL, Panels, lay_out
+from engine.decoder.layer_forms import LayerForm
+from engine.decoder.model_spec import ModelSpec
+from engine.loading.weight import Weight
+from kernels.arena import Arena
+from kernels.packed_linear.reference import LANES
+from kernels.packed_linear_int4.reference import GROUPS
+from kernels.program import Pool
+
+
+def can_attend(spec: ModelSpec, block_tokens: int) -> bool:
+    """Return whether heads and blocks fill the panels in which these kernels keep keys and values."""
+    return spec.head_dim % LANES == 0 and block_tokens % LANES == 0
+
+
+class CalledBackend(TorchBackend):
+    """A `Backend` for models that `can_attend`; products of adapters are torch's.
+
+    Args:
+        dtype: of weights, activations and cache.
+        quantization: as of `engine.cpu.native_backend.NativeBackend`; what cannot be rounded so stays as it is.
+    """
+
+    def __init__(self, pool: Pool, dtype: torch.dtype, quantization: str | None = None) -> None:
+        self._pool = pool
+        self._dtype = dtype
+        self._quantization = quantization
+        self._arena = Arena()
+
+    def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
+        """Lay out in panels, which hold inputs two by two."""
+        depth = weight.shape[1]
+        if depth % 2:
+            return super().linear(name, weight, bias)
+        quantization = self._quantization
+        if quantization == "int4" and depth % min(GROUPS):
+            quantization = None
+        panels = lay_out([weight], 1, quantization, self._arena.empty)
+        return partial(self._product, panels, bias)
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        cos_sin: torch.Tensor,
+        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        eps: float,
+        cache: LayerCache,
+        batch: AttentionBatch,
+        form: LayerForm,
+    ) -> torch.Tensor:
+        """Write into panels, and attend to them where they lie."""
+        assert norms is None, "whoever computes a model by modules of its own norms heads itself"
+        block_tokens, kv_heads, head_dim = cache.k.shape[1:]
+        heads = qkv.shape[1] // head_dim - 2 * kv_heads
+        q = qkv.new_empty(len(qkv), heads, head_dim)
+        sizes = (heads, kv_heads, head_dim, block_tokens)
+        written = (qkv, cos_sin, None, None, cache.k, cache.v, batch.slots, q)
+        turned = (cache.k.stride(0), False, form.rope.rotary_dim(head_dim))
+        self._call("rope_kv_write", len(qkv), written, (*sizes, *turned), (eps,))
+        out = torch.empty_like(q)
+        read = (q, cache.k, cache.v, batch.rows, batch.tables, out)
+        told = (batch.tables.shape[1], cache.k.stride(0), form.window)
+        self._call("paged_attention", len(batch.rows), read, (*sizes, *told), (form.scale, form.softcap))
+        return out
+
+    def _product(self, panels: Panels, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+        y = x.new_empty(len(x), panels.out)
+        inputs: tuple[torch.Tensor, ...] = (x.contiguous(),)
+        if panels.kernel == INT8_KERNEL:
+            padded = panels.sizes[0]
+            inputs = (x.new_empty(len(x), padded, dtype=torch.int8), x.new_empty(len(x), dtype=torch.float32))
+            self._call("quantize_rows", len(x), (x.contiguous(), *inputs), (panels.depth, padded))
+        self._call(panels.kernel, len(x), (*inputs, *panels.tensors, bias, y), panels.sizes)
+        return y
+
+    def _call(
+        self,
+        kernel: str,
+        count: int,
+        tensors: Sequence[torch.Tensor | None],
+        sizes: Sequence[int],
+        numbers: Sequence[float] = (),
+    ) -> None:
+        self._pool.call(kernel, self._dtype, count, tensors, sizes, numbers)

@@ -1,0 +1,78 @@
+"""Our CPU kernels called one by one compute what torch's operators do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.attention import AttentionBatch
+from engine.backend import KvCache, TorchBackend
+from engine.cpu.called_backend import CalledBackend
+from engine.decoder.layer_forms import LayerForm
+from engine.decoder.rope import NO_ROPE
+from engine.decoder.rope_table import rope_table
+from kernels import native
+from kernels.program import Pool
+
+KV_HEADS, HEADS, HEAD_DIM, BLOCK_TOKENS, NUM_BLOCKS = 2, 4, 16, 16, 8
+
+
+@pytest.fixture
+def pool() -> Pool:
+    kernels = native.load()
+    if kernels is None:
+        pytest.skip("no C++ compiler")
+    return Pool(kernels, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("quantization", "depth", "error"),
+    [
+        (None, 64, 0.01),
+        (None, 63, 0.01),  # of an odd number of inputs torch's
+        ("int8", 64, 0.02),
+        ("int8", 30, 0.02),
+        ("int4", 64, 0.2),
+        ("int4", 62, 0.01),  # no group fits: as it is
+    ],
+)
+def test_products_are_those_of_torch(
+    pool: Pool, dtype: torch.dtype, quantization: str | None, depth: int, error: float
+) -> None:
+    torch.manual_seed(5)
+    weight, bias, x = (torch.randn(shape).to(dtype) for shape in ((40, depth), (40,), (7, depth)))
+    product = CalledBackend(pool, dtype, quantization).linear("any", weight.clone(), bias)
+    expected = x.double() @ weight.double().T + bias.double()
+    for rows in (7, 1):
+        found = product(x[:rows]).double()
+        assert (found - expected[:rows]).norm() < error * expected[:rows].norm()
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (5, 0.0), (0, 3.0)])
+def test_attention_is_that_of_torch(pool: Pool, window: int, softcap: float) -> None:
+    torch.manual_seed(5)
+    form = LayerForm(rope=NO_ROPE, scale=0.3, window=window, softcap=softcap)
+    caches = [
+        KvCache(
+            num_layers=1, num_blocks=NUM_BLOCKS, block_tokens=BLOCK_TOKENS, kv_heads=KV_HEADS, head_dim=HEAD_DIM,
+            dtype=torch.float32, device=torch.device("cpu"),
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    tables = torch.tensor([[3, 1, 0], [5, 2, 0]])
+    # Two prompts, then a token of one beside a chunk of the other.
+    for rows, decodes in ([(0, 0, 20, 0), (20, 0, 9, 1)], 0), ([(0, 20, 1, 0), (1, 9, 8, 1)], 1):
+        positions = [(table, start + i) for _, start, count, table in rows for i in range(count)]
+        slots = [int(tables[t, p // BLOCK_TOKENS]) * BLOCK_TOKENS + p % BLOCK_TOKENS for t, p in positions]
+        batch = AttentionBatch(
+            slots=torch.tensor(slots), rows=torch.tensor(rows), tables=tables, block_tokens=BLOCK_TOKENS,
+            null_block=NUM_BLOCKS, num_decodes=decodes,
+        )  # fmt: skip
+        qkv = torch.randn(len(slots), (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+        still = rope_table(NO_ROPE, HEAD_DIM, 1, torch.float32).repeat(len(slots), 1, 1)
+        found, expected = (
+            backend.attend(qkv.clone(), still, None, 0.0, cache.layer(0), batch, form)
+            for backend, cache in zip((CalledBackend(pool, torch.float32), TorchBackend()), caches, strict=True)
+        )
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
