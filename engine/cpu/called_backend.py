@@ -49,7 +49,7 @@ class CalledBackend(TorchBackend):
         quantization = self._quantization
         if quantization == "int4" and depth % min(GROUPS):
             quantization = None
-        panels = lay_out([weight], 1, quantization, self._arena.empty)
+        panels = lay_out([weight], 1, quantization, self._arena.empty, self._pool)
         return partial(self._product, panels, bias)
 
     def attend(
