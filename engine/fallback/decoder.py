@@ -5,7 +5,7 @@ The tokens of a step are one long row for it, each with its position; that they 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -112,7 +112,9 @@ class FallbackDecoder:
         product = self._backend.linear(name, module.weight.data, None if module.bias is None else module.bias.data)
         at = parse_module_name(name)
         if at is not None and name in self.spec.modules:
-            product = partial(self._adapted, product, *at, module.out_features)
+            layer, projection = at
+            splits = self.spec.widths().get(projection, {projection: module.out_features})
+            product = partial(self._adapted, product, layer, splits)
         module.forward = partial(_by_rows, product)  # type: ignore[method-assign]
         # The device has it in its own way; what is left is for modules that ask what type it has.
         module.weight = torch.nn.Parameter(module.weight.data.new_empty(0), requires_grad=False)
@@ -121,14 +123,13 @@ class FallbackDecoder:
         self,
         product: Callable[[torch.Tensor], torch.Tensor],
         layer: int,
-        projection: str,
-        out_features: int,
+        splits: Mapping[str, int],
         x: torch.Tensor,
     ) -> torch.Tensor:
         lora = None if self._step is None else self._step.lora
         if lora is None:
             return product(x)
-        return lora.multiply(product, x, layer, (projection,), (out_features,))
+        return lora.multiply(product, x, layer, tuple(splits), tuple(splits.values()))
 
     def _keep_hidden(self, _module: torch.nn.Module, _arguments: object, output: Any) -> None:
         self._last_hidden = output[0][0]

@@ -19,7 +19,7 @@ from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope import NO_ROPE
 from engine.errors import CheckpointError
 from engine.fallback.probe import on_no_device, try_out
-from engine.fallback.spec import FallbackSpec
+from engine.fallback.spec import GATE_UP, FallbackSpec
 from engine.lora import MODULES
 
 DYNAMIC, LONG = "dynamic", "longrope"
@@ -47,6 +47,7 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
     first = calls[0]
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     ends = {id(weight): weight.numel() for weight in (embedding.weight, head.weight)}
+    modules = _modules(model)
     num_weights = sum(weight.numel() for weight in model.parameters())
     return {
         "architecture": architecture,
@@ -61,7 +62,8 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         ),
         "is_tied": head.weight is embedding.weight,
         "max_position": _max_position(config, folder),
-        "modules": _modules(model),
+        "modules": modules,
+        "gate_up_size": next((shape[-1] for name, shape in modules.items() if name.endswith(f".{GATE_UP}")), 0),
         "num_weights": num_weights,
         "num_layer_weights": num_weights - sum(ends.values()),
     }
@@ -111,7 +113,7 @@ def _modules(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, module in model.named_modules():
         at = parse_module_name(name)
-        if type(module) is nn.Linear and at is not None and at[1] in MODULES:
+        if type(module) is nn.Linear and at is not None and at[1] in (*MODULES, GATE_UP):
             shapes[name] = (module.in_features, module.out_features)
             if module.bias is not None:
                 shapes[f"{name}.bias"] = (module.out_features,)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from engine.decoder.model_spec import ModelSpec
 
+GATE_UP = "gate_up_proj"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackSpec(ModelSpec):
@@ -15,11 +17,13 @@ class FallbackSpec(ModelSpec):
     Attributes:
         value_dim: numbers of a value of one head, at most `head_dim`.
         modules: (in, out) features of what takes an adapter, by name; with biases (out,).
+        gate_up_size: of a gate and what it is multiplied by, where they are modules in one; else 0.
         num_weights, num_layer_weights: of the whole model, and without embedding and output matrix.
     """
 
     value_dim: int
     modules: Mapping[str, tuple[int, ...]]
+    gate_up_size: int
     num_weights: int
     num_layer_weights: int
 
@@ -32,5 +36,6 @@ class FallbackSpec(ModelSpec):
         return dict(self.modules)
 
     def widths(self) -> Mapping[str, Mapping[str, int]]:
-        """Return nothing: modules are what they are in the checkpoint."""
-        return {}
+        """As `ModelSpec` says, of what is a module in one here."""
+        halves = dict.fromkeys(("gate_proj", "up_proj"), self.gate_up_size // 2)
+        return {GATE_UP: halves} if self.gate_up_size else {}

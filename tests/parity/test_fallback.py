@@ -99,8 +99,7 @@ def test_a_mixed_batch_gets_the_tokens_of_transformers(
     assert found == {str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
 
 
-def check_adapters(base: Checkpoint, name: str, folder: Path, most: int = 99, **options: Any) -> None:
-    path_by_name = dict(list(save_adapters(make(name), folder).items())[:most])
+def check_adapters(base: Checkpoint, name: str, path_by_name: dict[str, str], **options: Any) -> None:
     adapters = [reference(adapter, path) for adapter, path in path_by_name.items()]
     prompts = random_prompts(len(adapters) + 1, longest=20)
     expected = {"base": base.generate(prompts[-1], NUM_TOKENS)}
@@ -115,7 +114,17 @@ def check_adapters(base: Checkpoint, name: str, folder: Path, most: int = 99, **
 
 @pytest.mark.parametrize("name", ["SeedOssForCausalLM", "Exaone4ForCausalLM"])
 def test_adapters_generate_what_peft_generates(saved: Callable[[str], Checkpoint], tmp_path: Path, name: str) -> None:
-    check_adapters(saved(name), name, tmp_path)
+    check_adapters(saved(name), name, save_adapters(make(name), tmp_path))
+
+
+def test_a_gate_and_what_it_gates_may_be_one_module(saved: Callable[[str], Checkpoint], tmp_path: Path) -> None:
+    name, targets = "Glm4ForCausalLM", ["q_proj", "gate_up_proj", "down_proj"]
+    model = peft.get_peft_model(make(name), peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=targets))
+    for key, parameter in model.named_parameters():
+        if "lora_B" in key:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    check_adapters(saved(name), name, {"fused": str(tmp_path)})
 
 
 @pytest.mark.parametrize("name", ["SeedOssForCausalLM", "Cohere2ForCausalLM", "MiniCPM3ForCausalLM"])
@@ -127,7 +136,8 @@ def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
     options = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16, "max_adapter_rank": 16}
     checkpoint = saved(name)
     if name == "SeedOssForCausalLM":
-        check_adapters(checkpoint, name, tmp_path, most=2, **options)
+        two = dict(list(save_adapters(make(name), tmp_path).items())[:2])
+        check_adapters(checkpoint, name, two, **options)
         return
     prompts = random_prompts(3, longest=40)
     requests = [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)]
