@@ -83,6 +83,7 @@ class ChatPrompt:
         tools: what the template tells the model of.
         template_options: variables of the template that a client has set.
         reasoning_effort: "none" for no thoughts, or how long they may be; None for the template's own.
+        effort_is_hint: a template that knows no effort goes without; else that is an error.
         continues_final_message: the answer goes on with the last turn, an assistant's, instead of a new one.
     """
 
@@ -91,6 +92,7 @@ class ChatPrompt:
     template_options: dict[str, Any] = field(default_factory=dict)
     continues_final_message: bool = False
     reasoning_effort: str | None = None
+    effort_is_hint: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

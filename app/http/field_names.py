@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from engine.errors import RequestError
 
+FieldName = str | Callable[[re.Match[str]], str]
+"""As `re.sub` takes a replacement."""
+
 
 @contextmanager
-def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
+def renamed_fields(names: Mapping[str, FieldName]) -> Iterator[None]:
     """Let errors of the block name what the client wrote.
 
     Args:
-        names: regular expression of a chat's field -> what the client calls it, as `re.sub` takes them.
+        names: regular expression of a chat's field -> what the client calls it.
     """
     try:
         yield
@@ -26,7 +29,7 @@ def renamed_fields(names: Mapping[str, str]) -> Iterator[None]:
         raise RequestError(message, field=field, code=error.code) from error
 
 
-def _renamed(field: str, names: Mapping[str, str]) -> str:
+def _renamed(field: str, names: Mapping[str, FieldName]) -> str:
     for pattern, name in names.items():
         field, count = re.subn(f"^{pattern}(?![a-z_])", name, field)
         if count:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from app.messages_api.schemas import ContentBlock, CountRequest, MessagesRequest, MessagesToolChoice
 from app.schemas.chat import ChatCompletionRequest, Message
@@ -35,6 +35,12 @@ FIELD_NAMES = {
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
+class ChatWithHints(ChatCompletionRequest):
+    """A chat whose effort is that of any model, not only of one that thinks, as Anthropic's clients always name one."""
+
+    EFFORT_IS_HINT: ClassVar[bool] = True
+
+
 def chat_of(body: CountRequest) -> ChatCompletionRequest:
     """Return the chat.
 
@@ -54,7 +60,7 @@ def chat_of(body: CountRequest) -> ChatCompletionRequest:
             messages.append(_of_assistant(blocks, f"messages[{index}].content"))
     choice = body.tool_choice
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
-    return ChatCompletionRequest(
+    return ChatWithHints(
         model=body.model,
         messages=messages,
         tools=[function_tool(t.name, t.description, t.input_schema, t.strict) for t in body.tools or ()],

@@ -14,6 +14,7 @@ from app.responses_api.schemas import (
     ResponsesRequest,
     ResponseUsage,
 )
+from app.responses_api.tools import CachedSearch, offered_functions
 from app.translation.blocks import Block, BlockKind, BlockReader, Step, blocks_of
 from app.translation.render import ResponseHead, chat_logprobs
 from app.translation.streaming import Answer, ChoiceEvent
@@ -41,6 +42,12 @@ class ResponseWriter:
         self._head = head
         self._tells_scores = tells_scores
         self._unix_s = unix_s
+        offered = offered_functions(body.tools or ())
+        self._name_by_called = {
+            function.tool.function.name: {"name": function.name, "namespace": function.namespace}
+            for function in offered
+            if function.namespace is not None
+        }
 
     def whole(self, answer: Answer) -> ResponseObject:
         """Return the response that a whole answer makes."""
@@ -79,7 +86,7 @@ class ResponseWriter:
             temperature=body.temperature,
             text={"format": _plain(None if body.text is None else body.text.format) or {"type": "text"}},
             tool_choice=_plain(body.tool_choice) or "auto",
-            tools=[_tool(_plain(tool)) for tool in body.tools or ()],
+            tools=[_tool(_plain(tool)) for tool in body.tools or () if not isinstance(tool, CachedSearch)],
             top_logprobs=body.top_logprobs or 0,
             top_p=body.top_p,
             usage=None if finished is None else _usage(finished),
@@ -101,9 +108,13 @@ class ResponseWriter:
         return item | {
             "type": "function_call",
             "call_id": block.call_id,
-            "name": block.name,
+            **self.name(block),
             "arguments": "" if is_open else block.text,
         }
+
+    def name(self, block: Block) -> dict[str, Any]:
+        """Return what a call's function is called by the client, and in which namespace where it is in one."""
+        return self._name_by_called.get(block.name, {"name": block.name})
 
     def part(self, text: str, scores: Iterable[TokenScore]) -> dict[str, Any]:
         """Return the one part of a message."""
@@ -191,7 +202,10 @@ class ResponseFrames:
                     logprobs=self._writer.logprobs(block.scores),
                 ),
                 BlockKind.CALL: lambda: self._frame(
-                    "response.function_call_arguments.done", **place, name=block.name, arguments=block.text
+                    "response.function_call_arguments.done",
+                    **place,
+                    name=self._writer.name(block)["name"],
+                    arguments=block.text,
                 ),
             }[block.kind]()
             done += self._part(block, "done", block.text)
@@ -257,4 +271,6 @@ def _plain(value: Any) -> Any:
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "namespace":
+        return {"description": ""} | dict(tool)
     return {"parameters": None, "strict": False, "description": None} | dict(tool)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
+from app.http.field_names import FieldName
 from app.responses_api.schemas import (
     InputItem,
     InputPart,
@@ -12,6 +15,7 @@ from app.responses_api.schemas import (
     ResponsesRequest,
     ResponseToolChoice,
 )
+from app.responses_api.tools import called_name, offered_functions
 from app.schemas.chat import ChatCompletionRequest, Message, ServingOptions
 from app.schemas.common import SamplingOptions
 from app.schemas.structured import JsonSchemaFormat, ResponseFormat
@@ -23,23 +27,30 @@ from app.schemas.tools import (
     EarlierCall,
     NamedTool,
     ToolChoice,
-    function_tool,
 )
 from app.translation.bounds import check_count
 from engine.errors import RequestError
 
-FIELD_NAMES = {
+FIELD_NAMES: dict[str, FieldName] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
-    r"(tools\[\d+\])\.function": r"\1",
     r"tool_choice\.allowed_tools\.(tools\[\d+\])\.function": r"tool_choice.\1",
     r"tool_choice\.function": "tool_choice",
 }
-"""What a chat's fields are called here."""
+"""What a chat's fields are called here, but for those of its tools."""
 _AS_IN_A_CHAT = (*SamplingOptions.model_fields, *ServingOptions.model_fields)
+
+
+def field_names(body: InputTokensRequest) -> dict[str, FieldName]:
+    """Return what a chat's fields are called in this request."""
+
+    def place(found: re.Match[str]) -> str:
+        return next(islice(offered_functions(body.tools or ()), int(found[1]), None)).place
+
+    return FIELD_NAMES | {r"tools\[(\d+)\]\.function": place}
 
 
 def chat_of(body: InputTokensRequest) -> ChatCompletionRequest:
@@ -65,7 +76,7 @@ def chat_of(body: InputTokensRequest) -> ChatCompletionRequest:
         model=body.model,
         messages=messages,
         response_format=_format(body),
-        tools=[function_tool(t.name, t.description, t.parameters, t.strict) for t in body.tools or ()],
+        tools=[function.tool for function in offered_functions(body.tools or ())],
         tool_choice=_choice(body.tool_choice) if isinstance(body.tool_choice, ResponseToolChoice) else body.tool_choice,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
@@ -88,14 +99,15 @@ def _messages(items: Sequence[InputItem]) -> list[Message]:
     """Join the thoughts, text and calls of one answer into one turn of the assistant."""
     turns: list[Message] = []
     thoughts = ""
-    for item in items:
+    for index, item in enumerate(items):
         match item.type:
             case "reasoning":
                 parts = item.content if isinstance(item.content, list) and item.content else item.summary or []
                 thoughts += "".join(part.text or "" for part in parts)
             case "function_call":
+                name = called_name(item.name or "", item.namespace, f"input[{index}]")
                 call = EarlierCall(
-                    id=item.call_id or "", function=CalledFunction(name=item.name or "", arguments=item.arguments or "")
+                    id=item.call_id or "", function=CalledFunction(name=name, arguments=item.arguments or "")
                 )
                 before = turns[-1] if turns and turns[-1].role == "assistant" and not thoughts else None
                 calls = [*((before.tool_calls or []) if before is not None else []), call]

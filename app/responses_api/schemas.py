@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from app.responses_api.tools import ResponseTool
 from app.schemas.chat import ONLY_TEXT, ReasoningEffort, ServingOptions
 from app.schemas.common import SamplingOptions
 from app.schemas.structured import JsonSchema
@@ -61,7 +62,6 @@ class InputItem(WireRequest):
         "status": (None, "completed", "incomplete", "in_progress"),
         "encrypted_content": ASKS_NOTHING,
         "phase": (None, "commentary", "final_answer"),
-        "namespace": ASKS_NOTHING,
         "caller": (None, {"type": "direct"}),
         "async": (None, False),
     }
@@ -71,6 +71,7 @@ class InputItem(WireRequest):
     content: str | list[InputPart | ThoughtsPart] | None = None
     call_id: str | None = Field(default=None, min_length=1, max_length=128)
     name: str | None = Field(default=None, min_length=1, max_length=64)
+    namespace: str | None = Field(default=None, min_length=1, max_length=64, description="Of the function of a call.")
     arguments: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[ThoughtsPart] | None = None
@@ -92,30 +93,6 @@ class InputItem(WireRequest):
                 raise missing(field)
         # Items come back as they were sent: with ids that mean nothing here.
         return {name: value for name, value in data.items() if name != "id"} | {"type": kind}
-
-
-class FunctionTool(WireRequest):
-    """A function that the model may call."""
-
-    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
-        "allowed_callers": (None, ["direct"]),
-        "async": (None, False),
-        "defer_loading": (None, False),
-        "output_schema": ASKS_NOTHING,
-    }
-
-    type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: JsonSchema | None = None
-    strict: bool | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_functions(cls, data: Any) -> Any:
-        words = "tools of type '{kind}' are not supported by this server; functions are"
-        refuse_types(data, lambda kind: kind != "function", words)
-        return data
 
 
 class NamedFunction(WireRequest):
@@ -201,7 +178,7 @@ class InputTokensRequest(WireRequest):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[ResponseTool] | None = None
 
 
 class ResponsesRequest(ServingOptions, SamplingOptions, InputTokensRequest):
@@ -226,6 +203,9 @@ class ResponsesRequest(ServingOptions, SamplingOptions, InputTokensRequest):
 
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
         default=None, description="`message.output_text.logprobs` tells scores; thoughts are told anyway, in the open."
+    )
+    client_metadata: dict[str, str] | None = Field(
+        default=None, description="What Codex notes on a request; without effect."
     )
     max_output_tokens: int | None = Field(default=None, ge=1, le=2**31 - 1)
     metadata: Metadata | None = Field(default=None, description="Repeated in the response.")

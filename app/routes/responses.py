@@ -8,7 +8,7 @@ from app.http.field_names import renamed_fields
 from app.http.json_route import JsonResponse, JsonRoute
 from app.http.sse import EventStream
 from app.responses_api.answered import ResponseFrames, ResponseWriter
-from app.responses_api.asked import FIELD_NAMES, chat_of
+from app.responses_api.asked import chat_of, field_names
 from app.responses_api.schemas import InputTokenCount, InputTokensRequest, ResponseObject, ResponsesRequest
 from app.routes.context import ERRORS, Context
 from app.translation.streaming import EventBatches, collect
@@ -21,7 +21,7 @@ router = APIRouter(route_class=JsonRoute, tags=["responses"])
 async def create_response(body: ResponsesRequest, context: Context) -> Response:
     """Answer a conversation, at once or as a stream of typed events; nothing is kept."""
     head = context.head("resp", body.model, joint="_")
-    with renamed_fields(FIELD_NAMES):
+    with renamed_fields(field_names(body)):
         chat = chat_of(body)
         generations = chat_generations(chat, context.limits, request_id=context.generation_id(head))
         answers = [context.generate(generation) for generation in generations]
@@ -36,5 +36,5 @@ async def create_response(body: ResponsesRequest, context: Context) -> Response:
 @router.post("/v1/responses/input_tokens", response_model=InputTokenCount, responses=ERRORS)
 async def count_input_tokens(body: InputTokensRequest, context: Context) -> Response:
     """Say how many tokens an input has."""
-    with renamed_fields(FIELD_NAMES):
+    with renamed_fields(field_names(body)):
         return JsonResponse(InputTokenCount(input_tokens=await context.num_tokens(chat_of(body))))

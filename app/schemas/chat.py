@@ -190,6 +190,8 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
         "web_search_options": ASKS_NOTHING,
     }
 
+    EFFORT_IS_HINT: ClassVar[bool] = False
+
     messages: list[Message] = Field(min_length=1, description="The conversation so far, oldest turn first.")
     max_completion_tokens: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="Tokens of the answer at most; default: the rest of the context."

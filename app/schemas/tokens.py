@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,6 +14,8 @@ from app.schemas.wire import WireRequest, WireResponse
 
 class TokenizeRequest(WireRequest):
     """Ask what token ids a text or a conversation becomes; exactly one of `prompt` and `messages`."""
+
+    EFFORT_IS_HINT: ClassVar[bool] = False
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
     prompt: str | None = Field(default=None, description="Raw text.")

@@ -176,6 +176,7 @@ def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: Lim
         template_options=options,
         continues_final_message=bool(body.continue_final_message),
         reasoning_effort=body.reasoning_effort,
+        effort_is_hint=body.EFFORT_IS_HINT,
     )
 
 

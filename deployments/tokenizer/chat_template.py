@@ -136,7 +136,11 @@ class ChatTemplate:
             options.setdefault("reasoning_effort", effort)
         elif effort is not None and "enable_thinking" in known:
             options.setdefault("enable_thinking", effort != "none")
-        elif effort not in (None, "none") and reasoning_of_template(template.source) is None:
+        elif (
+            effort not in (None, "none")
+            and not prompt.effort_is_hint
+            and reasoning_of_template(template.source) is None
+        ):
             raise RequestError(
                 "the model's chat template knows no effort: 'reasoning_effort' must be 'none'",
                 field="reasoning_effort",

@@ -7,6 +7,7 @@ import pytest
 
 from app.messages_api.asked import chat_of
 from app.messages_api.schemas import MessagesRequest
+from deployments.generation import ChatPrompt
 from tests.app.http.test_field_errors import DEEP
 from tests.app.scripted_gateway import ScriptedGateway
 
@@ -104,6 +105,19 @@ def test_a_model_thinks_only_where_it_is_asked_to() -> None:
     assert chat()["reasoning_effort"] == "none"
     assert chat(thinking={"type": "disabled"})["reasoning_effort"] == "none"
     assert "reasoning_effort" not in chat(thinking={"type": "enabled", "budget_tokens": 2000})
+
+
+async def test_an_effort_is_a_hint_also_where_tokens_are_counted(
+    client: httpx.AsyncClient, gateway: ScriptedGateway
+) -> None:
+    """Claude Code names one in every request, whatever the model."""
+    body = GOOD | {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}
+    assert (await client.post("/v1/messages", json=body)).status_code == 200
+    del body["max_tokens"]
+    assert (await client.post("/v1/messages/count_tokens", json=body)).status_code == 200
+    for prompt in (gateway.requests[0].prompt, gateway.tokenized[0]):
+        assert isinstance(prompt, ChatPrompt)
+        assert (prompt.reasoning_effort, prompt.effort_is_hint) == ("high", True)
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,10 @@ def test_a_model_that_always_thinks_does_so_at_any_effort() -> None:
     assert render("{{ messages[0].content.split('</think>')[-1] }}<think>", prompt) == "Hi<think>"
 
 
+def test_a_template_that_knows_no_effort_goes_without_one_that_is_a_hint() -> None:
+    assert render("a", ChatPrompt(messages=TURNS[:1], reasoning_effort="high", effort_is_hint=True)) == "a"
+
+
 def test_an_effort_of_none_asks_nothing_of_a_template_without_a_choice() -> None:
     assert render("a", ChatPrompt(messages=TURNS[:1], reasoning_effort="none")) == "a"
 

@@ -1,0 +1,136 @@
+"""Tools of the Responses API: functions, alone and in namespaces, each under the one name that the model calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from app.schemas.structured import JsonSchema
+from app.schemas.tools import FunctionName, Tool, function_tool
+from app.schemas.wire import ASKS_NOTHING, WireRequest, refuse_types
+from engine.errors import RequestError
+
+MAX_NAME_CHARS = 64
+
+
+class FunctionTool(WireRequest):
+    """A function that the model may call."""
+
+    NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
+        "allowed_callers": (None, ["direct"]),
+        "async": (None, False),
+        "defer_loading": (None, False),
+        "output_schema": ASKS_NOTHING,
+    }
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonSchema | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_functions(cls, data: Any) -> Any:
+        words = "tools of type '{kind}' are not supported by this server; functions are"
+        refuse_types(data, lambda kind: kind != "function", words)
+        return data
+
+
+class NamespaceTool(WireRequest):
+    """Functions that belong together; calls of them tell the namespace beside the name."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = Field(default=None, description="Told before that of its first function.")
+    tools: list[FunctionTool]
+
+
+class CachedSearch(WireRequest):
+    """A search that may not go out to the web, as coding agents offer one unasked. There is nothing to search in: the
+    model is not told of it. One that may go out is refused.
+    """
+
+    type: Literal["web_search"]
+    external_web_access: Literal[False]
+    filters: dict[str, Any] | None = Field(default=None, description="Without effect.")
+    search_content_types: list[str] | None = Field(default=None, description="Without effect.")
+    search_context_size: str | None = Field(default=None, description="Without effect.")
+    user_location: dict[str, Any] | None = Field(default=None, description="Without effect.")
+
+
+def _kind(tool: Any) -> str:
+    match tool:
+        case NamespaceTool() | {"type": "namespace"}:
+            return "a namespace"
+        case CachedSearch() | {"type": "web_search", "external_web_access": False}:
+            return "a search"
+    return "a function"
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("a function")]
+    | Annotated[NamespaceTool, Tag("a namespace")]
+    | Annotated[CachedSearch, Tag("a search")],
+    Discriminator(_kind),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedFunction:
+    """A function that the model is told of.
+
+    Attributes:
+        place: where it stands in the request.
+        namespace: None for one that is in none.
+    """
+
+    place: str
+    namespace: str | None
+    name: str
+    tool: Tool
+
+
+def offered_functions(tools: Sequence[ResponseTool]) -> Iterator[OfferedFunction]:
+    """Yield the functions in their order.
+
+    Raises:
+        RequestError: a name is too long with its namespace.
+    """
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        if isinstance(tool, FunctionTool):
+            yield _offered(tool, place, None, tool.description)
+        elif isinstance(tool, NamespaceTool):
+            told = [tool.description]
+            for inner_index, inner in enumerate(tool.tools):
+                description = "\n".join(text for text in (*told, inner.description) if text)
+                yield _offered(inner, f"{place}.tools[{inner_index}]", tool.name, description or None)
+                told = []
+
+
+def called_name(name: str, namespace: str | None, place: str) -> str:
+    """Return what the model calls a function by.
+
+    Raises:
+        RequestError: it is too long.
+    """
+    called = name if namespace is None else f"{namespace}__{name}"
+    if len(called) > MAX_NAME_CHARS:
+        raise RequestError(
+            f"'{place}.name' must have at most {MAX_NAME_CHARS} characters together with its namespace and '__'.",
+            field=f"{place}.name",
+        )
+    return called
+
+
+def _offered(tool: FunctionTool, place: str, namespace: str | None, description: str | None) -> OfferedFunction:
+    return OfferedFunction(
+        place=place,
+        namespace=namespace,
+        name=tool.name,
+        tool=function_tool(called_name(tool.name, namespace, place), description, tool.parameters, tool.strict),
+    )
