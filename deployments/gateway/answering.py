@@ -16,6 +16,7 @@ from functools import partial
 
 from adapters.identity import AdapterRef
 from deployments.config import SafetyConfig
+from deployments.gateway.answer_room import answer_room
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
 from deployments.gateway.answer_shape import AnswerParts, AnswerShape
 from deployments.gateway.predicted import prediction_ids
@@ -161,27 +162,10 @@ class Answer:
 
     def _call(self, deadline_s: float | None, grammar: str | None, dry: DryPenalty | None) -> GenerationCall:
         limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
-        asked = self._request.max_tokens
-        if asked is not None and self._request.clips_max_tokens:
-            asked = max(1, min(asked, limit - num_prompt))
         field = self._prompt_field
         if not num_prompt:
             raise RequestError(f"'{field}' has no tokens; at least 1 is needed.", field=field)
-        if num_prompt < limit <= (asked or 1):
-            name = self._request.max_tokens_field
-            raise RequestError(
-                f"'{name}' is {asked}, but this model's maximum context length is {limit} tokens, of the prompt and "
-                "the completion together.",
-                field=name,
-                code="context_length_exceeded",
-            )
-        if num_prompt + (asked or 1) > limit:
-            raise RequestError(
-                f"This model's maximum context length is {limit} tokens. However, you requested "
-                f"{num_prompt + (asked or 1)} tokens ({num_prompt} in '{field}', {asked or 1} in the completion).",
-                field=field,
-                code="context_length_exceeded",
-            )
+        max_tokens = answer_room(self._request, num_prompt, limit, field=field)
         self._check_ids()
         check_prompt_scores(self._request, num_prompt)
         bad_words = (self._model.codec.encode_word(word) for word in self._request.bad_words)
@@ -190,7 +174,7 @@ class Answer:
             prompt_ids=pack_ids(self._prompt_ids),
             params=replace(
                 self._request.params,
-                max_tokens=asked or limit - num_prompt,
+                max_tokens=max_tokens,
                 grammar=grammar,
                 dry=dry,
                 bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
