@@ -150,6 +150,7 @@ def mix(
             chosen=mixture.chosen,
             is_normed=True,
             activation=activation,
+            decodes=_whole(rows, 4),
         )
 
 

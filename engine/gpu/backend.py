@@ -52,6 +52,7 @@ class TritonBackend(Backend):
         self.linears: list[StreamedLinear] = []
         self._quantization = quantization
         self._is_mixed = is_mixed
+        self._decodes: torch.Tensor | None = None
         self._rounding = InputRounding(is_wanted=quantization == "fp8")
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
@@ -74,7 +75,7 @@ class TritonBackend(Backend):
         to_logits = StreamedLinear(router, None)
         self.linears.append(to_logits)
         ups, downs = (laid_out(weight, spec.count, self._quantization_of(weight)) for weight in (gate_up, down))
-        return Experts(to_logits, ups, downs, spec, activation)
+        return Experts(to_logits, ups, downs, spec, activation, lambda: self._decodes)
 
     def _quantization_of(self, weight: Weight) -> str | None:
         stays = self._quantization == "fp8" and self._is_mixed and not isinstance(weight, Fp8Weight)
@@ -125,6 +126,8 @@ class TritonBackend(Backend):
         form: LayerForm,
     ) -> torch.Tensor:
         """Norm, rotate and write, one pass, then attend to the cache where it lies; all at once for a row or two."""
+        # What comes behind attention need not look at rows that only fill a recorded step up.
+        self._decodes = batch.rows[: batch.num_decodes]
         head_dim = cache.k.shape[-1]
         rotary_dim = form.rope.rotary_dim(head_dim)
         is_plain = not (form.window or form.softcap) and rotary_dim == head_dim

@@ -6,7 +6,7 @@ each has few rows, whose products take as long as the weights take to be read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -24,20 +24,29 @@ class Experts:
     Args:
         router: the product that makes logits.
         gate_up, down: as `laid_out` makes them.
+        decodes: tells which rows of the step under way have one token or none, as `engine.attention.AttentionBatch` has
+            them.
     """
 
     def __init__(
-        self, router: StreamedLinear, gate_up: Matrix, down: Matrix, spec: ExpertSpec, activation: Activation
+        self,
+        router: StreamedLinear,
+        gate_up: Matrix,
+        down: Matrix,
+        spec: ExpertSpec,
+        activation: Activation,
+        decodes: Callable[[], torch.Tensor | None],
     ) -> None:
         self._router = router
         self._gate_up = gate_up
         self._down = down
         self._spec = spec
         self._activation = activation
+        self._decodes = decodes
         self._counts = counters(spec.count, router.device)
 
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
-        """Return what the mixture adds to rows [rows, hidden]. Rows that fill a recorded step up choose like others."""
+        """Return what the mixture adds to rows [rows, hidden], save those that fill a recorded step up."""
         return multiply_by_experts(
             h,
             self._router(h),
@@ -47,6 +56,7 @@ class Experts:
             chosen=self._spec.chosen,
             is_normed=self._spec.is_normed,
             activation=self._activation,
+            decodes=self._decodes(),
         )
 
 

@@ -58,7 +58,13 @@ def counters(experts: int, device: torch.device) -> torch.Tensor:
 
 
 def choose_experts(
-    logits: torch.Tensor, chosen: int, counts: torch.Tensor, *, is_normed: bool, tile: int | None = None
+    logits: torch.Tensor,
+    chosen: int,
+    counts: torch.Tensor,
+    *,
+    is_normed: bool,
+    tile: int | None = None,
+    decodes: torch.Tensor | None = None,
 ) -> Routing:
     """Choose for each row of `logits` [rows, experts], contiguous, of any type that a GPU multiplies.
 
@@ -66,6 +72,8 @@ def choose_experts(
         chosen: how many; `kernels.launches` has the most that there are registers for.
         counts: `counters`; no other launch may use them meanwhile.
         tile: what each expert gets is cut into tiles of so many rows; None for not at all.
+        decodes: the rows of one token that come first, as `kernels.paged_attention.launch` has them. Tiles are without
+            those of no token, which fill up a batch.
     """
     (rows, experts), device = logits.shape, logits.device
 
@@ -78,10 +86,12 @@ def choose_experts(
         found = Routing(found.experts, found.weights, whole(experts, rows), tiles, whole(1))
     choose_experts_kernel[(triton.cdiv(rows, ROWS_AT_ONCE),)](
         logits,
+        counts if decodes is None else decodes,
         found.experts,
         found.weights,
         counts,
         *(counts if part is None else part for part in (found.slots, found.tiles, found.num_tiles)),
+        0 if decodes is None else len(decodes),
         rows,
         tile or 0,
         EXPERTS=experts,
@@ -107,6 +117,7 @@ def multiply_by_experts(
     chosen: int,
     is_normed: bool,
     activation: Activation,
+    decodes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return what the experts that each row chooses add: [rows, hidden] as `x`.
 
@@ -117,7 +128,7 @@ def multiply_by_experts(
         logits: [rows, experts], contiguous, of any type.
         gate_up: [experts * 2 * inner, hidden], contiguous, of each expert the gate's rows before those of the other.
         down: [experts * hidden, inner], contiguous. What has few bits becomes numbers on its way.
-        counts, chosen, is_normed: as of `choose_experts`.
+        counts, chosen, is_normed, decodes: as of `choose_experts`. What is added to rows of no token means nothing.
     """
     rows, experts = logits.shape
     is_gelu = activation == "gelu"
@@ -126,7 +137,7 @@ def multiply_by_experts(
     if rows <= MAX_ROWS and not (isinstance(gate_up, Int4Matrix) or isinstance(down, Int4Matrix)):
         return _multiply_rows(x, choose_experts(logits, chosen, counts, is_normed=is_normed), gate_up, down, is_gelu)
     cut = usual_cut(rows, chosen, experts, x.element_size())
-    routing = choose_experts(logits, chosen, counts, is_normed=is_normed, tile=cut.block_m)
+    routing = choose_experts(logits, chosen, counts, is_normed=is_normed, tile=cut.block_m, decodes=decodes)
     inner = expert_product(x, gate_up, routing, cut, is_gated=True, is_gelu=is_gelu)
     return add_up(expert_product(inner, down, routing, cut), routing.weights)
 

@@ -40,15 +40,17 @@ def _told_by(keys, dtype: tl.constexpr):
     return value.to(tl.float32), expert
 
 
-@triton.jit(do_not_specialize=["rows", "height"])
+@triton.jit(do_not_specialize=["num_decodes", "rows", "height"])
 def choose_experts_kernel(
     logits,
+    decodes,
     experts,
     weights,
     counts,
     slots,
     tiles,
     num_tiles,
+    num_decodes,
     rows,
     height,
     EXPERTS: tl.constexpr,
@@ -68,7 +70,8 @@ def choose_experts_kernel(
         num_tiles         [1]               int32
         counts            [EXPERTS + 1]     int32: of each expert, and of programs; zeros, and zeros again in the end
 
-    Where a logit is NaN all weights are, and the experts some that there are.
+    The first `num_decodes` rows are those of `decodes` [any, 4] int64, as `kernels.paged_attention.launch` has them;
+    one of no tokens is in no tile. Where a logit is NaN all weights are, and the experts some that there are.
     """
     take_turn(OVERLAPS)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)[:, None]
@@ -96,6 +99,8 @@ def choose_experts_kernel(
     tl.store(experts + pair, chosen, mask=is_pair)
     tl.store(weights + pair, share, mask=is_pair)
     if HAS_TILES:
+        is_decode = row < num_decodes
+        is_pair = is_pair & ((tl.load(decodes + row * 4 + 2, mask=is_decode, other=0) > 0) | (row >= num_decodes))
         slot = chosen * rows + tl.atomic_add(counts + chosen, 1, mask=is_pair, sem="relaxed")
         tl.store(slots + slot, pair, mask=is_pair)
         # All of the program has counted before it says so, and what it says is seen after what it counted.

@@ -40,9 +40,10 @@ class Mixture:
         *,
         is_normed: bool = True,
         activation: Activation = "silu",
+        decodes: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Multiply by the kernels, and see to it that what they count by is left as it was."""
-        options = {"chosen": chosen, "is_normed": is_normed, "activation": activation}
+        options = {"chosen": chosen, "is_normed": is_normed, "activation": activation, "decodes": decodes}
         found = launch.multiply_by_experts(x, logits, *self.matrices, self.counts, **options)
         assert found.dtype == x.dtype
         assert not self.counts.any()
@@ -177,6 +178,21 @@ def test_a_row_that_is_no_number_harms_no_other(rows: int) -> None:
     assert found[1].isnan().all()
     assert torch.equal(found[0], expected[0])
     assert torch.equal(found[2:], expected[2:])
+
+
+@pytest.mark.parametrize("num_decodes", [5, 21])
+def test_rows_that_fill_a_batch_up_are_in_no_tile(num_decodes: int) -> None:
+    """Others are what they are without them; rows of several tokens come behind those of one."""
+    mixture, logits = Mixture(40, 64, 48, torch.float32), few_logits(21, 40, torch.float32)
+    x, decodes = randn(21, 64, dtype=torch.float32), torch.ones(num_decodes, 4, dtype=torch.int64, device=DEVICE)
+    decodes[3:5, 2] = 0
+    others = [*range(3), *range(5, 21)]
+    expected = mixture.multiply(x, logits, 2)[others]
+    found = mixture.multiply(x, logits, 2, decodes=decodes)
+    assert torch.equal(found[others], expected)
+    routing = launch.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=16, decodes=decodes)
+    assert routing.num_tiles is not None
+    assert int(routing.num_tiles) == len(choose_experts(logits[others], 2, is_normed=True)[0].unique())
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
