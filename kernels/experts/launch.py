@@ -134,9 +134,10 @@ def multiply_by_experts(
     is_gelu = activation == "gelu"
     if not rows:
         return torch.empty_like(x)
-    if rows <= MAX_ROWS and not (isinstance(gate_up, Int4Matrix) or isinstance(down, Int4Matrix)):
+    if rows <= MAX_ROWS and not isinstance(gate_up, Int4Matrix) and not isinstance(down, Int4Matrix):
         return _multiply_rows(x, choose_experts(logits, chosen, counts, is_normed=is_normed), gate_up, down, is_gelu)
-    cut = usual_cut(rows, chosen, experts, x.element_size())
+    is_int4 = isinstance(gate_up, Int4Matrix) or isinstance(down, Int4Matrix)
+    cut = usual_cut(rows, chosen, experts, x.element_size(), is_int4=is_int4)
     routing = choose_experts(logits, chosen, counts, is_normed=is_normed, tile=cut.block_m, decodes=decodes)
     inner = expert_product(x, gate_up, routing, cut, is_gated=True, is_gelu=is_gelu)
     return add_up(expert_product(inner, down, routing, cut), routing.weights)
@@ -188,8 +189,7 @@ def expert_product(
         BLOCK_N=block_n,
         BLOCK_K=BLOCK if group else cut.block_k,
         num_warps=cut.num_warps,
-        # A thread has many units of short groups, and with more stages too few registers.
-        num_stages=2 if 0 < group < 64 else cut.num_stages,
+        num_stages=cut.num_stages,
         **overlap(),
     )
     return out
@@ -205,19 +205,22 @@ def add_up(parts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def usual_cut(rows: int, chosen: int, experts: int, number_bytes: int) -> Cut:
+def usual_cut(rows: int, chosen: int, experts: int, number_bytes: int, *, is_int4: bool = False) -> Cut:
     """Return how the products of so many rows are cut: reasoned, and not measured yet.
 
     A tile has as many rows as an expert gets where all get as many, up to what fits into registers. Few rows are a
     matter of bytes: small tiles, a line of the cache and more at once, as many on their way as a multiprocessor holds.
     Many are one of products: the larger a tile, the fewer numbers it reads for each; and of 16 tiles that are
-    neighbours, weights and rows lie in the cache. It is the same for all rows up to a power of two.
+    neighbours, weights and rows lie in the cache. What has 4 bits takes registers as it becomes numbers: small tiles.
+    It is the same for all rows up to a power of two.
     """
     pairs = triton.next_power_of_2(rows) * chosen
     block_m = int(min(128, max(16, triton.next_power_of_2(triton.cdiv(pairs, experts)))))
     has_room = number_bytes == 2 and not current().startswith("gfx")
     if number_bytes == 4:
         block_m, block_n, block_k = min(32, block_m), 64, 32
+    elif is_int4:
+        block_m, block_n, block_k = 16 if block_m == 16 else 64, 64, 64
     elif block_m <= 32:
         block_n, block_k = 64, 128 if has_room else 64
     else:
