@@ -127,11 +127,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
         {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 20.0},
     ),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig, {**GEMMA, "layer_types": [*WINDOWS, "full_attention"]}),
-    "granite": (
-        GraniteForCausalLM,
-        GraniteConfig,
-        {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "logits_scaling": 2.5},
-    ),
+    "granite": (GraniteForCausalLM, GraniteConfig, GRANITE),
     "olmo2": (Olmo2ForCausalLM, Olmo2Config, {}),
     "olmo3": (
         Olmo3ForCausalLM,
