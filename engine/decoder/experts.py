@@ -35,7 +35,8 @@ def parse_experts(fields: Fields, mixture: Mixture) -> ExpertSpec:
         CheckpointError: a field is wrong or missing.
     """
     # Either is written by some version of the same family's code.
-    name = next((name for name in ("num_experts", "num_local_experts") if name in fields.config), mixture.count)
+    known = (name for name in ("num_experts", "num_local_experts") if fields.config.get(name) is not None)
+    name = next(known, mixture.count)
     count, chosen = fields.count(name), fields.count("num_experts_per_tok")
     if chosen > count:
         raise CheckpointError(f"{fields.where}: num_experts_per_tok is {chosen}, but {name} is {count}.")

@@ -30,6 +30,11 @@ def shapes(folder: Path, architecture: str) -> dict[str, tuple[int, ...]]:
 def test_a_mixture_is_what_config_json_says(tmp_path: Path) -> None:
     spec = read_spec(write_config(tmp_path, **QWEN))
     assert spec.experts == ExpertSpec(count=6, chosen=2, inner_size=8, is_normed=False, shared_size=12)
+    # As transformers writes it anew.
+    assert (
+        read_spec(write_config(tmp_path, **QWEN | {"num_experts": None, "num_local_experts": 6})).experts
+        == spec.experts
+    )
     mixtral = read_spec(write_config(tmp_path, architectures=["MixtralForCausalLM"], **FEW))
     assert mixtral.experts == ExpertSpec(count=4, chosen=2, inner_size=24, is_normed=True)
 

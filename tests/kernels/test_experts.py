@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -211,6 +213,21 @@ def test_products_are_those_of_each_expert(
         inputs = q.float() * scales.unsqueeze(-1)
     expected = torch.stack([numbers[experts[row, 0]] @ inputs[row] for row in of_pairs.tolist()])
     assert_near(found, expected)
+
+
+@pytest.mark.parametrize("rows", [1, 7, GROUP_ROWS + 1])
+def test_how_many_units_there_are_no_routing_changes(pool: Pool, rows: int) -> None:
+    """A thread that comes late counts them when the next layer has been routed, and would wait for some for ever."""
+    _, (kernel, tensors, sizes) = laid_out("plain", torch.randn(4, 40, 32))
+    x, y, strides = torch.randn(rows, 32), torch.empty(rows, 40), torch.zeros(6, 2, dtype=torch.int64)
+    count, found = torch.tensor([rows]), set()
+    for experts in (torch.zeros(rows, 1, dtype=torch.int32), torch.arange(rows, dtype=torch.int32).view(-1, 1) % 4):
+        _, _, groups = sort_by_expert(experts, 4)
+        beside = (None, None, groups, strides)
+        op = pool.op(f"grouped_{kernel}", torch.float32, count, (x, *tensors, None, y, *beside), (*sizes, *[0] * 4, 4))
+        call = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p, ctypes.c_int64)(op.kernel)
+        found.add(call(ctypes.addressof(op), -1))
+    assert len(found) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
