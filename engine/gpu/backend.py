@@ -14,7 +14,6 @@ from engine.gpu.adapters import Reach, TritonLora
 from engine.gpu.experts import Experts, laid_out
 from engine.gpu.rounding import InputRounding
 from engine.gpu.streamed_linear import StreamedLinear
-from engine.loading.fp8 import Fp8Weight
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.add_rms_norm.launch import add_rms_norm
@@ -37,7 +36,7 @@ class TritonBackend(Backend):
         max_samples: so many rows of logits at most a step has, save where those of prompts are asked for.
         quantization: "fp8": layers' weights and their inputs are rounded to 8-bit floats; "int4": the weights alone, to
             4 bits where they have more; None: neither. Adapters read inputs as they are.
-        is_mixed: weights that come as numbers, among others in 8-bit floats, are not rounded to those.
+        is_mixed: weights that come as numbers, among others that have as few bits already, are not rounded.
 
     Attributes:
         linears: products whose way `engine.gpu.streamed_linear.measure` may choose.
@@ -78,8 +77,7 @@ class TritonBackend(Backend):
         return Experts(to_logits, ups, downs, spec, activation, lambda: self._decodes)
 
     def _quantization_of(self, weight: Weight) -> str | None:
-        stays = self._quantization == "fp8" and self._is_mixed and not isinstance(weight, Fp8Weight)
-        return None if stays else self._quantization
+        return None if self._is_mixed and isinstance(weight, torch.Tensor) else self._quantization
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Keep both as they are; all steps' logits come to lie in one place, or each recording had one of its own."""

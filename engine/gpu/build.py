@@ -13,6 +13,7 @@ from engine.decoder.decoder import Decoder
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored_fp8 import StoredFp8
+from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
 from engine.fallback.decoder import FallbackDecoder
 from engine.fallback.spec import FallbackSpec
@@ -67,8 +68,12 @@ def _build(
     weights: WeightSource,
 ) -> Parts:
     adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank, checked.max_batched_tokens)
-    is_mixed = isinstance(spec.stored, StoredFp8) and spec.stored.stays
-    backend = TritonBackend(adapters, checked.max_num_seqs, checked.quantization, is_mixed=is_mixed)
+    stored, quantization = spec.stored, checked.quantization
+    # What a checkpoint of few bits has in more was left so on purpose.
+    is_mixed = isinstance(stored, StoredInt4) or (
+        isinstance(stored, StoredFp8) and stored.stays and quantization == "fp8"
+    )
+    backend = TritonBackend(adapters, checked.max_num_seqs, quantization, is_mixed=is_mixed)
     decoder = _load(spec, backend, checked, weights, runtime.device)
     choose = TokenChooser(runtime, checked.max_num_seqs)
     rehearsal = Rehearsal(decoder, adapters, choose, checked, _cache_dtype(checked), runtime.device)

@@ -73,11 +73,12 @@ def test_experts_lie_one_below_the_other_each_rounded_by_itself(make: type) -> N
         assert ((matrix - meant).abs().amax(dim=1) <= 1.1 * step * meant.abs().amax(dim=1)).all()
 
 
-def test_numbers_of_a_checkpoint_with_8_bit_floats_stay() -> None:
+@pytest.mark.parametrize(("quantization", "few"), [("fp8", stored_fp8), ("int4", stored_int4)])
+def test_numbers_of_a_checkpoint_of_few_bits_stay(quantization: str, few: type) -> None:
     """So does what chooses, always: it is among the products whose way is measured."""
-    mixed = backend("fp8", is_mixed=True)
+    mixed = backend(quantization, is_mixed=True)
     assert mixed._quantization_of(numbers(6, GROUP)) is None
-    assert mixed._quantization_of(stored_fp8(6, GROUP)) == "fp8"
+    assert mixed._quantization_of(few(6, GROUP)) == quantization
     gate_up, down = numbers(SPEC.count * 2 * GROUP, GROUP), numbers(SPEC.count * GROUP, GROUP)
     mixed.experts(gate_up.flatten(0, 1)[: SPEC.count], gate_up, down, SPEC, "silu")
     assert [tuple(linear.shape) for linear in mixed.linears] == [(SPEC.count, GROUP)]
