@@ -229,9 +229,9 @@ def write_adapters(folder: Path, spec: DecoderSpec, count: int) -> list[AdapterR
     """Write adapters for all linear modules: one file of tensors under many names, each with a scaling of its own."""
     if not count:
         return []
-    modules = sorted({name.rpartition(".")[2] for name in spec.linear_shapes()})
+    modules = sorted({name.rpartition(".")[2] for name in spec.adapted_shapes()})
     tensors = {}
-    for name, (depth, width) in spec.linear_shapes().items():
+    for name, (depth, width) in spec.adapted_shapes().items():
         tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(RANK, depth, dtype=torch.bfloat16)
         tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(width, RANK, dtype=torch.bfloat16) / 1000
     folder.mkdir()
