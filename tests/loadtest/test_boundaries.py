@@ -16,6 +16,7 @@ ALLOWED = {
     "loadtest/gpu/engine.py": {"engine", "adapters", "kernels"},
     "loadtest/gpu/__main__.py": {"engine", "kernels"},
     "loadtest/gpu/attention.py": {"kernels"},
+    "loadtest/gpu/experts.py": {"kernels"},
     "loadtest/gpu/kernels.py": {"engine", "kernels"},
     "loadtest/gpu/sweep.py": {"kernels"},
 }
