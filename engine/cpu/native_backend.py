@@ -234,7 +234,7 @@ class NativeBackend(Backend):
         """Record who meets whom, a pair of a row and an expert for each of those that a row has chosen."""
         num_pairs = len(logits) * spec.chosen
         shares = self._like(logits, "shares", (spec.count,), torch.float32)
-        weights = self._like(logits, "shares", (spec.chosen,), torch.float32)
+        weights = self._like(logits, "weights", (spec.chosen,), torch.float32)
         names, places = (self._like(logits, key, (spec.chosen,), torch.int32) for key in ("chosen", "places"))
         rows = self._place("rows of pairs", self._pairs, (num_pairs,), torch.int64)
         groups = self._place("groups", self._pairs, (max_groups(num_pairs, spec.count), 3), torch.int32)

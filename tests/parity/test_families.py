@@ -73,6 +73,16 @@ def test_a_scaled_rotation_gives_the_tokens_of_transformers(kind: str, tmp_path:
     assert run_engine(engine, [greedy("a", prompt)]) == {"a": ours.generate(prompt)}
 
 
+@pytest.mark.parametrize("num_experts", [1, 2])
+def test_a_token_may_meet_all_experts(num_experts: int, tmp_path: Path) -> None:
+    model = make_model("qwen2-moe", num_experts=num_experts, num_experts_per_tok=num_experts)
+    model.save_pretrained(tmp_path)
+    ours = Checkpoint(path=str(tmp_path), model=model)
+    engine = build_engine(EngineConfig(model_path=ours.path, dtype="float32", num_threads=1))
+    prompt = random_prompts(2, longest=40)[1]
+    assert run_engine(engine, [greedy("a", prompt)]) == {"a": ours.generate(prompt)}
+
+
 def test_a_sharded_checkpoint_is_the_same_model(checkpoint: Callable[[str], Checkpoint], tmp_path: Path) -> None:
     whole = checkpoint("qwen2")
     whole.model.save_pretrained(tmp_path, max_shard_size="100KB")
