@@ -17,6 +17,7 @@ from engine.decoder.layer_forms import LayerForm
 from engine.decoder.model_spec import ModelSpec
 from engine.loading.weight import Weight
 from kernels.arena import Arena
+from kernels.embedding.reference import take_rows
 from kernels.packed_linear.reference import LANES
 from kernels.packed_linear_int4.reference import GROUPS
 from kernels.program import Pool
@@ -51,6 +52,26 @@ class CalledBackend(TorchBackend):
             quantization = None
         panels = lay_out([weight], 1, quantization, self._arena.empty, self._pool)
         return partial(self._product, panels, bias)
+
+    def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
+        """Lay out the output matrix in panels; rows of an embedding that is the same are picked out of them."""
+        matrix = embedding if head is None else head
+        vocab, hidden = matrix.shape
+        if hidden % 2:
+            return super().vocabulary(embedding, head)
+        (panels,) = lay_out([matrix], 1, None, self._arena.empty, self._pool).tensors
+
+        def embed(token_ids: torch.Tensor) -> torch.Tensor:
+            out = torch.empty(len(token_ids), hidden, dtype=self._dtype)
+            self._call("embed", len(token_ids), (panels, token_ids, out), (hidden,))
+            return out
+
+        def to_logits(h: torch.Tensor) -> torch.Tensor:
+            logits = h.new_empty(len(h), vocab, dtype=torch.float32)
+            self._call("packed_logits", len(h), (h.contiguous(), panels, None, logits), (hidden, vocab))
+            return logits
+
+        return embed if head is None else partial(take_rows, embedding), to_logits
 
     def attend(
         self,

@@ -53,12 +53,15 @@ class FallbackDecoder:
         self._last_hidden: torch.Tensor | None = None
 
     def take_over(self, model: PreTrainedModel) -> None:
-        """Compute by a model whose attention `attend` is; its linear modules are laid out anew, one after the other."""
+        """Compute by a model whose attention `attend` is; its linear modules and its vocabulary are laid out anew."""
         self._model = model
         model.get_decoder().register_forward_hook(self._keep_hidden)
+        head = model.get_output_embeddings()
         for name, module in model.named_modules():
-            if type(module) is torch.nn.Linear:
+            if type(module) is torch.nn.Linear and module is not head:
                 self._lay_out(name, module)
+        if type(head) is torch.nn.Linear:
+            self._lay_out_vocabulary(model.get_input_embeddings(), head)
 
     @torch.inference_mode()
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
@@ -116,8 +119,19 @@ class FallbackDecoder:
             splits = self.spec.widths().get(projection, {projection: module.out_features})
             product = partial(self._adapted, product, layer, splits)
         module.forward = partial(_by_rows, product)  # type: ignore[method-assign]
-        # The device has it in its own way; what is left is for modules that ask what type it has.
-        module.weight = torch.nn.Parameter(module.weight.data.new_empty(0), requires_grad=False)
+        _give_away(module)
+
+    def _lay_out_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear) -> None:
+        """Lay out the output matrix, which is not held in few bits, and what shares its numbers, once."""
+        matrix = None if self.spec.is_tied else head.weight.data
+        embed, to_logits = self._backend.vocabulary(embedding.get_parameter("weight").data, matrix)
+        bias = head.bias
+        product = to_logits if bias is None else lambda h: to_logits(h).add_(bias)
+        head.forward = partial(_by_rows, product)  # type: ignore[method-assign]
+        _give_away(head)
+        if type(embedding) is torch.nn.Embedding:
+            embedding.forward = partial(_by_ids, embed)  # type: ignore[method-assign]
+            _give_away(embedding)
 
     def _adapted(
         self,
@@ -135,7 +149,17 @@ class FallbackDecoder:
         self._last_hidden = output[0][0]
 
 
+def _give_away(module: torch.nn.Linear | torch.nn.Embedding) -> None:
+    """Let go of a weight that the device has in its own way; what is left tells modules that ask what type it has."""
+    module.weight = torch.nn.Parameter(module.weight.data.new_empty(0), requires_grad=False)
+
+
 def _by_rows(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     """Multiply [any, ..., in] by a product that takes rows."""
     y = product(x.flatten(0, -2))
     return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def _by_ids(embed: Callable[[torch.Tensor], torch.Tensor], token_ids: torch.Tensor) -> torch.Tensor:
+    """Take rows for [any, ...] by a function that takes [tokens]."""
+    return embed(token_ids.flatten()).view(*token_ids.shape, -1)

@@ -49,6 +49,19 @@ def test_products_are_those_of_torch(
         assert (found - expected[:rows]).norm() < error * expected[:rows].norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("is_tied", "hidden"), [(True, 64), (False, 64), (True, 63)])
+def test_a_vocabulary_keeps_its_numbers(pool: Pool, dtype: torch.dtype, is_tied: bool, hidden: int) -> None:
+    torch.manual_seed(5)
+    embedding, head = (torch.randn(40, hidden).to(dtype) for _ in range(2))
+    ids, h = torch.tensor([7, 39, 0]), torch.randn(3, hidden).to(dtype)
+    backend = CalledBackend(pool, dtype, "int4")
+    embed, to_logits = backend.vocabulary(embedding.clone(), None if is_tied else head.clone())
+    assert torch.equal(embed(ids), embedding[ids])
+    expected = h.double() @ (embedding if is_tied else head).double().T
+    assert (to_logits(h).double() - expected).norm() < 0.01 * expected.norm()
+
+
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (5, 0.0), (0, 3.0)])
 def test_attention_is_that_of_torch(pool: Pool, window: int, softcap: float) -> None:
     torch.manual_seed(5)

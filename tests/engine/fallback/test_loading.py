@@ -9,11 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.backend import TorchBackend
+from engine.cpu.called_backend import CalledBackend
 from engine.errors import CheckpointError
 from engine.fallback import loading
 from engine.fallback.decoder import FallbackDecoder
 from engine.fallback.spec import FallbackSpec
 from engine.loading.spec import read_model_spec
+from kernels import native
+from kernels.program import Pool
 from tests.engine.fallback.saved import save
 
 
@@ -66,3 +69,22 @@ def test_attention_that_gives_other_logits_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setattr(FallbackDecoder, "attend", shifted)
     with pytest.raises(CheckpointError, match="its logits differ by"):
         load(save(tmp_path))
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_output_matrix_and_embedding_are_held_once_and_as_they_are(tmp_path: Path, is_tied: bool) -> None:
+    folder = save(tmp_path, head_dim=16, tie_word_embeddings=is_tied)
+    spec = read_model_spec(str(folder))
+    kernels = native.load()
+    assert isinstance(spec, FallbackSpec)
+    if kernels is None:
+        pytest.skip("no C++ compiler")
+    held = load_file(folder / "model.safetensors")
+    head = held["model.embed_tokens.weight" if is_tied else "lm_head.weight"]
+    backend = CalledBackend(Pool(kernels, 1), torch.float32, "int4")
+    decoder = loading.load_fallback(str(folder), spec, backend, torch.float32, torch.device("cpu"))
+    model = decoder._model
+    assert model is not None
+    assert model.lm_head.weight.numel() == model.model.embed_tokens.weight.numel() == 0
+    h = torch.randn(3, spec.hidden_size)
+    torch.testing.assert_close(model.lm_head(h), h @ head.T)
