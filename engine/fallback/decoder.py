@@ -123,8 +123,10 @@ class FallbackDecoder:
 
     def _lay_out_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear) -> None:
         """Lay out the output matrix, which is not held in few bits, and what shares its numbers, once."""
-        matrix = None if self.spec.is_tied else head.weight.data
-        embed, to_logits = self._backend.vocabulary(embedding.get_parameter("weight").data, matrix)
+        weight = embedding.get_parameter("weight")
+        # Files may have two matrices where config.json says one: then transformers has left them two.
+        matrix = None if head.weight is weight else head.weight.data
+        embed, to_logits = self._backend.vocabulary(weight.data, matrix)
         bias = head.bias
         product = to_logits if bias is None else lambda h: to_logits(h).add_(bias)
         head.forward = partial(_by_rows, product)  # type: ignore[method-assign]

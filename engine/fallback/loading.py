@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from weakref import WeakMethod
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
@@ -36,9 +37,10 @@ def load_fallback(
         CheckpointError: files or tensors are missing, broken or left over, or attention is not what it seemed.
     """
     decoder = FallbackDecoder(spec, backend, dtype)
-    # By a name of its own: attention is looked up by it, and knows its cache.
+    # By a name of its own: attention is looked up by it, and knows its cache. The name stays when the model has gone.
     name = f"antiphon_{next(_numbers)}"
-    AttentionInterface.register(name, decoder.attend)
+    attend = WeakMethod(decoder.attend)
+    AttentionInterface.register(name, lambda *parts, **told: attend()(*parts, **told))  # type: ignore[misc]
     model = _load(path, spec.architecture, dtype).to(device)
     decoder.take_over(model)
     expected = _logits(model, device)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from weakref import ref
 
 import pytest
 import torch
@@ -71,20 +73,31 @@ def test_attention_that_gives_other_logits_is_refused(tmp_path: Path, monkeypatc
         load(save(tmp_path))
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_output_matrix_and_embedding_are_held_once_and_as_they_are(tmp_path: Path, is_tied: bool) -> None:
+def test_a_model_that_nobody_uses_any_more_is_forgotten(tmp_path: Path) -> None:
+    model = ref(load(save(tmp_path)))
+    gc.collect()
+    assert model() is None
+
+
+@pytest.mark.parametrize(("is_tied", "has_head"), [(True, False), (True, True), (False, True)])
+def test_output_matrix_and_embedding_are_held_once_and_as_they_are(
+    tmp_path: Path, is_tied: bool, has_head: bool
+) -> None:
     folder = save(tmp_path, head_dim=16, tie_word_embeddings=is_tied)
-    spec = read_model_spec(str(folder))
     kernels = native.load()
-    assert isinstance(spec, FallbackSpec)
     if kernels is None:
         pytest.skip("no C++ compiler")
-    held = load_file(folder / "model.safetensors")
-    head = held["model.embed_tokens.weight" if is_tied else "lm_head.weight"]
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    head = embedding
+    if has_head:
+        head = torch.randn(embedding.shape)
+        change(folder, **{"lm_head.weight": head})
+    spec = read_model_spec(str(folder))
+    assert isinstance(spec, FallbackSpec)
     backend = CalledBackend(Pool(kernels, 1), torch.float32, "int4")
-    decoder = loading.load_fallback(str(folder), spec, backend, torch.float32, torch.device("cpu"))
-    model = decoder._model
+    model = loading.load_fallback(str(folder), spec, backend, torch.float32, torch.device("cpu"))._model
     assert model is not None
     assert model.lm_head.weight.numel() == model.model.embed_tokens.weight.numel() == 0
-    h = torch.randn(3, spec.hidden_size)
-    torch.testing.assert_close(model.lm_head(h), h @ head.T)
+    ids, h = torch.tensor([[7, 59, 0]]), torch.randn(3, spec.hidden_size)
+    assert torch.equal(model.model.embed_tokens(ids), embedding[ids])
+    torch.testing.assert_close(model.lm_head(h), h @ head.T, atol=1e-5, rtol=1e-4)
