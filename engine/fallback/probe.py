@@ -98,6 +98,8 @@ def try_out(model: PreTrainedModel, what: str) -> list[AttentionCall]:
     except Exception as error:
         raise CheckpointError(f"{what} is not served: it does not run without numbers ({error})") from error
     calls = list(_calls)
+    if not calls:
+        raise CheckpointError(f"{what} is not served: it has no layer that attends.")
     if [call.layer for call in calls] != list(range(model.config.num_hidden_layers)):
         raise CheckpointError(f"{what} is not served: not every layer attends once, so that it keeps more than keys.")
     if len({call.shape for call in calls}) > 1:

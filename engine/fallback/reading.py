@@ -91,7 +91,7 @@ def classes_of(folder: str, architecture: str) -> tuple[type[PreTrainedModel], P
 
 
 def _told(error: Exception) -> str:
-    return str(error).strip().split("\n", maxsplit=1)[0][:300] or type(error).__name__
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:

@@ -88,7 +88,8 @@ def test_code_that_transformers_has_taken_over_is_not_run(tmp_path: Path) -> Non
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config is not served"),
         ({"auto_map": {"AutoModelForCausalLM": "evil.Model"}}, "auto_map"),
         ({"max_position_embeddings": None}, "max_position_embeddings"),
-        ({"num_attention_heads": "four"}, "num_attention_heads|config.json"),
+        ({"num_attention_heads": "four"}, r"config\.json.*num_attention_heads.*int.*'four'"),
+        ({"num_hidden_layers": 0}, "no layer that attends"),
     ],
 )
 def test_what_cannot_be_served_is_named(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
