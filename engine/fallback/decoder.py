@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,6 +63,8 @@ class FallbackDecoder:
                 self._lay_out(name, module)
         if type(head) is torch.nn.Linear:
             self._lay_out_vocabulary(model.get_input_embeddings(), head)
+        for tensor in chain(model.parameters(), model.buffers()):
+            tensor.data = _own(tensor)
 
     @torch.inference_mode()
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
@@ -112,7 +115,7 @@ class FallbackDecoder:
         return out[..., : spec.value_dim].unsqueeze(0).to(query.dtype), None
 
     def _lay_out(self, name: str, module: torch.nn.Linear) -> None:
-        product = self._backend.linear(name, module.weight.data, None if module.bias is None else module.bias.data)
+        product = self._backend.linear(name, _own(module.weight), None if module.bias is None else _own(module.bias))
         at = parse_module_name(name)
         if at is not None and name in self.spec.modules:
             layer, projection = at
@@ -125,9 +128,9 @@ class FallbackDecoder:
         """Lay out the output matrix, which is not held in few bits, and what shares its numbers, once."""
         weight = embedding.get_parameter("weight")
         # Files may have two matrices where config.json says one: then transformers has left them two.
-        matrix = None if head.weight is weight else head.weight.data
-        embed, to_logits = self._backend.vocabulary(weight.data, matrix)
-        bias = head.bias
+        matrix = None if head.weight is weight else _own(head.weight)
+        embed, to_logits = self._backend.vocabulary(_own(weight), matrix)
+        bias = None if head.bias is None else _own(head.bias)
         product = to_logits if bias is None else lambda h: to_logits(h).add_(bias)
         head.forward = partial(_by_rows, product)  # type: ignore[method-assign]
         _give_away(head)
@@ -149,6 +152,11 @@ class FallbackDecoder:
 
     def _keep_hidden(self, _module: torch.nn.Module, _arguments: object, output: Any) -> None:
         self._last_hidden = output[0][0]
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's numbers in memory of their own: on a CPU transformers leaves them in the file, mapped."""
+    return tensor.data.clone() if tensor.device.type == "cpu" else tensor.data
 
 
 def _give_away(module: torch.nn.Linear | torch.nn.Embedding) -> None:

@@ -73,6 +73,13 @@ def test_attention_that_gives_other_logits_is_refused(tmp_path: Path, monkeypatc
         load(save(tmp_path))
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_weights_share_no_memory_with_files(tmp_path: Path, is_tied: bool) -> None:
+    model = load(save(tmp_path, tie_word_embeddings=is_tied, attention_bias=True))
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert model.spec.is_tied is is_tied
+
+
 def test_a_model_that_nobody_uses_any_more_is_forgotten(tmp_path: Path) -> None:
     model = ref(load(save(tmp_path)))
     gc.collect()
