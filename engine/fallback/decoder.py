@@ -56,10 +56,13 @@ class FallbackDecoder:
     def take_over(self, model: PreTrainedModel) -> None:
         """Compute by a model whose attention `attend` is; its linear modules and its vocabulary are laid out anew."""
         self._model = model
-        model.get_decoder().register_forward_hook(self._keep_hidden)
-        head = model.get_output_embeddings()
+        decoder, head = model.get_decoder(), model.get_output_embeddings()
+        # Some call their output matrix a decoder.
+        (model.base_model if decoder is head else decoder).register_forward_hook(self._keep_hidden)
         for name, module in model.named_modules():
-            if type(module) is torch.nn.Linear and module is not head:
+            # What chooses experts may be float32 in a model of fewer bits, and what it reads is then too.
+            is_plain = type(module) is torch.nn.Linear and module.weight.dtype == self._dtype
+            if is_plain and module is not head:
                 self._lay_out(name, module)
         if type(head) is torch.nn.Linear:
             self._lay_out_vocabulary(model.get_input_embeddings(), head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "Glm4ForCausalLM": {"head_dim": 16},
     "Glm4MoeForCausalLM": {"head_dim": 16, "n_routed_experts": 8, **EXPERTS},
     "DeepseekV3ForCausalLM": {**LATENT, **EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 1},
+    "HunYuanMoEV1ForCausalLM": {"head_dim": 16, "num_experts": 4, "moe_topk": 2},
     "MiniCPM3ForCausalLM": LATENT,
+    "ModernBertDecoderForCausalLM": {"bos_token_id": 1, "cls_token_id": 1, "pad_token_id": 0},
     "NemotronForCausalLM": {},
     "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "PhiForCausalLM": {},
@@ -81,7 +84,7 @@ def config_of(path: str, **options: Any) -> EngineConfig:
 
 
 CHUNKS = {"max_batched_tokens": 7, "max_num_seqs": 7}
-IN_CHUNKS = ("Cohere2ForCausalLM", "DeepseekV3ForCausalLM", "GPT2LMHeadModel")
+IN_CHUNKS = ("Cohere2ForCausalLM", "DeepseekV3ForCausalLM", "GPT2LMHeadModel", "ModernBertDecoderForCausalLM")
 
 
 @pytest.mark.parametrize(
@@ -145,11 +148,17 @@ def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
     assert found == {str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
 
 
-@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "OPTForCausalLM"])
+def test_a_module_of_another_type_than_the_model_is_computed_in_its_own(saved: Callable[[str], Checkpoint]) -> None:
+    checkpoint = saved("HunYuanMoEV1ForCausalLM")
+    config = replace(config_of(checkpoint.path), dtype="bfloat16")
+    assert len(run_engine(build_engine(config), [greedy("a", (1, 2, 3), NUM_TOKENS)])["a"]) == NUM_TOKENS
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "ModernBertDecoderForCausalLM", "OPTForCausalLM"])
 def test_vectors_are_those_behind_the_last_norm(saved: Callable[[str], Checkpoint], name: str) -> None:
     checkpoint, prompt = saved(name), random_prompts(2, longest=20)[1]
     requests = [vector_request("vector", prompt, Pooling.MEAN), greedy("text", prompt, NUM_TOKENS)]
     found = vectors_of(build_engine(config_of(checkpoint.path)), requests)["vector"]
     with torch.no_grad():
-        states = checkpoint.model.get_decoder()(torch.tensor([prompt])).last_hidden_state[0]
+        states = checkpoint.model.base_model(torch.tensor([prompt])).last_hidden_state[0]
     assert_same(found, np.asarray(states.mean(0)))
