@@ -37,11 +37,10 @@ class _Step:
 
 
 class FallbackDecoder:
-    """An `engine.runner.StepModel`.
+    """An `engine.runner.StepModel`, once it has taken over a model.
 
     Args:
-        model: whose attention is to be `attend`; its modules are changed.
-        backend: attends, adds the adapters' products, and lays out linear weights.
+        backend: attends, adds the adapters' products, and lays out linear weights and the vocabulary.
         dtype: of the cache, or of what is written into one of fewer bits.
     """
 
@@ -54,7 +53,7 @@ class FallbackDecoder:
         self._last_hidden: torch.Tensor | None = None
 
     def take_over(self, model: PreTrainedModel) -> None:
-        """Compute by a model whose attention `attend` is; its linear modules and its vocabulary are laid out anew."""
+        """Compute by a model whose attention is to be `attend`, which it changes: linear modules are laid out anew."""
         self._model = model
         decoder, head = model.get_decoder(), model.get_output_embeddings()
         # Some call their output matrix a decoder.
