@@ -15,9 +15,10 @@ from engine.adapter_pool import AdapterPool, Locate
 from engine.backend import KvCache, TorchBackend
 from engine.buffers import InputBuffers
 from engine.config import EngineConfig, ResolvedConfig
-from engine.cpu.called_backend import CalledBackend, can_attend
+from engine.cpu.called_backend import CalledBackend
 from engine.cpu.native_backend import NativeBackend, can_run
 from engine.cpu.native_lora import PanelAdapter
+from engine.cpu.panels import can_attend
 from engine.cpu.recorded import RecordedModel
 from engine.decoder.decoder import Decoder
 from engine.decoder.model_spec import ModelSpec
@@ -124,8 +125,9 @@ def _cuda_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weigh
 
 def kernels_for(spec: ModelSpec, config: ResolvedConfig) -> NativeKernels | None:
     """Return our own CPU kernels, None where torch's operators have to do: no compiler, or an unusual geometry."""
-    can = can_run if isinstance(spec, DecoderSpec) else can_attend
-    return native.load() if can(spec, config.block_tokens) else None
+    block_tokens = config.block_tokens
+    can = can_run(spec, block_tokens) if isinstance(spec, DecoderSpec) else can_attend(spec, block_tokens)
+    return native.load() if can else None
 
 
 def build_model(

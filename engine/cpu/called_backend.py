@@ -14,22 +14,15 @@ from engine.attention import AttentionBatch
 from engine.backend import LayerCache, Product, TorchBackend
 from engine.cpu.panels import INT8_KERNEL, Panels, lay_out
 from engine.decoder.layer_forms import LayerForm
-from engine.decoder.model_spec import ModelSpec
 from engine.loading.weight import Weight
 from kernels.arena import Arena
 from kernels.embedding.reference import take_rows
-from kernels.packed_linear.reference import LANES
 from kernels.packed_linear_int4.reference import GROUPS
 from kernels.program import Pool
 
 
-def can_attend(spec: ModelSpec, block_tokens: int) -> bool:
-    """Return whether heads and blocks fill the panels in which these kernels keep keys and values."""
-    return spec.head_dim % LANES == 0 and block_tokens % LANES == 0
-
-
 class CalledBackend(TorchBackend):
-    """A `Backend` for models that `can_attend`; products of adapters are torch's.
+    """A `Backend` for models that `engine.cpu.panels.can_attend`; products of adapters are torch's.
 
     Args:
         dtype: of weights, activations and cache.
@@ -99,12 +92,12 @@ class CalledBackend(TorchBackend):
         return out
 
     def _product(self, panels: Panels, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
-        y = x.new_empty(len(x), panels.out)
-        inputs: tuple[torch.Tensor, ...] = (x.contiguous(),)
+        x, y = x.contiguous(), x.new_empty(len(x), panels.out)
+        inputs: tuple[torch.Tensor, ...] = (x,)
         if panels.kernel == INT8_KERNEL:
             padded = panels.sizes[0]
             inputs = (x.new_empty(len(x), padded, dtype=torch.int8), x.new_empty(len(x), dtype=torch.float32))
-            self._call("quantize_rows", len(x), (x.contiguous(), *inputs), (panels.depth, padded))
+            self._call("quantize_rows", len(x), (x, *inputs), (panels.depth, padded))
         self._call(panels.kernel, len(x), (*inputs, *panels.tensors, bias, y), panels.sizes)
         return y
 

@@ -15,18 +15,17 @@ import torch
 from engine.attention import AttentionBatch
 from engine.backend import Backend, LayerCache, Product
 from engine.cpu.native_lora import NativeLora
-from engine.cpu.panels import INT8_KERNEL, Panels, lay_out
+from engine.cpu.panels import INT8_KERNEL, Panels, can_attend, lay_out
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
-from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.loading.weight import Weight, split
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.arena import Arena
 from kernels.experts.reference import max_groups
 from kernels.gated_activation.reference import Activation
-from kernels.packed_linear.reference import LANES, as_panels
+from kernels.packed_linear.reference import as_panels
 from kernels.program import Pool, Program
 
 GROUPED_TENSORS, GROUPED_SIZES = 6, 6
@@ -49,12 +48,10 @@ class Routing(NamedTuple):
     num_experts: int
 
 
-def can_run(spec: ModelSpec, block_tokens: int) -> bool:
+def can_run(spec: DecoderSpec, block_tokens: int) -> bool:
     """Return whether the kernels know this geometry: what a cache keeps in panels must fill them."""
-    if not isinstance(spec, DecoderSpec):
-        return False
     sizes = {spec.hidden_size, spec.q_size, *(size for shape in spec.linear_sizes() for size in shape)}
-    return spec.head_dim % LANES == 0 and block_tokens % LANES == 0 and all(size % 2 == 0 for size in sizes)
+    return can_attend(spec, block_tokens) and all(size % 2 == 0 for size in sizes)
 
 
 def _is_wide(norm: torch.Tensor | None) -> bool:

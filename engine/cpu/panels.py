@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.decoder.model_spec import ModelSpec
 from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, dense
 from kernels.packed_linear.reference import LANES, as_panels
@@ -18,6 +19,11 @@ from kernels.program import Pool
 Empty = Callable[[int, torch.dtype], torch.Tensor]
 """As `kernels.arena.Arena.empty`."""
 INT8_KERNEL, INT4_KERNEL = "packed_linear_int8", "packed_linear_int4"
+
+
+def can_attend(spec: ModelSpec, block_tokens: int) -> bool:
+    """Return whether heads and blocks fill the panels in which the kernels keep keys and values."""
+    return spec.head_dim % LANES == 0 and block_tokens % LANES == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,10 +51,12 @@ class FallbackDecoder:
         self._model: PreTrainedModel | None = None
         self._step: _Step | None = None
         self._last_hidden: torch.Tensor | None = None
+        self._still = rope_table(NO_ROPE, spec.head_dim, 1, dtype)
 
     def take_over(self, model: PreTrainedModel) -> None:
         """Compute by a model whose attention is to be `attend`, which it changes: linear modules are laid out anew."""
         self._model = model
+        self._still = self._still.to(model.device)
         decoder, head = model.get_decoder(), model.get_output_embeddings()
         # Some call their output matrix a decoder.
         (model.base_model if decoder is head else decoder).register_forward_hook(self._keep_hidden)
@@ -72,12 +74,11 @@ class FallbackDecoder:
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
         """Compute a step, writing the cache."""
         assert self._model is not None, "there is no model yet"
-        still = rope_table(NO_ROPE, self.spec.head_dim, 1, self._dtype).to(batch.token_ids.device)
         self._step = _Step(
             batch.attention,
             cache,
             self._backend.lora(batch.adapters, batch.sample_adapters),
-            still.repeat(len(batch.token_ids), 1, 1),
+            self._still.repeat(len(batch.token_ids), 1, 1),
         )
         try:
             output = self._model(

@@ -143,7 +143,7 @@ def _window(mask_function: Callable[..., Any], told: int | None) -> int | None:
         if told is None:
             return 0 if sees(0) else None
         return told if sees(FAR - told + 1) and not sees(FAR - told) else None
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         return None
 
 
