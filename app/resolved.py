@@ -23,7 +23,6 @@ from adapters.validate import validate
 from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import is_hub_id, local_folder
 from app.cluster_memory import remembered
-from app.fingerprint import model_fingerprint
 from app.makers_defaults import read_defaults, read_pooling
 from app.settings import (
     AdapterSettings,
@@ -59,6 +58,7 @@ from engine.config import EngineConfig
 from engine.decoder.model_spec import ModelSpec
 from engine.errors import CheckpointError, ConfigError
 from engine.loading.contents import check_contents, read_checkpoint_spec
+from engine.loading.fingerprint import model_fingerprint
 from engine.loading.spec import read_model_spec
 from engine.loading.weight_files import check_weight_files
 from engine.resolve import check

@@ -61,6 +61,15 @@ class EngineSettings(SettingsNode):
     kv_cache_bytes: int | None = Field(
         default=None, ge=1, description="Bytes of the KV cache; null: a share of free memory."
     )
+    kv_host_bytes: int = Field(
+        default=0, ge=0, description="Bytes of host memory for blocks that a GPU's cache has no room for; 0: none."
+    )
+    kv_disk_bytes: int = Field(
+        default=0, ge=0, description="Bytes on disk for them, of each replica; they outlive a restart. 0: none."
+    )
+    kv_disk_folder: FolderPath | None = Field(
+        default=None, description="Folder of those; null: one of the user's cache (`XDG_CACHE_HOME`)."
+    )
     gpu_memory_fraction: float = Field(
         default=0.9, gt=0, le=1, description="Share of the GPU's memory this engine may use."
     )

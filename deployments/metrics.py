@@ -250,6 +250,7 @@ class EngineMetrics:
             self._cache_info(snapshot),
             self._count("prefix_cache_queries", "Tokens looked up in the prefix cache.", counters.prefix_queries),
             self._count("prefix_cache_hits", "Tokens found in the prefix cache.", counters.prefix_hits),
+            *self._tiers(snapshot),
             self._count("num_preemptions", "Requests put back to wait for memory.", counters.num_preemptions),
             self._count("prompt_tokens", "Prompt tokens of requests admitted.", counters.prompt_tokens),
             self._count("generation_tokens", "Tokens generated.", counters.generation_tokens),
@@ -268,6 +269,13 @@ class EngineMetrics:
             _dropped_lines(self._labels),
             self._step_times(snapshot),
             *self._registry.collect(),
+        ]
+
+    def _tiers(self, snapshot: EngineSnapshot) -> list[Metric]:
+        about = "Tokens whose blocks were copied {} tiers below the KV cache."
+        return [
+            self._count("kv_tier_stored_tokens", about.format("to"), snapshot.stored_tokens, "antiphon"),
+            self._count("kv_tier_fetched_tokens", about.format("from"), snapshot.fetched_tokens, "antiphon"),
         ]
 
     def _ended(self, snapshot: EngineSnapshot) -> Metric:

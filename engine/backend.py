@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import NamedTuple, Protocol
 
@@ -83,6 +84,8 @@ class KvCache:
         self.null_block = num_blocks
         self.block_tokens = block_tokens
         self._num_touched = 0
+        # What is touched is read and written again, and might be what another thread has just written.
+        self._memory_lock = threading.Lock()
 
     @classmethod
     def of(
@@ -117,6 +120,36 @@ class KvCache:
         held = self.data[:, :, blocks.start : blocks.stop].flatten(0, 1)
         return [stretch.view(-1).view(torch.uint8) for stretch in held]
 
+    @property
+    def block_bytes(self) -> int:
+        """What a block holds, all layers and spans together."""
+        spans = 0 if self._spans is None else self._spans[:, :, 0].nbytes
+        return self.data[:, :, 0].nbytes + spans
+
+    def read(self, blocks: Sequence[int]) -> torch.Tensor:
+        """Return a copy of what blocks hold: bytes [len(blocks), block_bytes], on the cache's device."""
+        content = torch.empty(len(blocks), self.block_bytes, dtype=torch.uint8, device=self.data.device)
+        for row, block in zip(content, blocks, strict=True):
+            for held, copied in self._pairs(block, row):
+                copied.copy_(held)
+        return content
+
+    def write(self, blocks: Sequence[int], content: torch.Tensor) -> None:
+        """Put into blocks what `read` returned for as many; any thread, where nobody else reads or writes them."""
+        with self._memory_lock:
+            for row, block in zip(content, blocks, strict=True):
+                for held, copied in self._pairs(block, row):
+                    held.copy_(copied)
+
+    def _pairs(self, block: int, content: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the parts of a block, [layers, 2, block_tokens, ...], each with its place in bytes [block_bytes]."""
+        start = 0
+        for held in (self.data,) if self._spans is None else (self.data, self._spans):
+            part = held[:, :, block]
+            stop = start + part.nbytes
+            yield part, content[start:stop].view(part.dtype).view(part.shape)
+            start = stop
+
     def touch(self, end: int) -> bool:
         """Take memory from the system for some of the blocks below `end`; returns whether some are left.
 
@@ -128,7 +161,8 @@ class KvCache:
         begin, stop = self._num_touched, min(end, self.null_block, self._num_touched + at_once)
         if begin >= stop:
             return False
-        touch(self._bytes_by_block[begin:stop])
+        with self._memory_lock:
+            touch(self._bytes_by_block[begin:stop])
         self._num_touched = stop
         return True
 

@@ -36,6 +36,7 @@ from engine.runner import Runner, StepModel
 from engine.sampling.grammar import GrammarStore
 from engine.sampling.sampler import Sampler
 from engine.scheduling.scheduler import Scheduler
+from engine.tiers.build import open_tiers
 from kernels import native
 from kernels.arena import give_back_memory
 from kernels.native import NativeKernels
@@ -85,14 +86,21 @@ def build_engine(
         adapters, loader, resolved, device, lent_memory=parts.cache.pages, locate=locate, on_change=arrival.set
     )
     give_back_memory()
+    tiers = open_tiers(resolved, parts.cache, arrival.set, outlives=weights is load_parameters)
+
+    def close() -> None:
+        pool.close()
+        if tiers is not None:
+            tiers.close()
+
     grammars = GrammarStore(config.tokenizer_path or config.model_path, spec.vocab_size, spec.eos_ids)
     sampler = Sampler(resolved.num_rows, spec.vocab_size, device, spec.eos_ids, grammars, choose=parts.choose)
     return Engine(
         resolved,
-        Scheduler(resolved, pool, spec.eos_ids),
+        Scheduler(resolved, pool, spec.eos_ids, mover=tiers),
         Runner(parts.buffers, parts.model, parts.cache, sampler, pool, parts.steps_ahead),
         adapters=pool,
-        close=pool.close,
+        close=close,
         arrival=arrival,
         pause_wish=parts.pause_wish,
         compile_grammar=grammars.compile,

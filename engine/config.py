@@ -31,6 +31,9 @@ class EngineConfig:
         block_tokens: tokens in a block of the KV cache.
         kv_cache_bytes: size of the KV cache; None: on a CPU a share of free memory, on a GPU what
             `gpu_memory_fraction` leaves.
+        kv_host_bytes: memory of a GPU's host for blocks that its cache has no room for; 0 for none.
+        kv_disk_bytes: room on disk for those; what lies there is found again after a restart. 0 for none.
+        kv_disk_folder: where; None for a folder of the user's cache (XDG_CACHE_HOME).
         gpu_memory_fraction: share of the device's memory this engine may use.
         max_prefill_tokens_with_decodes: bound on the prefill tokens of a step that also decodes, so that a long prompt
             does not stall running streams; None for the whole budget.
@@ -64,6 +67,9 @@ class EngineConfig:
     max_batched_tokens: int = 1024
     block_tokens: int = 16
     kv_cache_bytes: int | None = None
+    kv_host_bytes: int = 0
+    kv_disk_bytes: int = 0
+    kv_disk_folder: str | None = None
     gpu_memory_fraction: float = 0.9
     max_prefill_tokens_with_decodes: int | None = None
     max_decode_gap_s: float | None = None
@@ -110,6 +116,9 @@ class ResolvedConfig:
     num_speculative_tokens: int = 0
     quantization: str | None = None
     kv_cache_dtype: str | None = None
+    kv_host_bytes: int = 0
+    kv_disk_bytes: int = 0
+    kv_disk_folder: str | None = None
     max_prefill_tokens_with_decodes: int | None = None
     max_decode_gap_s: float | None = None
     max_queue_s: float = math.inf

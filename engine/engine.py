@@ -281,6 +281,8 @@ class Engine:
                 sample_s=runner_times.sample_s,
             ),
             num_resident_adapters=self.adapters.num_resident(),
+            stored_tokens=self._scheduler.tiers.num_stored_blocks * self.config.block_tokens,
+            fetched_tokens=self._scheduler.tiers.num_fetched_blocks * self.config.block_tokens,
             ended=tuple(ended),
         )
 

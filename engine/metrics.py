@@ -91,6 +91,7 @@ class EngineSnapshot:
         kv_usage: share of the cache's blocks held by requests, 0 to 1.
         counters: their numbers; what has ended is live.
         refused_by_reason: requests that were not let in, by `engine.errors.OverloadError.reason`.
+        stored_tokens, fetched_tokens: whose blocks were copied to tiers below the cache, and back.
         ended: requests that ended since the previous snapshot that drained them.
     """
 
@@ -105,6 +106,8 @@ class EngineSnapshot:
     refused_by_reason: dict[str, int]
     step_times: StepTimes
     num_resident_adapters: int
+    stored_tokens: int = 0
+    fetched_tokens: int = 0
     ended: tuple[RequestTrace, ...] = ()
 
 

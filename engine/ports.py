@@ -1,15 +1,18 @@
-"""The two borders of the pure core: what the scheduler asks of adapters, and what the loop asks of a device.
+"""The borders of the pure core: what the scheduler asks of adapters and of tiers below the cache, and what the loop
+asks of a device.
 
-Both are structural. Tests drive the core through scripted stand-ins; the product plugs in `engine.runner.Runner` and
-`engine.adapter_pool.AdapterPool`.
+All are structural. Tests drive the core through scripted stand-ins; the product plugs in `engine.runner.Runner`,
+`engine.adapter_pool.AdapterPool` and `engine.tiers.mover.TierMover`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from adapters.identity import AdapterDigest, AdapterRef
+from engine.cache.blocks import BlockId
+from engine.cache.prefix_index import BlockName
 from engine.metrics import StepTimes
 from engine.step import StepPlan, StepResult
 
@@ -75,6 +78,76 @@ class AdapterStock(Protocol):
 
     def places(self) -> Mapping[AdapterDigest, str]:
         """Return where adapters lie: "device", "host" or "loading"; those that lie nowhere are left out."""
+        ...
+
+
+class KeptBlock(NamedTuple):
+    """What a slot of a tier holds: a block by its name, and its place in its chain."""
+
+    name: BlockName
+    depth: int
+    slot: int
+
+
+class StoreOrder(NamedTuple):
+    """A block to copy to a slot of each tier, None where it is not to be copied there."""
+
+    block: BlockId
+    name: BlockName
+    depth: int
+    slots: tuple[int | None, ...]
+
+
+class FetchOrder(NamedTuple):
+    """A block to fill with what a slot of a tier holds."""
+
+    block: BlockId
+    name: BlockName
+    depth: int
+    tier: int
+    slot: int
+
+
+class BlockMover(Protocol):
+    """Copies blocks between the device's cache and the tiers below it, in the background; no call blocks.
+
+    Everything is called on the engine's thread.
+
+    Attributes:
+        capacities: slots of each tier, the nearest to the device first.
+    """
+
+    capacities: Sequence[int]
+
+    def contents(self) -> Sequence[Sequence[KeptBlock]]:
+        """Return what each tier holds at the start, the least recently used first."""
+        ...
+
+    def store(self, orders: Sequence[StoreOrder]) -> None:
+        """Begin to copy blocks that nobody writes to, until `abandon` is called for them."""
+        ...
+
+    def abandon(self, block: BlockId) -> None:
+        """See to it that no copy counts as made that has not been read out of the block yet: it will be overwritten."""
+        ...
+
+    def stored(self) -> list[tuple[StoreOrder, Sequence[bool]]]:
+        """Return the orders that are done since this was last asked, and for each tier whether its slot was written."""
+        ...
+
+    def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
+        """Begin to fill blocks that nobody reads or writes until it is done, in their order."""
+        ...
+
+    def fetched(self) -> list[tuple[int, int]]:
+        """Return the fetches that are done since this was last asked: ticket, and how many leading orders were filled.
+
+        Of one with fewer than it has, the order behind them could not be read, and never will be.
+        """
+        ...
+
+    def fetch_s(self, num_blocks: int) -> float:
+        """Return about how long it takes to fetch so many blocks; 0 before any was measured."""
         ...
 
 

@@ -90,25 +90,22 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     _check_cache_dtype(config, hardware)
     element_bytes = BYTES_BY_DTYPE[dtype] if config.kv_cache_dtype is None else 1
     block_bytes = config.block_tokens * spec.kv_bytes_per_token(element_bytes)
-    cache_bytes = config.kv_cache_bytes or _cache_bytes(hardware)
     num_guest_rows = config.max_num_seqs // GUEST_SHARE if hardware.device == "cpu" else 0
     # More than every row at full length can never be held, and is only memory taken from others.
     num_rows = config.max_num_seqs + num_guest_rows
-    num_blocks = min(cache_bytes // block_bytes, num_rows * blocks_per_request)
+    num_blocks = min(_cache_bytes(config, hardware) // block_bytes, num_rows * blocks_per_request)
     if num_blocks < blocks_per_request:
-        knob = "kv_cache_bytes:"
-        if hardware.device == "cuda" and config.kv_cache_bytes is None:
-            knob = f"gpu_memory_fraction: {config.gpu_memory_fraction:g} leaves the cache"
-        raise ConfigError(
-            f"{knob} {cache_bytes} bytes, which hold {num_blocks * config.block_tokens} tokens, fewer than one "
-            f"request of max_model_len {max_model_len}; {blocks_per_request * block_bytes} bytes are needed."
-        )
+        raise _too_small(config, hardware, max_model_len, block_bytes)
+    _check_tiers(config, hardware, block_bytes)
     return ResolvedConfig(
         model_path=config.model_path,
         device=hardware.device,
         dtype=dtype,
         quantization=quantization,
         kv_cache_dtype=config.kv_cache_dtype,
+        kv_host_bytes=config.kv_host_bytes,
+        kv_disk_bytes=config.kv_disk_bytes,
+        kv_disk_folder=config.kv_disk_folder,
         num_threads=config.num_threads or hardware.num_cores,
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
@@ -134,8 +131,20 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     )
 
 
-def _cache_bytes(hardware: Hardware) -> int:
-    return max(0, int(hardware.free_bytes * (CPU_CACHE_SHARE if hardware.device == "cpu" else 1.0)))
+def _cache_bytes(config: EngineConfig, hardware: Hardware) -> int:
+    share = CPU_CACHE_SHARE if hardware.device == "cpu" else 1.0
+    return config.kv_cache_bytes or max(0, int(hardware.free_bytes * share))
+
+
+def _too_small(config: EngineConfig, hardware: Hardware, max_model_len: int, block_bytes: int) -> ConfigError:
+    cache_bytes, knob = _cache_bytes(config, hardware), "kv_cache_bytes:"
+    num_tokens = cache_bytes // block_bytes * config.block_tokens
+    if hardware.device == "cuda" and config.kv_cache_bytes is None:
+        knob = f"gpu_memory_fraction: {config.gpu_memory_fraction:g} leaves the cache"
+    return ConfigError(
+        f"{knob} {cache_bytes} bytes, which hold {num_tokens} tokens, fewer than one request of max_model_len "
+        f"{max_model_len}; {-(-max_model_len // config.block_tokens) * block_bytes} bytes are needed."
+    )
 
 
 def _lent_run_blocks(config: EngineConfig, spec: ModelSpec, hardware: Hardware, element_bytes: int) -> int:
@@ -259,3 +268,16 @@ def _check_cache_dtype(config: EngineConfig, hardware: Hardware) -> None:
         raise ConfigError(f"kv_cache_dtype: {wanted!r} is for device 'cuda'; this model runs on 'cpu'.")
     if wanted == "fp8" and not hardware.has_fp8:
         raise ConfigError("kv_cache_dtype: 'fp8' needs a GPU that converts e4m3 numbers; take 'int8'.")
+
+
+def _check_tiers(config: EngineConfig, hardware: Hardware, block_bytes: int) -> None:
+    for name in ("kv_host_bytes", "kv_disk_bytes"):
+        value = getattr(config, name)
+        if not value:
+            continue
+        if value < block_bytes:
+            raise ConfigError(f"{name}: {value} bytes hold no block of the KV cache, which takes {block_bytes}.")
+        if not config.enable_prefix_cache:
+            raise ConfigError(f"{name}: {value}, but enable_prefix_cache is false: nothing would be found there.")
+    if config.kv_host_bytes and hardware.device == "cpu":
+        raise ConfigError("kv_host_bytes: on device 'cpu' the cache is in the host's memory; raise kv_cache_bytes.")

@@ -26,6 +26,8 @@ class NativeKernels:
     """One compiled library: the kernels by name and dtype, and the pool of threads that runs them."""
 
     def __init__(self, path: Path) -> None:
+        self.name = path.stem
+        """Tells sources, compiler and processor apart."""
         self._library = ctypes.CDLL(str(path))
         create, run, destroy = self._library.pool_create, self._library.pool_run, self._library.pool_destroy
         create.argtypes, create.restype = (ctypes.c_int64,), ctypes.c_void_p

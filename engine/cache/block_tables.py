@@ -3,31 +3,37 @@
     blocks   [ shared with equal prefixes ][ its own, full and named ][ its own, being filled ]
     tokens   0 ................................. num_computed ........ num_tokens
 
-Joins `BlockPool` and `PrefixIndex`; knows requests, but not which of them deserves a block. Runs of neighbouring blocks
-may be lent to who keeps something else in their memory.
+Joins `BlockPool`, `PrefixIndex` and `CacheTiers`; knows requests, but not which of them deserves a block. Runs of
+neighbouring blocks may be lent to who keeps something else in their memory.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from heapq import nsmallest
+from operator import attrgetter
 
 from engine.cache.blocks import BlockId, BlockPool
-from engine.cache.prefix_index import Landmarks, PrefixIndex
+from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex
+from engine.cache.tiers import MAX_FETCHES, MAX_SEEKS, CacheTiers
 from engine.config import ResolvedConfig
+from engine.ports import BlockMover
 from engine.scheduling.live_request import LiveRequest
+from engine.scheduling.step_costs import StepCosts
 
 
 class BlockTables:
     """Gives blocks to requests and takes them back; every table it fills is `LiveRequest.blocks`."""
 
-    def __init__(self, config: ResolvedConfig, clock: Callable[[], float]) -> None:
+    def __init__(self, config: ResolvedConfig, clock: Callable[[], float], mover: BlockMover | None = None) -> None:
         self._clock = clock
         self._block_tokens = config.block_tokens
         self._has_index = config.enable_prefix_cache
-        self.landmarks = Landmarks(config.num_blocks)
-        self._index = PrefixIndex(self.landmarks)
-        self._pool = BlockPool(config.num_blocks, on_reuse=self._index.evict)
+        self.landmarks = Landmarks(config.num_blocks + (0 if mover is None else sum(mover.capacities)))
+        self._index = PrefixIndex(self.landmarks, lambda name: self.tiers.holds(name))
+        self._pool = BlockPool(config.num_blocks, on_reuse=self._reuse)
+        self.tiers = CacheTiers(self._pool, self._index, self.landmarks, mover)
         self._lent: list[range] = []
 
     @property
@@ -52,6 +58,7 @@ class BlockTables:
             return False
         for block in shared:
             self._pool.share(block)
+            self.tiers.use(block)
         taken = self._pool.try_take(num_new, self._clock())
         assert taken is not None, "the pool has fewer free blocks than it said"
         live.blocks = [*shared, *taken]
@@ -100,8 +107,32 @@ class BlockTables:
             num_full = live.num_computed // self._block_tokens
         self._pool.release(live.blocks[num_full:])
         self._pool.release(live.blocks[:num_full], self._clock() + live.request.retention_s)
+        self.tiers.let_go(live.blocks)
         live.blocks = []
-        live.num_computed = 0
+        live.num_computed = live.num_seeks = 0
+
+    def bring_back(self, waiting: Iterable[LiveRequest], num_running: int, costs: StepCosts) -> None:
+        """Begin to fetch what the tiers below hold of those who come next, where that is sooner than computing it.
+
+        A free block for each request that runs, and for the one that waits, is left.
+        """
+        if not self.tiers.are_there:
+            return
+        self.tiers.advance()
+        for live in nsmallest(MAX_FETCHES, waiting, key=attrgetter("rank")):
+            if live.num_seeks < MAX_SEEKS and not self.is_coming(live):
+                found = self.tiers.try_fetch(
+                    self._shareable_names(live),
+                    spare=num_running + 1,
+                    now_s=self._clock(),
+                    worth_s=lambda num_blocks: costs.saved_s(num_running, num_blocks * self._block_tokens),
+                )
+                live.ticket = found
+                live.num_seeks += found is not None
+
+    def is_coming(self, live: LiveRequest) -> bool:
+        """Return whether what a waiting request begins with is on its way to the device."""
+        return self.tiers.is_under_way(live.ticket)
 
     def try_lend(self, count: int) -> range | None:
         """Lend a run of blocks that nobody holds, with the prefixes they had, if half of all blocks stay free."""
@@ -121,7 +152,9 @@ class BlockTables:
         """Raise AssertionError unless exactly the tables of `running` hold blocks, and nothing is shared wrongly."""
         self._pool.check()
         self._index.check(self._pool)
-        holders = Counter(block for held in (*(live.blocks for live in running), *self._lent) for block in held)
+        self.tiers.check()
+        holding = (*(live.blocks for live in running), *self._lent, self.tiers.held())
+        holders = Counter(block for held in holding for block in held)
         for block in map(BlockId, range(self._pool.num_blocks)):
             assert self._pool.ref_count(block) == holders[block], f"block {block} is counted wrongly"
         content_by_block: dict[BlockId, object] = {}
@@ -134,11 +167,18 @@ class BlockTables:
 
     def _shared(self, live: LiveRequest) -> list[BlockId]:
         """Return the blocks that hold the beginning of a request."""
+        return self._index.match(self._shareable_names(live))
+
+    def _shareable_names(self, live: LiveRequest) -> list[BlockName]:
+        """Return the names of the blocks that a request need not compute if it finds them."""
         if not self._has_index or live.needs_every_token:
             return []
         # The last token is always computed: its logits are what the next one is drawn from.
-        num_wanted = (live.num_tokens - 1) // self._block_tokens
-        return self._index.match(live.names_of(num_wanted, self._block_tokens))
+        return live.names_of((live.num_tokens - 1) // self._block_tokens, self._block_tokens)
+
+    def _reuse(self, block: BlockId) -> None:
+        self.tiers.overwrite(block)
+        self._index.evict(block)
 
     def _num_blocks_of(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_tokens)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NewType
 
 from adapters.identity import AdapterDigest
@@ -53,7 +53,8 @@ class Landmarks:
     Whoever knows a prompt's names knows to within a stride how much of it is here.
 
     Args:
-        num_blocks: of the cache; the stride is the smallest power of two that leaves at most `MAX_LANDMARKS`.
+        num_blocks: of the cache and the tiers below it; the stride is the smallest power of two that leaves at most
+            `MAX_LANDMARKS`.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -76,15 +77,27 @@ class Landmarks:
 
 
 class PrefixIndex:
-    """Which block holds which name; at most one block for a name, at most one name for a block."""
+    """Which block holds which name; at most one block for a name, at most one name for a block.
 
-    def __init__(self, landmarks: Landmarks) -> None:
+    Args:
+        is_elsewhere: whether what a block held can be had without it, so that its landmark stays.
+    """
+
+    def __init__(self, landmarks: Landmarks, is_elsewhere: Callable[[BlockName], bool] = lambda _: False) -> None:
         self._landmarks = landmarks
+        self._is_elsewhere = is_elsewhere
         self._block_by_name: dict[BlockName, BlockId] = {}
         self._name_by_block: dict[BlockId, BlockName] = {}
 
     def __len__(self) -> int:
         return len(self._block_by_name)
+
+    def __contains__(self, name: BlockName) -> bool:
+        return name in self._block_by_name
+
+    def name_of(self, block: BlockId) -> BlockName | None:
+        """Return the name of what a block holds, or None."""
+        return self._name_by_block.get(block)
 
     def match(self, names: Sequence[BlockName]) -> list[BlockId]:
         """Return the blocks of the longest indexed prefix of `names`."""
@@ -108,7 +121,8 @@ class PrefixIndex:
         name = self._name_by_block.pop(block, None)
         if name is not None:
             del self._block_by_name[name]
-            self._landmarks.drop(name)
+            if not self._is_elsewhere(name):
+                self._landmarks.drop(name)
 
     def check(self, pool: BlockPool) -> None:
         """Raise AssertionError unless names and blocks are one to one and inside the pool."""

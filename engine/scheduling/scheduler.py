@@ -34,7 +34,7 @@ from operator import attrgetter
 from engine.cache.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.metrics import SchedulerCounters
-from engine.ports import AdapterGate
+from engine.ports import AdapterGate, BlockMover
 from engine.request import Emission, FinishReason, Request, RequestId
 from engine.scheduling.admission import Admission
 from engine.scheduling.backlog import BacklogReader
@@ -61,6 +61,7 @@ class Scheduler:
     Args:
         eos_ids: token ids that end a generation unless the request ignores them.
         clock: monotonic seconds.
+        mover: of the tiers below the cache; None for none.
     """
 
     def __init__(
@@ -69,15 +70,15 @@ class Scheduler:
         gate: AdapterGate,
         eos_ids: Iterable[int],
         clock: Callable[[], float] = time.monotonic,
+        mover: BlockMover | None = None,
     ) -> None:
         self._config = config
         self._gate = gate
-        self._is_ready = partial(is_ready, gate)
         self._eos_ids = frozenset(eos_ids)
         self._clock = clock
-        self._tables = BlockTables(config, clock)
+        self._tables = BlockTables(config, clock, mover)
         self._lending = CacheLending(config, self._tables, gate)
-        self.landmarks = self._tables.landmarks
+        self.landmarks, self.tiers = self._tables.landmarks, self._tables.tiers
         self._live: dict[RequestId, LiveRequest] = {}
         self._waiting: list[LiveRequest] = []
         self._running: list[LiveRequest] = []
@@ -140,8 +141,7 @@ class Scheduler:
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request now, wherever it is; an unknown id is one that has ended and is ignored."""
-        live = self._live.get(request_id)
-        if live is not None:
+        if (live := self._live.get(request_id)) is not None:
             self._end(live, FinishReason.CANCELLED)
 
     def fail_all(self, error: str) -> None:
@@ -164,6 +164,7 @@ class Scheduler:
         if not self._yield_rows():
             return None
         self._lending.offer()
+        self._tables.bring_back(self._waiting, len(self._running), self.admission.costs)
         if (own := self.plan_newcomers(prefill_cap)) is not None:
             return own
         draft = StepDraft(self._config, self._config.prefill_cap(prefill_cap))
@@ -187,7 +188,7 @@ class Scheduler:
             num_tokens = self._tables.num_to_compute(live)
             if draft.num_prompt_tokens + num_tokens > cap or not self._rows.is_left_for_newcomer:
                 break
-            if pins.try_pin(live) and not self._try_admit(live, draft, pins):
+            if not self._tables.is_coming(live) and pins.try_pin(live) and not self._try_admit(live, draft, pins):
                 break
         return self._planned(draft, is_own=True)
 
@@ -227,8 +228,7 @@ class Scheduler:
             if live is None or live.request is not row.request:
                 continue
             self._step_clock.note(live.notes, row, live.queued_at_s)
-            error = result.error_by_request.get(request_id)
-            if error is not None:
+            if (error := result.error_by_request.get(request_id)) is not None:
                 # Its blocks stay unnamed: what a failed step wrote must not be shared.
                 is_grammar = request_id in result.unfollowable
                 self._end(live, FinishReason.UNFOLLOWABLE if is_grammar else FinishReason.FAILED, error=error)
@@ -267,7 +267,8 @@ class Scheduler:
         """
         if self._rows.is_left or not self._waiting:
             return True
-        for victim, behind in who_yields(self._running, self._waiting, self._config.max_num_seqs, self._is_ready):
+        can_run = partial(is_ready, self._gate)
+        for victim, behind in who_yields(self._running, self._waiting, self._config.max_num_seqs, can_run):
             if self._num_under_way:
                 return False
             self._preempt(victim)
@@ -303,7 +304,7 @@ class Scheduler:
         """
         candidates = [live for live in self._running if live.num_wanted > 1]
         if can_admit:
-            candidates.extend(self._waiting)
+            candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
         pins = Pins(self._gate)
         for live in sorted(candidates, key=_RANK):
             if not draft.share(live):

@@ -12,6 +12,8 @@ line where all steps have nearly as many rows; for steps of prompts alone it is 
 
 from __future__ import annotations
 
+import math
+
 MIN_STEPS = 8
 """Decode steps before anything is foretold from them: the first ones touch memory for the first time."""
 MAX_AGE_S = 30.0
@@ -98,6 +100,13 @@ class StepCosts:
     def prompt_s(self, num_tokens: float) -> float:
         """Return the seconds that prompt tokens add to the steps that compute them."""
         return self._prompt_token_s * num_tokens
+
+    def saved_s(self, num_rows: int, num_tokens: int) -> float:
+        """Return how much later than after one step beside so many rows prompt tokens would be computed, in seconds.
+
+        Whoever fetches them instead joins the step after next; before anything is measured that always pays.
+        """
+        return self.prompt_s(num_tokens) - self.step_s(num_rows) if self._num_prompt_steps else math.inf
 
     @property
     def draft_token_s(self) -> float:

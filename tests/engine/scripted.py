@@ -15,6 +15,7 @@ from engine.scheduling.live_request import PENDING
 from engine.scheduling.request_bounds import check_request
 from engine.scheduling.scheduler import Scheduler
 from engine.step import StepPlan, StepResult, StepRow
+from tests.engine.scripted_mover import ScriptedMover
 from tests.oracles.naive_scheduler import EOS_IDS, VOCAB_SIZE, cell, forced_after, forced_token, next_token, vector
 
 CONFIG = ResolvedConfig(
@@ -151,7 +152,7 @@ class ScriptedRunner:
         self._config = config
         self._gate = gate
         self._failing = failing
-        self._cells: dict[int, int] = {}
+        self.cells: dict[int, int] = {}
         self._owner_by_row: dict[int, RequestId] = {}
         self._table_by_row: dict[int, list[int]] = {}
         self._begun: list[StepPlan] = []
@@ -182,10 +183,10 @@ class ScriptedRunner:
                 result.error_by_request[row.request.request_id] = "The numbers of this request are not finite."
                 self._last_by_row[row.row] = 0
             elif row.samples:
-                drawn = self._draw(row, self._cells | own)
+                drawn = self._draw(row, self.cells | own)
                 self._last_by_row[row.row] = drawn[0]
                 result.token_ids_by_request[row.request.request_id] = tuple(drawn)
-        self._cells |= writes
+        self.cells.update(writes)
         self._results.append(result)
         return False
 
@@ -223,7 +224,7 @@ class ScriptedRunner:
 
     def _compute(self, row: StepRow) -> dict[int, int]:
         own: dict[int, int] = {}
-        previous = self._cells[self._slot(row, row.start - 1)] if row.start else 0
+        previous = self.cells[self._slot(row, row.start - 1)] if row.start else 0
         for position, token_id in zip(range(row.start, row.stop), row.token_ids(), strict=True):
             if token_id == PENDING:
                 assert (self.steps_ahead, row.num_tokens) == (1, 1), "a pending token where none can be"
@@ -238,9 +239,9 @@ class ScriptedRunner:
 
     def _check_plan(self, plan: StepPlan) -> None:
         lent = {block for run in self._gate.runs for block in run}
-        for slot in [slot for slot in self._cells if slot // self._config.block_tokens in lent]:
+        for slot in [slot for slot in self.cells if slot // self._config.block_tokens in lent]:
             # An adapter lies there now.
-            del self._cells[slot]
+            del self.cells[slot]
         assert not any(lent.intersection(row.block_ids) for row in plan.rows), "a row has a block that is lent"
         assert 0 < plan.num_tokens <= self._config.max_batched_tokens
         assert len(plan.rows) <= self._config.num_rows
@@ -287,12 +288,16 @@ class Harness:
         failing: frozenset[str] = frozenset(),
         clock: Callable[[], float] = lambda: 0.0,
         steps_ahead: int = 0,
+        mover: ScriptedMover | None = None,
     ) -> None:
         self.config = config
         self.gate = gate or ScriptedGate()
         self.runner = ScriptedRunner(config, self.gate, failing, steps_ahead)
+        self.mover = mover
+        if mover is not None:
+            mover.cells, mover.block_tokens = self.runner.cells, config.block_tokens
         self.under_way: deque[StepPlan] = deque()
-        self.scheduler = Scheduler(config, self.gate, EOS_IDS, clock)
+        self.scheduler = Scheduler(config, self.gate, EOS_IDS, clock, mover)
         self.emissions: dict[str, list[Emission]] = {}
 
     def add(self, *requests: Request) -> None:
@@ -311,6 +316,8 @@ class Harness:
         emissions: list[Emission] = []
         if self.under_way and self.under_way[-1].needs_results:
             emissions = self._commit()
+        if self.mover is not None:
+            self.mover.tick()
         plan = self.scheduler.plan()
         self.scheduler.check()
         self.gate.tick()
@@ -366,6 +373,9 @@ class Harness:
     def check_all_returned(self) -> None:
         while self.under_way:
             assert self.scheduler.commit(self.under_way.popleft(), self.runner.collect()) == []
+        while self.mover is not None and self.scheduler.kv_usage:
+            # What was fetched for somebody who has ended meanwhile.
+            self.step()
         self.scheduler.check()
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.kv_usage == 0

@@ -7,6 +7,7 @@ from tests.architecture.source_tree import HOUSES, imported_modules, name_of, py
 ALLOWED = {
     "loadtest/adapter_residency.py": {"engine", "adapters"},
     "loadtest/bench_engine.py": {"engine"},
+    "loadtest/cache_tiers.py": {"engine"},
     "loadtest/drafts.py": {"engine"},
     "loadtest/engine_alone.py": {"engine", "adapters"},
     "loadtest/perplexity.py": {"engine"},

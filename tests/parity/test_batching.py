@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Emission, Pooling, Request, RequestId, SamplingParams
+from engine.scheduling.step_costs import StepCosts
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts, run_engine
 from tests.parity.interrupted import interrupted
 
@@ -58,21 +61,53 @@ def test_a_hit_in_the_prefix_cache(family: Checkpoint) -> None:
     assert tokens == {"again": family.generate(prompt), "longer": family.generate(longer)}
 
 
+@pytest.mark.parametrize("name", ["llama3", "qwen3-window"])
+def test_prefixes_that_were_thrown_out_come_back_from_disk(
+    checkpoint: Callable[[str], Checkpoint], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So small a model computes a prompt sooner than anything is fetched.
+    monkeypatch.setattr(StepCosts, "saved_s", lambda *_: math.inf)
+    model = checkpoint(name)
+    options = {
+        "block_tokens": 4,
+        "max_model_len": 120,
+        "kv_cache_bytes": 160 * token_bytes(model),
+        "kv_disk_bytes": 4000 * token_bytes(model),
+        "kv_disk_folder": str(tmp_path),
+    }
+    chosen = {str(i): prompt for i, prompt in enumerate(PROMPTS[:12]) if len(prompt) > 20}
+    wanted = {name: model.generate(prompt) for name, prompt in chosen.items()}
+    fetched = []
+    for _ in range(2):
+        engine = make_engine(model, **options)
+        for _ in range(2):
+            for name, prompt in chosen.items():
+                assert run_engine(engine, [greedy(name, prompt)]) == {name: wanted[name]}
+        fetched.append(engine.snapshot().fetched_tokens)
+        engine.stop()
+        engine.run(lambda _: None)
+    # What the second one fetched at first the one before it had left there.
+    assert fetched[1] > fetched[0] > 0
+
+
 @pytest.mark.parametrize("enable_prefix_cache", [True, False])
 def test_preemption_in_a_cache_too_small_for_all(family: Checkpoint, enable_prefix_cache: bool) -> None:
     prompts = {str(i): prompt for i, prompt in enumerate(random_prompts(8, longest=24, seed=9))}
-    config = family.model.config
-    token_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * head_dim(family) * 4
     engine = make_engine(
         family,
         block_tokens=4,
         max_model_len=72,
-        kv_cache_bytes=80 * token_bytes,
+        kv_cache_bytes=80 * token_bytes(family),
         enable_prefix_cache=enable_prefix_cache,
     )
     found = run_engine(engine, [greedy(name, prompt, num_tokens=30) for name, prompt in prompts.items()])
     assert engine.snapshot().counters.num_preemptions > 0
     assert found == {name: family.generate(prompt, 30) for name, prompt in prompts.items()}
+
+
+def token_bytes(checkpoint: Checkpoint) -> int:
+    config = checkpoint.model.config
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim(checkpoint) * 4)
 
 
 def head_dim(checkpoint: Checkpoint) -> int:

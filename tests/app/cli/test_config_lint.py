@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 import yaml
 
-from app import fingerprint
 from app.cli.config_lint import deployment_names, lint_config
 from app.settings import Settings
+from engine.loading import fingerprint
 from tests.deployments.tiny_models import write_tokenizer
 from tests.engine.checkpoint_folder import write_checkpoint
 

@@ -14,6 +14,7 @@ from engine.config import ResolvedConfig
 from engine.request import FinishReason, Pooling, Request
 from tests.engine.scheduling.test_own_step import teach
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
+from tests.engine.scripted_mover import ScriptedMover
 from tests.oracles.naive_scheduler import answer_alone
 
 STEMS = ((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (1, 2, 3, 4, 9, 9, 9, 9, 9, 9, 9, 9))
@@ -44,6 +45,15 @@ def gates() -> st.SearchStrategy[ScriptedGate]:
         num_slots=st.integers(1, 3),
         load_steps=st.fixed_dictionaries({name: st.integers(0, 6) for name in "xyz"}),
         errors=st.just({"broken": "The adapter is broken."}),
+    )
+
+
+def movers() -> st.SearchStrategy[ScriptedMover | None]:
+    return st.none() | st.builds(
+        ScriptedMover,
+        st.lists(st.integers(1, 24), min_size=1, max_size=2),
+        steps=st.integers(0, 4),
+        losing=st.sampled_from([0, 0, 3]),
     )
 
 
@@ -83,11 +93,20 @@ def most_steps(all_requests: list[Request]) -> int:
 class SchedulerMachine(RuleBasedStateMachine):
     """An engine's life: requests come, are cancelled, run late or fail, while steps go on."""
 
-    @initialize(config=configs(), gate=gates(), steps_ahead=st.integers(0, 1), knows_costs=st.booleans())
-    def build(self, config: ResolvedConfig, gate: ScriptedGate, steps_ahead: int, knows_costs: bool) -> None:
+    @initialize(
+        config=configs(), gate=gates(), steps_ahead=st.integers(0, 1), knows_costs=st.booleans(), mover=movers()
+    )
+    def build(
+        self,
+        config: ResolvedConfig,
+        gate: ScriptedGate,
+        steps_ahead: int,
+        knows_costs: bool,
+        mover: ScriptedMover | None,
+    ) -> None:
         self.now = 0.0
         failing = frozenset({"r3", "r8"})
-        self.harness = Harness(config, gate, failing, clock=lambda: self.now, steps_ahead=steps_ahead)
+        self.harness = Harness(config, gate, failing, lambda: self.now, steps_ahead, mover)
         if knows_costs:
             # Then some prompts are computed without the decodes.
             teach(self.harness.scheduler.admission.costs)

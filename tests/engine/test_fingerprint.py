@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.fingerprint import NUM_SAMPLES, SAMPLE_BYTES, model_fingerprint
+from engine.loading.fingerprint import NUM_SAMPLES, SAMPLE_BYTES, model_fingerprint
 
 
 def checkpoint(folder: Path, size: int = 1000) -> str:

@@ -1,0 +1,65 @@
+"""Opens the tiers that a configuration asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from engine.backend import KvCache
+from engine.config import ResolvedConfig
+from engine.errors import ConfigError
+from engine.loading.fingerprint import model_fingerprint
+from engine.tiers.disk_slots import DiskSlots
+from engine.tiers.host_slots import HostSlots
+from engine.tiers.mover import TierMover
+from engine.tiers.slot_store import SlotStore
+from kernels import native
+from kernels.compiling import cache_folder
+
+
+def open_tiers(
+    config: ResolvedConfig, cache: KvCache, on_fetched: Callable[[], None], *, outlives: bool
+) -> TierMover | None:
+    """Return what copies blocks to the tiers below the cache, None where there are none.
+
+    Args:
+        on_fetched: see `TierMover`.
+        outlives: whether a later engine with the same checkpoint has the same weights.
+
+    Raises:
+        ConfigError: memory cannot be had, or the folder for the disk's tier cannot be used.
+    """
+    device, block_bytes = torch.device(config.device), cache.block_bytes
+    tiers: list[SlotStore] = []
+    if config.kv_host_bytes:
+        tiers.append(_host_slots(config.kv_host_bytes, block_bytes, device))
+    if config.kv_disk_bytes:
+        folder = cache_folder() / "kv" if config.kv_disk_folder is None else Path(config.kv_disk_folder)
+        # One file for each engine of a model: with other weights in the same place it begins anew.
+        title = hashlib.sha256(os.path.abspath(config.model_path).encode()).hexdigest()[:16]
+        num_slots = config.kv_disk_bytes // block_bytes
+        fingerprint = _fingerprint(config) if outlives else secrets.token_hex()
+        tiers.append(DiskSlots(folder, title, fingerprint, num_slots=num_slots, block_bytes=block_bytes))
+    return TierMover(cache, tiers, device, on_fetched) if tiers else None
+
+
+def _host_slots(num_bytes: int, block_bytes: int, device: torch.device) -> HostSlots:
+    try:
+        return HostSlots(num_bytes // block_bytes, block_bytes, is_pinned=device.type == "cuda")
+    except RuntimeError as error:
+        raise ConfigError(f"kv_host_bytes: {num_bytes} bytes of page-locked memory cannot be had: {error}") from error
+
+
+def _fingerprint(config: ResolvedConfig) -> str:
+    """Return what the content of a block depends on beside its tokens and their adapter.
+
+    How a block's numbers lie in it is the kernels' affair, which their name tells apart.
+    """
+    kernels = native.load() if config.device == "cpu" else None
+    computed = (config.device, config.dtype, config.quantization, config.kv_cache_dtype, config.block_tokens)
+    return model_fingerprint(config.model_path, f"{computed} {None if kernels is None else kernels.name}")

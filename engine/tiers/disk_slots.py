@@ -1,0 +1,124 @@
+"""A tier in a file, which outlives the process: after a restart prefixes are where they were.
+
+    header | record of each slot: name, depth, sequence number, CRC-32 | slots
+
+A record is written after what it tells of, and its sum covers the name, so that a write that was torn, by a crash or a
+full disk, is noticed as it is read. Names are cryptographic, and cover tokens, adapter and salt; weights and layout are
+the file's affair: one that was written for others is begun anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from engine.cache.prefix_index import BlockName
+from engine.errors import ConfigError
+from engine.ports import KeptBlock
+
+HEADER = struct.Struct("<16s32sQQ")
+"""Magic, digest of what the content depends on, bytes of a block, slots."""
+MAGIC = b"antiphon blocks1"
+RECORD = struct.Struct("<32sQQI12x")
+"""Name, depth, sequence number (0 for an empty slot), sum."""
+PAGE_BYTES = 4096
+MAX_FILES = 64
+"""Engines that share a folder: each has a file of its own."""
+
+
+class DiskSlots:
+    """A `SlotStore` in one file of a folder, locked against other processes.
+
+    Args:
+        folder: made where it is missing.
+        title: files with another one are left alone.
+        fingerprint: of all that the content of a block depends on beside its name.
+
+    Raises:
+        ConfigError: the folder cannot be written, or so many engines use it that none is left.
+    """
+
+    def __init__(self, folder: Path, title: str, fingerprint: str, *, num_slots: int, block_bytes: int) -> None:
+        self.num_slots = num_slots
+        self._block_bytes = block_bytes
+        header = HEADER.pack(MAGIC, hashlib.sha256(fingerprint.encode()).digest(), block_bytes, num_slots)
+        self._records_at = PAGE_BYTES
+        self._slots_at = self._records_at + -(-num_slots * RECORD.size // PAGE_BYTES) * PAGE_BYTES
+        try:
+            self._file = _open_first_free(folder, title)
+            if os.pread(self._file, HEADER.size, 0) != header:
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, header, 0)
+            # Sparse: it takes of the disk what has been written.
+            os.ftruncate(self._file, self._slots_at + num_slots * block_bytes)
+            records = os.pread(self._file, num_slots * RECORD.size, self._records_at)
+        except OSError as error:
+            raise ConfigError(f"kv_disk_folder: {folder} cannot be used: {error.strerror}.") from error
+        self._sums: dict[int, int] = {}
+        self._kept = sorted(self._parse(records), key=lambda kept: kept[0])
+        self._sequence = self._kept[-1][0] if self._kept else 0
+
+    def contents(self) -> list[KeptBlock]:
+        """Return what the file held as it was opened."""
+        return [block for _, block in self._kept]
+
+    def write(self, slot: int, name: BlockName, depth: int, content: torch.Tensor) -> None:
+        """Write the content, then its record."""
+        numbers = content.numpy().data
+        checksum = zlib.crc32(numbers, zlib.crc32(name))
+        self._put(numbers, self._slots_at + slot * self._block_bytes)
+        self._sequence += 1
+        self._put(memoryview(RECORD.pack(name, depth, self._sequence, checksum)), self._record_at(slot))
+        self._sums[slot] = checksum
+
+    def read(self, slot: int, name: BlockName) -> torch.Tensor | None:
+        """Read the content and look whether it is what was written."""
+        content = torch.empty(self._block_bytes, dtype=torch.uint8)
+        numbers = content.numpy().data
+        try:
+            count = os.preadv(self._file, [numbers], self._slots_at + slot * self._block_bytes)
+        except OSError:
+            return None
+        is_whole = count == self._block_bytes and zlib.crc32(numbers, zlib.crc32(name)) == self._sums.get(slot)
+        return content if is_whole else None
+
+    def close(self) -> None:
+        """Close the file, and thereby unlock it."""
+        os.close(self._file)
+
+    def _put(self, numbers: memoryview, at: int) -> None:
+        while numbers:
+            count = os.pwrite(self._file, numbers, at)
+            numbers, at = numbers[count:], at + count
+
+    def _record_at(self, slot: int) -> int:
+        return self._records_at + slot * RECORD.size
+
+    def _parse(self, records: bytes) -> Iterator[tuple[int, KeptBlock]]:
+        names = set()
+        for slot, (name, depth, sequence, checksum) in enumerate(RECORD.iter_unpack(records)):
+            if sequence and name not in names:
+                names.add(name)
+                self._sums[slot] = checksum
+                yield sequence, KeptBlock(BlockName(name), depth, slot)
+
+
+def _open_first_free(folder: Path, title: str) -> int:
+    """Return the first file of a title that no other process has locked, open and locked."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(MAX_FILES):
+        # Whoever reads it reads what was asked: nobody but the owner.
+        file = os.open(folder / f"{title}-{number}.blocks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        os.close(file)
+    raise ConfigError(f"kv_disk_folder: {folder} has {MAX_FILES} files in use by other engines.")

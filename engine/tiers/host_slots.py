@@ -1,0 +1,47 @@
+"""A tier in the memory of a GPU's host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.cache.prefix_index import BlockName
+from engine.ports import KeptBlock
+
+PIECE_BYTES = 1 << 30
+"""Memory is taken in such pieces: torch page-locks the next power of two."""
+
+
+class HostSlots:
+    """A `SlotStore` in page-locked memory, from which a GPU fetches by itself.
+
+    Args:
+        is_pinned: False where no GPU reads it.
+    """
+
+    def __init__(self, num_slots: int, block_bytes: int, *, is_pinned: bool) -> None:
+        self.num_slots = num_slots
+        self._per_piece = max(1, PIECE_BYTES // block_bytes)
+        self._pieces = [
+            torch.empty(min(self._per_piece, num_slots - start), block_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+            for start in range(0, num_slots, self._per_piece)
+        ]
+
+    def contents(self) -> Sequence[KeptBlock]:
+        """Nothing: memory does not outlive its process."""
+        return ()
+
+    def write(self, slot: int, name: BlockName, depth: int, content: torch.Tensor) -> None:
+        """Copy."""
+        self._slot(slot).copy_(content)
+
+    def read(self, slot: int, name: BlockName) -> torch.Tensor | None:
+        """Return the slot itself."""
+        return self._slot(slot)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _slot(self, slot: int) -> torch.Tensor:
+        return self._pieces[slot // self._per_piece][slot % self._per_piece]

@@ -1,0 +1,147 @@
+"""Copies blocks to the tiers below the device's cache and back, on threads of its own."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from engine.backend import KvCache
+from engine.cache.blocks import BlockId
+from engine.ports import FetchOrder, KeptBlock, StoreOrder
+from engine.tiers.cache_bytes import CacheBytes
+from engine.tiers.slot_store import SlotStore
+
+_logger = logging.getLogger(__name__)
+
+Order = TypeVar("Order", StoreOrder, FetchOrder)
+
+COPIED_AT_ONCE_BYTES = 32 << 20
+"""Memory of a copy on its way; the device keeps as much for it."""
+NEW_SHARE = 0.2
+"""Weight of the newest fetch in what one is expected to take."""
+
+
+class TierMover:
+    """An `engine.ports.BlockMover`.
+
+    Args:
+        tiers: the nearest to the device first.
+        on_fetched: called on a background thread when blocks have come back: a waiting request may now be able to run.
+    """
+
+    def __init__(
+        self, cache: KvCache, tiers: Sequence[SlotStore], device: torch.device, on_fetched: Callable[[], None]
+    ) -> None:
+        self.capacities: Sequence[int] = [tier.num_slots for tier in tiers]
+        self._tiers = tiers
+        self._on_fetched = on_fetched
+        self._num_at_once = max(1, COPIED_AT_ONCE_BYTES // cache.block_bytes)
+        # Of each block: how often it was given to somebody else while it was being copied.
+        self._lives = [0] * cache.null_block
+        self._stored: deque[tuple[StoreOrder, Sequence[bool]]] = deque()
+        self._fetched: deque[tuple[int, int]] = deque()
+        self._block_s = 0.0
+        self._is_closing = self._has_complained = False
+        # What goes down must not hold up what somebody waits for.
+        self._down, self._up = (CacheBytes(cache, device) for _ in range(2))
+        self._storing, self._fetching = (ThreadPoolExecutor(1, f"kv-tier-{way}") for way in ("store", "fetch"))
+
+    def contents(self) -> Sequence[Sequence[KeptBlock]]:
+        """Return what each tier held before the start."""
+        return [tier.contents() for tier in self._tiers]
+
+    def store(self, orders: Sequence[StoreOrder]) -> None:
+        """Copy blocks to their slots, some at a time."""
+        for some in _cut(orders, self._num_at_once):
+            self._storing.submit(self._store, some, [self._lives[order.block] for order in some])
+
+    def abandon(self, block: BlockId) -> None:
+        """Have copies of a block that are not made yet come to nothing."""
+        self._lives[block] += 1
+
+    def stored(self) -> list[tuple[StoreOrder, Sequence[bool]]]:
+        """Return what has gone down."""
+        return [self._stored.popleft() for _ in range(len(self._stored))]
+
+    def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
+        """Fill blocks from their slots, some at a time."""
+        self._fetching.submit(self._fetch, ticket, orders)
+
+    def fetched(self) -> list[tuple[int, int]]:
+        """Return what has come back."""
+        return [self._fetched.popleft() for _ in range(len(self._fetched))]
+
+    def fetch_s(self, num_blocks: int) -> float:
+        """Return what so many blocks took lately."""
+        return num_blocks * self._block_s
+
+    def close(self) -> None:
+        """End the threads, after the copy under way; the engine must have stopped."""
+        self._is_closing = True
+        for pool in (self._storing, self._fetching):
+            pool.shutdown(wait=True, cancel_futures=True)
+        for tier in self._tiers:
+            tier.close()
+
+    def _store(self, orders: Sequence[StoreOrder], lives: Sequence[int]) -> None:
+        were_written: list[list[bool]] = [[False] * len(self._tiers) for _ in orders]
+        try:
+            contents = self._down.read([order.block for order in orders])
+            for order, life, content, written in zip(orders, lives, contents, were_written, strict=True):
+                # Only now: what was given away before it was read may be half of the one and half of the other.
+                if life == self._lives[order.block]:
+                    for number, slot in enumerate(order.slots):
+                        written[number] = slot is not None and self._write(number, slot, order, content)
+        except Exception:
+            # The thread's border: unseen, the slots would be on their way for ever.
+            _logger.exception("copying blocks of the KV cache to a tier failed")
+        self._stored.extend(zip(orders, were_written, strict=True))
+
+    def _write(self, number: int, slot: int, order: StoreOrder, content: torch.Tensor) -> bool:
+        if self._is_closing:
+            return False
+        try:
+            self._tiers[number].write(slot, order.name, order.depth, content)
+        except OSError as error:
+            if not self._has_complained:
+                _logger.warning("the KV cache's tier on disk cannot be written and keeps what it has: %s", error)
+            self._has_complained = True
+            return False
+        return True
+
+    def _fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
+        num_good, started_s = 0, time.monotonic()
+        try:
+            for some in _cut(orders, self._num_at_once):
+                contents = [*self._readable(some)]
+                if contents:
+                    self._up.write([order.block for order in some[: len(contents)]], contents)
+                num_good += len(contents)
+                if len(contents) < len(some):
+                    break
+        except Exception:
+            # The thread's border: unseen, its request would wait for ever.
+            _logger.exception("copying blocks of the KV cache from a tier failed")
+        if num_good:
+            took_s = (time.monotonic() - started_s) / num_good
+            self._block_s += NEW_SHARE * (took_s - self._block_s) if self._block_s else took_s
+        self._fetched.append((ticket, num_good))
+        self._on_fetched()
+
+    def _readable(self, orders: Sequence[FetchOrder]) -> Iterator[torch.Tensor]:
+        for order in orders:
+            content = None if self._is_closing else self._tiers[order.tier].read(order.slot, order.name)
+            if content is None:
+                return
+            yield content
+
+
+def _cut(orders: Sequence[Order], size: int) -> Iterator[Sequence[Order]]:
+    for start in range(0, len(orders), size):
+        yield orders[start : start + size]

@@ -1,0 +1,103 @@
+"""What tiers below the KV cache bring: conversations that together are more than it holds, one turn after the other.
+
+    python -m loadtest.cache_tiers models/stdlib-chat --conversations 16 --tokens 700
+
+Each conversation has a history of its own, and each turn asks with all of it. The cache holds half of them, so that
+whoever asks next is the one whose history was thrown out last. Compared are: a cache that holds all; half of it, and
+nothing below; half of it, with a tier on disk (on a GPU with `--host` in the host's memory); and the turn after that in
+an engine that was started anew. Times to the first token are medians over conversations.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from statistics import median
+from tempfile import TemporaryDirectory
+
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.loading.spec import read_model_spec
+from engine.resolve import BYTES_BY_DTYPE
+from loadtest.engine_alone import EngineAlone
+from loadtest.tables import markdown_table, number
+from loadtest.workloads import TokenRange, token_prompt
+
+COLUMNS = ("case", "TTFT, ms", "of computing it anew", "tokens fetched for each")
+ANSWER_TOKENS, TURN_TOKENS = 8, 16
+WARM_TURNS = 3
+"""Turns that are measured; the first one of all is cold everywhere."""
+
+
+class Talk:
+    """Conversations with one engine."""
+
+    def __init__(self, config: EngineConfig, num_conversations: int, num_tokens: int) -> None:
+        self._engine = build_engine(config)
+        self._alone = EngineAlone(config, self._engine)
+        seeds = range(num_conversations)
+        self._prompts = [token_prompt(num_tokens, seed=seed, ids=TokenRange()) for seed in seeds]
+
+    def turn(self) -> tuple[float, float]:
+        """Ask one turn of every conversation; returns the median TTFT in ms, and tokens fetched for one of them."""
+        before, ttft_ms = self._engine.snapshot().fetched_tokens, []
+        for prompt in self._prompts:
+            ttft_ms.append(self._alone.generate([prompt], [ANSWER_TOKENS]).prefill_s * 1000)
+            prompt.extend(token_prompt(TURN_TOKENS, seed=len(prompt), ids=TokenRange()))
+        return median(ttft_ms), (self._engine.snapshot().fetched_tokens - before) / len(self._prompts)
+
+    def turns(self, count: int) -> tuple[float, float]:
+        """Return the medians over so many turns."""
+        found = [self.turn() for _ in range(count)]
+        return median(ttft for ttft, _ in found), median(tokens for _, tokens in found)
+
+    def close(self) -> None:
+        """Free the engine."""
+        self._alone.close()
+
+
+def measure(config: EngineConfig, num_conversations: int, num_tokens: int) -> list[list[str]]:
+    """Return the table's rows."""
+    most_tokens = num_tokens + TURN_TOKENS * (WARM_TURNS + 1) + ANSWER_TOKENS
+    token_bytes = read_model_spec(config.model_path).kv_bytes_per_token(BYTES_BY_DTYPE[config.dtype or "float32"])
+    all_bytes = (num_conversations + 1) * (most_tokens + config.block_tokens) * token_bytes
+    config = replace(config, max_model_len=most_tokens, kv_cache_bytes=all_bytes // 2)
+    found = {}
+    with TemporaryDirectory(prefix="antiphon-tiers-") as folder:
+        tiers = {"on disk": replace(config, kv_disk_bytes=2 * all_bytes, kv_disk_folder=folder)}
+        if config.device == "cuda":
+            tiers["in the host's memory"] = replace(config, kv_host_bytes=2 * all_bytes)
+        cases = {
+            "computed anew": config,
+            "all in the cache": replace(config, kv_cache_bytes=all_bytes),
+            **{f"half in the cache, the rest {place}": tier for place, tier in tiers.items()},
+        }
+        for case, options in cases.items():
+            talk = Talk(options, num_conversations, num_tokens)
+            talk.turn()
+            found[case] = talk.turns(WARM_TURNS)
+            talk.close()
+        talk = Talk(tiers["on disk"], num_conversations, num_tokens)
+        found["after a restart, first turn"] = talk.turn()
+        talk.close()
+    anew_ms = found["computed anew"][0]
+    return [
+        [case, number(ttft_ms), number(ttft_ms / anew_ms), number(tokens)] for case, (ttft_ms, tokens) in found.items()
+    ]
+
+
+def main() -> None:
+    """Read the command line and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", help="folder of a model")
+    parser.add_argument("--conversations", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=700, help="of each history")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=tuple(BYTES_BY_DTYPE), default="bfloat16")
+    options = parser.parse_args()
+    config = EngineConfig(model_path=options.checkpoint, device=options.device, dtype=options.dtype)
+    print(markdown_table(COLUMNS, measure(config, options.conversations, options.tokens)))
+
+
+if __name__ == "__main__":
+    main()

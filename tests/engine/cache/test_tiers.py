@@ -1,0 +1,145 @@
+"""What lies below the cache comes back, is shared, lost and waited for; what came back is what was computed."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.cache.prefix_index import child_name, landmark, root_name
+from engine.ports import KeptBlock
+from engine.request import Request
+from tests.engine.scripted import Harness, a_config, a_request
+from tests.engine.scripted_mover import ScriptedMover
+from tests.oracles.naive_scheduler import answer_alone
+
+CONFIG = a_config(num_blocks=16, max_blocks_per_request=16)
+PROMPT = tuple(range(1, 18))
+"""Four full blocks, and a token."""
+
+
+def others(count: int) -> list[Request]:
+    """Requests that together need more blocks than there are."""
+    return [a_request(f"other{i}", tuple((i + j) % 20 for j in range(18)), salt=f"s{i}") for i in range(count)]
+
+
+def serve(harness: Harness, *requests: Request) -> None:
+    harness.add(*requests)
+    harness.finish()
+    for request in requests:
+        assert harness.tokens(request.request_id) == answer_alone(request, harness.config.max_model_len).token_ids
+
+
+def cached(harness: Harness, name: str) -> int:
+    return harness.emissions[name][-1].num_cached_tokens
+
+
+def forgotten(mover: ScriptedMover | None) -> Harness:
+    """Return a harness that has served PROMPT, and then so much else that no block of it is on the device."""
+    harness = Harness(CONFIG, mover=mover)
+    serve(harness, a_request("first", PROMPT))
+    for other in others(6):
+        serve(harness, other)
+    return harness
+
+
+def test_a_prefix_comes_back_from_a_tier() -> None:
+    without, harness = forgotten(None), forgotten(ScriptedMover([64]))
+    serve(without, a_request("again", PROMPT))
+    assert cached(without, "again") == 0
+    serve(harness, a_request("again", PROMPT))
+    assert cached(harness, "again") == 16
+    assert harness.scheduler.tiers.num_fetched_blocks == 4
+
+
+@pytest.mark.parametrize("capacities", [[2], [64, 2], [2, 64]])
+def test_tiers_of_any_size_give_back_what_they_hold(capacities: list[int]) -> None:
+    harness = forgotten(ScriptedMover(capacities))
+    serve(harness, a_request("again", PROMPT))
+    assert cached(harness, "again") == (16 if max(capacities) == 64 else 0)
+
+
+def test_others_go_on_while_a_prefix_is_on_its_way() -> None:
+    mover = ScriptedMover([64])
+    harness = forgotten(mover)
+    mover._steps = 1000
+    harness.add(a_request("again", PROMPT), a_request("quick", (7, 7, 7)))
+    for _ in range(20):
+        harness.step()
+    assert harness.reason("quick") is not None
+    assert not harness.emissions["again"]
+    mover._steps = 0
+    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    harness.finish()
+    assert cached(harness, "again") == 16
+
+
+def test_requests_with_one_beginning_wait_for_one_fetch() -> None:
+    mover = ScriptedMover([64], steps=3)
+    harness = forgotten(mover)
+    before = mover.num_fetches
+    serve(harness, a_request("a", PROMPT), a_request("b", (*PROMPT[:16], 3, 2)))
+    assert mover.num_fetches == before + 1
+    assert cached(harness, "a") == cached(harness, "b") == 16
+
+
+def test_what_cannot_be_read_is_computed_and_forgotten() -> None:
+    mover = ScriptedMover([64])
+    harness = forgotten(mover)
+    mover._losing = 3
+    serve(harness, a_request("again", PROMPT))
+    assert cached(harness, "again") == 8
+    mover._losing = 0
+    assert harness.scheduler.tiers.num_fetched_blocks == 2
+
+
+def test_a_request_that_is_cancelled_meanwhile_leaves_nothing_behind() -> None:
+    mover = ScriptedMover([64], steps=5)
+    harness = forgotten(mover)
+    harness.add(a_request("again", PROMPT))
+    harness.step()
+    assert harness.scheduler.kv_usage > 0
+    harness.cancel("again")
+    harness.finish()
+
+
+def test_what_is_worth_less_than_a_step_is_computed() -> None:
+    harness = forgotten(ScriptedMover([64]))
+    for _ in range(20):
+        harness.scheduler.admission.costs.observe(num_decodes=1, num_prompt_tokens=0, took_s=1.0, now_s=0.0)
+        harness.scheduler.admission.costs.observe(num_decodes=1, num_prompt_tokens=64, took_s=1.01, now_s=0.0)
+    serve(harness, a_request("again", PROMPT))
+    assert cached(harness, "again") == 0
+
+
+def test_other_salts_and_adapters_find_nothing() -> None:
+    harness = forgotten(ScriptedMover([64]))
+    serve(harness, a_request("salted", PROMPT, salt="other"), a_request("adapted", PROMPT, adapter="x"))
+    assert cached(harness, "salted") == cached(harness, "adapted") == 0
+
+
+def test_what_a_tier_held_before_the_start_is_found() -> None:
+    name = child_name(root_name(None, ""), PROMPT[:4])
+
+    class Kept(ScriptedMover):
+        def contents(self) -> list[list[KeptBlock]]:
+            return [[KeptBlock(name, 0, 5)]]
+
+    mover = Kept([8])
+    first = forgotten(None)
+    cells = first.runner.cells
+    serve(first, a_request("again", PROMPT))
+    plan = next(plan for plan in reversed(first.runner.plans) if plan.rows[0].request.request_id == "again")
+    start = plan.rows[0].block_ids[0] * 4
+    mover.slots[0][5] = name, 0, {i: cells[start + i] for i in range(4)}
+    harness = Harness(CONFIG, mover=mover)
+    assert landmark(name) in harness.scheduler.landmarks.copy()
+    serve(harness, a_request("first", PROMPT))
+    assert cached(harness, "first") == 4
+
+
+def test_landmarks_tell_what_lies_in_any_tier() -> None:
+    harness = forgotten(ScriptedMover([64]))
+    names = [child_name(root_name(None, ""), PROMPT[:4])]
+    names.append(child_name(names[0], PROMPT[4:8]))
+    assert all(landmark(name) in harness.scheduler.landmarks.copy() for name in names)
+    small = forgotten(ScriptedMover([1]))
+    assert not any(landmark(name) in small.scheduler.landmarks.copy() for name in names)

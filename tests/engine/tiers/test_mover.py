@@ -1,0 +1,189 @@
+"""Blocks go down and come back as they were, on threads; what is overwritten meanwhile does not count."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.backend import KvCache
+from engine.cache.blocks import BlockId
+from engine.cache.prefix_index import BlockName
+from engine.ports import FetchOrder, StoreOrder
+from engine.tiers.disk_slots import DiskSlots
+from engine.tiers.host_slots import HostSlots
+from engine.tiers.mover import TierMover
+
+NUM_BLOCKS, NUM_SLOTS = 12, 8
+
+
+def a_cache(dtype: torch.dtype = torch.float32, *, by_block: bool = False, device: str = "cpu") -> KvCache:
+    cache = KvCache(
+        num_layers=3,
+        num_blocks=NUM_BLOCKS,
+        block_tokens=4,
+        kv_heads=2,
+        head_dim=8,
+        dtype=dtype,
+        device=torch.device(device),
+        by_block=by_block,
+    )
+    held = cache.data if dtype.is_floating_point and dtype.itemsize > 1 else cache.data.view(torch.int8)
+    held.copy_(torch.randint(-100, 100, held.shape, generator=torch.Generator().manual_seed(1)).to(held.dtype))
+    return cache
+
+
+class Host(HostSlots):
+    """One whose writes wait until they may, and fail where they are told to."""
+
+    def __init__(self, block_bytes: int, *, is_pinned: bool) -> None:
+        super().__init__(NUM_SLOTS, block_bytes, is_pinned=is_pinned)
+        self.may_write = threading.Event()
+        self.may_write.set()
+        self.fails = False
+
+    def write(self, slot: int, name: BlockName, depth: int, content: torch.Tensor) -> None:
+        assert self.may_write.wait(10)
+        if self.fails:
+            raise OSError("full")
+        super().write(slot, name, depth, content)
+
+    def read(self, slot: int, name: BlockName) -> torch.Tensor | None:
+        return None if self.fails else super().read(slot, name)
+
+
+class Bench:
+    """A mover over one tier, and what it has said."""
+
+    def __init__(self, cache: KvCache) -> None:
+        self.cache = cache
+        device = cache.data.device
+        self.host = Host(cache.block_bytes, is_pinned=device.type == "cuda")
+        self.arrived = threading.Event()
+        self.mover = TierMover(cache, [self.host], device, self.arrived.set)
+
+    def stored(self, count: int) -> list[tuple[StoreOrder, bool]]:
+        self.mover._storing.submit(lambda: None).result(10)
+        found = [(order, written[0]) for order, written in self.mover.stored()]
+        assert len(found) == count
+        return found
+
+    def fetch(self, *orders: FetchOrder) -> int:
+        self.arrived.clear()
+        self.mover.fetch(7, orders)
+        assert self.arrived.wait(10)
+        ((ticket, num_good),) = self.mover.fetched()
+        assert ticket == 7
+        return num_good
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    bench = Bench(a_cache(device=request.param))
+    yield bench
+    bench.host.may_write.set()
+    bench.mover.close()
+
+
+def a_name(number: int) -> BlockName:
+    return BlockName(bytes([number]) * 32)
+
+
+def down(block: int, slot: int) -> StoreOrder:
+    return StoreOrder(BlockId(block), a_name(block), 0, (slot,))
+
+
+def up(block: int, name: int, slot: int) -> FetchOrder:
+    return FetchOrder(BlockId(block), a_name(name), 0, 0, slot)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("by_block", [False, True])
+def test_a_cache_reads_and_writes_blocks_whole(dtype: torch.dtype, by_block: bool) -> None:
+    cache = a_cache(dtype, by_block=by_block)
+    if cache._spans is not None:
+        cache._spans.uniform_()
+    before = cache.data.view(torch.uint8).clone()
+    read = cache.read([3, 5])
+    assert read.shape == (2, cache.block_bytes)
+    cache.write([8, 3], read)
+    after = cache.data.view(torch.uint8)
+    for block, source in {8: 3, 3: 5, 5: 5, 0: 0, NUM_BLOCKS: NUM_BLOCKS}.items():
+        assert torch.equal(after[:, :, block], before[:, :, source])
+    if cache._spans is not None:
+        assert torch.equal(cache._spans[:, :, 3], cache._spans[:, :, 5])
+
+
+def test_blocks_go_down_and_come_back(bench: Bench) -> None:
+    before = bench.cache.data.clone()
+    bench.mover.store([down(1, 0), down(2, 5)])
+    assert [was for _, was in bench.stored(2)] == [True, True]
+    bench.cache.clear([1, 2])
+    assert bench.fetch(up(7, 2, 5), up(1, 1, 0)) == 2
+    assert torch.equal(bench.cache.data[:, :, 7], before[:, :, 2])
+    assert torch.equal(bench.cache.data[:, :, 1], before[:, :, 1])
+    assert bench.mover.fetch_s(10) > 0
+
+
+def test_a_block_that_is_given_away_before_it_is_read_is_not_stored(bench: Bench) -> None:
+    bench.host.may_write.clear()
+    bench.mover.store([down(1, 0)])
+    bench.mover.store([down(2, 1), down(3, 2)])
+    # The thread waits to write the first; the others have not been read.
+    bench.mover.abandon(BlockId(2))
+    bench.cache.clear([2])
+    bench.host.may_write.set()
+    assert [(order.block, was) for order, was in bench.stored(3)] == [(1, True), (2, False), (3, True)]
+    # Named anew, it can be stored again.
+    bench.mover.store([down(2, 1)])
+    assert bench.stored(1)[0][1]
+
+
+def test_what_cannot_be_written_or_read_is_told(bench: Bench) -> None:
+    bench.mover.store([down(1, 0)])
+    bench.stored(1)
+    bench.host.fails = True
+    bench.mover.store([down(2, 1)])
+    assert not bench.stored(1)[0][1]
+    before = bench.cache.data.clone()
+    assert bench.fetch(up(4, 1, 0)) == 0
+    assert torch.equal(bench.cache.data, before)
+
+
+def test_an_error_on_a_thread_ends_its_copies_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.cache, "read", lambda blocks: 1 / 0)
+        patch.setattr(bench.cache, "write", lambda blocks, content: 1 / 0)
+        bench.mover.store([down(1, 0)])
+        assert not bench.stored(1)[0][1]
+        assert bench.fetch(up(4, 1, 0)) == 0
+    bench.mover.store([down(1, 0)])
+    assert bench.stored(1)[0][1]
+
+
+def test_both_tiers_are_written_and_each_is_read(tmp_path: Path) -> None:
+    cache = a_cache(torch.bfloat16, by_block=True)
+    host = HostSlots(NUM_SLOTS, cache.block_bytes, is_pinned=False)
+    disk = DiskSlots(tmp_path, "m", "f", num_slots=NUM_SLOTS, block_bytes=cache.block_bytes)
+    arrived = threading.Event()
+    mover = TierMover(cache, [host, disk], torch.device("cpu"), arrived.set)
+    before = cache.data.clone()
+    mover.store([StoreOrder(BlockId(1), a_name(1), 0, (0, 3)), StoreOrder(BlockId(2), a_name(2), 1, (None, 4))])
+    mover._storing.submit(lambda: None).result(10)
+    assert [written for _, written in mover.stored()] == [[True, True], [False, True]]
+    mover.fetch(1, [FetchOrder(BlockId(5), a_name(1), 0, 0, 0), FetchOrder(BlockId(6), a_name(2), 1, 1, 4)])
+    assert arrived.wait(10)
+    assert mover.fetched() == [(1, 2)]
+    assert torch.equal(cache.data[:, :, 5:7], before[:, :, 1:3])
+    mover.close()
+    again = DiskSlots(tmp_path, "m", "f", num_slots=NUM_SLOTS, block_bytes=cache.block_bytes)
+    assert [block.slot for block in again.contents()] == [3, 4]
+
+
+def test_closing_does_not_wait_for_what_has_not_begun(bench: Bench) -> None:
+    for _ in range(100):
+        bench.mover.fetch(1, [up(4, 1, 0)])
+    bench.mover.close()
