@@ -37,7 +37,9 @@ def test_streams_end_whole_newcomers_are_told_to_come_back_and_nothing_is_left(t
             server.process.send_signal(signal.SIGTERM)
 
             def is_unready() -> bool:
-                health = http.get("/health")
+                # Asked anew each time: a proxy may close a connection between two requests, and then does.
+                with server.http() as asking:
+                    health = asking.get("/health")
                 return health.status_code == 503 and "gateway" in health.json()["parts"]
 
             until(is_unready, "the server to say that it is stopping", patience_s=LIMIT_S)
