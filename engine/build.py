@@ -12,7 +12,7 @@ from adapters.identity import AdapterRef
 from adapters.loading import AdapterLoader
 from adapters.weights import AdapterWeights, RawAdapter
 from engine.adapter_pool import AdapterPool, Locate
-from engine.backend import KvCache, TorchBackend
+from engine.backend import TorchBackend
 from engine.buffers import InputBuffers
 from engine.config import EngineConfig, ResolvedConfig
 from engine.cpu.called_backend import CalledBackend
@@ -27,6 +27,7 @@ from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.fallback.spec import FallbackSpec
 from engine.hardware import DTYPE_BY_NAME, probe
+from engine.kv_cache import KvCache
 from engine.loading.checkpoint import WeightSource, load_parameters, read_tensor
 from engine.loading.contents import read_checkpoint_spec
 from engine.loading.spec import read_model_spec

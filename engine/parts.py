@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapters.loading import LayOut
-from engine.backend import KvCache
 from engine.buffers import InputBuffers
 from engine.config import ResolvedConfig
+from engine.kv_cache import KvCache
 from engine.ports import PauseWish
 from engine.runner import StepModel
 from engine.sampling.sampler import Chooser

@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.backend import KvCache
 from engine.buffers import InputBuffers
 from engine.decoder.decoder import DecoderBatch, StepOutput
+from engine.kv_cache import KvCache
 from engine.lora import AdapterSegment, ResidentAdapters, Segment, collect_segments
 from engine.metrics import StepTimes
 from engine.pooling import Pooler, Vector, pooled_ranges

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from engine.backend import KvCache
 from engine.buffers import InputBuffers
 from engine.build import build_model, kernels_for
 from engine.cache.blocks import BlockId
@@ -26,6 +25,7 @@ from engine.config import EngineConfig
 from engine.decoder.decoder import StepOutput
 from engine.decoder.spec import read_spec
 from engine.hardware import probe
+from engine.kv_cache import KvCache
 from engine.request import Request, RequestId, SamplingParams
 from engine.resolve import resolve
 from engine.runner import StepModel

@@ -11,9 +11,10 @@ from functools import partial
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import LayerCache, Product, TorchBackend
+from engine.backend import Product, TorchBackend
 from engine.cpu.panels import INT8_KERNEL, Panels, lay_out
 from engine.decoder.layer_forms import LayerForm
+from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
 from kernels.arena import Arena
 from kernels.embedding.reference import take_rows

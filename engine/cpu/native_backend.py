@@ -13,13 +13,14 @@ from typing import NamedTuple
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, LayerCache, Product
+from engine.backend import Backend, Product
 from engine.cpu.native_lora import NativeLora
 from engine.cpu.panels import INT8_KERNEL, Panels, can_attend, lay_out
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.spec import DecoderSpec
+from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight, split
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.arena import Arena

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from engine.backend import KvCache
 from engine.cpu.native_backend import NativeBackend
 from engine.decoder.decoder import Decoder, DecoderBatch, StepOutput
+from engine.kv_cache import KvCache
 from engine.runner import PausedStep
 from kernels.add_rms_norm.reference import add_rms_norm
 

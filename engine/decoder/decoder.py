@@ -12,10 +12,11 @@ import torch
 
 from adapters.peft_format import WHOLE_MODEL
 from engine.attention import AttentionBatch
-from engine.backend import Backend, KvCache, LayerCache, Product
+from engine.backend import Backend, Product
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope_table import rope_table
 from engine.decoder.spec import DecoderSpec
+from engine.kv_cache import KvCache, LayerCache
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, LoraProducts, change_norms
 

@@ -16,10 +16,11 @@ from torch.nn import functional
 
 from adapters.peft_format import parse_module_name
 from engine.attention import AttentionBatch
-from engine.backend import Backend, KvCache
+from engine.backend import Backend
 from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
+from engine.kv_cache import KvCache
 from engine.lora import LoraProducts
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils import logging
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, KvCache
+from engine.backend import Backend
 from engine.decoder.decoder import DecoderBatch
 from engine.errors import CheckpointError
 from engine.fallback.decoder import FallbackDecoder
 from engine.fallback.probe import keep_angles
 from engine.fallback.reading import classes_of
 from engine.fallback.spec import FallbackSpec
+from engine.kv_cache import KvCache
 from engine.loading.weight_files import check_weight_files
 
 TRIED_TOKENS = 24

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, LayerCache, Product
+from engine.backend import Backend, Product
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.gpu.adapters import Reach, TritonLora
 from engine.gpu.experts import Experts, laid_out
 from engine.gpu.rounding import InputRounding
 from engine.gpu.streamed_linear import StreamedLinear
+from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.add_rms_norm.launch import add_rms_norm

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from engine.backend import KvCache
 from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.decoder import Decoder
 from engine.decoder.model_spec import ModelSpec
@@ -27,6 +26,7 @@ from engine.gpu.runtime import GpuRuntime
 from engine.gpu.streamed_linear import measure, stream_each
 from engine.gpu.tabled_adapter import TabledAdapter
 from engine.hardware import DTYPE_BY_NAME
+from engine.kv_cache import KvCache
 from engine.loading.checkpoint import WeightSource
 from engine.parts import Parts
 from engine.resolve import Hardware, resolve

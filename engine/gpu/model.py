@@ -12,13 +12,13 @@ from functools import partial
 
 import torch
 
-from engine.backend import KvCache
 from engine.decoder.decoder import Decoder, DecoderBatch, StepOutput
 from engine.fallback.decoder import FallbackDecoder
 from engine.gpu.adapters import Reach
 from engine.gpu.backend import TritonBackend
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.runtime import GpuRuntime
+from engine.kv_cache import KvCache
 
 _logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import KvCache
 from engine.config import ResolvedConfig
 from engine.decoder.decoder import Decoder, DecoderBatch
 from engine.fallback.decoder import FallbackDecoder
 from engine.gpu.adapters import TritonLora
 from engine.gpu.choosing import TokenChooser
+from engine.kv_cache import KvCache
 from engine.request import SamplingParams
 
 LOGIT_COPIES = 3

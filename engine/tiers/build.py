@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 
-from engine.backend import KvCache
 from engine.config import ResolvedConfig
 from engine.errors import ConfigError
+from engine.kv_cache import KvCache
 from engine.loading.fingerprint import model_fingerprint
 from engine.tiers.disk_slots import DiskSlots
 from engine.tiers.host_slots import HostSlots

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.backend import KvCache
+from engine.kv_cache import KvCache
 
 
 class CacheBytes:

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 import torch
 
-from engine.backend import KvCache
 from engine.cache.blocks import BlockId
+from engine.kv_cache import KvCache
 from engine.ports import FetchOrder, KeptBlock, StoreOrder
 from engine.tiers.cache_bytes import CacheBytes
 from engine.tiers.slot_store import SlotStore

@@ -5,13 +5,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from engine.backend import Backend, KvCache, TorchBackend
+from engine.backend import Backend, TorchBackend
 from engine.buffers import InputBuffers
 from engine.config import ResolvedConfig
 from engine.cpu.native_backend import NativeBackend
 from engine.decoder.decoder import DecoderBatch
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope import RopeSpec
+from engine.kv_cache import KvCache
 from engine.request import Request, RequestId, SamplingParams
 from engine.step import StepPlan, StepRow
 from kernels.paged_attention.reference import paged_attention
@@ -284,44 +285,6 @@ def test_windows_and_scales_are_those_of_the_reference(
         pool=pool if has_kernels else None,
         **options,
     )
-
-
-def test_clearing_takes_nan_from_a_block_in_all_layers() -> None:
-    cache = make_cache(block_tokens=4, kv_heads=1)
-    poison(cache)
-    cache.clear([3, 7])
-    assert cache.data[:, :, [3, 7]].eq(0).all()
-    assert cache.data[:, :, 4].isnan().all()
-    cache.clear([])
-
-
-def test_pages_are_the_memory_of_the_blocks_in_all_layers_and_of_no_other() -> None:
-    shape = {"num_layers": LAYERS, "num_blocks": 12, "block_tokens": 4, "kv_heads": 2, "head_dim": DIM}
-    cache = KvCache(**shape, dtype=torch.bfloat16, device=CPU)
-    pages = cache.pages(range(4, 8))
-    assert [page.shape for page in pages] == [torch.Size([4 * 4 * 2 * DIM * 2])] * (2 * LAYERS)
-    for number, page in enumerate(pages, start=1):
-        page.view(torch.bfloat16)[:] = number
-    assert cache.data[:, :, [*range(4), *range(8, 13)]].eq(0).all()
-    assert cache.data[:, :, 4:8].flatten(0, 1).flatten(1).eq(torch.arange(1, 2 * LAYERS + 1)[:, None]).all()
-
-
-def test_a_cache_takes_memory_for_the_tokens_that_came() -> None:
-    """Layer by layer on huge pages, one block took one of them for the keys and one for the values of each layer."""
-    cache = KvCache(
-        num_layers=32,
-        num_blocks=4096,
-        block_tokens=16,
-        kv_heads=1,
-        head_dim=64,
-        dtype=torch.float32,
-        device=CPU,
-        by_block=True,
-    )
-    before = resident_bytes()
-    cache.data[:, :, :16] = 1.0
-    assert resident_bytes() - before < 16 << 20
-    assert cache.data[:, :, 16:32].eq(0).all()
 
 
 @pytest.mark.parametrize("are_samples", [False, True])

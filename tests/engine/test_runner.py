@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.backend import TOUCHED_AT_ONCE_BYTES, KvCache
 from engine.build import build_engine
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.kv_cache import TOUCHED_AT_ONCE_BYTES, KvCache
 from engine.request import Emission, FinishReason, Pooling, Request, RequestId, SamplingParams
 from tests.deployments.tiny_models import write_chat_model
 from tests.parity.conftest import greedy

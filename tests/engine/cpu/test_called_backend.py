@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import KvCache, TorchBackend
+from engine.backend import TorchBackend
 from engine.cpu.called_backend import CalledBackend
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
+from engine.kv_cache import KvCache
 from kernels import native
 from kernels.program import Pool
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.backend import KvCache
 from engine.decoder.decoder import Decoder
 from engine.decoder.spec import read_spec
 from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.rehearsal import Rehearsal, _steps
+from engine.kv_cache import KvCache
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
 from tests.architecture.source_tree import ROOT
@@ -30,7 +30,7 @@ import json, random, sys
 from dataclasses import replace
 from pathlib import Path
 import torch
-from engine.backend import KvCache
+from engine.kv_cache import KvCache
 from engine.decoder.decoder import Decoder
 from engine.decoder.spec import read_spec
 from engine.gpu.adapters import TritonLora

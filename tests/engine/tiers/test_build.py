@@ -9,13 +9,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.backend import KvCache
 from engine.config import ResolvedConfig
+from engine.kv_cache import KvCache
 from engine.ports import StoreOrder
 from engine.tiers.build import open_tiers
 from engine.tiers.mover import TierMover
 from tests.engine.scripted import a_config
-from tests.engine.tiers.test_mover import a_cache, a_name
+from tests.engine.test_kv_cache import a_cache
+from tests.engine.tiers.test_mover import a_name
 
 
 @pytest.fixture

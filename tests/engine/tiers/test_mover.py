@@ -9,31 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.backend import KvCache
 from engine.cache.blocks import BlockId
 from engine.cache.prefix_index import BlockName
+from engine.kv_cache import KvCache
 from engine.ports import FetchOrder, StoreOrder
 from engine.tiers.disk_slots import DiskSlots
 from engine.tiers.host_slots import HostSlots
 from engine.tiers.mover import TierMover
+from tests.engine.test_kv_cache import a_cache
 
-NUM_BLOCKS, NUM_SLOTS = 12, 8
-
-
-def a_cache(dtype: torch.dtype = torch.float32, *, by_block: bool = False, device: str = "cpu") -> KvCache:
-    cache = KvCache(
-        num_layers=3,
-        num_blocks=NUM_BLOCKS,
-        block_tokens=4,
-        kv_heads=2,
-        head_dim=8,
-        dtype=dtype,
-        device=torch.device(device),
-        by_block=by_block,
-    )
-    held = cache.data if dtype.is_floating_point and dtype.itemsize > 1 else cache.data.view(torch.int8)
-    held.copy_(torch.randint(-100, 100, held.shape, generator=torch.Generator().manual_seed(1)).to(held.dtype))
-    return cache
+NUM_SLOTS = 8
 
 
 class Host(HostSlots):
@@ -98,23 +83,6 @@ def down(block: int, slot: int) -> StoreOrder:
 
 def up(block: int, name: int, slot: int) -> FetchOrder:
     return FetchOrder(BlockId(block), a_name(name), 0, 0, slot)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("by_block", [False, True])
-def test_a_cache_reads_and_writes_blocks_whole(dtype: torch.dtype, by_block: bool) -> None:
-    cache = a_cache(dtype, by_block=by_block)
-    if cache._spans is not None:
-        cache._spans.uniform_()
-    before = cache.data.view(torch.uint8).clone()
-    read = cache.read([3, 5])
-    assert read.shape == (2, cache.block_bytes)
-    cache.write([8, 3], read)
-    after = cache.data.view(torch.uint8)
-    for block, source in {8: 3, 3: 5, 5: 5, 0: 0, NUM_BLOCKS: NUM_BLOCKS}.items():
-        assert torch.equal(after[:, :, block], before[:, :, source])
-    if cache._spans is not None:
-        assert torch.equal(cache._spans[:, :, 3], cache._spans[:, :, 5])
 
 
 def test_blocks_go_down_and_come_back(bench: Bench) -> None:

@@ -1,0 +1,158 @@
+"""The paged KV cache: where keys and values of all layers lie, by blocks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from engine.decoder.model_spec import ModelSpec
+from kernels.arena import lazy_zeros, touch
+from kernels.row_quantization.reference import LIMIT_BY_DTYPE
+
+TOUCHED_AT_ONCE_BYTES = 4 << 20
+"""Some milliseconds, for which a request may have to wait."""
+
+
+class LayerCache(NamedTuple):
+    """The cache of one layer; where its numbers have one byte each, `spans` are what keys and values span.
+
+    Attributes:
+        k, v: [num_blocks + 1, block_tokens, kv_heads, head_dim].
+        spans: of keys and of values, float32 [num_blocks + 1, block_tokens, kv_heads]; None for numbers as they are.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    spans: tuple[torch.Tensor, torch.Tensor] | None = None
+
+
+class KvCache:
+    """Keys and values of all layers: [layers, 2, num_blocks + 1, block_tokens, kv_heads, head_dim].
+
+    The extra last block is the null block: never written, always zero, it pads block tables. How a block's numbers lie
+    inside it is the backend's affair. In a `dtype` of one byte a number (see `kernels.row_quantization.reference`) the
+    cache also keeps what each key and value of a token spans: a token is rounded once, as it is written, whatever comes
+    into its block after it.
+
+    With `by_block` the layers of a block lie together, and memory of a CPU is taken only for blocks that are used:
+
+        [num_blocks + 1, layers, 2, block_tokens, kv_heads, head_dim]
+
+    Where a layer's blocks lie together, the first tokens take two huge pages of every layer.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_blocks: int,
+        block_tokens: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        by_block: bool = False,
+    ) -> None:
+        shape = (num_layers, 2, num_blocks + 1, block_tokens, kv_heads, head_dim)
+        self._bytes_by_block: torch.Tensor | None = None
+        if by_block:
+            numbers = lazy_zeros(prod(shape), dtype)
+            self.data = numbers.view(num_blocks + 1, num_layers, 2, *shape[3:]).movedim(0, 2)
+            self._bytes_by_block = numbers.view(num_blocks + 1, -1).view(torch.uint8)
+        else:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self._spans = torch.zeros(shape[:-1], device=device) if dtype in LIMIT_BY_DTYPE else None
+        self.null_block = num_blocks
+        self.block_tokens = block_tokens
+        self._num_touched = 0
+        # What is touched is read and written again, and might be what another thread has just written.
+        self._memory_lock = threading.Lock()
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        *,
+        num_blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        by_block: bool = False,
+    ) -> KvCache:
+        """Make a cache for a model."""
+        return cls(
+            num_layers=spec.num_layers,
+            num_blocks=num_blocks,
+            block_tokens=block_tokens,
+            kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            dtype=dtype,
+            device=device,
+            by_block=by_block,
+        )
+
+    def layer(self, index: int) -> LayerCache:
+        """Return the cache of one layer."""
+        spans = None if self._spans is None else (self._spans[index, 0], self._spans[index, 1])
+        return LayerCache(self.data[index, 0], self.data[index, 1], spans)
+
+    def pages(self, blocks: range) -> list[torch.Tensor]:
+        """Return the memory of neighbouring blocks as bytes: a stretch for each layer's keys, one for its values."""
+        held = self.data[:, :, blocks.start : blocks.stop].flatten(0, 1)
+        return [stretch.view(-1).view(torch.uint8) for stretch in held]
+
+    @property
+    def block_bytes(self) -> int:
+        """What a block holds, all layers and spans together."""
+        spans = 0 if self._spans is None else self._spans[:, :, 0].nbytes
+        return self.data[:, :, 0].nbytes + spans
+
+    def read(self, blocks: Sequence[int]) -> torch.Tensor:
+        """Return a copy of what blocks hold: bytes [len(blocks), block_bytes], on the cache's device."""
+        content = torch.empty(len(blocks), self.block_bytes, dtype=torch.uint8, device=self.data.device)
+        for row, block in zip(content, blocks, strict=True):
+            for held, copied in self._pairs(block, row):
+                copied.copy_(held)
+        return content
+
+    def write(self, blocks: Sequence[int], content: torch.Tensor) -> None:
+        """Put into blocks what `read` returned for as many; any thread, where nobody else reads or writes them."""
+        with self._memory_lock:
+            for row, block in zip(content, blocks, strict=True):
+                for held, copied in self._pairs(block, row):
+                    held.copy_(copied)
+
+    def _pairs(self, block: int, content: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the parts of a block, [layers, 2, block_tokens, ...], each with its place in bytes [block_bytes]."""
+        start = 0
+        for held in (self.data,) if self._spans is None else (self.data, self._spans):
+            part = held[:, :, block]
+            stop = start + part.nbytes
+            yield part, content[start:stop].view(part.dtype).view(part.shape)
+            start = stop
+
+    def touch(self, end: int) -> bool:
+        """Take memory from the system for some of the blocks below `end`; returns whether some are left.
+
+        What a block holds stays. To take a page may last longer than to compute the tokens that come to lie in it.
+        """
+        if self._bytes_by_block is None:
+            return False
+        at_once = max(1, TOUCHED_AT_ONCE_BYTES // self._bytes_by_block.shape[1])
+        begin, stop = self._num_touched, min(end, self.null_block, self._num_touched + at_once)
+        if begin >= stop:
+            return False
+        with self._memory_lock:
+            touch(self._bytes_by_block[begin:stop])
+        self._num_touched = stop
+        return True
+
+    def clear(self, block_ids: list[int]) -> None:
+        """Zero blocks about to be filled: attention gathers whole blocks, and what a failed request left may be NaN."""
+        # One by one: by a list of indices torch takes twice as long.
+        for block_id in block_ids:
+            self.data[:, :, block_id] = 0

@@ -1,0 +1,82 @@
+"""Blocks of the cache: their memory, and what is cleared, lent and copied of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kv_cache import KvCache
+from tests.kernels.conftest import resident_bytes
+
+NUM_BLOCKS = 12
+
+
+def a_cache(dtype: torch.dtype = torch.float32, *, by_block: bool = False, device: str = "cpu") -> KvCache:
+    cache = KvCache(
+        num_layers=3,
+        num_blocks=NUM_BLOCKS,
+        block_tokens=4,
+        kv_heads=2,
+        head_dim=8,
+        dtype=dtype,
+        device=torch.device(device),
+        by_block=by_block,
+    )
+    held = cache.data if dtype.is_floating_point and dtype.itemsize > 1 else cache.data.view(torch.int8)
+    held.copy_(torch.randint(-100, 100, held.shape, generator=torch.Generator().manual_seed(1)).to(held.dtype))
+    return cache
+
+
+def test_clearing_takes_nan_from_a_block_in_all_layers() -> None:
+    cache = a_cache(by_block=True)
+    cache.data.fill_(torch.nan)
+    cache.clear([3, 7])
+    assert cache.data[:, :, [3, 7]].eq(0).all()
+    assert cache.data[:, :, 4].isnan().all()
+    cache.clear([])
+
+
+def test_pages_are_the_memory_of_the_blocks_in_all_layers_and_of_no_other() -> None:
+    cache = a_cache(torch.bfloat16)
+    cache.data.zero_()
+    pages = cache.pages(range(4, 8))
+    assert [page.shape for page in pages] == [torch.Size([4 * 4 * 2 * 8 * 2])] * (2 * 3)
+    for number, page in enumerate(pages, start=1):
+        page.view(torch.bfloat16)[:] = number
+    assert cache.data[:, :, [*range(4), *range(8, 13)]].eq(0).all()
+    assert cache.data[:, :, 4:8].flatten(0, 1).flatten(1).eq(torch.arange(1, 2 * 3 + 1)[:, None]).all()
+
+
+def test_a_cache_takes_memory_for_the_tokens_that_came() -> None:
+    """Layer by layer on huge pages, one block took one of them for the keys and one for the values of each layer."""
+    cache = KvCache(
+        num_layers=32,
+        num_blocks=4096,
+        block_tokens=16,
+        kv_heads=1,
+        head_dim=64,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        by_block=True,
+    )
+    before = resident_bytes()
+    cache.data[:, :, :16] = 1.0
+    assert resident_bytes() - before < 16 << 20
+    assert cache.data[:, :, 16:32].eq(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("by_block", [False, True])
+def test_a_cache_reads_and_writes_blocks_whole(dtype: torch.dtype, by_block: bool) -> None:
+    cache = a_cache(dtype, by_block=by_block)
+    if cache._spans is not None:
+        cache._spans.uniform_()
+    before = cache.data.view(torch.uint8).clone()
+    read = cache.read([3, 5])
+    assert read.shape == (2, cache.block_bytes)
+    cache.write([8, 3], read)
+    after = cache.data.view(torch.uint8)
+    for block, source in {8: 3, 3: 5, 5: 5, 0: 0, NUM_BLOCKS: NUM_BLOCKS}.items():
+        assert torch.equal(after[:, :, block], before[:, :, source])
+    if cache._spans is not None:
+        assert torch.equal(cache._spans[:, :, 3], cache._spans[:, :, 5])
