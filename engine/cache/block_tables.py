@@ -132,7 +132,7 @@ class BlockTables:
 
     def is_coming(self, live: LiveRequest) -> bool:
         """Return whether what a waiting request begins with is on its way to the device."""
-        return self.tiers.is_under_way(live.ticket)
+        return self.tiers.is_worth_waiting_for(live.ticket, self._clock())
 
     def try_lend(self, count: int) -> range | None:
         """Lend a run of blocks that nobody holds, with the prefixes they had, if half of all blocks stay free."""

@@ -27,6 +27,8 @@ MAX_FETCHES = 4
 """Requests at once whose prefixes come back, and as many look for theirs before it is their turn."""
 MAX_SEEKS = 2
 """So often may a request wait for a fetch: its own, and one of somebody else with the same beginning."""
+MIN_PATIENCE_S, MAX_PATIENCE_S = 0.1, 10.0
+"""A fetch is waited for as long as what it brings would take to compute, but within these: a disk may hang."""
 
 
 class _Tier:
@@ -84,10 +86,15 @@ class _Tier:
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
-    """What one fetch holds until it is done: its prefix on the device, and blocks for what follows it."""
+    """What one fetch holds until it is done: its prefix on the device, and blocks for what follows it.
+
+    Attributes:
+        until_s: from when on nobody waits for it.
+    """
 
     shared: list[BlockId]
     orders: list[FetchOrder]
+    until_s: float
 
 
 class CacheTiers:
@@ -123,9 +130,10 @@ class CacheTiers:
         """Return whether some tier holds a block."""
         return any(name in tier.slot_by_name for tier in self._tiers)
 
-    def is_under_way(self, ticket: int | None) -> bool:
-        """Return whether a fetch is not done yet."""
-        return ticket in self._fetch_by_ticket
+    def is_worth_waiting_for(self, ticket: int | None, now_s: float) -> bool:
+        """Return whether a fetch is not done yet, and has not taken too long."""
+        fetch = None if ticket is None else self._fetch_by_ticket.get(ticket)
+        return fetch is not None and now_s < fetch.until_s
 
     def held(self) -> Iterable[BlockId]:
         """Yield the blocks that fetches hold, each as often as they do."""
@@ -198,7 +206,8 @@ class CacheTiers:
         if not num_held or len(self._fetch_by_ticket) >= MAX_FETCHES:
             return None
         assert self._mover is not None
-        if worth_s(num_held) < self._mover.fetch_s(num_held):
+        patience_s = worth_s(num_held)
+        if patience_s < self._mover.fetch_s(num_held):
             return None
         num_revived = sum(self._pool.ref_count(block) == 0 for block in shared)
         if num_held + num_revived + spare > self._pool.num_free:
@@ -210,7 +219,8 @@ class CacheTiers:
         blocks = self._pool.try_take(num_held, now_s)
         assert blocks is not None, "the pool has fewer free blocks than it said"
         orders = [self._order(*of) for of in zip(rest, blocks, range(len(shared), len(names)), strict=False)]
-        return self._begin(_Fetch(shared, orders))
+        patience_s = min(max(patience_s, MIN_PATIENCE_S), MAX_PATIENCE_S)
+        return self._begin(_Fetch(shared, orders, now_s + patience_s))
 
     def check(self) -> None:
         """Raise AssertionError unless slots, copies and free blocks tell one story."""

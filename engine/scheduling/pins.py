@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from adapters.identity import AdapterDigest
 from engine.ports import AdapterGate
 from engine.scheduling.live_request import LiveRequest
@@ -10,8 +12,10 @@ MAX_SKIPS = 64
 """So often may a request be passed over for want of a slot; then the next slot is its own."""
 
 
-def is_ready(gate: AdapterGate, live: LiveRequest) -> bool:
-    """Return whether the adapter of a waiting request could be pinned now."""
+def is_ready(gate: AdapterGate, is_coming: Callable[[LiveRequest], bool], live: LiveRequest) -> bool:
+    """Return whether a waiting request could run now: its adapter pinned, and nothing that it waits for under way."""
+    if is_coming(live):
+        return False
     adapter = live.request.adapter
     if adapter is None:
         return True

@@ -267,7 +267,7 @@ class Scheduler:
         """
         if self._rows.is_left or not self._waiting:
             return True
-        can_run = partial(is_ready, self._gate)
+        can_run = partial(is_ready, self._gate, self._tables.is_coming)
         for victim, behind in who_yields(self._running, self._waiting, self._config.max_num_seqs, can_run):
             if self._num_under_way:
                 return False

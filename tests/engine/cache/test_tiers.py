@@ -6,7 +6,7 @@ import pytest
 
 from engine.cache.prefix_index import child_name, landmark, root_name
 from engine.ports import KeptBlock
-from engine.request import Request
+from engine.request import FinishReason, Request
 from tests.engine.scripted import Harness, a_config, a_request
 from tests.engine.scripted_mover import ScriptedMover
 from tests.oracles.naive_scheduler import answer_alone
@@ -70,6 +70,27 @@ def test_others_go_on_while_a_prefix_is_on_its_way() -> None:
     mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
     harness.finish()
     assert cached(harness, "again") == 16
+
+
+def test_nobody_waits_for_a_disk_that_hangs() -> None:
+    now_s, mover = [0.0], ScriptedMover([64])
+    harness = Harness(CONFIG, mover=mover, clock=lambda: now_s[0])
+    for request in (a_request("first", PROMPT), *others(6)):
+        serve(harness, request)
+    mover._steps = 10**9
+    harness.add(a_request("again", PROMPT), a_request("same", (*PROMPT[:16], 3)))
+    for _ in range(50):
+        harness.step()
+        now_s[0] += 0.1
+    assert not harness.emissions["again"]
+    for _ in range(200):
+        harness.step()
+        now_s[0] += 0.1
+    assert harness.reason("again") is harness.reason("same") is FinishReason.LENGTH
+    assert cached(harness, "again") == 0
+    # Whoever comes now finds no fetch to wait for that is not hanging.
+    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    harness.finish()
 
 
 def test_requests_with_one_beginning_wait_for_one_fetch() -> None:
