@@ -29,7 +29,7 @@ from engine.gpu import backend, runtime
 from kernels import overlap
 from kernels.launches import GEOMETRIES, MIXTURES
 from kernels.triton_cache import compile_ahead
-from loadtest.gpu import attention, bench, engine, experts, kernels, peers, summary, sweep, tracing
+from loadtest.gpu import attention, bench, engine, experts, kernels, peers, summary, sweep, tiers, tracing
 from loadtest.gpu.parts import Notes, Part, run_parts, this_command
 from loadtest.gpu.timing import GpuTimer, measure_ceilings
 from loadtest.gpu.verdicts import verdicts
@@ -37,7 +37,7 @@ from loadtest.gpu.verdicts import verdicts
 DEVICE = torch.device("cuda")
 BUDGET_S = 480
 TOKEN_TESTS = ("tests/parity/test_triton_kernels.py",)
-KERNEL_TESTS = ("tests/kernels/gpu", "tests/engine/gpu")
+KERNEL_TESTS = ("tests/kernels/gpu", "tests/engine/gpu", "tests/engine/tiers")
 PYTEST_OPTIONS = ("-v", "-p", "no:cacheprovider", "--maxfail=20", "--durations=5")
 TAIL_CHARACTERS = 8000
 SWEEPS_AT_ONCE = 4
@@ -93,6 +93,7 @@ def parts() -> list[Part]:
         Part(name="peers", limit_s=120, run=measure_peers),
         Part(name="kernels", limit_s=90, run=measure_kernels, is_usual=False),
         Part(name="experts", limit_s=60, run=measure_experts, is_usual=False),
+        Part(name="tiers", limit_s=60, run=measure_tiers, is_usual=False),
         Part(name="sweep", limit_s=90, run=measure_sweeps, is_usual=False),
         *(part_without(name, IN_TURN, works) for name, works in plain.items()),
         *(part_without(name, APART, works) for name, works in single.items()),
@@ -225,6 +226,14 @@ def measure_sweeps(notes: Notes) -> None:
                 best = sweep.measure(one, ceilings, timer)
                 notes.add("sweeps", asdict(best))
                 print(summary.sweep_line(asdict(best)), flush=True)
+
+
+def measure_tiers(notes: Notes) -> None:
+    """Time blocks of a prompt of 8,192 tokens on their way to the host and back."""
+    for figure in tiers.measure(GEOMETRIES[0], DEVICE, num_blocks=512):
+        notes.add("tiers", asdict(figure))
+        share = figure.bytes_per_s / figure.plain_bytes_per_s
+        print(f"{figure.name}: {figure.bytes_per_s / 1e9:.1f} GB/s, {share:.0%} of a plain copy", flush=True)
 
 
 def measure_peers(notes: Notes) -> None:

@@ -20,6 +20,7 @@ ALLOWED = {
     "loadtest/gpu/experts.py": {"kernels"},
     "loadtest/gpu/kernels.py": {"engine", "kernels"},
     "loadtest/gpu/sweep.py": {"kernels"},
+    "loadtest/gpu/tiers.py": {"engine", "kernels"},
 }
 """These run the engine, its kernels, or the choice of a replica, without a server."""
 

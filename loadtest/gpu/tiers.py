@@ -1,0 +1,93 @@
+"""Blocks of the KV cache on their way to the host's memory and back: bytes a second, of what the bus moves at best."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.blocks import BlockId
+from engine.cache.prefix_index import BlockName
+from engine.kv_cache import KvCache
+from engine.ports import FetchOrder, StoreOrder
+from engine.tiers.host_slots import HostSlots
+from engine.tiers.mover import TierMover
+from kernels.launches import Geometry
+
+BLOCK_TOKENS, NUM_LAYERS = 16, 32
+POLL_S = 1e-4
+REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierFigure:
+    """One way: bytes a second, and of a plain copy of as much page-locked memory in the same direction."""
+
+    name: str
+    bytes_per_s: float
+    plain_bytes_per_s: float
+
+
+def measure(geometry: Geometry, device: torch.device, num_blocks: int) -> Iterator[TierFigure]:
+    """Store blocks and fetch them again, as many as a long prompt has.
+
+    Raises:
+        RuntimeError: what came back is not what was there.
+    """
+    cache = KvCache(
+        num_layers=NUM_LAYERS,
+        num_blocks=2 * num_blocks,
+        block_tokens=BLOCK_TOKENS,
+        kv_heads=geometry.kv_heads,
+        head_dim=geometry.head_dim,
+        dtype=torch.bfloat16,
+        device=device,
+    )
+    cache.data.normal_()
+    host = HostSlots(num_blocks, cache.block_bytes, is_pinned=device.type == "cuda")
+    arrived = threading.Event()
+    mover = TierMover(cache, [host], device, arrived.set)
+    names = [BlockName(number.to_bytes(32, "little")) for number in range(num_blocks)]
+    down = [StoreOrder(BlockId(number), name, number, (number,)) for number, name in enumerate(names)]
+    up = [FetchOrder(BlockId(num_blocks + number), name, number, 0, number) for number, name in enumerate(names)]
+
+    def store() -> None:
+        mover.store(down)
+        left = len(down)
+        while left:
+            left -= len(mover.stored())
+            time.sleep(POLL_S)
+
+    def fetch() -> None:
+        arrived.clear()
+        mover.fetch(1, up)
+        arrived.wait()
+        if mover.fetched() != [(1, num_blocks)]:
+            raise RuntimeError("blocks were lost")
+
+    pinned = torch.empty(num_blocks * cache.block_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    on_device = torch.empty_like(pinned, device=device)
+    for name, run, plain in (
+        ("blocks to the host", store, lambda: pinned.copy_(on_device)),
+        ("blocks from the host", fetch, lambda: on_device.copy_(pinned)),
+    ):
+        rate, plain_rate = (pinned.nbytes / _seconds(one, device) for one in (run, plain))
+        yield TierFigure(name=name, bytes_per_s=rate, plain_bytes_per_s=plain_rate)
+    mover.close()
+    if not torch.equal(cache.data[:, :, :num_blocks], cache.data[:, :, num_blocks : 2 * num_blocks]):
+        raise RuntimeError("blocks did not come back as they were")
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Return the shortest of some runs, after one that pays for what comes only once."""
+    found = []
+    for _ in range(REPEATS + 1):
+        started_s = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - started_s)
+    return min(found[1:])
