@@ -10,7 +10,7 @@ neighbouring blocks may be lent to who keeps something else in their memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from heapq import nsmallest
 from operator import attrgetter
 
@@ -111,14 +111,14 @@ class BlockTables:
         live.blocks = []
         live.num_computed = live.num_seeks = 0
 
-    def bring_back(self, waiting: Iterable[LiveRequest], num_running: int, costs: StepCosts) -> None:
+    def bring_back(self, waiting: Sequence[LiveRequest], num_running: int, costs: StepCosts) -> None:
         """Begin to fetch what the tiers below hold of those who come next, where that is sooner than computing it.
 
         A free block for each request that runs, and for the one that waits, is left.
         """
         if not self.tiers.are_there:
             return
-        self.tiers.advance()
+        self.tiers.advance(is_idle=not (num_running or waiting))
         for live in nsmallest(MAX_FETCHES, waiting, key=attrgetter("rank")):
             if live.num_seeks < MAX_SEEKS and not self.is_coming(live):
                 found = self.tiers.try_fetch(

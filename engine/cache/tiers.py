@@ -165,8 +165,13 @@ class CacheTiers:
             assert self._mover is not None
             self._mover.abandon(block)
 
-    def advance(self) -> None:
-        """Take what has been copied as a fact, and order that what would be reused soon is copied."""
+    def advance(self, *, is_idle: bool) -> None:
+        """Take what has been copied as a fact, and order that what would be reused soon is copied.
+
+        Args:
+            is_idle: nobody asks for anything, and all else may be copied too. What is asked for all the time is never
+                reused, and a restart should find that first of all.
+        """
         if self._mover is None:
             return
         for order, were_written in self._mover.stored():
@@ -174,7 +179,7 @@ class CacheTiers:
         for ticket, num_good in self._mover.fetched():
             self._land(ticket, num_good)
         orders = []
-        reserve = RESERVE_SHARE * self._pool.num_blocks
+        reserve = (1.0 if is_idle else RESERVE_SHARE) * self._pool.num_blocks
         while self._dirty and len(self._storing) < MAX_STORING and self._pool.num_free - len(self._dirty) < reserve:
             block, (name, depth) = self._dirty.popitem(last=False)
             order = StoreOrder(block, name, depth, self._slots_for(name))

@@ -122,6 +122,17 @@ def test_a_request_that_is_cancelled_meanwhile_leaves_nothing_behind() -> None:
     harness.finish()
 
 
+def test_an_idle_engine_copies_all_that_has_a_name() -> None:
+    mover = ScriptedMover([64])
+    harness = Harness(a_config(num_blocks=200, max_blocks_per_request=16), mover=mover)
+    serve(harness, a_request("first", PROMPT))
+    assert not mover.slots[0]
+    for _ in range(3):
+        harness.step()
+    # Four blocks of the prompt, and one of its last token and the answer.
+    assert len(mover.slots[0]) == 5
+
+
 def test_what_is_worth_less_than_a_step_is_computed() -> None:
     harness = forgotten(ScriptedMover([64]))
     for _ in range(20):
