@@ -30,7 +30,7 @@ class BlockTables:
         self._clock = clock
         self._block_tokens = config.block_tokens
         self._has_index = config.enable_prefix_cache
-        self.landmarks = Landmarks(config.num_blocks + (0 if mover is None else sum(mover.capacities)))
+        self.landmarks = Landmarks(config.num_blocks)
         self._index = PrefixIndex(self.landmarks, lambda name: self.tiers.holds(name))
         self._pool = BlockPool(config.num_blocks, on_reuse=self._reuse)
         self.tiers = CacheTiers(self._pool, self._index, self.landmarks, mover)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NewType
 
@@ -37,7 +38,7 @@ def child_name(parent: BlockName, token_ids: Sequence[int]) -> BlockName:
 
 
 MAX_LANDMARKS = 4096
-"""About so many of an index's names are told to others."""
+"""About so many names of the cache are told to others, and as many of the tiers below it."""
 
 
 def landmark(name: BlockName) -> int:
@@ -50,37 +51,57 @@ class Landmarks:
 
         blocks     0 1 2 3 4 5 6 7 8 ...     with a stride of 4, blocks 3, 7, ... are landmarks
 
-    Whoever knows a prompt's names knows to within a stride how much of it is here.
+    Whoever knows a prompt's names knows to within a stride how much of it is here. Of what lies in tiers below only the
+    newest are kept: there may be far more of them.
 
     Args:
-        num_blocks: of the cache and the tiers below it; the stride is the smallest power of two that leaves at most
-            `MAX_LANDMARKS`.
+        num_blocks: of the cache; the stride is the smallest power of two that leaves at most `MAX_LANDMARKS`.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.stride_blocks = 1 << max(0, (num_blocks - 1) // MAX_LANDMARKS).bit_length()
         self._marks: set[int] = set()
+        # Those of them that only lower tiers hold, the oldest first.
+        self._below: OrderedDict[int, None] = OrderedDict()
 
     def add(self, name: BlockName, index: int) -> None:
-        """Take note of the `index`-th name of a chain."""
+        """Take note of the `index`-th name of a chain, which the cache holds."""
         if (index + 1) % self.stride_blocks == 0:
             self._marks.add(landmark(name))
+            self._below.pop(landmark(name), None)
 
-    def drop(self, name: BlockName) -> None:
-        """Forget a name, landmark or not."""
-        self._marks.discard(landmark(name))
+    def add_below(self, name: BlockName, index: int) -> None:
+        """Take note of the `index`-th name of a chain, which only a lower tier holds."""
+        if (index + 1) % self.stride_blocks == 0:
+            self._marks.add(landmark(name))
+            self._sink(landmark(name))
+
+    def drop(self, name: BlockName, *, is_below: bool = False) -> None:
+        """Forget a name that the cache holds no more, landmark or not; remember it where a lower tier does."""
+        mark = landmark(name)
+        if is_below and mark in self._marks:
+            self._sink(mark)
+        else:
+            self._marks.discard(mark)
+            self._below.pop(mark, None)
 
     def copy(self) -> frozenset[int]:
         """Return all landmarks; any thread."""
         # One operation of the interpreter on plain integers: the engine's thread cannot come between.
         return frozenset(self._marks)
 
+    def _sink(self, mark: int) -> None:
+        self._below[mark] = None
+        self._below.move_to_end(mark)
+        if len(self._below) > MAX_LANDMARKS:
+            self._marks.discard(self._below.popitem(last=False)[0])
+
 
 class PrefixIndex:
     """Which block holds which name; at most one block for a name, at most one name for a block.
 
     Args:
-        is_elsewhere: whether what a block held can be had without it, so that its landmark stays.
+        is_elsewhere: whether a lower tier holds what a block held.
     """
 
     def __init__(self, landmarks: Landmarks, is_elsewhere: Callable[[BlockName], bool] = lambda _: False) -> None:
@@ -121,8 +142,7 @@ class PrefixIndex:
         name = self._name_by_block.pop(block, None)
         if name is not None:
             del self._block_by_name[name]
-            if not self._is_elsewhere(name):
-                self._landmarks.drop(name)
+            self._landmarks.drop(name, is_below=self._is_elsewhere(name))
 
     def check(self, pool: BlockPool) -> None:
         """Raise AssertionError unless names and blocks are one to one and inside the pool."""

@@ -119,7 +119,7 @@ class CacheTiers:
         self._num_tickets = 0
         self.num_stored_blocks = self.num_fetched_blocks = 0
         for block in [block for tier in kept for block in tier]:
-            landmarks.add(block.name, block.depth)
+            landmarks.add_below(block.name, block.depth)
 
     @property
     def are_there(self) -> bool:
@@ -260,8 +260,9 @@ class CacheTiers:
             else:
                 self._tiers[number].give_back(slot)
         if any(were_written):
-            self._landmarks.add(order.name, order.depth)
             self.num_stored_blocks += 1
+            if order.name not in self._index:
+                self._landmarks.add_below(order.name, order.depth)
 
     def _order(self, name: BlockName, block: BlockId, depth: int) -> FetchOrder:
         number = next(number for number, tier in enumerate(self._tiers) if name in tier.slot_by_name)

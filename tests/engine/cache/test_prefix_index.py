@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from adapters.identity import AdapterDigest
+from engine.cache import prefix_index
 from engine.cache.blocks import BlockId, BlockPool
 from engine.cache.prefix_index import MAX_LANDMARKS, BlockName, Landmarks, PrefixIndex, child_name, landmark, root_name
 
@@ -111,3 +112,21 @@ def test_there_are_never_more_landmarks_than_the_bound(num_blocks: int) -> None:
     stride = Landmarks(num_blocks).stride_blocks
     assert num_blocks / stride <= MAX_LANDMARKS
     assert stride == 1 or num_blocks / (stride // 2) > MAX_LANDMARKS
+
+
+def test_of_lower_tiers_the_newest_landmarks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_index, "MAX_LANDMARKS", 3)
+    landmarks, names = Landmarks(3), [BlockName(bytes([number]) * 32) for number in range(6)]
+    for number, name in enumerate(names[:4]):
+        landmarks.add(name, number)
+        landmarks.drop(name, is_below=True)
+    assert landmarks.copy() == {landmark(name) for name in names[1:4]}
+    # Back in the cache it counts as one of that; what was there before the start is below.
+    landmarks.add(names[1], 1)
+    landmarks.add_below(names[4], 4)
+    assert landmarks.copy() == {landmark(name) for name in names[1:5]}
+    landmarks.add_below(names[5], 5)
+    assert landmarks.copy() == {landmark(names[number]) for number in (1, 3, 4, 5)}
+    landmarks.drop(names[3])
+    landmarks.drop(names[1])
+    assert landmarks.copy() == {landmark(names[number]) for number in (4, 5)}
