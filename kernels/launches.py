@@ -79,6 +79,11 @@ MIXTURES = (
 )
 
 
+GPT_OSS = Geometry(name="gpt-oss", hidden=2880, inner=2880, heads=64, kv_heads=8, head_dim=64)
+GPT_OSS_MIXTURES = (
+    Mixture(name="gpt-oss-20b", hidden=2880, inner=2880, experts=32, chosen=4),
+    Mixture(name="gpt-oss-120b", hidden=2880, inner=2880, experts=128, chosen=4),
+)
 GEMMA_2 = Geometry(name="Gemma-2-2B", hidden=2304, inner=9216, heads=8, kv_heads=4, head_dim=256)
 GEMMA_3 = Geometry(name="Gemma-3-1B", hidden=1152, inner=6912, heads=4, kv_heads=1, head_dim=256, has_norms=True)
 
@@ -94,10 +99,12 @@ def all_launches(target: str) -> list[Launch]:
         attend(GEOMETRIES[0], torch.bfloat16, torch.bfloat16, rotary_dim=96)
         gemma(GEMMA_3, window=512)
         gemma(GEMMA_2, window=4096, softcap=50.0)
+        gpt_oss_attention(torch.bfloat16)
         for held in (torch.int8, fp8_dtype()):
             if held is not None:
                 attend(GEMMA_2, torch.bfloat16, held, window=4096, softcap=50.0)
                 attend(GEMMA_3, torch.bfloat16, held, window=512)
+                gpt_oss_attention(held)
                 for geometry in GEOMETRIES:
                     attend(geometry, torch.bfloat16, held)
                     for width in (geometry.hidden, geometry.inner):
@@ -111,6 +118,8 @@ def all_launches(target: str) -> list[Launch]:
                 round_fp8(64, width)
         for mixture in MIXTURES:
             mix(mixture, torch.bfloat16)
+        for mixture in GPT_OSS_MIXTURES:
+            mix(mixture, torch.bfloat16, "clamped", has_biases=True)
         mix(MIXTURES[0], torch.float16)
         mix(MIXTURES[0], torch.float32)
         mix(MIXTURES[0], torch.bfloat16, "gelu")
@@ -135,10 +144,12 @@ def mix(
     activation: Activation = "silu",
     *,
     matrix: Callable[[int, int], Matrix] | None = None,
+    has_biases: bool = False,
 ) -> None:
     """Launch a mixture of experts for a row and two, for full batches, and for prompts, with what `matrix` makes."""
     matrix = matrix or partial(_empty, dtype=dtype)
     hidden, inner, experts = mixture.hidden, mixture.inner, mixture.experts
+    biases = _empty(experts, 2 * inner, dtype=dtype), _empty(experts, hidden, dtype=dtype)
     # So many that tiles of every height are among them.
     for rows in (1 << power for power in range(15)):
         multiply_by_experts(
@@ -150,6 +161,7 @@ def mix(
             chosen=mixture.chosen,
             is_normed=True,
             activation=activation,
+            biases=biases if has_biases else None,
             decodes=_whole(rows, 4),
         )
 
@@ -230,6 +242,7 @@ def attend(
     softcap: float = 0.0,
     norm_dtype: torch.dtype | None = None,
     rotary_dim: int | None = None,
+    has_sinks: bool = False,
 ) -> None:
     """Launch what writes and reads a layer's cache, whose numbers are of type `held`."""
     head_dim, kv_heads = geometry.head_dim, geometry.kv_heads
@@ -265,6 +278,7 @@ def attend(
             window=window,
             softcap=softcap,
             spans=spans,
+            sinks=_empty(geometry.heads, dtype=torch.float32) if has_sinks else None,
         )
         if can_attend(qkv, cache):
             rope_attention(
@@ -279,6 +293,12 @@ def attend(
                 tables=tables,
                 arrived=arrived,
             )
+
+
+def gpt_oss_attention(held: torch.dtype) -> None:
+    """Launch what layers with sinks do, with a window and without."""
+    for window in (0, 128):
+        attend(GPT_OSS, torch.bfloat16, held, window=window, has_sinks=True)
 
 
 def gemma(geometry: Geometry, *, window: int, softcap: float = 0.0) -> None:

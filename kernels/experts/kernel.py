@@ -25,6 +25,7 @@ def expert_product_kernel(
     x,
     weight,
     units,
+    biases,
     slots,
     tiles,
     num_tiles,
@@ -33,8 +34,8 @@ def expert_product_kernel(
     depth,
     experts,
     sharers,
-    IS_GATED: tl.constexpr,
-    IS_GELU: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     LIMIT: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
@@ -47,13 +48,15 @@ def expert_product_kernel(
     """A program makes BLOCK_N columns of `out` [pairs, width] for one tile of pairs, all of the same expert.
 
     `slots`, `tiles` and `num_tiles` are what `choose_experts_kernel` makes. Pair p reads row p // sharers of `x`
-    [any, depth]. `weight` is [experts * width, depth], or where it IS_GATED [experts * 2 * width, depth], and what is
-    written is a(gate) * up, as `kernels.gated_activation` defines it. Weights have 4 bits in groups of GROUP inputs, or
-    where LIMIT is above 0 they are 8-bit floats, of which it is the largest, in `units` for each row; else the type of
-    `x`. Programs follow one another by as many tiles as there are NEIGHBOURS, then by columns, so that those that run
-    at once read the same weights and the same rows.
+    [any, depth]. `weight` is [experts * width, depth], or where there is an ACTIVATION [experts * 2 * width, depth],
+    and what is written is a(gate) * up, as `kernels.gated_activation` defines it. Weights have 4 bits in groups of
+    GROUP inputs, or where LIMIT is above 0 they are 8-bit floats, of which it is the largest, in `units` for each row;
+    else the type of `x`. Where it HAS_BIAS, `biases` has a number for each row of `weight`. Programs follow one another
+    by as many tiles as there are NEIGHBOURS, then by columns, so that those that run at once read the same weights and
+    the same rows.
     """
     take_turn(OVERLAPS)
+    IS_GATED: tl.constexpr = ACTIVATION != ""
     PARTS: tl.constexpr = 2 if IS_GATED else 1
     dtype = out.dtype.element_ty
     program, num_columns = tl.program_id(0), tl.cdiv(width, BLOCK_N)
@@ -95,11 +98,13 @@ def expert_product_kernel(
             product = tl.dot(w_tile, x_tile, product, input_precision="ieee")
     if LIMIT > 0:
         product *= unit[:, None]
+    if HAS_BIAS:
+        product += tl.load(biases + line, mask=is_line, other=0.0).to(tl.float32)[:, None]
     n = begun + tl.arange(0, BLOCK_N)
     made = product.to(dtype)
     if IS_GATED:
         gate, up = tl.split(tl.permute(tl.reshape(made, [2, BLOCK_N, BLOCK_M]), [1, 2, 0]))
-        made = gated(gate, up, IS_GELU)
+        made = gated(gate, up, ACTIVATION)
     place = pair.to(tl.int64)[None, :] * width + n[:, None]
     tl.store(out + place, made, mask=(n < width)[:, None] & is_pair[None, :])
 

@@ -24,6 +24,7 @@ ROWS_AT_ONCE = 4
 ROW_OUTPUTS, ROW_DEPTH, ROW_NUMBERS = 2, 1024, 8192
 """Of the kernels for a row or two: outputs and inputs of a tile, and of a tile of all experts of a row the numbers."""
 SUM_BLOCK = 1024
+Biases = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +118,7 @@ def multiply_by_experts(
     chosen: int,
     is_normed: bool,
     activation: Activation,
+    biases: Biases | None = None,
     decodes: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return what the experts that each row chooses add: [rows, hidden] as `x`.
@@ -128,19 +130,21 @@ def multiply_by_experts(
         logits: [rows, experts], contiguous, of any type.
         gate_up: [experts * 2 * inner, hidden], contiguous, of each expert the gate's rows before those of the other.
         down: [experts * hidden, inner], contiguous. What has few bits becomes numbers on its way.
+        biases: of the two products, [experts, 2 * inner] and [experts, hidden], contiguous; None for none.
         counts, chosen, is_normed, decodes: as of `choose_experts`. What is added to rows of no token means nothing.
     """
     rows, experts = logits.shape
-    is_gelu = activation == "gelu"
+    up_bias, down_bias = biases or (None, None)
     if not rows:
         return torch.empty_like(x)
     if rows <= MAX_ROWS and not isinstance(gate_up, Int4Matrix) and not isinstance(down, Int4Matrix):
-        return _multiply_rows(x, choose_experts(logits, chosen, counts, is_normed=is_normed), gate_up, down, is_gelu)
+        routing = choose_experts(logits, chosen, counts, is_normed=is_normed)
+        return _multiply_rows(x, routing, gate_up, down, activation, biases)
     is_int4 = isinstance(gate_up, Int4Matrix) or isinstance(down, Int4Matrix)
     cut = usual_cut(rows, chosen, experts, x.element_size(), is_int4=is_int4)
     routing = choose_experts(logits, chosen, counts, is_normed=is_normed, tile=cut.block_m, decodes=decodes)
-    inner = expert_product(x, gate_up, routing, cut, is_gated=True, is_gelu=is_gelu)
-    return add_up(expert_product(inner, down, routing, cut), routing.weights)
+    inner = expert_product(x, gate_up, routing, cut, bias=up_bias, activation=activation)
+    return add_up(expert_product(inner, down, routing, cut, bias=down_bias), routing.weights)
 
 
 def expert_product(
@@ -149,21 +153,22 @@ def expert_product(
     routing: Routing,
     cut: Cut,
     *,
-    is_gated: bool = False,
-    is_gelu: bool = False,
+    bias: torch.Tensor | None = None,
+    activation: Activation | None = None,
 ) -> torch.Tensor:
     """Multiply each row of `x` by its experts of `weight` [experts * out, in], or each pair's own row by its expert.
 
     Args:
         routing: with tiles of `cut.block_m`.
-        is_gated: whether the outputs are [gate | up], to be joined.
+        bias: [experts, out], None for none.
+        activation: joins outputs that are [gate | up]; None for those that are not.
 
     Returns:
         [rows * chosen, out], or half as many columns.
     """
     assert routing.slots is not None
     assert routing.tiles is not None
-    pairs, experts, parts = routing.experts.numel(), len(routing.slots), 2 if is_gated else 1
+    pairs, experts, parts = routing.experts.numel(), len(routing.slots), 1 if activation is None else 2
     (lines, depth), block_n = weight.shape, cut.block_n // parts
     width = lines // (experts * parts)
     group = weight.group if isinstance(weight, Int4Matrix) else 0
@@ -171,6 +176,7 @@ def expert_product(
     expert_product_kernel[(len(routing.tiles) * triton.cdiv(width, block_n),)](
         x,
         *_parts_of(weight),
+        out if bias is None else bias,
         routing.slots,
         routing.tiles,
         routing.num_tiles,
@@ -179,8 +185,8 @@ def expert_product(
         depth,
         experts,
         pairs // len(x),
-        IS_GATED=is_gated,
-        IS_GELU=is_gelu,
+        HAS_BIAS=bias is not None,
+        ACTIVATION=activation or "",
         LIMIT=_limit_of(weight),
         GROUP=group,
         BITS=BITS_BY_DTYPE[x.dtype] if group else 0,
@@ -242,20 +248,28 @@ def max_tiles(pairs: int, experts: int, tile: int) -> int:
 
 
 def _multiply_rows(
-    x: torch.Tensor, routing: Routing, gate_up: torch.Tensor | Fp8Matrix, down: torch.Tensor | Fp8Matrix, is_gelu: bool
+    x: torch.Tensor,
+    routing: Routing,
+    gate_up: torch.Tensor | Fp8Matrix,
+    down: torch.Tensor | Fp8Matrix,
+    activation: Activation,
+    biases: Biases | None,
 ) -> torch.Tensor:
     """Multiply a row or two, one by one."""
+    has_bias, (up_bias, down_bias) = biases is not None, biases or (x, x)
     (rows, hidden), chosen, width = x.shape, routing.experts.shape[1], down.shape[1]
     inner = torch.empty(rows * chosen, width, dtype=x.dtype, device=x.device)
     expert_gate_up_kernel[(rows * chosen, triton.cdiv(width, ROW_OUTPUTS))](
         x,
         routing.experts,
         *_parts_of(gate_up),
+        up_bias,
         inner,
         width,
         DEPTH=hidden,
         CHOSEN=chosen,
-        IS_GELU=is_gelu,
+        HAS_BIAS=has_bias,
+        ACTIVATION=activation,
         LIMIT=_limit_of(gate_up),
         BLOCK_N=ROW_OUTPUTS,
         BLOCK_K=min(ROW_DEPTH, triton.next_power_of_2(hidden)),
@@ -271,10 +285,12 @@ def _multiply_rows(
         routing.experts,
         routing.weights,
         *_parts_of(down),
+        down_bias,
         out,
         hidden,
         DEPTH=width,
         CHOSEN=chosen,
+        HAS_BIAS=has_bias,
         LIMIT=_limit_of(down),
         BLOCK_C=block_c,
         BLOCK_N=block_n,

@@ -6,6 +6,8 @@
 
     y[t] = sum over e in c[t] of  w[t, e] * D_e (a(G_e x[t]) * U_e x[t])
 
+Each product may have a bias of its expert.
+
 What an expert reads and what it hands from one product to the next are rounded to the dtype of `x`; the sum is taken in
 float32 and rounded once. A row's result does not depend on the other rows.
 
@@ -69,6 +71,7 @@ def multiply_by_experts(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     activation: Activation,
+    biases: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Return what the experts of each row add: [rows, hidden] as `x`.
 
@@ -77,11 +80,13 @@ def multiply_by_experts(
         experts, weights: [rows, chosen], as `choose_experts` returns them.
         gate_up: [experts, 2 * inner, hidden], rows of the gate before those of the other.
         down: [experts, hidden, inner].
+        biases: of the two products, [experts, 2 * inner] and [experts, hidden]; None for none.
     """
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in experts.unique().tolist():
         rows, places = torch.where(experts == expert)
-        inner = activate_and_multiply(functional.linear(x[rows], gate_up[expert]), activation)
-        added = functional.linear(inner, down[expert]).float()
+        up_bias, down_bias = (None, None) if biases is None else (bias[expert] for bias in biases)
+        inner = activate_and_multiply(functional.linear(x[rows], gate_up[expert], up_bias), activation)
+        added = functional.linear(inner, down[expert], down_bias).float()
         y.index_add_(0, rows, added * weights[rows, places].unsqueeze(-1))
     return y.to(x.dtype)

@@ -25,11 +25,13 @@ def expert_gate_up_kernel(
     experts,
     weight,
     units,
+    biases,
     out,
     width,
     DEPTH: tl.constexpr,
     CHOSEN: tl.constexpr,
-    IS_GELU: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     LIMIT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -37,7 +39,8 @@ def expert_gate_up_kernel(
 ):
     """Program (pair, outputs) makes BLOCK_N columns of `out` [pairs, width] by `weight` [experts * 2 * width, DEPTH].
 
-    Where LIMIT is above 0, weights are 8-bit floats, of which it is the largest, in `units` for each row. Pairs of all
+    Where LIMIT is above 0, weights are 8-bit floats, of which it is the largest, in `units` for each row; where it
+    HAS_BIAS, `biases` has a number for each. Pairs of all
     rows follow one another, so that those that chose the same expert read its weights about at once. The next kernel
     begins when all programs know that the choice has been made, and may read that before it waits.
     """
@@ -69,7 +72,11 @@ def expert_gate_up_kernel(
         own = units + expert * 2 * width + column
         gate *= tl.load(own, mask=column < width, other=0.0) * LIMIT
         up *= tl.load(own + width, mask=column < width, other=0.0) * LIMIT
-    made = gated(gate.to(dtype), up.to(dtype), IS_GELU)
+    if HAS_BIAS:
+        own = biases + expert * 2 * width + column
+        gate += tl.load(own, mask=column < width, other=0.0).to(tl.float32)
+        up += tl.load(own + width, mask=column < width, other=0.0).to(tl.float32)
+    made = gated(gate.to(dtype), up.to(dtype), ACTIVATION)
     tl.store(out + pair.to(tl.int64) * width + column, made, mask=column < width)
 
 
@@ -80,10 +87,12 @@ def expert_down_kernel(
     shares,
     weight,
     units,
+    biases,
     out,
     width,
     DEPTH: tl.constexpr,
     CHOSEN: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     LIMIT: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -92,8 +101,8 @@ def expert_down_kernel(
 ):
     """Program (row, outputs) makes BLOCK_N columns of `out` [rows, width] by `weight` [experts * width, DEPTH].
 
-    `x` is [rows, CHOSEN, DEPTH]; a row's sum is over all of them, by `shares` [rows, CHOSEN]. Weights are as those of
-    `expert_gate_up_kernel`. A tile is
+    `x` is [rows, CHOSEN, DEPTH]; a row's sum is over all of them, by `shares` [rows, CHOSEN]. Weights and biases are as
+    those of `expert_gate_up_kernel`. A tile is
 
         [experts of the row, outputs, inputs]
 
@@ -109,6 +118,8 @@ def expert_down_kernel(
     expert = tl.load(experts + pair).to(tl.int64)
     own = weight + expert * width * DEPTH
     share = tl.where(c < CHOSEN, tl.load(shares + pair), 0.0)
+    if HAS_BIAS:
+        bias = share * tl.load(biases + expert * width + n).to(tl.float32)
     tile = _tile_of(own, c < CHOSEN, n, k, 0, DEPTH, BLOCK_K)
     if LIMIT > 0:
         share *= tl.load(units + expert * width + n) * LIMIT
@@ -121,4 +132,7 @@ def expert_down_kernel(
         # Experts lie in the same thread: few sums are left.
         sums += tl.sum(wide * (numbers * share), axis=0, keep_dims=True)
     column = begun + tl.arange(0, BLOCK_N)[None, :]
-    tl.store(out + row * width + column, tl.sum(sums, axis=2).to(dtype), mask=column < width)
+    made = tl.sum(sums, axis=2)
+    if HAS_BIAS:
+        made += tl.sum(tl.sum(bias, axis=0, keep_dims=True), axis=2)
+    tl.store(out + row * width + column, made.to(dtype), mask=column < width)

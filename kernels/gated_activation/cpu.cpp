@@ -5,10 +5,18 @@ namespace gated_activation {
 
 constexpr int64_t UNIT_WIDTH = 1024;
 
-enum class Activation { SILU, GELU };
+enum class Activation { SILU, GELU, CLAMPED };
 
 template <typename T, Activation ACTIVATION> INLINE Lanes gate(Lanes gate, Lanes up) {
+    if constexpr (ACTIVATION == Activation::CLAMPED) {
+        constexpr float LIMIT = 7.0f;
+        gate = gate > LIMIT ? all_lanes(LIMIT) : gate;
+        up = up > LIMIT ? all_lanes(LIMIT) : up;
+        up = (up < -LIMIT ? all_lanes(-LIMIT) : up) + 1.0f;
+    }
     Lanes steep = gate;
+    if constexpr (ACTIVATION == Activation::CLAMPED)
+        steep = 1.702f * gate;
     if constexpr (ACTIVATION == Activation::GELU)
         steep = 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
     return rounded_lanes<T>(gate / (1.0f + power_of_two(steep * -LOG2_E))) * up;
@@ -52,5 +60,11 @@ int64_t gelu_and_multiply_f32(const Op &op, int64_t unit) {
 }
 int64_t gelu_and_multiply_bf16(const Op &op, int64_t unit) {
     return gated_activation::kernel<bfloat16, Activation::GELU>(op, unit);
+}
+int64_t clamped_and_multiply_f32(const Op &op, int64_t unit) {
+    return gated_activation::kernel<float, Activation::CLAMPED>(op, unit);
+}
+int64_t clamped_and_multiply_bf16(const Op &op, int64_t unit) {
+    return gated_activation::kernel<bfloat16, Activation::CLAMPED>(op, unit);
 }
 }

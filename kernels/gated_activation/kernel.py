@@ -8,14 +8,20 @@ from kernels.row_quantization.kernel import store_held
 
 
 @triton.jit
-def gated(gate, up, IS_GELU: tl.constexpr):
+def gated(gate, up, ACTIVATION: tl.constexpr):
     """Return a(gate) * up, both of the type that results have."""
-    wide = gate.to(tl.float32)
+    wide, factor = gate.to(tl.float32), up.to(tl.float32)
+    if ACTIVATION == "clamped":
+        # Not by minima and maxima: NaN stays NaN.
+        wide = tl.where(wide > 7.0, 7.0, wide)
+        factor = tl.where(factor > 7.0, 7.0, tl.where(factor < -7.0, -7.0, factor)) + 1.0
     steep = wide
-    if IS_GELU:
+    if ACTIVATION == "gelu":
         steep = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    if ACTIVATION == "clamped":
+        steep = 1.702 * wide
     activated = (wide / (1.0 + tl.exp(-steep))).to(gate.dtype)
-    return (activated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    return (activated.to(tl.float32) * factor).to(gate.dtype)
 
 
 @triton.jit
@@ -25,7 +31,7 @@ def activate_and_multiply_kernel(
     held,
     spans,
     width,
-    IS_GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     BLOCK: tl.constexpr,
     LIMIT: tl.constexpr,
     OVERLAPS: tl.constexpr,
@@ -41,7 +47,7 @@ def activate_and_multiply_kernel(
     inside = columns < width
     gate = tl.load(gate_up + row * 2 * width + columns, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * width + width + columns, mask=inside, other=0.0)
-    product = gated(gate, up, IS_GELU)
+    product = gated(gate, up, ACTIVATION)
     tl.store(out + row * width + columns, product, mask=inside)
     if LIMIT > 0:
         store_held(product, held, spans, row, columns, width, LIMIT)

@@ -35,7 +35,7 @@ def activate_and_multiply(
             out,
             *(rounded or (out, out)),
             width,
-            IS_GELU=activation == "gelu",
+            ACTIVATION=activation,
             BLOCK=block,
             LIMIT=LIMIT_BY_DTYPE[rounded[0].dtype] if rounded else 0,
             num_warps=16 if block > WIDE_BLOCK else 4,

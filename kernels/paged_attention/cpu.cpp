@@ -49,7 +49,7 @@ static inline void soften(const float *scores, T *weights, int64_t seen, int64_t
     total += sum_of(sum);
 }
 
-// at: q [tokens, heads, dim], keys, values, rows [count], tables [any, table_width], out as q;
+// at: q [tokens, heads, dim], keys, values, rows [count], tables [any, table_width], out as q, sinks float [heads] or null;
 // size: heads, kv_heads, dim, block_tokens, table_width, numbers from a block to the next, window or 0; number: scale,
 // softcap or 0.
 template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
@@ -73,6 +73,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const int64_t head_offset = head * block_tokens * dim;
     const T *keys = static_cast<const T *>(op.at[1]) + head_offset;
     const T *values = static_cast<const T *>(op.at[2]) + head_offset;
+    const float *sinks = static_cast<const float *>(op.at[6]);
     const int64_t window = op.size[6];
     const float scale = static_cast<float>(op.number[0]), softcap = static_cast<float>(op.number[1]);
 
@@ -86,7 +87,9 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     for (int64_t r = 0; r < rows; r++) {
         const int64_t from = ((token + r / group) * heads + head * group + r % group) * dim;
         std::memcpy(q + r * dim, static_cast<const T *>(op.at[0]) + from, dim * sizeof(T));
-        tops[r] = -INFINITY;
+        // A sink is a score that was seen before all others, and whose value is zeros.
+        tops[r] = sinks ? LOG2_E * sinks[head * group + r % group] : -INFINITY;
+        totals[r] = sinks ? 1.0f : 0.0f;
     }
     const int64_t end = position + queries; // positions that the last query sees
     // The first that some query sees, or before it: the beginning of a panel.

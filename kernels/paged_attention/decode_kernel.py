@@ -33,6 +33,18 @@ def _number(held, IS_INT8: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def _begun(sinks, is_query, is_first, HAS_SINKS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Return the highest exponent and the sum before any key: for who is first those of sinks, where there are some."""
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks, mask=is_query, other=0.0)
+        highest = tl.where(is_first, sink * 1.4426950408889634, highest)
+        total = tl.where(is_first, 1.0, total)
+    return highest, total
+
+
+@triton.jit
 def _join(
     parts,
     sums,
@@ -82,6 +94,7 @@ def decode_attention_kernel(
     v_cache,
     k_spans,
     v_spans,
+    sinks,
     rows,
     tables,
     out,
@@ -100,6 +113,7 @@ def decode_attention_kernel(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     IS_QUANTIZED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -114,7 +128,8 @@ def decode_attention_kernel(
     the second for what it ends with; `parts` is float32 [programs, 2, group, BLOCK_D], and `sums` has maxima and sums,
     [programs, 2, group, 2], of exponents to the base 2. `arrived` [programs] int32 counts who has left a part of a row,
     at the first of its programs: zeros, and zeros again in the end. In a cache that
-    IS_QUANTIZED keys and values are in units of what they span times `unit`.
+    IS_QUANTIZED keys and values are in units of what they span times `unit`. Where it HAS_SINKS, float32 [HEADS], each
+    is a score that whoever has a row's first tile has seen before all others, of a value of zeros.
     """
     take_turn(OVERLAPS)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -162,8 +177,7 @@ def decode_attention_kernel(
         if IS_SHORT:
             # What bfloat16 holds and float16 does not is beyond what scores are made of, once it is scaled.
             queries = (queries.to(tl.float32) * scale).to(dtype)
-        highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
+        highest, total = _begun(sinks + kv_head * GROUP + m, is_query, low == 0, HAS_SINKS, BLOCK_M)
         mixed = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
         for start in range(begin + low * BLOCK_N, begin + high * BLOCK_N, BLOCK_N):
             keys = start + tl.arange(0, BLOCK_N)

@@ -63,6 +63,8 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int, *, has_window
         return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=3)
     if is_amd:
         return Share(least_m=16, block_n=64, per_multiprocessor=2, num_warps=4, num_stages=4 - element_bytes)
+    if num_rows > FEW_ROWS and head_dim <= 64 and element_bytes == 2 and architecture.current() == "sm_100":
+        return Share(least_m=8, block_n=32, per_multiprocessor=4, num_warps=2, num_stages=1)
     if num_rows > FEW_ROWS:
         return Share(least_m=8, block_n=32, per_multiprocessor=8, num_warps=1, num_stages=3 - element_bytes)
     if element_bytes == 1:
@@ -115,6 +117,7 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
+    sinks: torch.Tensor | None = None,
     cut: Share | None = None,
 ) -> torch.Tensor:
     """Attend for the rows of a step, those of one token first.
@@ -132,6 +135,7 @@ def paged_attention(
         softcap: scores are softcap * tanh(score / softcap); 0 for as they are.
         spans: of a cache of one byte a number, as `kernels.rope_kv_write` writes them; None where numbers are as they
             are, in the dtype of `q`.
+        sinks: float32 [heads], None for none.
         cut: of rows of one token, for who looks for a better one.
 
     Returns:
@@ -139,7 +143,7 @@ def paged_attention(
     """
     out = torch.empty_like(q)
     scale = q.shape[2] ** -0.5 if scale is None else scale
-    launch = _Launch(q, k_cache, v_cache, tables, out, scale, window, softcap, spans)
+    launch = _Launch(q, k_cache, v_cache, tables, out, scale, window, softcap, spans, sinks)
     if num_decodes:
         share = cut or decode_share(num_decodes, q.shape[2], k_cache.element_size(), has_window=window > 0)
         launch.decodes(rows[:num_decodes], share, arrived)
@@ -161,6 +165,7 @@ class _Launch:
     window: int
     softcap: float
     spans: tuple[torch.Tensor, torch.Tensor] | None
+    sinks: torch.Tensor | None
 
     @property
     def _group(self) -> int:
@@ -187,6 +192,7 @@ class _Launch:
             self.k_cache,
             self.v_cache,
             *(self.spans or (rows, rows)),
+            rows if self.sinks is None else self.sinks,
             rows,
             self.tables,
             self.out,
@@ -225,6 +231,7 @@ class _Launch:
             self.k_cache,
             self.v_cache,
             *(self.spans or (rows, rows)),
+            rows if self.sinks is None else self.sinks,
             rows,
             self.tables,
             self.out,
@@ -253,5 +260,6 @@ class _Launch:
             "WINDOW": self.window,
             "HAS_SOFTCAP": self.softcap > 0,
             "IS_QUANTIZED": self.spans is not None,
+            "HAS_SINKS": self.sinks is not None,
             "BLOCK_D": self._block_d,
         }

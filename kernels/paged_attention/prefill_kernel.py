@@ -21,6 +21,7 @@ def prefill_attention_kernel(
     v_cache,
     k_spans,
     v_spans,
+    sinks,
     rows,
     tables,
     out,
@@ -36,6 +37,7 @@ def prefill_attention_kernel(
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     IS_QUANTIZED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -46,7 +48,7 @@ def prefill_attention_kernel(
 
     Rows are [first token, position, number of tokens, row of `tables`], int64; a row of no tokens is skipped. In a
     cache that IS_QUANTIZED keys and values are in units of what they span times `unit`, which `scale` has in it for the
-    keys.
+    keys. Where it HAS_SINKS, float32 [HEADS], each is a score that was seen before all others, of a value of zeros.
     """
     take_turn(OVERLAPS)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -88,6 +90,12 @@ def prefill_attention_kernel(
         factor = 2.0 * LOG2_E * softcap
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks + kv_head * GROUP + m % GROUP)
+        if HAS_SOFTCAP:
+            sink -= softcap
+        highest = sink * LOG2_E
+        total += 1.0
     mixed = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     slots = slots_of(table, tl.minimum(begin + n, stop - 1), BLOCK_TOKENS)
     for start in range(begin, stop, BLOCK_N):

@@ -2,12 +2,14 @@
 
     out[t, h] = softmax_j( scale * q[t, h] . K[j, h'] ) V[j, h'],    j = 0 .. position(t),  h' = h / (H / H_kv)
 
-With a window the first j is max(0, position(t) - window + 1); with a soft cap c a score s is c tanh(s / c).
+With a window the first j is max(0, position(t) - window + 1); with a soft cap c a score s is c tanh(s / c). A sink of
+head h is one score more in its softmax, whose value is zeros: it takes a share of the weights, and gives nothing.
 
 Here K[j] is the cache at block_table[row(t)][j / block_tokens], slot j % block_tokens. Slots past a token's own
 position are never read, whatever they hold.
 
-Source: Kwon et al., 2023 (PagedAttention, arXiv 2309.06180, section 4.1).
+Sources: Kwon et al., 2023 (PagedAttention, arXiv 2309.06180, section 4.1); OpenAI, 2025 (gpt-oss model card, arXiv
+2508.10925, section 2.2: sinks).
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     spans: tuple[torch.Tensor, torch.Tensor] | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend for rows whose tokens lie one after the other in `q`.
 
@@ -42,6 +45,7 @@ def paged_attention(
         window: how many of the last positions a token sees, its own included; 0 for all.
         softcap: 0 for scores as they are.
         spans: of a cache of one byte a number, as `kernels.rope_kv_write.reference` writes them.
+        sinks: [heads]; None for none.
 
     Returns:
         [tokens, heads, head_dim] in the dtype of `q`, computed in float64.
@@ -63,6 +67,9 @@ def paged_attention(
                 scores = k[:, head // group] @ q[token, head].double() * scale
                 if softcap:
                     scores = softcap * (scores / softcap).tanh()
-                out[token, head] = (scores.softmax(0) @ v[:, head // group]).to(q.dtype)
+                if sinks is not None:
+                    scores = torch.cat((scores, sinks[head : head + 1].double()))
+                weights = scores.softmax(0)[: len(slots)]
+                out[token, head] = (weights @ v[:, head // group]).to(q.dtype)
             token += 1
     return out

@@ -162,7 +162,9 @@ def laid_out(kind: str, weights: torch.Tensor) -> tuple[torch.Tensor, Laid]:
     return weights.float(), ("packed_linear", (torch.stack([to_panels(weight) for weight in weights]),), (depth, out))
 
 
-def multiply_grouped(pool: Pool, x: torch.Tensor, groups: torch.Tensor, laid: Laid, num_experts: int) -> torch.Tensor:
+def multiply_grouped(
+    pool: Pool, x: torch.Tensor, groups: torch.Tensor, laid: Laid, num_experts: int, biases: torch.Tensor | None
+) -> torch.Tensor:
     """Multiply pairs [pairs, in] natively; one row more than asked stays as it was."""
     kernel, tensors, sizes = laid
     inputs: tuple[torch.Tensor, ...] = (x,)
@@ -171,17 +173,32 @@ def multiply_grouped(pool: Pool, x: torch.Tensor, groups: torch.Tensor, laid: La
         inputs = q, torch.zeros(len(x))
         pool.call("quantize_rows", x.dtype, len(x), (x, *inputs), (x.shape[1], sizes[0]))
     y = torch.full((len(x) + 1, sizes[1]), 7.0, dtype=x.dtype)
-    own = (*inputs, *tensors, None, y)
+    own = (*inputs, *tensors, biases, y)
     strides = torch.zeros(6, 2, dtype=torch.int64)
     for index, tensor in enumerate(own):
         if tensor is not None:
-            is_matrix = len(inputs) <= index < len(inputs) + len(tensors)
+            is_matrix = len(inputs) <= index <= len(inputs) + len(tensors)
             strides[index, int(is_matrix)] = tensor[0].nbytes
     beside = [None] * (6 - len(own))
     padding = [0] * (6 - len(sizes))
     pool.call(f"grouped_{kernel}", x.dtype, len(x), (*own, *beside, groups, strides), (*sizes, *padding, num_experts))
     assert y[len(x)].eq(7).all()
     return y[: len(x)]
+
+
+def test_products_may_have_biases_of_their_expert() -> None:
+    generator = torch.Generator().manual_seed(7)
+    shapes = ((5, 8), (6, 24, 8), (6, 8, 12), (6, 24), (6, 8))
+    x, gate_up, down, up_bias, down_bias = (torch.randn(shape, generator=generator) for shape in shapes)
+    experts, weights = choose_experts(torch.randn(5, 6, generator=generator), 3, is_normed=True)
+
+    y = multiply_by_experts(x, experts, weights, gate_up, down, "clamped", (up_bias, down_bias))
+
+    for row, mine, shares in zip(range(5), experts.tolist(), weights, strict=True):
+        inner = [activate_and_multiply(gate_up[e] @ x[row] + up_bias[e], "clamped") for e in mine]
+        parts = [down[e] @ each + down_bias[e] for e, each in zip(mine, inner, strict=True)]
+        expected = torch.stack(parts).mul(shares.unsqueeze(-1)).sum(0)
+        assert torch.allclose(y[row], expected, rtol=1e-5, atol=1e-5)
 
 
 @settings(deadline=None, max_examples=60)
@@ -193,10 +210,20 @@ def multiply_grouped(pool: Pool, x: torch.Tensor, groups: torch.Tensor, laid: La
     chooses=st.sampled_from(["anybody", "one", "the last two"]),
     out=st.integers(1, 80),
     depth=st.sampled_from([32, 64, 96, 128]),
+    has_biases=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_products_are_those_of_each_expert(
-    pool: Pool, kind: str, dtype: torch.dtype, count: int, rows: int, chooses: str, out: int, depth: int, seed: int
+    pool: Pool,
+    kind: str,
+    dtype: torch.dtype,
+    count: int,
+    rows: int,
+    chooses: str,
+    out: int,
+    depth: int,
+    has_biases: bool,
+    seed: int,
 ) -> None:
     """Experts without rows, all rows with one of them, more rows than are multiplied at once."""
     generator = torch.Generator().manual_seed(seed)
@@ -206,12 +233,15 @@ def test_products_are_those_of_each_expert(
     weights = torch.randn(count, out, depth, generator=generator).to(dtype)
     numbers, laid = laid_out(kind, weights)
     of_pairs, _, groups = sort_by_expert(experts, count)
-    found = multiply_grouped(pool, x[of_pairs], groups, laid, count)
+    biases = torch.randn(count, out, generator=generator).to(dtype) if has_biases else None
+    found = multiply_grouped(pool, x[of_pairs], groups, laid, count, biases)
     inputs = x.float()
     if kind == "int8":
         q, scales = quantize_rows(x)
         inputs = q.float() * scales.unsqueeze(-1)
     expected = torch.stack([numbers[experts[row, 0]] @ inputs[row] for row in of_pairs.tolist()])
+    if biases is not None:
+        expected += biases[experts[of_pairs, 0]].float()
     assert_near(found, expected)
 
 

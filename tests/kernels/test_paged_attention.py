@@ -33,6 +33,17 @@ def test_a_paged_row_is_a_dense_row(block_tokens: int, kv_heads: int) -> None:
     torch.testing.assert_close(found, dense(q, k, v, start))
 
 
+def test_a_sink_is_a_key_of_its_own_score_whose_value_is_zeros() -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(4, 2, 8, generator=generator, dtype=torch.float64) for _ in range(3))
+    cache = {"k_cache": k.unsqueeze(0), "v_cache": v.unsqueeze(0), "block_tables": [[0]], "starts": [3], "ends": [4]}
+    sinks = torch.tensor([0.7, -1.3], dtype=torch.float64)
+    found = paged_attention(q=q[3:], sinks=sinks, **cache)
+    weights = (torch.einsum("hd,chd->hc", q[3], k) / 8**0.5).exp()
+    shares = weights / (weights.sum(1) + sinks.exp()).unsqueeze(1)
+    torch.testing.assert_close(found[0], torch.einsum("hc,chd->hd", shares, v))
+
+
 def test_no_rows_are_no_output() -> None:
     empty = torch.empty(0, 2, 4)
     cache = torch.zeros(1, 2, 1, 4)

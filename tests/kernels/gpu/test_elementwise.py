@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -43,7 +45,7 @@ def test_a_norm_by_a_weight_in_float32_is_rounded_once(dtype: torch.dtype) -> No
     assert dtype == torch.float32 or (found == once).float().mean() > 0.95
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("activation", get_args(Activation))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 1), (3, 1024), (2, 1500)])
 def test_the_second_half_is_gated_by_the_first(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import hypothesis.strategies as st
 import pytest
@@ -26,10 +27,13 @@ def few_logits(rows: int, experts: int, dtype: torch.dtype) -> torch.Tensor:
 class Mixture:
     """A mixture whose products are of numbers near 1."""
 
-    def __init__(self, experts: int, hidden: int, inner: int, dtype: torch.dtype) -> None:
+    def __init__(self, experts: int, hidden: int, inner: int, dtype: torch.dtype, *, has_biases: bool = False) -> None:
         self.gate_up = (randn(experts, 2 * inner, hidden, dtype=torch.float32) / hidden**0.5).to(dtype)
         self.down = (randn(experts, hidden, inner, dtype=torch.float32) / inner**0.5).to(dtype)
         self.counts = launch.counters(experts, DEVICE)
+        self.biases: tuple[torch.Tensor, torch.Tensor] | None = None
+        if has_biases:
+            self.biases = randn(experts, 2 * inner, dtype=dtype), randn(experts, hidden, dtype=dtype)
         self.matrices: tuple[Matrix, Matrix] = (self.gate_up.flatten(0, 1), self.down.flatten(0, 1))
 
     def multiply(
@@ -44,7 +48,7 @@ class Mixture:
     ) -> torch.Tensor:
         """Multiply by the kernels, and see to it that what they count by is left as it was."""
         options = {"chosen": chosen, "is_normed": is_normed, "activation": activation, "decodes": decodes}
-        found = launch.multiply_by_experts(x, logits, *self.matrices, self.counts, **options)
+        found = launch.multiply_by_experts(x, logits, *self.matrices, self.counts, biases=self.biases, **options)
         assert found.dtype == x.dtype
         assert not self.counts.any()
         return found
@@ -57,7 +61,8 @@ class Mixture:
         found = self.multiply(x, logits, chosen, is_normed=is_normed, activation=activation)
         experts, weights = choose_experts(logits, chosen, is_normed=is_normed)
         gate_up, down = self.gate_up.double(), self.down.double()
-        assert_near(found, multiply_by_experts(x.double(), experts, weights, gate_up, down, activation))
+        biases = self.biases and (self.biases[0].double(), self.biases[1].double())
+        assert_near(found, multiply_by_experts(x.double(), experts, weights, gate_up, down, activation, biases))
 
 
 @settings(deadline=None, max_examples=12)
@@ -68,13 +73,21 @@ class Mixture:
     hidden=st.integers(1, 90),
     inner=st.integers(1, 90),
     is_normed=st.booleans(),
-    activation=st.sampled_from(["silu", "gelu"]),
+    activation=st.sampled_from(get_args(Activation)),
+    has_biases=st.booleans(),
 )
 def test_any_geometry(
-    rows: int, experts: int, part: float, hidden: int, inner: int, is_normed: bool, activation: Activation
+    rows: int,
+    experts: int,
+    part: float,
+    hidden: int,
+    inner: int,
+    is_normed: bool,
+    activation: Activation,
+    has_biases: bool,
 ) -> None:
     chosen = 1 + int(part * (min(experts, 16) - 1))
-    mixture = Mixture(experts, hidden, inner, torch.float32)
+    mixture = Mixture(experts, hidden, inner, torch.float32, has_biases=has_biases)
     mixture.check(few_logits(rows, experts, torch.float32), chosen, is_normed=is_normed, activation=activation)
 
 
@@ -97,7 +110,7 @@ def test_tiles_of_every_height(height: int) -> None:
     x = randn(rows, 64, dtype=torch.float16)
     routing = launch.choose_experts(logits, 2, mixture.counts, is_normed=True, tile=height)
     gate_up, down = mixture.matrices
-    inner = launch.expert_product(x, gate_up, routing, cut, is_gated=True)
+    inner = launch.expert_product(x, gate_up, routing, cut, activation="silu")
     found = launch.add_up(launch.expert_product(inner, down, routing, cut), routing.weights)
     chosen = choose_experts(logits, 2, is_normed=True)
     assert_near(
@@ -109,7 +122,8 @@ def test_tiles_of_every_height(height: int) -> None:
 @pytest.mark.parametrize("is_int4", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
 def test_weights_of_few_bits(rows: int, is_int4: bool, dtype: torch.dtype) -> None:
-    mixture = Mixture(5, GROUP, 2 * GROUP, dtype) if is_int4 else Mixture(5, 40, 50, dtype)
+    hidden, inner = (GROUP, 2 * GROUP) if is_int4 else (40, 50)
+    mixture = Mixture(5, hidden, inner, dtype, has_biases=True)
     if is_int4:
         found = [to_int4(matrix) for matrix in mixture.matrices]
         meant = [from_int4(matrix) for matrix in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -27,7 +28,7 @@ class Case:
     tables: list[list[int]]
     spans: list[tuple[int, int]]
 
-    def expected(self, **options: float) -> torch.Tensor:
+    def expected(self, **options: Any) -> torch.Tensor:
         return paged_attention(
             q=self.q.double(),
             k_cache=self.k_cache.double(),
@@ -38,7 +39,7 @@ class Case:
             **options,
         )
 
-    def found(self, *, num_fillers: int = 0, **options: float) -> torch.Tensor:
+    def found(self, *, num_fillers: int = 0, **options: Any) -> torch.Tensor:
         """By the kernel, with rows of no tokens behind those of one token."""
         rows, at = [], 0
         table = torch.zeros(len(self.spans) + 1, max(map(len, self.tables)) + 1, dtype=torch.int64)
@@ -124,6 +125,21 @@ def test_windows_and_soft_caps(monkeypatch: pytest.MonkeyPatch, programs: int, w
     spans = [(0, 1), (70, 71), (40, 75), (0, 5)]
     case = make(spans, heads=4, kv_heads=2, dim=16, block_tokens=16, dtype=torch.float32)
     assert_near(case.found(window=window, softcap=softcap), case.expected(window=window, softcap=softcap))
+
+
+@pytest.mark.parametrize("programs", [1, 3, 20])
+@pytest.mark.parametrize("options", [{}, {"window": 20}, {"softcap": 3.0}])
+@pytest.mark.parametrize("height", [-30.0, 0.0, 6.0])
+def test_a_sink_counts_once_however_the_keys_are_shared_out(
+    monkeypatch: pytest.MonkeyPatch, programs: int, options: dict[str, Any], height: float
+) -> None:
+    """Far below all scores, among them, and above: then little of the values is left."""
+    monkeypatch.setattr(architecture, "num_multiprocessors", lambda: programs)
+    spans = [(0, 1), (200, 201), (40, 75), (0, 5)]
+    case = make(spans, heads=6, kv_heads=2, dim=16, block_tokens=16, dtype=torch.float32)
+    sinks = randn(6, dtype=torch.float32) + height
+    found = case.found(sinks=sinks, **options)
+    torch.testing.assert_close(found.double(), case.expected(sinks=sinks, **options), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("programs", [1, 4])
