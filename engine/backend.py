@@ -26,6 +26,8 @@ from kernels.rope_kv_write.reference import rope_kv_write
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """Multiplies [tokens, in] by weights that it keeps, to [tokens, out]."""
+ExpertBiases = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of a mixture's router, [experts], of gate and up, [experts, 2 * inner], and of down, [experts, hidden]."""
 
 
 class Backend(Protocol):
@@ -71,11 +73,15 @@ class Backend(Protocol):
         cache: LayerCache,
         batch: AttentionBatch,
         form: LayerForm,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write keys and values as `kernels.rope_kv_write.reference` defines, and attend as `kernels.paged_attention`.
 
         Slots of a row's last block past its own position may be read, and must hold finite numbers: a weight of zero
         times NaN is NaN. `KvCache.clear` sees to it. No other slot outside of a row's positions is read.
+
+        Args:
+            sinks: float32 [heads], None where the layer has none.
 
         Returns:
             [tokens, heads, head_dim].
@@ -87,7 +93,13 @@ class Backend(Protocol):
         ...
 
     def experts(
-        self, router: torch.Tensor, gate_up: Weight, down: Weight, spec: ExpertSpec, activation: Activation
+        self,
+        router: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
+        spec: ExpertSpec,
+        activation: Activation,
+        biases: ExpertBiases | None = None,
     ) -> Product:
         """Lay out a layer's mixture of experts, given away, as `kernels.experts.reference` defines it.
 
@@ -96,16 +108,17 @@ class Backend(Protocol):
             gate_up: numbers [experts, 2 * inner, hidden]; what has few bits is [experts * 2 * inner, hidden], each
                 expert's rows below those of the one before. `engine.loading.weight.split` takes both apart.
             down: the same of [experts, hidden, inner].
+            biases: None for none.
 
         Returns:
             From what the norm leaves, [tokens, hidden], to what the mixture adds, [tokens, hidden], which is new.
         """
-        to_logits = Linear(router)
+        to_logits = Linear(router, None if biases is None else biases[0])
         ups, downs = (dense(weight).view(spec.count, -1, weight.shape[-1]) for weight in (gate_up, down))
 
         def multiply(h: torch.Tensor) -> torch.Tensor:
             experts, weights = choose_experts(to_logits(h), spec.chosen, is_normed=spec.is_normed)
-            return multiply_by_experts(h, experts, weights, ups, downs, activation)
+            return multiply_by_experts(h, experts, weights, ups, downs, activation, biases and biases[1:])
 
         return multiply
 
@@ -175,6 +188,7 @@ class TorchBackend(Backend):
         cache: LayerCache,
         batch: AttentionBatch,
         form: LayerForm,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write as the definition stands; attend, single-token rows together and every chunk alone."""
         q = rope_kv_write(
@@ -189,9 +203,10 @@ class TorchBackend(Backend):
         )
         out = torch.empty_like(q)
         for group in batch.gathered.decodes:
-            self._attend_decodes(q, cache, group, form, out)
+            self._attend_decodes(q, cache, group, form, sinks, out)
         for chunk in batch.gathered.chunks:
-            out[chunk.start : chunk.end] = self._attend_chunk(q[chunk.start : chunk.end], cache, chunk, form)
+            own = q[chunk.start : chunk.end]
+            out[chunk.start : chunk.end] = self._attend_chunk(own, cache, chunk, form, sinks)
         return out
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -203,7 +218,13 @@ class TorchBackend(Backend):
         rescale(x, factor, softcap)
 
     def _attend_decodes(
-        self, q: torch.Tensor, cache: LayerCache, group: DecodeGroup, form: LayerForm, out: torch.Tensor
+        self,
+        q: torch.Tensor,
+        cache: LayerCache,
+        group: DecodeGroup,
+        form: LayerForm,
+        sinks: torch.Tensor | None,
+        out: torch.Tensor,
     ) -> None:
         rows, (_, heads, head_dim) = len(group.tokens), q.shape
         kv_heads = cache.k.shape[2]
@@ -214,24 +235,37 @@ class TorchBackend(Backend):
         )
         # The query heads that share a kv head stand as its query positions: no key is ever repeated.
         grouped = q.index_select(0, group.tokens).view(rows, kv_heads, heads // kv_heads, head_dim)
-        attended = _attend(grouped, k, v, group.seen(form.window), form)
+        by_position = None if sinks is None else sinks.view(kv_heads, 1, -1)
+        attended = _attend(grouped, k, v, group.seen(form.window), form, by_position)
         out.index_copy_(0, group.tokens, attended.reshape(rows, heads, head_dim))
 
-    def _attend_chunk(self, q: torch.Tensor, cache: LayerCache, chunk: Chunk, form: LayerForm) -> torch.Tensor:
+    def _attend_chunk(
+        self, q: torch.Tensor, cache: LayerCache, chunk: Chunk, form: LayerForm, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         k, v = (
             # [kv_heads, num_context, head_dim]
             part.index_select(0, chunk.table).flatten(0, 1)[: chunk.num_context].transpose(0, 1)
             for part in (cache.k, cache.v)
         )
         parts = (q.transpose(0, 1).unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
-        return _attend(*parts, chunk.seen(form.window), form)[0].transpose(0, 1)
+        by_head = None if sinks is None else sinks.view(cache.k.shape[2], -1, 1)
+        return _attend(*parts, chunk.seen(form.window), form, by_head)[0].transpose(0, 1)
 
 
 def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, form: LayerForm
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    form: LayerForm,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attend with queries [rows, heads, queries, head_dim]; without a mask causality is plain."""
-    if not form.softcap:
+    """Attend with queries [rows, heads, queries, head_dim]; without a mask causality is plain.
+
+    Args:
+        sinks: [kv_heads, heads of each or 1, queries or 1].
+    """
+    if not form.softcap and sinks is None:
         is_shared = q.shape[1] > k.shape[1]
         plain: torch.Tensor = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=form.scale, enable_gqa=is_shared
@@ -242,6 +276,9 @@ def _attend(
     grouped = q.unflatten(1, (k.shape[1], -1))  # [rows, kv_heads, group, queries, head_dim]
     scores = (grouped @ k.unsqueeze(2).transpose(-1, -2)).float()
     rescale(scores, form.scale, form.softcap)
-    weights = scores.masked_fill(~mask.unsqueeze(-3), -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~mask.unsqueeze(-3), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.unsqueeze(-1).expand(*scores.shape[:-1], 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : k.shape[2]]
     attended: torch.Tensor = weights.to(v.dtype) @ v.unsqueeze(2)
     return attended.flatten(1, 2)

@@ -76,6 +76,7 @@ class CalledBackend(TorchBackend):
         cache: LayerCache,
         batch: AttentionBatch,
         form: LayerForm,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Write into panels, and attend to them where they lie."""
         assert norms is None, "whoever computes a model by modules of its own norms heads itself"
@@ -87,7 +88,7 @@ class CalledBackend(TorchBackend):
         turned = (cache.k.stride(0), False, form.rope.rotary_dim(head_dim))
         self._call("rope_kv_write", len(qkv), written, (*sizes, *turned), (eps,))
         out = torch.empty_like(q)
-        read = (q, cache.k, cache.v, batch.rows, batch.tables, out)
+        read = (q, cache.k, cache.v, batch.rows, batch.tables, out, sinks)
         told = (batch.tables.shape[1], cache.k.stride(0), form.window)
         self._call("paged_attention", len(batch.rows), read, (*sizes, *told), (form.scale, form.softcap))
         return out

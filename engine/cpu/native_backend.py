@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, Product
+from engine.backend import Backend, ExpertBiases, Product
 from engine.cpu.native_lora import NativeLora
 from engine.cpu.panels import INT8_KERNEL, Panels, can_attend, lay_out
 from engine.decoder.decoder import DecoderBatch
@@ -160,6 +160,7 @@ class NativeBackend(Backend):
         cache: LayerCache,
         batch: AttentionBatch,
         form: LayerForm,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Record norm, rotation and write, one pass, and attention; both know the cache in panels, where it lies."""
         block_tokens, kv_heads, head_dim = cache.k.shape[1:]
@@ -171,7 +172,7 @@ class NativeBackend(Backend):
         self._add("rope_kv_write", qkv, tensors, written, (eps,))
         out = self._like(q, "attended", (heads, head_dim))
         sizes = (heads, kv_heads, head_dim, block_tokens, batch.tables.shape[1], cache.k.stride(0), form.window)
-        read = (q, cache.k, cache.v, batch.rows, batch.tables, out)
+        read = (q, cache.k, cache.v, batch.rows, batch.tables, out, sinks)
         self.program.add("paged_attention", self._dtype, self._rows, read, sizes, (form.scale, form.softcap))
         return out
 
@@ -183,18 +184,25 @@ class NativeBackend(Backend):
         return out
 
     def experts(
-        self, router: torch.Tensor, gate_up: Weight, down: Weight, spec: ExpertSpec, activation: Activation
+        self,
+        router: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
+        spec: ExpertSpec,
+        activation: Activation,
+        biases: ExpertBiases | None = None,
     ) -> Product:
         """Lay out in panels, expert behind expert; record who meets whom, the products, the gate and the sum."""
         self.num_chosen = spec.chosen
         to_logits = lay_out([router], 1, None, self._arena.empty, self._pool)
+        router_bias, up_bias, down_bias = biases or (None, None, None)
         ups, downs = (self._lay_out(split(weight, spec.count), spec.count) for weight in (gate_up, down))
 
         def multiply(h: torch.Tensor) -> torch.Tensor:
-            routing = self._route(self._product(to_logits, "router", h, None), spec)
+            routing = self._route(self._product(to_logits, "router", h, router_bias), spec)
             inputs = [self._take_bits(part, routing.rows) for part in self._inputs(ups, h)]
-            gated = self.activate_and_multiply(self._grouped(ups, "experts", inputs, routing), activation)
-            parts = self._grouped(downs, "paired", self._inputs(downs, gated), routing)
+            gated = self.activate_and_multiply(self._grouped(ups, "experts", inputs, routing, up_bias), activation)
+            parts = self._grouped(downs, "paired", self._inputs(downs, gated), routing, down_bias)
             y = self._like(h, "mixed", (downs.out,))
             self._add("add_experts", h, (parts, routing.places, routing.weights, y), (downs.out, spec.chosen))
             return y
@@ -242,11 +250,18 @@ class NativeBackend(Backend):
         self._add("sort_by_expert", logits, (names, rows, places, groups, starts), sizes)
         return Routing(rows=rows, places=places, weights=weights, groups=groups, num_experts=spec.count)
 
-    def _grouped(self, panels: Panels, name: str, inputs: Sequence[torch.Tensor], routing: Routing) -> torch.Tensor:
+    def _grouped(
+        self,
+        panels: Panels,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        routing: Routing,
+        biases: torch.Tensor | None,
+    ) -> torch.Tensor:
         """Record the product of each expert with the pairs that it is in."""
         y = self._like(routing.rows, name, (panels.out,))
-        own = (*inputs, *panels.tensors, None, y)
-        are_matrices = [False] * len(inputs) + [True] * len(panels.tensors) + [False] * 2
+        own = (*inputs, *panels.tensors, biases, y)
+        are_matrices = [False] * len(inputs) + [True] * (len(panels.tensors) + 1) + [False]
         # Bytes from a row, and from an expert, to the next.
         strides = torch.zeros(GROUPED_TENSORS, 2, dtype=torch.int64)
         for index, (tensor, is_matrix) in enumerate(zip(own, are_matrices, strict=True)):

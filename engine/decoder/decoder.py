@@ -91,6 +91,7 @@ class Layer:
 
     input_norm: torch.Tensor | None
     qkv: Product
+    sinks: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     o: Product
@@ -270,7 +271,8 @@ class Decoder:
             self._backend.norm_columns(qkv, 0, norms[0], spec.rms_eps)
             self._backend.norm_columns(qkv, spec.q_size, norms[1], spec.rms_eps)
             norms = None
-        return self._backend.attend(qkv, cos_sin, norms, self.spec.rms_eps, cache, attention, form).flatten(1)
+        eps, sinks = self.spec.rms_eps, layer.sinks
+        return self._backend.attend(qkv, cos_sin, norms, eps, cache, attention, form, sinks).flatten(1)
 
 
 def _layer_of(parameter: str) -> int | None:
@@ -287,6 +289,7 @@ def _layer(by_name: dict[str, Any], prefix: str, spec: DecoderSpec, backend: Bac
     return Layer(
         input_norm=by_name.pop(f"{prefix}.input_norm", None),
         qkv=linear("qkv"),
+        sinks=by_name.pop(f"{prefix}.sinks", None),
         q_norm=by_name.pop(f"{prefix}.q_norm", None),
         k_norm=by_name.pop(f"{prefix}.k_norm", None),
         o=linear("o"),
@@ -309,8 +312,17 @@ def _mixture(
         weight: Weight = by_name.pop(f"{prefix}.experts.{name}")
         return weight.view(count, -1, weight.shape[-1]) if isinstance(weight, torch.Tensor) else weight
 
-    router = by_name.pop(f"{prefix}.router")
-    experts = backend.experts(router, pop_each("gate_up"), pop_each("down"), spec.experts, spec.activation)
+    router_bias, up_bias, down_bias = (
+        by_name.pop(f"{prefix}.{name}", None) for name in ("router_bias", "experts.gate_up_bias", "experts.down_bias")
+    )
+    experts = backend.experts(
+        by_name.pop(f"{prefix}.router"),
+        pop_each("gate_up"),
+        pop_each("down"),
+        spec.experts,
+        spec.activation,
+        None if router_bias is None else (router_bias, up_bias, down_bias),
+    )
     shared_gate = by_name.pop(f"{prefix}.shared_gate", None)
     shared = None if shared_gate is None else Mlp(linear("shared_gate_up"), linear("shared_down"))
     return Mixture(experts, shared, shared_gate)

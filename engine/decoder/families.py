@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 Switch = bool | str
 """What the family's code fixes, or the name of the field of config.json (false by default) that decides."""
-Activation = Literal["silu", "gelu"]
+Activation = Literal["silu", "gelu", "clamped"]
 """As `kernels.gated_activation.reference` defines them."""
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 """By the names that checkpoints have for them."""
@@ -43,6 +43,8 @@ class ExpertNames(NamedTuple):
         router: what chooses experts.
         gate_up, down: the products of an expert, `experts.7.down_proj`.
         are_one: the experts' matrices lie in one tensor, [experts, out, in], directly in the block.
+        are_bare: that tensor is [experts, in, out] and no module's, outputs of gate and up in turn; it has a `_bias`
+            beside it, and what chooses has one too.
     """
 
     block: str = "mlp"
@@ -50,6 +52,7 @@ class ExpertNames(NamedTuple):
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     are_one: bool = False
+    are_bare: bool = False
 
 
 PLAIN_NAMES = ExpertNames()
@@ -90,8 +93,11 @@ class Family:
         is_fused: q, k and v, and gate and up, are modules in one, `qkv_proj` and `gate_up_proj`.
         rotates_partly: `partial_rotary_factor` holds.
         theta: default of `rope_theta`.
+        rope: default of `rope_parameters`.
         local_theta: default of `rope_local_base_freq`, which layers with a window have instead; None for the same.
         activation: default of `hidden_activation`, or `hidden_act`.
+        clamps: the gate is the clamped one, of whatever else config.json says.
+        has_sinks: each head has a sink, as `kernels.paged_attention.reference` defines it.
         scales: fields that scale something, as `engine.decoder.scales` reads them, and their defaults.
         scales_embedding: the embedding is multiplied by the root of its width.
         is_tied: default of `tie_word_embeddings`.
@@ -113,8 +119,11 @@ class Family:
     is_fused: bool = False
     rotates_partly: bool = False
     theta: float = 10_000.0
+    rope: Mapping[str, object] = field(default_factory=dict)
     local_theta: float | None = None
     activation: str = "silu"
+    clamps: bool = False
+    has_sinks: bool = False
     norms: Norms = PLAIN_NORMS
     scales: Mapping[str, float | None] = field(default_factory=dict)
     scales_embedding: bool = False
@@ -274,6 +283,31 @@ FAMILIES: dict[str, Family] = {
                 are_one=True,
             ),
         ),
+    ),
+    "GptOssForCausalLM": Family(
+        qkv_bias="attention_bias",
+        o_bias="attention_bias",
+        uses_window=True,
+        window=128,
+        full_every=2,
+        theta=150_000.0,
+        rope={"rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096},
+        clamps=True,
+        has_sinks=True,
+        norms=Norms(is_wide=True),
+        mixture=Mixture(
+            count="num_local_experts",
+            inner="intermediate_size",
+            is_normed=True,
+            names=ExpertNames(
+                router="router",
+                gate_up=("experts.gate_up_proj",),
+                down="experts.down_proj",
+                are_one=True,
+                are_bare=True,
+            ),
+        ),
+        unserved={"hidden_act": "silu", "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
     ),
 }
 

@@ -117,6 +117,8 @@ def _rope(fields: Fields, family: Family, kind: str) -> RopeSpec:
         config["rope_parameters"] = blocks[kind]
     elif kind == SLIDING and family.local_theta is not None:
         config |= {"rope_parameters": None, "rope_scaling": None, "rope_theta": config.get("rope_local_base_freq")}
+    if not config.get("rope_parameters") and not config.get("rope_scaling"):
+        config["rope_parameters"] = family.rope
     if config.get("rope_theta") is None:
         is_local = kind == SLIDING and family.local_theta is not None
         config["rope_theta"] = family.local_theta if is_local else family.theta

@@ -25,6 +25,7 @@ from engine.decoder.layer_forms import LayerForm, layer_forms
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.scales import Scales, parse_scales
 from engine.decoder.stored import parse_stored
+from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.decoder.wrapped import decoder_fields
 from engine.errors import CheckpointError
 
@@ -39,6 +40,7 @@ class DecoderSpec(ModelSpec):
     Attributes:
         intermediate_size: of MLPs between their products; experts have their own.
         qkv_bias, o_bias, mlp_bias: which projections have biases.
+        has_sinks: each head has a sink, as `kernels.paged_attention.reference` defines it.
         has_qk_norm: each query and key head is normalised before the rotation (Qwen3, Gemma 3).
         norms_heads_together: all heads of queries, and all of keys, as one vector (OLMo).
         is_fused: q, k and v, and gate and up, are modules in one (Phi-3).
@@ -54,6 +56,7 @@ class DecoderSpec(ModelSpec):
     qkv_bias: bool
     o_bias: bool
     mlp_bias: bool
+    has_sinks: bool
     has_qk_norm: bool
     norms_heads_together: bool
     is_fused: bool
@@ -103,6 +106,20 @@ class DecoderSpec(ModelSpec):
         several lie in one tensor.
         """
         return self._by_layer(self._expert_shapes(), self._mlp_shapes())
+
+    def stored_shapes(self) -> dict[str, tuple[int, int]]:
+        """Return the same of those that `stored` tells of; several experts' matrices in one tensor count as one."""
+        if not isinstance(self.stored, StoredMxfp4):
+            return self.linear_shapes()
+        experts, names = self.experts, self.expert_names
+        if experts is None or not names.are_bare:
+            return {}
+        shapes = {
+            f"{names.block}.{names.gate_up[0]}": (self.hidden_size, 2 * experts.inner_size),
+            f"{names.block}.{names.down}": (experts.inner_size, self.hidden_size),
+        }
+        places = [layer for layer, form in enumerate(self.layers) if form.is_sparse]
+        return {f"model.layers.{layer}.{name}": shape for layer in places for name, shape in shapes.items()}
 
     def adapted_shapes(self) -> dict[str, tuple[int, int]]:
         """Return the same of those that take an adapter."""
@@ -188,8 +205,7 @@ def read_spec(model_path: str) -> DecoderSpec:
     head_dim = fields.count("head_dim", hidden // heads)
     kv_heads = fields.count("num_key_value_heads", heads)
     scales = parse_scales(fields, family, hidden)
-    num_layers = fields.count("num_hidden_layers")
-    layers = layer_forms(fields, family, scales, num_layers=num_layers, head_dim=head_dim)
+    layers = layer_forms(fields, family, scales, num_layers=fields.count("num_hidden_layers"), head_dim=head_dim)
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(f"{where}: {heads} heads over {kv_heads} kv heads of dimension {head_dim} do not divide.")
     quantization = fields.config.get("quantization_config")
@@ -206,6 +222,7 @@ def read_spec(model_path: str) -> DecoderSpec:
         qkv_bias=fields.switch(family.qkv_bias),
         o_bias=fields.switch(family.o_bias),
         mlp_bias=fields.switch(family.mlp_bias),
+        has_sinks=family.has_sinks,
         has_qk_norm=family.has_qk_norm,
         norms_heads_together=family.norms_heads_together,
         is_fused=family.is_fused,
@@ -221,7 +238,7 @@ def read_spec(model_path: str) -> DecoderSpec:
         expert_names=PLAIN_NAMES if family.mixture is None else family.mixture.names,
     )
     if spec.stored is not None:
-        spec.stored.check_sizes(spec.linear_shapes(), where)
+        spec.stored.check_sizes(spec.stored_shapes(), where)
     return spec
 
 
@@ -261,6 +278,8 @@ def _check_served(fields: Fields, family: Family) -> None:
 
 
 def _activation(fields: Fields, family: Family) -> Activation:
+    if family.clamps:
+        return "clamped"
     name = fields.config.get("hidden_activation") or fields.config.get("hidden_act") or family.activation
     if name not in ACTIVATIONS:
         known = ", ".join(sorted(ACTIVATIONS))

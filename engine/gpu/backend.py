@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, Product
+from engine.backend import Backend, ExpertBiases, Product
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.gpu.adapters import Reach, TritonLora
@@ -69,13 +69,19 @@ class TritonBackend(Backend):
         return product
 
     def experts(
-        self, router: torch.Tensor, gate_up: Weight, down: Weight, spec: ExpertSpec, activation: Activation
+        self,
+        router: torch.Tensor,
+        gate_up: Weight,
+        down: Weight,
+        spec: ExpertSpec,
+        activation: Activation,
+        biases: ExpertBiases | None = None,
     ) -> Product:
         """Keep the weights, as they are or rounded; what chooses among the experts stays as it is."""
-        to_logits = StreamedLinear(router, None)
+        to_logits = StreamedLinear(router, None if biases is None else biases[0])
         self.linears.append(to_logits)
         ups, downs = (laid_out(weight, spec.count, self._quantization_of(weight)) for weight in (gate_up, down))
-        return Experts(to_logits, ups, downs, spec, activation, lambda: self._decodes)
+        return Experts(to_logits, ups, downs, spec, activation, lambda: self._decodes, biases)
 
     def _quantization_of(self, weight: Weight) -> str | None:
         return None if self._is_mixed and isinstance(weight, torch.Tensor) else self._quantization
@@ -123,13 +129,14 @@ class TritonBackend(Backend):
         cache: LayerCache,
         batch: AttentionBatch,
         form: LayerForm,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Norm, rotate and write, one pass, then attend to the cache where it lies; all at once for a row or two."""
         # What comes behind attention need not look at rows that only fill a recorded step up.
         self._decodes = batch.rows[: batch.num_decodes]
         head_dim = cache.k.shape[-1]
         rotary_dim = form.rope.rotary_dim(head_dim)
-        is_plain = not (form.window or form.softcap) and rotary_dim == head_dim
+        is_plain = not (form.window or form.softcap) and rotary_dim == head_dim and sinks is None
         can_join = is_plain and (norms is None or norms[0].dtype == qkv.dtype) and can_attend(qkv, cache.k)
         if JOINS_ARE_WANTED and can_join and batch.num_decodes == len(qkv):
             return rope_attention(
@@ -168,6 +175,7 @@ class TritonBackend(Backend):
             window=form.window,
             softcap=form.softcap,
             spans=cache.spans,
+            sinks=sinks,
         )
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from engine.backend import ExpertBiases
 from engine.decoder.experts import ExpertSpec
 from engine.gpu.streamed_linear import StreamedLinear, matrix_of
 from engine.loading.weight import Weight, split
@@ -26,6 +27,7 @@ class Experts:
         gate_up, down: as `laid_out` makes them.
         decodes: tells which rows of the step under way have one token or none, as `engine.attention.AttentionBatch` has
             them.
+        biases: None for none.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Experts:
         spec: ExpertSpec,
         activation: Activation,
         decodes: Callable[[], torch.Tensor | None],
+        biases: ExpertBiases | None = None,
     ) -> None:
         self._router = router
         self._gate_up = gate_up
@@ -43,6 +46,7 @@ class Experts:
         self._spec = spec
         self._activation = activation
         self._decodes = decodes
+        self._biases = biases and biases[1:]
         self._counts = counters(spec.count, router.device)
 
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
@@ -56,6 +60,7 @@ class Experts:
             chosen=self._spec.chosen,
             is_normed=self._spec.is_normed,
             activation=self._activation,
+            biases=self._biases,
             decodes=self._decodes(),
         )
 

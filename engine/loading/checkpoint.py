@@ -38,10 +38,10 @@ def load_parameters(
     with opened(Path(model_path), "pt") as tensors:
         wanted = list(parameters(spec))
         check_complete(model_path, spec, wanted, tensors)
-        linear = spec.linear_shapes()
+        of_stored = spec.stored_shapes()
         for parameter in wanted:
-            is_linear = parameter.parts[0][0].removesuffix(".weight") in linear
-            stored = spec.stored if is_linear else None
+            is_stored = parameter.parts[0][0].removesuffix(".weight") in of_stored
+            stored = spec.stored if is_stored else None
             yield parameter.name, _read(parameter, stored, dtype, device, tensors)
 
 
@@ -72,7 +72,7 @@ def _read(
     """Stack a parameter's parts, of few bits where `stored` says how, on the device."""
     dtype = torch.float32 if parameter.is_wide else dtype
     if stored is not None:
-        return stack([_read_stored(name, stored, dtype, device, tensors) for name, _ in parameter.parts])
+        return stack([_read_stored(name, stored, dtype, device, tensors, parameter) for name, _ in parameter.parts])
     if device.type == "cpu":
         # Freed, it is the system's at once. The C library would keep it, and seldom find it fit for the next.
         whole = lazy_zeros(parameter.numel, dtype).view(parameter.shape)
@@ -80,14 +80,42 @@ def _read(
         whole = torch.empty(parameter.shape, dtype=dtype, device=device)
     row = 0
     for name, shape in parameter.parts:
-        whole[row : row + shape[0]].copy_(tensors[name].read())
+        part = _arranged(tensors[name].read(), parameter)
+        whole[row : row + shape[0]].view(part.shape).copy_(part)
         row += shape[0]
     return whole.add_(parameter.offset) if parameter.offset else whole
 
 
+def _arranged(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
+    """Return numbers as a parameter has them, up to dimensions that lie behind each other."""
+    if parameter.is_transposed:
+        tensor = tensor.transpose(-1, -2)
+    return _halved(tensor) if parameter.is_paired else tensor
+
+
+def _halved(tensor: torch.Tensor) -> torch.Tensor:
+    """Return [experts, 2, inner, ...] of [experts, 2 * inner, ...] in which gate and up stand in turn."""
+    experts, rows = tensor.shape[:2]
+    return tensor.view(experts, rows // 2, 2, *tensor.shape[2:]).transpose(1, 2)
+
+
 def _read_stored(
-    name: str, stored: Stored, dtype: torch.dtype, device: torch.device, tensors: Mapping[str, StoredTensor]
+    name: str,
+    stored: Stored,
+    dtype: torch.dtype,
+    device: torch.device,
+    tensors: Mapping[str, StoredTensor],
+    parameter: Parameter | None = None,
 ) -> Weight:
+    is_paired = parameter is not None and parameter.is_paired
+
+    def read(part: str) -> torch.Tensor:
+        tensor = tensors[part].read().to(device)
+        return _halved(tensor).flatten(1, 2) if is_paired else tensor
+
     if name in tensors and tensors[name].dtype in FLOATS:
-        return tensors[name].read().to(device=device, dtype=dtype)
-    return read_stored(lambda part: tensors[part].read().to(device), name.removesuffix(".weight"), stored, dtype)
+        tensor = tensors[name].read().to(device=device, dtype=dtype)
+        if parameter is None:
+            return tensor
+        return _arranged(tensor, parameter).flatten(1, 2) if is_paired else _arranged(tensor, parameter)
+    return read_stored(read, name.removesuffix(".weight"), stored, dtype)

@@ -19,6 +19,7 @@ from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored import Stored
 from engine.decoder.stored_fields import COMPRESSED
 from engine.decoder.stored_fp8 import StoredFp8
+from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.decoder.tensor_kinds import TensorKind
 from engine.errors import CheckpointError
 from engine.loading.names import EMBEDDING, HEAD, IGNORED_SUFFIXES, PREFIX_BY_PART, SIGHT, Parameter, parameters
@@ -131,10 +132,10 @@ def check_complete(
     where: str, spec: DecoderSpec, wanted: Sequence[Parameter], tensors: Mapping[str, StoredTensor]
 ) -> None:
     """Hold what there is against what is wanted; errors as `check_contents`."""
-    linear = {f"{module}.weight" for module in spec.linear_shapes()}
+    of_stored = spec.stored_shapes()
     kind_by_name: dict[str, TensorKind] = {}
     for name, shape in (part for parameter in wanted for part in parameter.parts):
-        if spec.stored is not None and name in linear:
+        if spec.stored is not None and name.removesuffix(".weight") in of_stored:
             dtype = tensors[name].dtype if name in tensors else None
             kind_by_name |= spec.stored.tensors(name.removesuffix(".weight"), shape, dtype)
         else:
@@ -147,7 +148,7 @@ def check_complete(
         if spec.is_tied and name == HEAD:
             _check_tied(where, tensor, tensors[EMBEDDING])
             continue
-        stored = spec.stored if f"{name.rpartition('.')[0]}.weight" in linear else None
+        stored = spec.stored if name.rpartition(".")[0] in of_stored else None
         if stored is None or not _changes_nothing(tensor, stored):
             raise CheckpointError(f"{where}: the tensor {name} belongs to nothing in a {spec.architecture}.")
 
@@ -202,6 +203,8 @@ def _changes_nothing(tensor: StoredTensor, stored: Stored) -> bool:
     """
     if isinstance(stored, StoredFp8):
         return tensor.name.endswith(".input_scale")
+    if isinstance(stored, StoredMxfp4):
+        return False
     if tensor.name.endswith(".g_idx") and tensor.dtype == "I32":
         groups = array("i", b"".join(tensor.pieces())).tolist()
         return groups == [index // stored.group(len(groups)) for index in range(len(groups))]

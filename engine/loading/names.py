@@ -32,17 +32,22 @@ class Parameter:
         parts: (tensor name in the checkpoint, shape) in the order in which they are stacked.
         offset: what is added to its numbers.
         is_wide: it is float32 whatever the others are.
+        is_transposed: a part is stored with its last two dimensions changed over, [experts, in, out].
+        is_paired: outputs of the gate and of the other are stored in turn, and here one below the other.
     """
 
     name: str
     parts: tuple[tuple[str, tuple[int, ...]], ...]
     offset: float = 0.0
     is_wide: bool = False
+    is_transposed: bool = False
+    is_paired: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the stacked parts."""
-        return sum(shape[0] for _, shape in self.parts), *self.parts[0][1][1:]
+        shape = sum(shape[0] for _, shape in self.parts), *self.parts[0][1][1:]
+        return (*shape[:-2], shape[-1], shape[-2]) if self.is_transposed else shape
 
     @property
     def numel(self) -> int:
@@ -73,6 +78,9 @@ def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
                 q_width, k_width = spec.q_size, spec.kv_size
             yield _norm(spec, f"{here}.q_norm", f"{there}.self_attn.q_norm", q_width)
             yield _norm(spec, f"{here}.k_norm", f"{there}.self_attn.k_norm", k_width)
+        if spec.has_sinks:
+            sinks = ((f"{there}.self_attn.sinks", (spec.num_heads,)),)
+            yield Parameter(name=f"{here}.sinks", parts=sinks, is_wide=True)
         o = (("o_proj", hidden),)
         yield from _linear(f"{here}.o", f"{there}.self_attn", o, spec.q_size, has_bias=spec.o_bias)
         if spec.experts is not None and form.is_sparse:
@@ -90,6 +98,9 @@ def _mixture(spec: DecoderSpec, experts: ExpertSpec, here: str, there: str) -> I
     names, hidden, inner = spec.expert_names, spec.hidden_size, experts.inner_size
     block = f"{there}.{names.block}"
     yield _one(f"{here}.router", f"{block}.{names.router}.weight", (experts.count, hidden))
+    if names.are_bare:
+        yield from _bare_experts(spec, experts, here, block)
+        return
     products = (("gate_up", names.gate_up, inner, hidden), ("down", (names.down,), hidden, inner))
     for name, modules, out, depth in products:
         if names.are_one:
@@ -104,6 +115,17 @@ def _mixture(spec: DecoderSpec, experts: ExpertSpec, here: str, there: str) -> I
         yield from _linear(f"{here}.shared_gate_up", f"{block}.{SHARED_EXPERT}", gate_up, hidden, has_bias=False)
         down = ((names.down, hidden),)
         yield from _linear(f"{here}.shared_down", f"{block}.{SHARED_EXPERT}", down, experts.shared_size, has_bias=False)
+
+
+def _bare_experts(spec: DecoderSpec, experts: ExpertSpec, here: str, block: str) -> Iterator[Parameter]:
+    names, count, hidden, inner = spec.expert_names, experts.count, spec.hidden_size, experts.inner_size
+    yield _one(f"{here}.router_bias", f"{block}.{names.router}.bias", (count,))
+    products = (("gate_up", names.gate_up[0], 2 * inner, hidden), ("down", names.down, hidden, inner))
+    for name, tensor, out, depth in products:
+        matrices, biases = ((f"{block}.{tensor}", (count, depth, out)),), ((f"{block}.{tensor}_bias", (count, out)),)
+        is_paired = name == "gate_up"
+        yield Parameter(name=f"{here}.experts.{name}", parts=matrices, is_transposed=True, is_paired=is_paired)
+        yield Parameter(name=f"{here}.experts.{name}_bias", parts=biases, is_paired=is_paired)
 
 
 def _one(name: str, tensor: str, shape: tuple[int, ...]) -> Parameter:

@@ -8,9 +8,11 @@ import torch
 
 from engine.decoder.stored import Stored
 from engine.decoder.stored_int4 import StoredInt4
+from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.loading import fp8, int4
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
+from engine.loading.mxfp4 import read_mxfp4
 
 Weight = torch.Tensor | Int4Weight | Fp8Weight
 Read = Callable[[str], torch.Tensor]
@@ -22,9 +24,11 @@ def dense(weight: Weight) -> torch.Tensor:
 
 
 def read_stored(read: Read, module: str, stored: Stored, dtype: torch.dtype) -> Weight:
-    """Return the weight of one linear module whose tensors `read` returns by name."""
+    """Return the weight of one linear module, or of several experts, whose tensors `read` returns by name."""
     if isinstance(stored, StoredInt4):
         return int4.read_int4(read, module, stored, dtype)
+    if isinstance(stored, StoredMxfp4):
+        return read_mxfp4(read, module, dtype)
     return fp8.read_fp8(read, module, stored, dtype)
 
 

@@ -96,9 +96,11 @@ class Attending:
         kv_heads: int,
         pool: Pool | None,
         form: LayerForm,
+        sinks: torch.Tensor | None,
     ) -> None:
         self._cache = cache
         self._form = form
+        self._sinks = sinks
         dim = cache.data.shape[-1]
         self._buffers = InputBuffers(config, cache.null_block)
         whole = self._buffers.whole()
@@ -124,7 +126,8 @@ class Attending:
 
     def _run(self, backend: Backend, qkv: torch.Tensor, batch: DecoderBatch) -> torch.Tensor:
         cache = self._cache.layer(1)
-        return backend.attend(qkv, self._cos_sin[: len(qkv)], None, 0.0, cache, batch.attention, self._form)
+        cos_sin, attention = self._cos_sin[: len(qkv)], batch.attention
+        return backend.attend(qkv, cos_sin, None, 0.0, cache, attention, self._form, self._sinks)
 
 
 def check_against_reference(
@@ -137,6 +140,7 @@ def check_against_reference(
     seed: int,
     dim: int = DIM,
     pool: Pool | None = None,
+    sinks: torch.Tensor | None = None,
     **options: float,
 ) -> None:
     """Attend rows whose earlier positions are cached, everything unwritten being NaN, and compare in float64."""
@@ -147,7 +151,7 @@ def check_against_reference(
     # A row may own blocks that it has not reached yet.
     tables = [[free.pop() for _ in range(-(-end // block_tokens) + extra_blocks)] for _, end in ranges]
     form = LayerForm(rope=RopeSpec(theta=1.0), **{"scale": dim**-0.5, **options})
-    attending = Attending(config_of(block_tokens), cache, dtype, kv_heads, pool, form)
+    attending = Attending(config_of(block_tokens), cache, dtype, kv_heads, pool, form, sinks)
     plain = torch.zeros(2, NUM_BLOCKS, block_tokens, kv_heads, dim, dtype=torch.float64)
 
     def step(plan: StepPlan) -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,6 +177,7 @@ def check_against_reference(
         block_tables=[row.block_ids for row in plan.rows],
         starts=[row.start for row in plan.rows],
         ends=[row.end for row in plan.rows],
+        sinks=sinks,
         **options,
     )
     assert found.dtype == dtype
@@ -259,6 +264,7 @@ def test_attention_over_panels_reads_a_long_context(pool: Pool) -> None:
 
 
 FORMS: list[dict[str, float]] = [
+    {},
     {"window": 1},
     {"window": 20},
     {"window": 130},
@@ -269,10 +275,11 @@ FORMS: list[dict[str, float]] = [
 
 
 @pytest.mark.parametrize("options", FORMS)
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("has_kernels", [False, True])
 @pytest.mark.parametrize("ranges", [[(0, 1), (63, 64), (40, 41)], [(0, 70)], [(299, 300), (150, 190), (5, 14)]])
 def test_windows_and_scales_are_those_of_the_reference(
-    pool: Pool, ranges: list[tuple[int, int]], has_kernels: bool, options: dict[str, float]
+    pool: Pool, ranges: list[tuple[int, int]], has_kernels: bool, has_sinks: bool, options: dict[str, float]
 ) -> None:
     check_against_reference(
         ranges,
@@ -283,6 +290,7 @@ def test_windows_and_scales_are_those_of_the_reference(
         seed=4,
         dim=16,
         pool=pool if has_kernels else None,
+        sinks=torch.tensor([-40.0, -1.0, 0.5, 3.0]) if has_sinks else None,
         **options,
     )
 

@@ -21,6 +21,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     GraniteMoeConfig,
@@ -173,6 +175,17 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
         },
     ),
     "granite-moe": (GraniteMoeForCausalLM, GraniteMoeConfig, {**GRANITE, "num_local_experts": 5}),
+    "gpt-oss": (
+        GptOssForCausalLM,
+        GptOssConfig,
+        {
+            "head_dim": 32,
+            "sliding_window": 20,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {**LLAMA3_ROPE, "rope_type": "yarn", "rope_theta": 150000.0, "truncate": False},
+        },
+    ),
 }
 
 

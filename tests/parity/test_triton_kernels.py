@@ -93,6 +93,7 @@ def config_of(path: str, device: str = "cuda" if HAS_GPU else "cpu") -> EngineCo
         "olmo3",
         "phi3-partial",
         "qwen2-moe",
+        "gpt-oss",
     ],
 )
 @pytest.mark.parametrize("overlaps", [False, pytest.param(True, marks=pytest.mark.gpu)])
