@@ -13,6 +13,7 @@ from itertools import groupby
 
 from deployments.config import SafetyConfig
 from deployments.generation import ChatPrompt, Moderated, Moderation, Verdict
+from deployments.stream.harmony import without_signs
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stream_handler import Judge
 from deployments.timeline import Recorder
@@ -79,7 +80,8 @@ class AnswerSafety:
         """Return the verdicts on windows of the answer; errors as `judge_input`."""
         with self._recorder.stage("safety of the answer"):
             # What has been computed would be lost with the stream.
-            verdicts = await patiently(partial(self._judge, windows), OUTPUT_PATIENCE_S)
+            texts = list(map(without_signs, windows))
+            verdicts = await patiently(partial(self._judge, texts), OUTPUT_PATIENCE_S)
         self._output += verdicts
         return verdicts
 
@@ -94,7 +96,7 @@ class AnswerSafety:
             return None
         if not self._output and text:
             with self._recorder.stage("safety of the answer"):
-                self._output += await self._found([text])
+                self._output += await self._found([without_signs(text)])
         return Moderated(input=await verdict, output=worst(self._output))
 
     async def _found(self, texts: Sequence[str]) -> Sequence[Verdict]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.grammars import admitted, check_grammar, followable, unfollowable
 from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolUse
+from deployments.stream.harmony import CALL, RETURN, HarmonyCounter, HarmonyParts
 from deployments.stream.reasoning import ReasoningCounter, ReasoningFormat, ReasoningSplit
 from deployments.tools.formats import ToolFormat
 from deployments.tools.grammar import AnswerGrammar, CallRules
+from deployments.tools.harmony_grammar import write_harmony
 from deployments.tools.parser import CallParser
 from engine.errors import GrammarError, RequestError
 
@@ -55,19 +60,33 @@ class AnswerShape:
         self._dialect = dialect
         self._reasoning: ReasoningFormat | None = dialect.reasoning if is_chat else None
         self._has_begun = self._reasoning is not None and prompt_tail.rstrip().endswith(self._reasoning.begin)
+        self._is_harmony = is_chat and dialect.is_harmony
+        if isinstance(request.prompt, ChatPrompt) and self._is_harmony:
+            # A turn that is gone on with has its message open.
+            self._has_begun = request.prompt.continues_final_message
 
     @property
     def shown(self) -> dict[int, str]:
         """Special tokens whose text the stages need, by id."""
-        return self._dialect.shown if self._reasoning is not None or self._tool_use is not None else {}
+        is_needed = self._is_harmony or self._reasoning is not None or self._tool_use is not None
+        return self._dialect.shown if is_needed else {}
 
     @property
     def hidden(self) -> frozenset[int]:
         """Special tokens that the text does not show, by id."""
-        return frozenset(self._dialect.special_ids.values()) - self.shown.keys()
+        shown: Collection[int] = () if self._is_harmony else self.shown.keys()
+        return frozenset(self._dialect.special_ids.values()).difference(shown)
 
-    def parts(self) -> AnswerParts:
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens that end the answer, whatever the checkpoint says of them."""
+        return tuple(self._dialect.special_ids[mark] for mark in (CALL, RETURN)) if self._is_harmony else ()
+
+    def parts(self) -> AnswerParts | HarmonyParts:
         """Return the stages for the answer's text."""
+        if self._is_harmony:
+            names = () if self._tool_use is None else self._tool_use.callable_names
+            return HarmonyParts(names, has_begun=self._has_begun)
         split = None if self._reasoning is None else ReasoningSplit(self._reasoning, has_begun=self._has_begun)
         use = self._tool_use
         if use is None or not use.callable_names:
@@ -75,8 +94,10 @@ class AnswerShape:
         calls = CallParser(self._tool_format(), sorted(use.callable_names), is_required=use.is_required)
         return AnswerParts(split, calls)
 
-    def counter(self) -> ReasoningCounter | None:
+    def counter(self) -> ReasoningCounter | HarmonyCounter | None:
         """Return what counts the tokens of the thoughts."""
+        if self._is_harmony:
+            return HarmonyCounter(has_begun=self._has_begun)
         return None if self._reasoning is None else ReasoningCounter(self._reasoning, has_begun=self._has_begun)
 
     async def grammar(self) -> str | None:
@@ -88,6 +109,8 @@ class AnswerShape:
         content = self._content
         if content is not None:
             await check_grammar(content)
+        if self._is_harmony:
+            return await self._harmony_grammar()
         calls = None if self._tool_use is None else await self._call_rules(self._tool_use)
         if calls is None and (content is None or self._reasoning is None):
             return None if content is None else content.source
@@ -97,6 +120,20 @@ class AnswerShape:
             calls=calls,
             content=None if content is None else content.source,
         )
+        await check_grammar(Grammar(source=source, field=self._field()))
+        return source
+
+    async def _harmony_grammar(self) -> str | None:
+        content, use = self._content, self._tool_use
+        if content is None and use is None:
+            return None
+        if self._has_begun:
+            raise RequestError(
+                f"'{self._field()}' cannot be followed in an answer that goes on with the last message.",
+                field=self._field(),
+            )
+        use = None if use is None else replace(use, tools=await followable(use.tools))
+        source = write_harmony(self._dialect.special_ids, use, None if content is None else content.source)
         await check_grammar(Grammar(source=source, field=self._field()))
         return source
 

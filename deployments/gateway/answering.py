@@ -41,6 +41,7 @@ from deployments.generation import (
 )
 from deployments.generation_calls import GenerationCall, UsageTag, pack_ids
 from deployments.metrics import GatewayMetrics
+from deployments.stream.harmony import HarmonyParts
 from deployments.stream.stop_strings import StopStrings
 from deployments.stream.stream_handler import Judge, StreamHandler
 from deployments.timeline import Recorder
@@ -104,7 +105,7 @@ class Answer:
                 # Only where a model thinks does it matter how the prompt ends.
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
                 shape = AnswerShape(self._request, self._model.dialect, tail)
-                call = self._call(deadline_s, await shape.grammar(), await self._dry_penalty())
+                call = self._call(deadline_s, shape, await shape.grammar(), await self._dry_penalty())
                 call = replace(call, prediction_ids=pack_ids(predicted))
                 refused = await self._refused(verdict) if self._safety.is_first else None
             if refused is not None:
@@ -160,7 +161,9 @@ class Answer:
         texts = self._request.dry_breakers
         return replace(penalty, breakers=await asyncio.to_thread(self._model.codec.breakers, texts))
 
-    def _call(self, deadline_s: float | None, grammar: str | None, dry: DryPenalty | None) -> GenerationCall:
+    def _call(
+        self, deadline_s: float | None, shape: AnswerShape, grammar: str | None, dry: DryPenalty | None
+    ) -> GenerationCall:
         limit, num_prompt = self._model.config.max_model_len, len(self._prompt_ids)
         field = self._prompt_field
         if not num_prompt:
@@ -175,6 +178,7 @@ class Answer:
             params=replace(
                 self._request.params,
                 max_tokens=max_tokens,
+                stop_token_ids=(*self._request.params.stop_token_ids, *shape.stop_ids),
                 grammar=grammar,
                 dry=dry,
                 bad_words=tuple(spelling for spellings in bad_words for spelling in spellings),
@@ -326,7 +330,7 @@ class Answer:
         )
 
     def _finished(
-        self, text: StreamHandler, parts: AnswerParts, last: Emission, moderation: Moderated | None
+        self, text: StreamHandler, parts: AnswerParts | HarmonyParts, last: Emission, moderation: Moderated | None
     ) -> Finished:
         if text.is_flagged:
             reason = EndReason.CONTENT_FILTER

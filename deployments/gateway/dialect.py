@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deployments.config import ModelConfig
+from deployments.stream.harmony import CHANNEL, MARKS, SIGN_BY_MARK
 from deployments.stream.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_of_template
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tools.formats import FORMATS, ToolFormat, format_of_template
@@ -19,17 +20,21 @@ class Dialect:
         tool_format: None where the model's calls look like none that we know.
         takes_several: the chat template takes several calls in one turn.
         reasoning: None for a model that does not think aloud.
+        is_harmony: answers are messages in channels, and the two formats above are none.
         special_ids: the model's special tokens by their text.
     """
 
     tool_format: ToolFormat | None = None
     takes_several: bool = True
     reasoning: ReasoningFormat | None = None
+    is_harmony: bool = False
     special_ids: Mapping[str, int]
 
     @property
     def shown(self) -> dict[int, str]:
-        """Special tokens that belong to the formats, by id: the text needs them."""
+        """Special tokens that belong to the formats, by id, as the text has them."""
+        if self.is_harmony:
+            return {self.special_ids[mark]: sign for mark, sign in SIGN_BY_MARK.items()}
         marks = set() if self.tool_format is None else set(self.tool_format.pieces)
         if self.reasoning is not None:
             marks |= {self.reasoning.begin, self.reasoning.end}
@@ -38,7 +43,10 @@ class Dialect:
 
 def dialect_of(config: ModelConfig, codec: TextCodec) -> Dialect:
     """Return what the configuration says, "none" for no format, and else what the chat template shows."""
-    template, sample = codec.template_text, codec.call_sample()
+    template, sample, special_ids = codec.template_text, codec.call_sample(), codec.pieces.special_ids
+    is_open = config.tool_format is None and config.reasoning_format is None
+    if is_open and CHANNEL in template and special_ids.keys() >= set(MARKS):
+        return Dialect(takes_several=False, is_harmony=True, special_ids=special_ids)
     tool_format = (
         format_of_template(template, sample) if config.tool_format is None else FORMATS.get(config.tool_format)
     )
@@ -51,5 +59,5 @@ def dialect_of(config: ModelConfig, codec: TextCodec) -> Dialect:
         tool_format=tool_format,
         takes_several=sample.takes_several,
         reasoning=reasoning,
-        special_ids=codec.pieces.special_ids,
+        special_ids=special_ids,
     )

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from deployments.generation import TokenScore, Verdict
 from deployments.stream.detokenizer import Detokenizer
+from deployments.stream.harmony import HarmonyCounter
 from deployments.stream.reasoning import ReasoningCounter
 from deployments.stream.scores import HeldScores
 from deployments.stream.screening import OutputScreen
@@ -35,7 +36,7 @@ class StreamHandler:
         *,
         screen: OutputScreen | None,
         judge: Judge,
-        reasoning: ReasoningCounter | None = None,
+        reasoning: ReasoningCounter | HarmonyCounter | None = None,
     ) -> None:
         self._detokenizer = detokenizer
         self._stops = stops

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ TEMPLATE = (
 _SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 
 
-def write_tokenizer(folder: Path) -> int:
-    """Write a byte-level BPE with a chat template; return the size of its vocabulary."""
+def write_tokenizer(folder: Path, *, marks: Sequence[str] = (), template: str = TEMPLATE) -> int:
+    """Write a byte-level BPE with a chat template, and more special tokens; return the size of its vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=_SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=300,
+        special_tokens=list(dict.fromkeys((*_SPECIAL, *marks))),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(["Return the current working directory."] * 3, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -34,16 +37,16 @@ def write_tokenizer(folder: Path) -> int:
         "bos_token": "<|bos|>",
         "eos_token": "<|end|>",
         "pad_token": "<|end|>",
-        "chat_template": TEMPLATE,
+        "chat_template": template,
         "model_max_length": CONTEXT,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return tokenizer.get_vocab_size()
 
 
-def write_chat_model(folder: Path, *, seed: int = 0) -> Path:
+def write_chat_model(folder: Path, *, seed: int = 0, marks: Sequence[str] = (), template: str = TEMPLATE) -> Path:
     """Write a Llama of two layers."""
-    vocab_size = write_tokenizer(folder)
+    vocab_size = write_tokenizer(folder, marks=marks, template=template)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab_size,

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 
 from app.translation.streaming import joined_calls
+from deployments.config import ChannelConfig, ModelConfig
 from deployments.gateway.answer_shape import AnswerShape
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.gateway import Gateway
 from deployments.generation import (
+    ChatMessage,
+    ChatPrompt,
     EndReason,
     Finished,
     GenerationRequest,
@@ -25,12 +29,14 @@ from deployments.generation import (
     ToolSpec,
     ToolUse,
 )
+from deployments.stream.harmony import CHANNEL, END, MARKS, MESSAGE, START
 from deployments.stream.reasoning import THINK
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tools.formats import FORMATS, HERMES, JSON
 from engine.errors import GrammarError, RequestError
 from tests.deployments.conftest import Serving
-from tests.deployments.in_process import ask, events_of
+from tests.deployments.in_process import SECRET, ask, events_of
+from tests.deployments.tiny_models import write_chat_model
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -151,6 +157,92 @@ async def test_an_answer_is_content_or_calls_where_both_are_plain_json(
         text, calls = await answered(opened, ask(tool_use=use, grammar=city, max_tokens=160, params=params))
         assert bool(text) != bool(calls)
         assert json.loads(text or calls[0].arguments) in ANSWERS
+
+
+HARMONY_TEMPLATE = (
+    "{% for m in messages %}<|start|>{{ m['role'] }}<|message|>{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}{# <|channel|> #}"
+)
+
+
+@pytest.fixture
+async def harmony(tiny_model: ModelConfig, tmp_path: Path) -> AsyncIterator[Serving]:
+    """A model whose answers are messages in channels, and whose config.json names no token that ends them."""
+    folder = str(write_chat_model(tmp_path / "harmony", marks=MARKS, template=HARMONY_TEMPLATE))
+    vocab_size = json.loads((tmp_path / "harmony" / "config.json").read_text())["vocab_size"]
+    engine = replace(tiny_model.engine, model_path=folder)
+    model = replace(tiny_model, engine=engine, tokenizer_path=folder, vocab_size=vocab_size)
+    served = Serving(model, ChannelConfig(transport="handle", secret=SECRET, host="127.0.0.1"))
+    yield served
+    await served.replicas.server.stop()
+
+
+def against(serving: Serving, *texts: str) -> tuple[tuple[int, float], ...]:
+    """Biases against tokens wherever another one may stand."""
+    codec = TextCodec(serving.model.tokenizer_path)
+    special_ids = codec.pieces.special_ids
+    ids = [i for text in texts for i in ([special_ids[text]] if text in special_ids else codec.encode_text(text))]
+    return tuple((token_id, -100.0) for token_id in ids)
+
+
+@pytest.mark.parametrize("is_required", [True, False])
+async def test_a_call_in_a_channel_comes_valid_and_a_grammar_holds_in_the_final_one(
+    harmony: Serving, is_required: bool
+) -> None:
+    """Random weights, led past the thoughts into a call, or into the final channel."""
+    opened = await harmony.gateway()
+    use = replace(USE, is_required=is_required, callable_names=frozenset({"f"}))
+    bias = against(harmony, "a", "<|message|>") if is_required else against(harmony, "a", "c", " ", "<|end|>")
+    params = {"ignore_eos": False, "logit_bias": bias}
+    text, calls = await answered(opened, ask(tool_use=use, grammar=CHOICE, max_tokens=160, params=params))
+    if is_required:
+        assert text == ""
+        assert [call.name for call in calls] == ["f"]
+        assert json.loads(calls[0].arguments) in ANSWERS
+    else:
+        assert (text, calls) in ((answer, ()) for answer in ("yes", "no"))
+
+
+@pytest.mark.parametrize("mark", ["<|return|>", "<|call|>"])
+async def test_the_marks_that_end_an_answer_end_it_and_thoughts_are_told_apart(harmony: Serving, mark: str) -> None:
+    """Led by a grammar of its own the answer is one that a model of the format would give."""
+    ids = TextCodec(harmony.model.tokenizer_path).pieces.special_ids
+    lark = (
+        f"start: <[{ids[CHANNEL]}]> A <[{ids[MESSAGE]}]> B <[{ids[END]}]> <[{ids[START]}]> C <[{ids[CHANNEL]}]> D "
+        f'<[{ids[MESSAGE]}]> E <[{ids[mark]}]>\nA: "analysis"\nB: "Hm."\nC: "assistant"\nD: "final"\nE: "Yes."\n'
+    )
+    source = json.dumps({"grammars": [{"lark_grammar": lark}]})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AnswerShape, "_harmony_grammar", _returning(source))
+        events = await events_of(await harmony.gateway(), ask(max_tokens=160))
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    assert "".join(delta.reasoning for delta in deltas) == "Hm."
+    assert "".join(delta.text for delta in deltas) == "Yes."
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason is EndReason.STOP
+    assert 0 < events[-1].num_reasoning_tokens < events[-1].num_completion_tokens
+
+
+def _returning(source: str) -> Callable[[AnswerShape], Awaitable[str]]:
+    async def grammar(shape: AnswerShape) -> str:
+        return source
+
+    return grammar
+
+
+async def test_no_grammar_holds_an_answer_that_goes_on_with_a_message() -> None:
+    ids = {mark: place for place, mark in enumerate(MARKS)}
+    dialect = Dialect(is_harmony=True, special_ids=ids)
+    turns = (ChatMessage(role="user", content="?"), ChatMessage(role="assistant", content="So"))
+    prompt = ChatPrompt(messages=turns, continues_final_message=True)
+    shape = AnswerShape(ask(prompt), dialect, "")
+    assert await shape.grammar() is None
+    assert shape.parts().feed(" be it.") == ("", " be it.", ())
+    assert shape.stop_ids == (ids["<|call|>"], ids["<|return|>"])
+    with pytest.raises(RequestError) as refused:
+        await AnswerShape(ask(prompt, grammar=CHOICE), dialect, "").grammar()
+    assert refused.value.field == "structured_outputs"
 
 
 def no_spaces(serving: Serving) -> tuple[tuple[int, float], ...]:

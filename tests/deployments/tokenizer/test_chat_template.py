@@ -44,6 +44,16 @@ def test_a_template_is_told_of_calls_results_and_tools() -> None:
     assert '"parameters": {"type": "object"}' in render(TOLD, ChatPrompt(messages=TURNS, tools=TOOLS))
 
 
+def test_an_effort_is_told_to_a_template_that_has_one_of_its_own() -> None:
+    """As that of gpt-oss has it: in a macro, where nobody has set it."""
+    source = (
+        "{%- macro system() -%}{%- if reasoning_effort is not defined %}{%- set reasoning_effort = 'medium' %}"
+        "{%- endif %}Reasoning: {{ reasoning_effort }}{%- endmacro -%}{{ system() }}{% for m in messages %}{% endfor %}"
+    )
+    assert render(source, ChatPrompt(messages=TURNS[:1])) == "Reasoning: medium"
+    assert render(source, ChatPrompt(messages=TURNS[:1], reasoning_effort="high")) == "Reasoning: high"
+
+
 def test_arguments_that_are_nested_without_end_stay_text() -> None:
     deep = '{"a": ' * 100 + "1" + "}" * 100
     call = ToolCall(call_id="1", name="f", arguments=deep)

@@ -1,0 +1,177 @@
+"""Takes the messages of one answer apart that a model of the harmony format writes, piece by piece.
+
+    <|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant
+    <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
+
+Analysis is thoughts, a message to one of the functions a call, all else content. Marks are tokens and not text: each
+stands in the text as one character that no text can hold, so that a model may write about its own marks. Pure; how the
+text was cut into pieces changes nothing.
+
+**Source:** OpenAI's description of the harmony response format, and the chat template of openai/gpt-oss.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection
+from enum import Enum, auto
+
+from deployments.generation import CallDelta
+from deployments.tools.formats import JSON
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+MARKS = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+FUNCTIONS = "functions."
+"""What stands before the name of a client's function."""
+SIGN_BY_MARK = {mark: chr(0xD800 + place) for place, mark in enumerate(MARKS)}
+"""Halves of surrogate pairs: UTF-8 has none."""
+_SIGNS = re.compile(f"([{''.join(SIGN_BY_MARK.values())}])")
+_RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
+_PARAGRAPH = "\n\n"
+"""Between two messages of one kind."""
+
+Parts = tuple[str, str, tuple[CallDelta, ...]]
+"""Thoughts, content and pieces of calls."""
+
+
+class _Kind(Enum):
+    HEADER = auto()
+    """What stands before a message, or nothing yet."""
+    THOUGHTS = auto()
+    CONTENT = auto()
+    CALL = auto()
+
+
+class HarmonyParts:
+    """The stages of `deployments.gateway.answer_shape.AnswerParts`, for such an answer.
+
+    Args:
+        tools: names of functions that can be called; a message to another one is content.
+        has_begun: the prompt has opened the last message already.
+        new_call_id: draws the id of each call.
+    """
+
+    def __init__(
+        self,
+        tools: Collection[str] = (),
+        *,
+        has_begun: bool = False,
+        new_call_id: Callable[[], str] = JSON.new_call_id,
+    ) -> None:
+        self._tools = frozenset(tools)
+        self._new_call_id = new_call_id
+        self._kind = _Kind.CONTENT if has_begun else _Kind.HEADER
+        self._header = ""
+        self._has_marks = has_begun
+        self._texts: dict[_Kind, list[str]] = {}
+        self._said = {self._kind}
+        self._needs_paragraph = False
+        self._calls: list[CallDelta] = []
+        self._arguments: list[str] = []
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what came last belongs to a message of thoughts."""
+        return self._kind is _Kind.THOUGHTS
+
+    @property
+    def is_in_header(self) -> bool:
+        """Whether what came last belongs to a message of which nothing is known yet."""
+        return self._kind is _Kind.HEADER
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether there are calls, all of them complete."""
+        return bool(self._arguments) and all(map(_is_object, self._arguments))
+
+    def feed(self, text: str) -> Parts:
+        """Return what this text has made certain."""
+        for piece in _SIGNS.split(text):
+            if _SIGNS.fullmatch(piece):
+                self._pass(piece)
+            elif piece:
+                self._take(piece)
+        return self._taken()
+
+    def close(self) -> Parts:
+        """Return what was held back: the whole, where a model wrote no mark at all."""
+        if not self._has_marks and self._header:
+            self._texts[_Kind.CONTENT] = [self._header]
+        return self._taken()
+
+    def _pass(self, sign: str) -> None:
+        """Go past a mark."""
+        self._has_marks = True
+        if sign == SIGN_BY_MARK[MESSAGE]:
+            if self._kind is _Kind.HEADER:
+                self._open()
+        elif self._kind is _Kind.HEADER:
+            self._header += sign
+        elif sign != SIGN_BY_MARK[CONSTRAIN]:
+            self._kind, self._header = _Kind.HEADER, sign
+
+    def _open(self) -> None:
+        """Begin the message that the header tells of."""
+        header, self._header = self._header, ""
+        recipient = _RECIPIENT.search(_SIGNS.sub(" ", header))
+        name = recipient[1].removeprefix(FUNCTIONS) if recipient and recipient[1].startswith(FUNCTIONS) else None
+        channel = header.rpartition(SIGN_BY_MARK[CHANNEL])[2].split()
+        if name in self._tools:
+            self._kind = _Kind.CALL
+            self._calls.append(CallDelta(index=len(self._arguments), call_id=self._new_call_id(), name=name))
+            self._arguments.append("")
+            return
+        self._kind = _Kind.THOUGHTS if channel[:1] == ["analysis"] else _Kind.CONTENT
+        self._needs_paragraph = self._kind in self._said
+
+    def _take(self, text: str) -> None:
+        """Take text between two marks."""
+        if self._kind is _Kind.HEADER:
+            self._header += text
+        elif self._kind is _Kind.CALL:
+            self._calls.append(CallDelta(index=len(self._arguments) - 1, arguments=text))
+            self._arguments[-1] += text
+        else:
+            if self._needs_paragraph:
+                text = _PARAGRAPH + text
+            self._needs_paragraph = False
+            self._said.add(self._kind)
+            self._texts.setdefault(self._kind, []).append(text)
+
+    def _taken(self) -> Parts:
+        texts, self._texts = self._texts, {}
+        calls, self._calls = tuple(self._calls), []
+        return "".join(texts.get(_Kind.THOUGHTS, ())), "".join(texts.get(_Kind.CONTENT, ())), calls
+
+
+class HarmonyCounter:
+    """Counts the tokens of the thoughts, with the marks before them."""
+
+    def __init__(self, *, has_begun: bool = False) -> None:
+        self._parts = HarmonyParts(has_begun=has_begun)
+        self._num_pending = 0
+        self.num_tokens = 0
+
+    def feed(self, text: str) -> None:
+        """Take note of one token and the text that it has made certain."""
+        self._parts.feed(text)
+        self._num_pending += 1
+        if self._parts.is_in_header:
+            return
+        if self._parts.is_thinking:
+            self.num_tokens += self._num_pending
+        self._num_pending = 0
+
+
+def without_signs(text: str) -> str:
+    """Return a text as others may read it."""
+    return _SIGNS.sub(" ", text)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

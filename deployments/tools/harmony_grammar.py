@@ -1,0 +1,68 @@
+"""Holds an answer in the harmony format to its form: content and calls by their grammars, thoughts by none.
+
+    start: message* (final | call)
+
+A call has a function that exists and arguments that are valid against its schema; a grammar for the content holds in
+the final channel alone. Marks are special tokens, which no lexeme spells.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deployments.generation import ToolSpec, ToolUse
+from deployments.stream.harmony import CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START
+from deployments.tools.grammar import JSON_STYLE
+
+_ANY_TEXT = r"/(?s:.+)/"
+
+
+def write_harmony(special_ids: Mapping[str, int], use: ToolUse | None, content: str | None) -> str:
+    """Return the grammar.
+
+    Args:
+        special_ids: ids of the marks.
+        use: None where there are no tools.
+        content: the grammar of what the final channel has, None for any text.
+    """
+    channel, message, end, start, constrain = (
+        f"<[{special_ids[mark]}]>" for mark in (CHANNEL, MESSAGE, END, START, CONSTRAIN)
+    )
+    tools = [] if use is None else [tool for tool in use.tools if tool.name in use.callable_names]
+    ends = [] if use is not None and use.is_required else ["final"]
+    ends += [f"call_{index}" for index in range(len(tools))]
+    lines = [
+        f"start: message* ({' | '.join(ends)})",
+        f"message: {channel} SIDE {message} TEXT? {end} {start} ROLE",
+        f"final: {channel} FINAL {message} {'TEXT?' if content is None else '@content'}",
+        f"TEXT: {_ANY_TEXT}",
+        r"SIDE: /analysis|commentary/",
+        r"ROLE: /assistant/",
+        r"FINAL: /final/",
+        r"CALLED: /commentary ?(json)?/",
+        r"KIND: / ?json/",
+        *_calls(tools, channel, f"({constrain} KIND)? {message}"),
+    ]
+    grammars: list[dict[str, Any]] = [{"lark_grammar": "\n".join(lines) + "\n"}]
+    if content is not None:
+        (inner,) = json.loads(content)["grammars"]
+        grammars.append(inner | {"name": "content"})
+    return json.dumps({"grammars": grammars})
+
+
+def _calls(tools: Sequence[ToolSpec], channel: str, behind: str) -> list[str]:
+    """Return the rules of calls; the function stands in the channel, or before it, as templates show earlier ones."""
+    lines = []
+    for index, tool in enumerate(tools):
+        name = re.escape(FUNCTIONS + tool.name).replace("/", r"\/")
+        schema = json.dumps({**tool.parameters, "x-guidance": JSON_STYLE})
+        lines += [
+            f"INSIDE_{index}: /commentary to={name} ?(json)?/",
+            f"BEFORE_{index}: / to={name}/",
+            f"arguments_{index}: %json {schema}",
+            f"call_{index}: ({channel} INSIDE_{index} | BEFORE_{index} {channel} CALLED) {behind} arguments_{index}",
+        ]
+    return lines
