@@ -10,6 +10,7 @@ import torch
 
 from engine.decoder.model_spec import ModelSpec
 from engine.loading.int4 import Int4Weight
+from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, dense
 from kernels.packed_linear.reference import LANES, as_panels
 from kernels.packed_linear_int4.reference import STEP, beside_panels, group_of, to_int4_panels
@@ -18,7 +19,7 @@ from kernels.program import Pool
 
 Empty = Callable[[int, torch.dtype], torch.Tensor]
 """As `kernels.arena.Arena.empty`."""
-INT8_KERNEL, INT4_KERNEL = "packed_linear_int8", "packed_linear_int4"
+INT8_KERNEL, INT4_KERNEL, MXFP4_KERNEL = "packed_linear_int8", "packed_linear_int4", "packed_linear_mxfp4"
 
 
 def can_attend(spec: ModelSpec, block_tokens: int) -> bool:
@@ -83,6 +84,9 @@ def _in_panels(
         levels, scales, zeros = weight.levels, weight.scales.t().float(), weight.zeros.t()
         laid = (to_int4_panels(levels), beside_panels(scales), beside_panels(zeros.to(torch.uint8)))
         return INT4_KERNEL, laid, (depth, out, depth // scales.shape[1])
+    if isinstance(weight, Mxfp4Weight):
+        held = (to_int4_panels(weight.levels), beside_panels(weight.scales))
+        return MXFP4_KERNEL, held, (depth, out, depth // weight.exponents.shape[1])
     if quantization == "int4":
         group = group_of(depth)
         return INT4_KERNEL, _in_int4_panels(dense(weight), group, pool), (depth, out, group)

@@ -31,7 +31,7 @@ class StoredMxfp4:
 
     @property
     def stays(self) -> bool:
-        """Whether a GPU multiplies by the weights as they are: they become numbers."""
+        """Whether a GPU multiplies by the weights as they are: they become numbers there."""
         return False
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:

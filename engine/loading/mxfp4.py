@@ -1,37 +1,81 @@
 """Weights that a checkpoint has in MXFP4: numbers of 4 bits (e2m1), 32 of which share a power of two (e8m0).
 
-    W[o, i] = 2^(scale[o, i // 32] - 127) * E2M1[level[o, i]]
+    W[o, i] = 2^(exponent[o, i // 32] - 127) * E2M1[level[o, i]]
 
-What comes of it has two bits that count, so that all types that are computed with hold it exactly, save float16 where a
-scale is out of its range. Source: Open Compute Project, 2023 (OCP Microscaling Formats specification 1.0, sections 5.2
-and 5.3).
+Each has two bits that count, so that as numbers all types that are computed with hold them exactly, save float16 where
+an exponent is out of its range. Source: Open Compute Project, 2023 (OCP Microscaling Formats specification 1.0,
+sections 5.2 and 5.3).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E2M1 = (*POSITIVE, *(-number for number in POSITIVE))
-"""What each of 16 levels stands for."""
+from kernels.packed_linear_int4.reference import E2M1
+
 BIAS = 127
+GROUP_ROWS = 4096
+"""Rows that become numbers at once: on their way they take several times as much."""
 
 
-def read_mxfp4(read: Callable[[str], torch.Tensor], module: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers [experts, out, in] of experts whose tensors `read` returns by name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mxfp4Weight:
+    """A weight [out, in] in 4 bits, on its way to a layout.
+
+    Attributes:
+        blocks: uint8 [out, in / 2], two levels in a byte, the first one's bits lower.
+        exponents: uint8 [out, in / 32].
+        dtype: of the numbers that it is to stand for.
+    """
+
+    blocks: torch.Tensor
+    exponents: torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """(out, in)."""
+        out, half = self.blocks.shape
+        return torch.Size((out, 2 * half))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.blocks.device
+
+    @property
+    def levels(self) -> torch.Tensor:
+        """What stands for numbers, uint8 [out, in]."""
+        return torch.stack((self.blocks & 15, self.blocks >> 4), dim=-1).flatten(-2)
+
+    @property
+    def scales(self) -> torch.Tensor:
+        """By what they are multiplied, float32 [out, in / 32]."""
+        return torch.ldexp(torch.ones_like(self.exponents, dtype=torch.float32), self.exponents.int() - BIAS)
+
+    def dense(self) -> torch.Tensor:
+        """Return the numbers."""
+        whole = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        numbers = torch.tensor(E2M1, device=self.device)
+        for start in range(0, len(whole), GROUP_ROWS):
+            part = self.rows(start, start + GROUP_ROWS)
+            scales = part.scales
+            steps = numbers.index_select(0, part.levels.flatten().int()).view(*scales.shape, -1)
+            whole[start : start + GROUP_ROWS] = (steps * scales.unsqueeze(-1)).flatten(1)
+        return whole
+
+    def rows(self, start: int, end: int) -> Mxfp4Weight:
+        """Return some rows, which stay where they are."""
+        return Mxfp4Weight(blocks=self.blocks[start:end], exponents=self.exponents[start:end], dtype=self.dtype)
+
+
+def read_mxfp4(read: Callable[[str], torch.Tensor], module: str, dtype: torch.dtype) -> Mxfp4Weight:
+    """Return the experts, each one's rows below those of the one before, whose tensors `read` returns by name.
 
     Those are `blocks` [experts, out, in / 32, 16] and `scales` [experts, out, in / 32], both uint8.
     """
     blocks, scales = read(f"{module}_blocks"), read(f"{module}_scales")
-    experts, out = scales.shape[:2]
-    levels = torch.tensor(E2M1, device=blocks.device)
-    # [256, 2]: what the two numbers of a byte stand for.
-    numbers_by_byte = torch.stack((levels.repeat(16), levels.repeat_interleave(16)), dim=1)
-    numbers = torch.empty(experts, out, blocks[0, 0].numel() * 2, dtype=dtype, device=blocks.device)
-    # One by one: on their way they take eight times as much.
-    for whole, block, scale in zip(numbers, blocks, scales, strict=True):
-        parts = numbers_by_byte.index_select(0, block.flatten().int()).view(*scale.shape, -1)
-        whole.copy_(torch.ldexp(parts, scale.int().unsqueeze(-1) - BIAS).flatten(1))
-    return numbers
+    return Mxfp4Weight(blocks=blocks.flatten(2).flatten(0, 1), exponents=scales.flatten(0, 1), dtype=dtype)

@@ -12,9 +12,9 @@ from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.loading import fp8, int4
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
-from engine.loading.mxfp4 import read_mxfp4
+from engine.loading.mxfp4 import Mxfp4Weight, read_mxfp4
 
-Weight = torch.Tensor | Int4Weight | Fp8Weight
+Weight = torch.Tensor | Int4Weight | Fp8Weight | Mxfp4Weight
 Read = Callable[[str], torch.Tensor]
 
 
@@ -34,6 +34,8 @@ def read_stored(read: Read, module: str, stored: Stored, dtype: torch.dtype) -> 
 
 def stack(parts: Sequence[Weight]) -> Weight:
     """Put weights that read the same input one above the other; as numbers where they are not of one kind."""
+    if len(parts) == 1:
+        return parts[0]
     levels = [part for part in parts if isinstance(part, Int4Weight)]
     floats = [part for part in parts if isinstance(part, Fp8Weight)]
     if len(levels) == len(parts):

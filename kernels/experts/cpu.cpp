@@ -14,6 +14,8 @@ int64_t packed_linear_int8_f32(const Op &, int64_t);
 int64_t packed_linear_int8_bf16(const Op &, int64_t);
 int64_t packed_linear_int4_f32(const Op &, int64_t);
 int64_t packed_linear_int4_bf16(const Op &, int64_t);
+int64_t packed_linear_mxfp4_f32(const Op &, int64_t);
+int64_t packed_linear_mxfp4_bf16(const Op &, int64_t);
 }
 
 namespace experts {
@@ -183,5 +185,11 @@ int64_t grouped_packed_linear_int4_f32(const Op &op, int64_t unit) {
 }
 int64_t grouped_packed_linear_int4_bf16(const Op &op, int64_t unit) {
     return experts::grouped<packed_linear_int4_bf16>(op, unit);
+}
+int64_t grouped_packed_linear_mxfp4_f32(const Op &op, int64_t unit) {
+    return experts::grouped<packed_linear_mxfp4_f32>(op, unit);
+}
+int64_t grouped_packed_linear_mxfp4_bf16(const Op &op, int64_t unit) {
+    return experts::grouped<packed_linear_mxfp4_bf16>(op, unit);
 }
 }

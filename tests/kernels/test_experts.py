@@ -18,7 +18,7 @@ from kernels.experts.reference import (
 )
 from kernels.gated_activation.reference import activate_and_multiply
 from kernels.packed_linear.reference import to_panels
-from kernels.packed_linear_int4.reference import beside_panels, to_int4_panels, to_levels
+from kernels.packed_linear_int4.reference import E2M1, beside_panels, to_int4_panels, to_levels
 from kernels.packed_linear_int8.reference import quantize_rows, to_int8_panels
 from kernels.program import Pool
 from tests.kernels.conftest import DTYPES, assert_near
@@ -159,6 +159,13 @@ def laid_out(kind: str, weights: torch.Tensor) -> tuple[torch.Tensor, Laid]:
             (panels, *beside),
             (depth, out, group),
         )
+    if kind == "mxfp4":
+        levels = (weights.float() * 4).round().long() % 16
+        scales = torch.rand(len(weights), out, depth // 32).add(0.5)
+        panels = torch.stack([to_int4_panels(matrix.to(torch.uint8)) for matrix in levels])
+        numbers = torch.tensor(E2M1)[levels].unflatten(-1, (-1, 32)) * scales.unsqueeze(-1)
+        beside_each = torch.stack([beside_panels(each) for each in scales])
+        return numbers.flatten(-2), ("packed_linear_mxfp4", (panels, beside_each), (depth, out, 32))
     return weights.float(), ("packed_linear", (torch.stack([to_panels(weight) for weight in weights]),), (depth, out))
 
 
@@ -203,7 +210,7 @@ def test_products_may_have_biases_of_their_expert() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    kind=st.sampled_from(["plain", "int8", "int4"]),
+    kind=st.sampled_from(["plain", "int8", "int4", "mxfp4"]),
     dtype=st.sampled_from(DTYPES),
     count=st.integers(1, 12),
     rows=st.one_of(st.integers(1, 20), st.sampled_from([70, 600])),

@@ -6,8 +6,10 @@ import torch
 from hypothesis import given, settings
 
 from kernels.packed_linear_int4.reference import (
+    E2M1,
     beside_panels,
     packed_linear_int4,
+    packed_linear_mxfp4,
     to_int4_panels,
     to_levels,
 )
@@ -50,6 +52,39 @@ def test_a_product_is_that_of_the_reference(
     zeros = torch.randint(17, (out, num_groups), generator=generator, dtype=torch.uint8)
     found = multiply(pool, x, (levels, scales, zeros), bias if has_bias else None)
     assert_near(found, packed_linear_int4(x, levels, scales, zeros, bias if has_bias else None))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.one_of(st.integers(1, 40), st.sampled_from([64, 129])),
+    out=st.integers(1, 100),
+    num_groups=st.integers(1, 5),
+    dtype=st.sampled_from(DTYPES),
+    has_bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_product_with_numbers_of_e2m1_is_that_of_the_reference(
+    pool: Pool, rows: int, out: int, num_groups: int, dtype: torch.dtype, has_bias: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    depth = 32 * num_groups
+    x, bias = (torch.randn(size, generator=generator).to(dtype) for size in ((rows, depth), (out,)))
+    levels = torch.randint(16, (out, depth), generator=generator, dtype=torch.uint8)
+    scales = torch.randint(-6, 6, (out, num_groups), generator=generator).float().exp2()
+    found = torch.full((rows + 1, out), 7.0, dtype=dtype)
+    tensors = (x, to_int4_panels(levels), beside_panels(scales), bias if has_bias else None, found)
+    pool.call("packed_linear_mxfp4", dtype, rows, tensors, (depth, out, 32))
+    assert found[rows].eq(7).all()
+    assert_near(found[:rows], packed_linear_mxfp4(x, levels, scales, bias if has_bias else None))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_each_level_of_e2m1_is_its_number_exactly(pool: Pool, dtype: torch.dtype) -> None:
+    levels = torch.arange(16, dtype=torch.uint8).repeat(2).view(1, 32)
+    found = torch.empty(32, 1, dtype=dtype)
+    tensors = (torch.eye(32, dtype=dtype), to_int4_panels(levels), beside_panels(torch.ones(1, 1)), None, found)
+    pool.call("packed_linear_mxfp4", dtype, 32, tensors, (32, 1, 32))
+    assert found.flatten().tolist() == [*E2M1, *E2M1]
 
 
 @pytest.mark.parametrize(("depth", "group"), [(256, 128), (192, 64), (96, 32)])
