@@ -61,6 +61,7 @@ class AnswerShape:
         self._reasoning: ReasoningFormat | None = dialect.reasoning if is_chat else None
         self._has_begun = self._reasoning is not None and prompt_tail.rstrip().endswith(self._reasoning.begin)
         self._is_harmony = is_chat and dialect.is_harmony
+        self._ignores_ends = request.params.ignore_eos
         if isinstance(request.prompt, ChatPrompt) and self._is_harmony:
             # A turn that is gone on with has its message open.
             self._has_begun = request.prompt.continues_final_message
@@ -80,7 +81,8 @@ class AnswerShape:
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end the answer, whatever the checkpoint says of them."""
-        return tuple(self._dialect.special_ids[mark] for mark in (CALL, RETURN)) if self._is_harmony else ()
+        ends = (CALL, RETURN) if self._is_harmony and not self._ignores_ends else ()
+        return tuple(self._dialect.special_ids[mark] for mark in ends)
 
     def parts(self) -> AnswerParts | HarmonyParts:
         """Return the stages for the answer's text."""

@@ -168,8 +168,12 @@ HARMONY_TEMPLATE = (
 
 @pytest.fixture
 async def harmony(tiny_model: ModelConfig, tmp_path: Path) -> AsyncIterator[Serving]:
-    """A model whose answers are messages in channels, and whose config.json names no token that ends them."""
+    """A model whose answers are messages in channels, and whose files name none of the tokens that end them."""
     folder = str(write_chat_model(tmp_path / "harmony", marks=MARKS, template=HARMONY_TEMPLATE))
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        fields = json.loads((tmp_path / "harmony" / name).read_text())
+        fields |= {"eos_token": "<|bos|>"} if "eos_token" in fields else {"eos_token_id": 0}
+        (tmp_path / "harmony" / name).write_text(json.dumps(fields))
     vocab_size = json.loads((tmp_path / "harmony" / "config.json").read_text())["vocab_size"]
     engine = replace(tiny_model.engine, model_path=folder)
     model = replace(tiny_model, engine=engine, tokenizer_path=folder, vocab_size=vocab_size)
@@ -215,7 +219,7 @@ async def test_the_marks_that_end_an_answer_end_it_and_thoughts_are_told_apart(h
     source = json.dumps({"grammars": [{"lark_grammar": lark}]})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AnswerShape, "_harmony_grammar", _returning(source))
-        events = await events_of(await harmony.gateway(), ask(max_tokens=160))
+        events = await events_of(await harmony.gateway(), ask(max_tokens=160, params={"ignore_eos": False}))
     deltas = [event for event in events if isinstance(event, TextDelta)]
     assert "".join(delta.reasoning for delta in deltas) == "Hm."
     assert "".join(delta.text for delta in deltas) == "Yes."
@@ -236,7 +240,8 @@ async def test_no_grammar_holds_an_answer_that_goes_on_with_a_message() -> None:
     dialect = Dialect(is_harmony=True, special_ids=ids)
     turns = (ChatMessage(role="user", content="?"), ChatMessage(role="assistant", content="So"))
     prompt = ChatPrompt(messages=turns, continues_final_message=True)
-    shape = AnswerShape(ask(prompt), dialect, "")
+    assert AnswerShape(ask(prompt), dialect, "").stop_ids == ()
+    shape = AnswerShape(ask(prompt, params={"ignore_eos": False}), dialect, "")
     assert await shape.grammar() is None
     assert shape.parts().feed(" be it.") == ("", " be it.", ())
     assert shape.stop_ids == (ids["<|call|>"], ids["<|return|>"])
