@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kernels import compiling, native
+from kernels.program import Pool
 
 
 @pytest.fixture
@@ -75,8 +76,8 @@ def test_a_cache_that_cannot_be_written_is_told(
     assert "cannot be compiled" in caplog.text
 
 
-def test_a_library_of_other_code_is_not_loaded(compiler: str, tmp_path: Path) -> None:
-    target = compiling.build(tmp_path, compiler)
+def test_a_library_of_other_code_is_not_loaded(tmp_path: Path) -> None:
+    target = tmp_path / "kernels.so"
     target.write_bytes(b"not a library")
     with pytest.raises(OSError, match=r"file too short|invalid ELF|not a mach-o"):
         native.NativeKernels(target)
@@ -113,8 +114,9 @@ torch.testing.assert_close(narrow, y.bfloat16(), atol=0, rtol=0, equal_nan=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_an_address_belongs_to_a_dtype(compiler: str, tmp_path: Path) -> None:
-    kernels = native.NativeKernels(compiling.build(tmp_path, compiler))
+def test_an_address_belongs_to_a_dtype(pool: Pool) -> None:
+    kernels = native.load()
+    assert kernels is not None
     assert kernels.address("embed", torch.float32) != kernels.address("embed", torch.bfloat16)
     with pytest.raises(KeyError):
         kernels.address("embed", torch.float16)
