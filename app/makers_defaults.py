@@ -63,7 +63,7 @@ def read_pooling(model_path: str) -> Pooling:
     if not (folder / MODULES).is_file():
         return Pooling.LAST
     found = Pooling.LAST
-    for module in _read(folder / MODULES, list):
+    for module in _listed(folder / MODULES):
         kind = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else repr(module)
         if kind not in COMPUTED:
             raise CheckpointError(f"{folder / MODULES}: a {kind} is not computed; those of {', '.join(COMPUTED)} are.")
@@ -73,7 +73,7 @@ def read_pooling(model_path: str) -> Pooling:
 
 
 def _mode(path: Path) -> Pooling:
-    config = _read(path, dict)
+    config = read_json(path)
     modes = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     modes = modes or [str(config.get("pooling_mode"))]
     if len(modes) > 1 or modes[0] not in _POOLING_BY_MODE:
@@ -81,11 +81,11 @@ def _mode(path: Path) -> Pooling:
     return _POOLING_BY_MODE[modes[0]]
 
 
-def _read(path: Path, kind: type) -> Any:
+def _listed(path: Path) -> list[Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: it cannot be read: {error}") from None
-    if not isinstance(value, kind):
-        raise CheckpointError(f"{path}: it is no JSON {'array' if kind is list else 'object'}")
+    if not isinstance(value, list):
+        raise CheckpointError(f"{path}: it is no JSON array")
     return value

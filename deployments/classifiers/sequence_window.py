@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from engine.errors import CheckpointError
+from engine.decoder.json_file import read_json
 
 OFFSET_POSITION_TYPES = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer"})
 """Model types whose positions begin after the padding token's."""
 DEFAULT_WINDOW_TOKENS = 512
 DEFAULT_NUM_LABELS = 2
 """What a config.json that says nothing of labels means to transformers."""
+MAX_TOKENIZER_CONFIG_BYTES = 16 << 20
+"""It may list thousands of tokens."""
 
 
 def window_of(model_type: str, positions: int | None, pad_id: int | None, tokenizer_bound: float) -> int:
@@ -30,26 +32,20 @@ def read_window(folder: str) -> int:
     Raises:
         CheckpointError: the folder has no config.json that can be read.
     """
-    config = _read(Path(folder) / "config.json")
-    bound = float("inf")
-    if (Path(folder) / "tokenizer_config.json").exists():
-        bound = _read(Path(folder) / "tokenizer_config.json").get("model_max_length") or bound
+    config: dict[str, Any] = read_json(Path(folder) / "config.json")
+    tokenizer_config = Path(folder) / "tokenizer_config.json"
+    told: dict[str, Any] = {}
+    if tokenizer_config.exists():
+        told = read_json(tokenizer_config, max_bytes=MAX_TOKENIZER_CONFIG_BYTES)
     return window_of(
-        str(config.get("model_type")), config.get("max_position_embeddings"), config.get("pad_token_id"), bound
+        str(config.get("model_type")),
+        config.get("max_position_embeddings"),
+        config.get("pad_token_id"),
+        told.get("model_max_length") or inf,
     )
 
 
 def read_num_labels(folder: str) -> int:
     """Return how many labels a checkpoint tells apart; errors as `read_window`."""
-    config = _read(Path(folder) / "config.json")
+    config: dict[str, Any] = read_json(Path(folder) / "config.json")
     return len(config.get("id2label") or ()) or int(config.get("num_labels") or DEFAULT_NUM_LABELS)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.parent}: {path.name} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path.parent}: {path.name} is no JSON object")
-    return found

@@ -97,7 +97,7 @@ def test_a_module_that_would_change_the_vectors_is_named(tmp_path: Path) -> None
         read_pooling(write(tmp_path, ("Transformer", "Pooling", "Dense"), **flags("mean_tokens")))
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]"])
+@pytest.mark.parametrize("content", ["", "{}", "[1]", "[" * 100_000], ids=["empty", "no array", "no module", "deep"])
 def test_files_that_are_broken_are_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"modules\.json"):

@@ -169,6 +169,9 @@ def test_the_window_is_read_off_the_files(
     assert read_window(str(tmp_path)) == window
 
 
-def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+@pytest.mark.parametrize("content", [None, "", "[]", "[" * 100_000], ids=["none", "empty", "no object", "deep"])
+def test_a_folder_without_a_configuration_is_refused(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"config\.json: "):
         read_window(str(tmp_path))
