@@ -19,6 +19,7 @@ _USER: Turn = {"role": "user", "content": _TEXT}
 _SYSTEM: Turn = {"role": "system", "content": "You are asked."}
 _TOOL = {"name": "f", "description": "A probe.", "parameters": {"type": "object", "properties": {}}}
 _CALL = {"type": "function", "function": {"name": "f", "arguments": {}}}
+_THOUGHTS = {"thinking": _TEXT, "reasoning_content": _TEXT}
 _SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
@@ -30,16 +31,20 @@ class TemplateHabits:
         shows_system: it shows system turns.
         wants_parts: it shows contents only as lists of parts, as those that images may be part of.
         wants_short_ids: it refuses a call whose id is not of nine letters and digits.
+        wants_one_text: it refuses a turn with calls that has thoughts and content.
     """
 
     shows_system: bool
     wants_parts: bool
     wants_short_ids: bool
+    wants_one_text: bool
 
     def turns(self, turns: Sequence[Turn]) -> list[Turn]:
         """Return turns as the template takes them."""
         if self.wants_short_ids:
             turns = [_with_short_ids(turn) for turn in turns]
+        if self.wants_one_text:
+            turns = [_with_one_text(turn) for turn in turns]
         return [_in_parts(turn) for turn in turns] if self.wants_parts else list(turns)
 
 
@@ -53,8 +58,8 @@ def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> T
         except TemplateError:
             return False
 
-    def takes(call_id: str) -> bool:
-        turn = {"role": "assistant", "content": "", "tool_calls": [_CALL | {"id": call_id}]}
+    def takes(call_id: str, **fields: str) -> bool:
+        turn = {"role": "assistant", "content": "", "tool_calls": [_CALL | {"id": call_id}], **fields}
         return shows("", _USER, turn, tools=({"type": "function", "function": _TOOL},))
 
     wants_parts = not shows(_TEXT, _USER) and shows(_TEXT, _in_parts(_USER))
@@ -63,6 +68,7 @@ def habits_of(template: BoundedTemplate, special_tokens: Mapping[str, str]) -> T
         shows_system=shows(_SYSTEM["content"], *first),
         wants_parts=wants_parts,
         wants_short_ids=takes(_short("call_1")) and not takes("call_1"),
+        wants_one_text=takes(_short("call_1"), **_THOUGHTS) and not takes(_short("call_1"), content=_TEXT, **_THOUGHTS),
     )
 
 
@@ -77,6 +83,14 @@ def _with_short_ids(turn: Turn) -> Turn:
     if "tool_calls" in turn:
         turn = turn | {"tool_calls": [call | {"id": _short(call["id"])} for call in turn["tool_calls"]]}
     return turn
+
+
+def _with_one_text(turn: Turn) -> Turn:
+    """Return a turn with calls whose thoughts end with what it said: a client sends back all that it was told."""
+    if not (turn.get("tool_calls") and turn["content"] and turn.get("thinking")):
+        return turn
+    text = f"{turn['thinking']}\n\n{turn['content']}"
+    return turn | {"content": "", "thinking": text, "reasoning_content": text}
 
 
 def _short(call_id: str) -> str:

@@ -7,7 +7,7 @@ from deployments.tokenizer.template_habits import TemplateHabits, habits_of
 
 EACH = "{% for m in messages %}[{{ m.role }}]CONTENT{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
 PARTS = "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}"
-USUAL = TemplateHabits(shows_system=True, wants_parts=False, wants_short_ids=False)
+USUAL = TemplateHabits(shows_system=True, wants_parts=False, wants_short_ids=False, wants_one_text=False)
 
 
 def habits(content: str = "{{ m.content }}", call: str = "{{ c.function.name }}", before: str = "") -> TemplateHabits:
@@ -69,4 +69,21 @@ def test_ids_may_have_to_be_short() -> None:
 
 def test_a_template_that_refuses_everything_has_no_wishes() -> None:
     refusing = habits(before="{{ raise_exception('never') }}")
-    assert refusing == TemplateHabits(shows_system=False, wants_parts=False, wants_short_ids=False)
+    assert refusing == TemplateHabits(
+        shows_system=False, wants_parts=False, wants_short_ids=False, wants_one_text=False
+    )
+
+
+def test_thoughts_beside_content_may_be_refused_in_a_turn_with_calls() -> None:
+    source = (
+        "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}{{ raise_exception('not both') }}"
+        "{% endif %}{{ m.content }}{{ m.thinking }}{% endfor %}{{ tools and '' }}"
+    )
+    found = habits_of(BoundedTemplate(source, max_chars=1000), {})
+    assert found.wants_one_text
+    plain = {"role": "assistant", "content": "Yes.", "thinking": "So."}
+    called = plain | {"tool_calls": [{"id": "1"}]}
+    first, second, third = found.turns([plain, called, called | {"content": ""}])
+    assert (first["content"], first["thinking"]) == ("Yes.", "So.")
+    assert (second["content"], second["thinking"]) == ("", "So.\n\nYes.")
+    assert (third["content"], third["thinking"]) == ("", "So.")
