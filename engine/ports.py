@@ -146,6 +146,10 @@ class BlockMover(Protocol):
         """
         ...
 
+    def give_up(self, ticket: int) -> None:
+        """Write nothing more for a fetch, from now on; it is done when what is being read has been."""
+        ...
+
     def fetch_s(self, num_blocks: int) -> float:
         """Return about how long it takes to fetch so many blocks; 0 before any was measured."""
         ...

@@ -279,5 +279,7 @@ def _check_tiers(config: EngineConfig, hardware: Hardware, block_bytes: int) -> 
             raise ConfigError(f"{name}: {value} bytes hold no block of the KV cache, which takes {block_bytes}.")
         if not config.enable_prefix_cache:
             raise ConfigError(f"{name}: {value}, but enable_prefix_cache is false: nothing would be found there.")
+    if config.kv_disk_folder is not None and not config.kv_disk_bytes:
+        raise ConfigError(f"kv_disk_folder: {config.kv_disk_folder!r}, but kv_disk_bytes is 0: nothing would be kept.")
     if config.kv_host_bytes and hardware.device == "cpu":
         raise ConfigError("kv_host_bytes: on device 'cpu' the cache is in the host's memory; raise kv_cache_bytes.")

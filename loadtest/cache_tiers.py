@@ -4,7 +4,7 @@
 
 Each conversation has a history of its own, and each turn asks with all of it. The cache holds half of them, so that
 whoever asks next is the one whose history was thrown out last. Compared are: a cache that holds all; half of it, and
-nothing below; half of it, with a tier on disk (on a GPU with `--host` in the host's memory); and the turn after that in
+nothing below; half of it, with a tier on disk (on a GPU also in the host's memory); and the turn after that in
 an engine that was started anew. Times to the first token are medians over conversations.
 """
 

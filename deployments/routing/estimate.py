@@ -29,7 +29,7 @@ SPARE_SHARE = 0.1
 UNSEEN_S = 10.0
 """A request that a replica has not seen for so long is on its way no more."""
 MAX_LANDMARKS = 8192
-"""Landmarks kept of one replica: twice what one tells."""
+"""Landmarks kept of one replica: what one tells of its cache, and as many of the tiers below."""
 
 
 @dataclass(slots=True)

@@ -22,6 +22,9 @@ from engine.ports import BlockMover
 from engine.scheduling.live_request import LiveRequest
 from engine.scheduling.step_costs import StepCosts
 
+SEEK_AGAIN_S = 0.25
+"""To look for a long prompt takes milliseconds, which each step would take that it waits."""
+
 
 class BlockTables:
     """Gives blocks to requests and takes them back; every table it fills is `LiveRequest.blocks`."""
@@ -110,6 +113,7 @@ class BlockTables:
         self.tiers.let_go(live.blocks)
         live.blocks = []
         live.num_computed = live.num_seeks = 0
+        live.next_seek_s = 0.0
 
     def bring_back(self, waiting: Sequence[LiveRequest], num_running: int, costs: StepCosts) -> None:
         """Begin to fetch what the tiers below hold of those who come next, where that is sooner than computing it.
@@ -118,13 +122,15 @@ class BlockTables:
         """
         if not self.tiers.are_there:
             return
-        self.tiers.advance(is_idle=not (num_running or waiting))
+        now_s = self._clock()
+        self.tiers.advance(now_s=now_s, is_idle=not (num_running or waiting))
         for live in nsmallest(MAX_FETCHES, waiting, key=attrgetter("rank")):
-            if live.num_seeks < MAX_SEEKS and not self.is_coming(live):
+            if live.num_seeks < MAX_SEEKS and now_s >= live.next_seek_s and not self.is_coming(live):
+                live.next_seek_s = now_s + SEEK_AGAIN_S
                 found = self.tiers.try_fetch(
                     self._shareable_names(live),
                     spare=num_running + 1,
-                    now_s=self._clock(),
+                    now_s=now_s,
                     worth_s=lambda num_blocks: costs.saved_s(num_running, num_blocks * self._block_tokens),
                 )
                 live.ticket = found

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 
 from engine.cache.blocks import BlockId, BlockPool
 from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex
@@ -84,17 +85,24 @@ class _Tier:
         assert self._reading <= self.slot_by_name.keys(), "what is read was overwritten"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Fetch:
     """What one fetch holds until it is done: its prefix on the device, and blocks for what follows it.
 
     Attributes:
-        until_s: from when on nobody waits for it.
+        until_s: from when on nobody waits for it, and it holds nothing any more.
+        is_given_up: it holds nothing any more; only its slots are still being read.
     """
 
     shared: list[BlockId]
     orders: list[FetchOrder]
     until_s: float
+    is_given_up: bool = False
+
+    @property
+    def blocks(self) -> list[BlockId]:
+        """What it holds, in the order of the chain."""
+        return [] if self.is_given_up else [*self.shared, *(order.block for order in self.orders)]
 
 
 class CacheTiers:
@@ -133,13 +141,12 @@ class CacheTiers:
     def is_worth_waiting_for(self, ticket: int | None, now_s: float) -> bool:
         """Return whether a fetch is not done yet, and has not taken too long."""
         fetch = None if ticket is None else self._fetch_by_ticket.get(ticket)
-        return fetch is not None and now_s < fetch.until_s
+        return fetch is not None and not fetch.is_given_up and now_s < fetch.until_s
 
     def held(self) -> Iterable[BlockId]:
         """Yield the blocks that fetches hold, each as often as they do."""
         for fetch in self._fetch_by_ticket.values():
-            yield from fetch.shared
-            yield from (order.block for order in fetch.orders)
+            yield from fetch.blocks
 
     def use(self, block: BlockId) -> None:
         """Take note that a request holds a block."""
@@ -165,10 +172,15 @@ class CacheTiers:
             assert self._mover is not None
             self._mover.abandon(block)
 
-    def advance(self, *, is_idle: bool) -> None:
+    def give_up_one(self) -> bool:
+        """End a fetch for the sake of a request that runs and finds no block; False where none holds any."""
+        return any(self._try_give_up(ticket) for ticket in [*self._fetch_by_ticket])
+
+    def advance(self, *, now_s: float, is_idle: bool) -> None:
         """Take what has been copied as a fact, and order that what would be reused soon is copied.
 
         Args:
+            now_s: on the clock of `try_fetch`.
             is_idle: nobody asks for anything, and all else may be copied too. What is asked for all the time is never
                 reused, and a restart should find that first of all.
         """
@@ -178,14 +190,21 @@ class CacheTiers:
             self._end_store(order, were_written)
         for ticket, num_good in self._mover.fetched():
             self._land(ticket, num_good)
+        for ticket, fetch in [*self._fetch_by_ticket.items()]:
+            if now_s >= fetch.until_s:
+                self._try_give_up(ticket)
         orders = []
         reserve = (1.0 if is_idle else RESERVE_SHARE) * self._pool.num_blocks
         while self._dirty and len(self._storing) < MAX_STORING and self._pool.num_free - len(self._dirty) < reserve:
             block, (name, depth) = self._dirty.popitem(last=False)
             order = StoreOrder(block, name, depth, self._slots_for(name))
-            if any(slot is not None for slot in order.slots):
-                self._storing[block] = order
-                orders.append(order)
+            if all(slot is None for slot in order.slots):
+                # Every slot is being read or written.
+                self._dirty[block] = name, depth
+                self._dirty.move_to_end(block, last=False)
+                break
+            self._storing[block] = order
+            orders.append(order)
         if orders:
             self._mover.store(orders)
 
@@ -203,28 +222,31 @@ class CacheTiers:
         Returns:
             The ticket of a fetch to wait for, which may be another one's; None for nothing, or no room.
         """
-        shared = self._index.match(names)
-        rest = names[len(shared) :]
-        if rest and rest[0] in self._ticket_by_name:
-            return self._ticket_by_name[rest[0]]
-        num_held = next((i for i, name in enumerate(rest) if not self.holds(name)), len(rest))
-        if not num_held or len(self._fetch_by_ticket) >= MAX_FETCHES:
+        if self._pool.num_free <= spare:
             return None
         assert self._mover is not None
-        patience_s = worth_s(num_held)
-        if patience_s < self._mover.fetch_s(num_held):
-            return None
+        shared = self._index.match(names)
+        rest = names[len(shared) :]
+        ticket = self._ticket_by_name.get(rest[0]) if rest else None
+        if ticket is not None:
+            coming = self._fetch_by_ticket[ticket].orders
+            num_common = sum(1 for _ in takewhile(lambda name: self._ticket_by_name.get(name) == ticket, rest))
+            return ticket if worth_s(num_common) >= self._mover.fetch_s(len(coming)) else None
         num_revived = sum(self._pool.ref_count(block) == 0 for block in shared)
-        if num_held + num_revived + spare > self._pool.num_free:
+        room = self._pool.num_free - num_revived - spare
+        if len(self._fetch_by_ticket) >= MAX_FETCHES or room <= 0:
+            return None
+        wanted = [*takewhile(self._can_be_read, rest[:room])]
+        if not wanted or worth_s(len(wanted)) < self._mover.fetch_s(len(wanted)):
             return None
         for block in shared:
             # What follows them would be of no use without them.
             self._pool.share(block)
             self.use(block)
-        blocks = self._pool.try_take(num_held, now_s)
+        blocks = self._pool.try_take(len(wanted), now_s)
         assert blocks is not None, "the pool has fewer free blocks than it said"
-        orders = [self._order(*of) for of in zip(rest, blocks, range(len(shared), len(names)), strict=False)]
-        patience_s = min(max(patience_s, MIN_PATIENCE_S), MAX_PATIENCE_S)
+        orders = [self._order(*of) for of in zip(wanted, blocks, count(len(shared)), strict=False)]
+        patience_s = min(max(worth_s(len(wanted)), MIN_PATIENCE_S), MAX_PATIENCE_S)
         return self._begin(_Fetch(shared, orders, now_s + patience_s))
 
     def check(self) -> None:
@@ -264,6 +286,9 @@ class CacheTiers:
             if order.name not in self._index:
                 self._landmarks.add_below(order.name, order.depth)
 
+    def _can_be_read(self, name: BlockName) -> bool:
+        return self.holds(name) and name not in self._ticket_by_name
+
     def _order(self, name: BlockName, block: BlockId, depth: int) -> FetchOrder:
         number = next(number for number, tier in enumerate(self._tiers) if name in tier.slot_by_name)
         return FetchOrder(block, name, depth, number, self._tiers[number].open(name))
@@ -283,15 +308,28 @@ class CacheTiers:
         for i, order in enumerate(fetch.orders):
             del self._ticket_by_name[order.name]
             # Only the first that could not be read is known to be bad; behind it nothing was tried.
-            self._tiers[order.tier].close(order.name, is_good=i != num_good)
-            if i < num_good:
+            self._tiers[order.tier].close(order.name, is_good=fetch.is_given_up or i != num_good)
+            if i < num_good and not fetch.is_given_up:
                 self._index.insert(order.name, order.block, order.depth)
+                self.num_fetched_blocks += 1
             else:
                 self._forget_landmark(order.name)
-        self.num_fetched_blocks += num_good
-        blocks = [*fetch.shared, *(order.block for order in fetch.orders)]
-        self._pool.release(blocks)
-        self.let_go(blocks)
+        self._let_go_of(fetch)
+
+    def _try_give_up(self, ticket: int) -> bool:
+        """Take back the blocks of a fetch, from now on unwritten; False where there is none."""
+        fetch = self._fetch_by_ticket[ticket]
+        assert self._mover is not None
+        if fetch.is_given_up:
+            return False
+        self._mover.give_up(ticket)
+        self._let_go_of(fetch)
+        fetch.is_given_up = True
+        return True
+
+    def _let_go_of(self, fetch: _Fetch) -> None:
+        self._pool.release(fetch.blocks)
+        self.let_go(fetch.blocks)
 
     def _forget_landmark(self, name: BlockName | None) -> None:
         if name is not None and name not in self._index and not self.holds(name):

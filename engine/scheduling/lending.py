@@ -40,9 +40,12 @@ class CacheLending:
         return True
 
     def try_extend(self, live: LiveRequest) -> bool:
-        """Lengthen a request's table (`BlockTables.try_extend`), with blocks that were lent where others do not do."""
+        """Lengthen a request's table (`BlockTables.try_extend`).
+
+        Where others do not do, it gets blocks that were lent, or that are being filled for somebody who waits.
+        """
         while not self._tables.try_extend(live):
-            if not self._take_back():
+            if not self._take_back() and not self._tables.tiers.give_up_one():
                 return False
         return True
 

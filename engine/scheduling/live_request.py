@@ -79,7 +79,8 @@ class LiveRequest:
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
         num_skips: plans that could not admit it only because every slot for adapters was taken.
         names: names of its leading full blocks, as far as they were needed.
-        ticket, num_seeks: of the last fetch of its beginning, and how many there were (`engine.cache.tiers`).
+        ticket, num_seeks, next_seek_s: of the last fetch of its beginning, how many there were since it waits, and when
+            it may look for another one (`engine.cache.tiers`).
         notes: for its trace.
         prompt_logprobs: of the prompt's tokens from the second on, as far as they have been computed.
         drafter: guesses how its answer goes on; None until it is asked.
@@ -95,6 +96,7 @@ class LiveRequest:
     num_cached_tokens: int | None = None
     num_skips: int = 0
     num_seeks: int = 0
+    next_seek_s: float = 0.0
     ticket: int | None = None
     is_guest: bool = False
     is_hurried: bool = False

@@ -184,11 +184,12 @@ class Scheduler:
             return None
         cap = self._config.prefill_cap(prefill_cap)
         draft, pins = StepDraft(self._config, cap), Pins(self._gate)
-        for live in newcomers(self._running, self._waiting):
+        ready = [live for live in self._waiting if not self._tables.is_coming(live)]
+        for live in newcomers(self._running, ready):
             num_tokens = self._tables.num_to_compute(live)
             if draft.num_prompt_tokens + num_tokens > cap or not self._rows.is_left_for_newcomer:
                 break
-            if not self._tables.is_coming(live) and pins.try_pin(live) and not self._try_admit(live, draft, pins):
+            if pins.try_pin(live) and not self._try_admit(live, draft, pins):
                 break
         return self._planned(draft, is_own=True)
 
@@ -363,8 +364,7 @@ class Scheduler:
         """Send a running request back to wait; it will be computed anew, mostly from the prefix cache."""
         self._release(live)
         if live.wants_scores:
-            # Computed anew, all of them.
-            live.prompt_logprobs.clear()
+            live.prompt_logprobs.clear()  # Computed anew, all of them.
         self._waiting.append(live)
         live.notes.num_preemptions += 1
         self.counters.num_preemptions += 1

@@ -6,6 +6,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -21,14 +22,16 @@ from engine.tiers.slot_store import SlotStore
 from kernels import native
 from kernels.compiling import cache_folder
 
+SOURCES = Path(__file__).resolve().parents[2]
+
 
 def open_tiers(
-    config: ResolvedConfig, cache: KvCache, on_fetched: Callable[[], None], *, outlives: bool
+    config: ResolvedConfig, cache: KvCache, on_done: Callable[[], None], *, outlives: bool
 ) -> TierMover | None:
     """Return what copies blocks to the tiers below the cache, None where there are none.
 
     Args:
-        on_fetched: see `TierMover`.
+        on_done: see `TierMover`.
         outlives: whether a later engine with the same checkpoint has the same weights.
 
     Raises:
@@ -40,12 +43,12 @@ def open_tiers(
         tiers.append(_host_slots(config.kv_host_bytes, block_bytes, device))
     if config.kv_disk_bytes:
         folder = cache_folder() / "kv" if config.kv_disk_folder is None else Path(config.kv_disk_folder)
-        # One file for each engine of a model: with other weights in the same place it begins anew.
-        title = hashlib.sha256(os.path.abspath(config.model_path).encode()).hexdigest()[:16]
+        # A file for each engine of a model and its numbers; with other weights in the same place it begins anew.
+        title = hashlib.sha256(f"{os.path.abspath(config.model_path)} {_numbers(config)}".encode()).hexdigest()[:16]
         num_slots = config.kv_disk_bytes // block_bytes
         fingerprint = _fingerprint(config) if outlives else secrets.token_hex()
         tiers.append(DiskSlots(folder, title, fingerprint, num_slots=num_slots, block_bytes=block_bytes))
-    return TierMover(cache, tiers, device, on_fetched) if tiers else None
+    return TierMover(cache, tiers, device, on_done) if tiers else None
 
 
 def _host_slots(num_bytes: int, block_bytes: int, device: torch.device) -> HostSlots:
@@ -55,11 +58,21 @@ def _host_slots(num_bytes: int, block_bytes: int, device: torch.device) -> HostS
         raise ConfigError(f"kv_host_bytes: {num_bytes} bytes of page-locked memory cannot be had: {error}") from error
 
 
+def _numbers(config: ResolvedConfig) -> str:
+    computed = (config.device, config.dtype, config.quantization, config.kv_cache_dtype, config.block_tokens)
+    return " ".join(map(str, computed))
+
+
 def _fingerprint(config: ResolvedConfig) -> str:
     """Return what the content of a block depends on beside its tokens and their adapter.
 
-    How a block's numbers lie in it is the kernels' affair, which their name tells apart.
+    How a block's numbers lie in it, and what they are, is the code's affair: with any other there is another digest.
     """
     kernels = native.load() if config.device == "cpu" else None
-    computed = (config.device, config.dtype, config.quantization, config.kv_cache_dtype, config.block_tokens)
-    return model_fingerprint(config.model_path, f"{computed} {None if kernels is None else kernels.name}")
+    digest = hashlib.sha256()
+    for package in ("engine", "kernels"):
+        for path in sorted((SOURCES / package).rglob("*.py")):
+            digest.update(path.read_bytes())
+    code = (digest.hexdigest(), None if kernels is None else kernels.name)
+    libraries = [version(name) for name in ("torch", "transformers")]
+    return model_fingerprint(config.model_path, f"{_numbers(config)} {code} {libraries}")

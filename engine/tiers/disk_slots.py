@@ -60,15 +60,17 @@ class DiskSlots:
             # Sparse: it takes of the disk what has been written.
             os.ftruncate(self._file, self._slots_at + num_slots * block_bytes)
             records = os.pread(self._file, num_slots * RECORD.size, self._records_at)
-        except OSError as error:
-            raise ConfigError(f"kv_disk_folder: {folder} cannot be used: {error.strerror}.") from error
+        except (OSError, OverflowError, MemoryError) as error:
+            why = error.strerror if isinstance(error, OSError) else f"{num_slots} blocks are too many"
+            raise ConfigError(f"kv_disk_folder: {folder} cannot be used: {why}.") from error
         self._sums: dict[int, int] = {}
         self._kept = sorted(self._parse(records), key=lambda kept: kept[0])
         self._sequence = self._kept[-1][0] if self._kept else 0
 
     def contents(self) -> list[KeptBlock]:
-        """Return what the file held as it was opened."""
-        return [block for _, block in self._kept]
+        """Return what the file held as it was opened; once, for it may be much."""
+        kept, self._kept = self._kept, []
+        return [block for _, block in kept]
 
     def write(self, slot: int, name: BlockName, depth: int, content: torch.Tensor) -> None:
         """Write the content, then its record."""
@@ -119,6 +121,7 @@ def _open_first_free(folder: Path, title: str) -> int:
         file = os.open(folder / f"{title}-{number}.blocks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(file, 0o600)
             return file
         os.close(file)
     raise ConfigError(f"kv_disk_folder: {folder} has {MAX_FILES} files in use by other engines.")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,10 @@ COPIED_AT_ONCE_BYTES = 32 << 20
 """Memory of a copy on its way; the device keeps as much for it."""
 NEW_SHARE = 0.2
 """Weight of the newest fetch in what one is expected to take."""
+MAX_SURPRISE = 4.0
+"""One counts as so many times what was expected at most: a disk may have slept."""
+HALVING_S = 10.0
+"""In so much time half of what was expected is forgotten: where nothing is fetched, nobody would learn otherwise."""
 
 
 class TierMover:
@@ -32,21 +38,25 @@ class TierMover:
 
     Args:
         tiers: the nearest to the device first.
-        on_fetched: called on a background thread when blocks have come back: a waiting request may now be able to run.
+        on_done: called on a background thread when blocks have been copied: a waiting request may be able to run, or more
+            be copied.
     """
 
     def __init__(
-        self, cache: KvCache, tiers: Sequence[SlotStore], device: torch.device, on_fetched: Callable[[], None]
+        self, cache: KvCache, tiers: Sequence[SlotStore], device: torch.device, on_done: Callable[[], None]
     ) -> None:
         self.capacities: Sequence[int] = [tier.num_slots for tier in tiers]
         self._tiers = tiers
-        self._on_fetched = on_fetched
+        self._on_done = on_done
         self._num_at_once = max(1, COPIED_AT_ONCE_BYTES // cache.block_bytes)
         # Of each block: how often it was given to somebody else while it was being copied.
         self._lives = [0] * cache.null_block
         self._stored: deque[tuple[StoreOrder, Sequence[bool]]] = deque()
         self._fetched: deque[tuple[int, int]] = deque()
-        self._block_s = 0.0
+        self._block_s = self._measured_at_s = 0.0
+        self._given_up: set[int] = set()
+        # Held while blocks are written: who has given up a fetch finds nothing written to it afterwards.
+        self._writing = threading.Lock()
         self._is_closing = self._has_complained = False
         # What goes down must not hold up what somebody waits for.
         self._down, self._up = (CacheBytes(cache, device) for _ in range(2))
@@ -77,9 +87,15 @@ class TierMover:
         """Return what has come back."""
         return [self._fetched.popleft() for _ in range(len(self._fetched))]
 
+    def give_up(self, ticket: int) -> None:
+        """Write nothing more for a fetch."""
+        with self._writing:
+            self._given_up.add(ticket)
+
     def fetch_s(self, num_blocks: int) -> float:
         """Return what so many blocks took lately."""
-        return num_blocks * self._block_s
+        age_s = time.monotonic() - self._measured_at_s
+        return num_blocks * self._block_s * math.exp2(-age_s / HALVING_S)
 
     def close(self) -> None:
         """End the threads, after the copy under way; the engine must have stopped."""
@@ -102,6 +118,7 @@ class TierMover:
             # The thread's border: unseen, the slots would be on their way for ever.
             _logger.exception("copying blocks of the KV cache to a tier failed")
         self._stored.extend(zip(orders, were_written, strict=True))
+        self._on_done()
 
     def _write(self, number: int, slot: int, order: StoreOrder, content: torch.Tensor) -> bool:
         if self._is_closing:
@@ -120,7 +137,9 @@ class TierMover:
         try:
             for some in _cut(orders, self._num_at_once):
                 contents = [*self._readable(some)]
-                if contents:
+                with self._writing:
+                    if not contents or ticket in self._given_up:
+                        break
                     self._up.write([order.block for order in some[: len(contents)]], contents)
                 num_good += len(contents)
                 if len(contents) < len(some):
@@ -129,10 +148,16 @@ class TierMover:
             # The thread's border: unseen, its request would wait for ever.
             _logger.exception("copying blocks of the KV cache from a tier failed")
         if num_good:
-            took_s = (time.monotonic() - started_s) / num_good
-            self._block_s += NEW_SHARE * (took_s - self._block_s) if self._block_s else took_s
+            self._learn((time.monotonic() - started_s) / num_good)
+        self._given_up.discard(ticket)
         self._fetched.append((ticket, num_good))
-        self._on_fetched()
+        self._on_done()
+
+    def _learn(self, block_s: float) -> None:
+        expected_s = self.fetch_s(1)
+        if expected_s:
+            block_s = expected_s + NEW_SHARE * (min(block_s, MAX_SURPRISE * expected_s) - expected_s)
+        self._block_s, self._measured_at_s = block_s, time.monotonic()
 
     def _readable(self, orders: Sequence[FetchOrder]) -> Iterator[torch.Tensor]:
         for order in orders:

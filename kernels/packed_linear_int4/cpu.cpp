@@ -34,7 +34,7 @@ INLINE void store_pair(Lanes even, Lanes odd, bfloat16 *to) {
 // A sign, two bits of exponent, one of fraction: twice the number is a whole one.
 INLINE Lanes e2m1(LaneBits bits) {
     const LaneBits exponent = bits >> 1 & 3u, is_normal = (LaneBits)(exponent > 0u) & 1u;
-    const LaneBits twice = (bits & 1u | is_normal << 1) << (exponent - is_normal);
+    const LaneBits twice = ((bits & 1u) | (is_normal << 1)) << (exponent - is_normal);
     const Lanes size = __builtin_convertvector((LaneNumbers)twice, Lanes) * 0.5f;
     return (Lanes)((LaneBits)size | (bits & 8u) << 28);
 }

@@ -34,6 +34,8 @@ class ScriptedMover:
         self._stored: list[tuple[StoreOrder, Sequence[bool]]] = []
         self._fetched: list[tuple[int, int]] = []
         self.num_fetches = 0
+        self.block_s = 0.0
+        self._given_up: set[int] = set()
 
     def contents(self) -> list[list[KeptBlock]]:
         return [
@@ -66,8 +68,11 @@ class ScriptedMover:
         done, self._fetched = self._fetched, []
         return done
 
+    def give_up(self, ticket: int) -> None:
+        self._given_up.add(ticket)
+
     def fetch_s(self, num_blocks: int) -> float:
-        return 0.0
+        return num_blocks * self.block_s
 
     def tick(self) -> None:
         self._stores = [(left - 1, order) for left, order in self._stores]
@@ -75,7 +80,7 @@ class ScriptedMover:
         for _, order in [store for store in self._stores if store[0] <= 0]:
             self._stored.append((order, self._write(order)))
         for _, ticket, orders in [fetch for fetch in self._fetches if fetch[0] <= 0]:
-            self._fetched.append((ticket, self._read(orders)))
+            self._fetched.append((ticket, 0 if ticket in self._given_up else self._read(orders)))
         self._stores = [store for store in self._stores if store[0] > 0]
         self._fetches = [fetch for fetch in self._fetches if fetch[0] > 0]
 

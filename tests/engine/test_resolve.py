@@ -217,3 +217,17 @@ def test_what_no_machine_could_serve_is_refused_before_one_is_looked_at(
     with pytest.raises(ConfigError) as refused:
         check(config(**options), spec)
     assert str(refused.value).startswith(words)
+
+
+def test_tiers_are_refused_where_they_could_not_be(spec: DecoderSpec) -> None:
+    block = 1 << 20
+    for fields, match in (
+        ({"kv_disk_bytes": 5}, r"kv_disk_bytes: 5 bytes hold no block of the KV cache, which takes \d+"),
+        ({"kv_disk_bytes": block, "enable_prefix_cache": False}, "kv_disk_bytes: .*enable_prefix_cache is false"),
+        ({"kv_disk_folder": "/kv"}, "kv_disk_folder: '/kv', but kv_disk_bytes is 0"),
+        ({"kv_host_bytes": block}, "kv_host_bytes: on device 'cpu' .* raise kv_cache_bytes"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            resolve(config(**fields), spec, PLAIN)
+    found = resolve(config(kv_disk_bytes=block, kv_disk_folder="/kv"), spec, PLAIN)
+    assert (found.kv_disk_bytes, found.kv_disk_folder) == (block, "/kv")

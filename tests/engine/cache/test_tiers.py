@@ -32,6 +32,14 @@ def cached(harness: Harness, name: str) -> int:
     return harness.emissions[name][-1].num_cached_tokens
 
 
+def teach(harness: Harness, *, token_s: float) -> None:
+    """Have a step of one row last a second, and a prompt token so long."""
+    for _ in range(20):
+        harness.scheduler.admission.costs.observe(num_decodes=1, num_prompt_tokens=0, took_s=1.0, now_s=0.0)
+        took_s = 1 + 64 * token_s
+        harness.scheduler.admission.costs.observe(num_decodes=1, num_prompt_tokens=64, took_s=took_s, now_s=0.0)
+
+
 def forgotten(mover: ScriptedMover | None) -> Harness:
     """Return a harness that has served PROMPT, and then so much else that no block of it is on the device."""
     harness = Harness(CONFIG, mover=mover)
@@ -93,6 +101,56 @@ def test_nobody_waits_for_a_disk_that_hangs() -> None:
     harness.finish()
 
 
+def test_a_fetch_that_hangs_holds_nothing_for_ever() -> None:
+    now_s, mover = [0.0], ScriptedMover([64])
+    harness = Harness(CONFIG, mover=mover, clock=lambda: now_s[0])
+    for request in (a_request("first", PROMPT), *others(6)):
+        serve(harness, request)
+    mover._steps = 10**9
+    harness.add(a_request("again", PROMPT))
+    harness.step()
+    assert harness.scheduler.kv_usage > 0
+    harness.cancel("again")
+    now_s[0] = 11.0
+    serve(harness, a_request("large", tuple(range(20)) * 2, salt="other", max_tokens=20))
+    # What it was about is read again once it no longer hangs.
+    mover._steps = 0
+    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    serve(harness, *others(1))
+    serve(harness, a_request("later", PROMPT))
+    assert cached(harness, "later") == 16
+
+
+def test_a_fetch_gives_way_to_who_runs() -> None:
+    mover = ScriptedMover([64])
+    harness = forgotten(mover)
+    mover._steps = 10**9
+    harness.add(a_request("runs", tuple(range(19, 1, -1)), salt="other", max_tokens=40))
+    harness.step()
+    harness.add(a_request("again", PROMPT))
+    for _ in range(45):
+        harness.step()
+    assert harness.reason("runs") is FinishReason.LENGTH
+    assert harness.scheduler.counters.num_preemptions == 0
+    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    harness.finish()
+
+
+def test_who_shares_little_with_a_long_fetch_does_not_wait_for_it() -> None:
+    mover = ScriptedMover([64])
+    harness = forgotten(mover)
+    mover._steps = 10**9
+    mover.block_s = 1.0
+    teach(harness, token_s=1.0)
+    harness.add(a_request("long", PROMPT), a_request("short", (*PROMPT[:4], 9, 9)))
+    for _ in range(20):
+        harness.step()
+    assert harness.reason("short") is not None
+    assert not harness.emissions["long"]
+    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    harness.finish()
+
+
 def test_requests_with_one_beginning_wait_for_one_fetch() -> None:
     mover = ScriptedMover([64], steps=3)
     harness = forgotten(mover)
@@ -135,9 +193,7 @@ def test_an_idle_engine_copies_all_that_has_a_name() -> None:
 
 def test_what_is_worth_less_than_a_step_is_computed() -> None:
     harness = forgotten(ScriptedMover([64]))
-    for _ in range(20):
-        harness.scheduler.admission.costs.observe(num_decodes=1, num_prompt_tokens=0, took_s=1.0, now_s=0.0)
-        harness.scheduler.admission.costs.observe(num_decodes=1, num_prompt_tokens=64, took_s=1.01, now_s=0.0)
+    teach(harness, token_s=0.0001)
     serve(harness, a_request("again", PROMPT))
     assert cached(harness, "again") == 0
 

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from engine.config import ResolvedConfig
 from engine.kv_cache import KvCache
 from engine.ports import StoreOrder
+from engine.tiers import build
 from engine.tiers.build import open_tiers
 from engine.tiers.mover import TierMover
 from tests.engine.scripted import a_config
@@ -74,8 +75,10 @@ def test_other_weights_or_numbers_find_nothing(model: Path) -> None:
     cache = a_cache()
     config = config_of(model, cache)
     store_one(opened(config, cache))
-    assert num_kept(opened(config_of(model, cache, dtype="bfloat16"), cache)) == 0
-    store_one(opened(config, cache))
+    other = config_of(model, cache, dtype="bfloat16")
+    assert num_kept(opened(other, cache)) == 0
+    # Each has a file of its own: the one is still there.
+    assert num_kept(opened(config, cache)) == 1
     save_file({"w": torch.zeros(4)}, model / "model.safetensors")
     assert num_kept(opened(config, cache)) == 0
 
@@ -93,3 +96,14 @@ def test_a_folder_of_the_users_cache_stands_in(model: Path, monkeypatch: pytest.
     cache = a_cache()
     opened(config_of(model, cache, kv_disk_folder=None), cache).close()
     assert [path.suffix for path in (model.parent / "cache" / "antiphon" / "kv").iterdir()] == [".blocks"]
+
+
+def test_other_code_finds_nothing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = a_cache()
+    config = config_of(model, cache)
+    store_one(opened(config, cache))
+    sources = model.parent / "sources"
+    (sources / "engine").mkdir(parents=True)
+    (sources / "engine" / "rope.py").write_text("mended")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    assert num_kept(opened(config, cache)) == 0

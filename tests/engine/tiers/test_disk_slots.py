@@ -86,7 +86,10 @@ def test_each_engine_has_a_file_of_its_own_that_only_its_user_reads(tmp_path: Pa
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
     first.close()
     second.close()
+    for path in tmp_path.iterdir():
+        path.chmod(0o666)
     assert len(open_slots(tmp_path).contents()) == 1
+    assert 0o600 in {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize("at", [-1, -BLOCK_BYTES * NUM_SLOTS, -BLOCK_BYTES * NUM_SLOTS + 40])
@@ -134,3 +137,8 @@ def test_a_folder_that_is_none_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"kv_disk_folder: .*file cannot be used: (Not a directory|File exists)"):
         open_slots(tmp_path / "file")
+
+
+def test_more_slots_than_a_file_can_have_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kv_disk_folder: .* cannot be used"):
+        DiskSlots(tmp_path, "m", "f", num_slots=1, block_bytes=1 << 63)

@@ -121,6 +121,45 @@ def test_what_cannot_be_written_or_read_is_told(bench: Bench) -> None:
     assert torch.equal(bench.cache.data, before)
 
 
+def test_a_slow_fetch_is_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.mover.store([down(1, 0)])
+    bench.stored(1)
+    clock = [0.0]
+    monkeypatch.setattr("engine.tiers.mover.time.monotonic", lambda: clock[0])
+
+    def read(slot: int, name: BlockName) -> torch.Tensor:
+        clock[0] += 2.0
+        return torch.zeros(bench.cache.block_bytes, dtype=torch.uint8)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.host, "read", read)
+        assert bench.fetch(up(4, 1, 0)) == 1
+    assert bench.mover.fetch_s(1) == pytest.approx(2.0)
+    clock[0] += 100.0
+    assert bench.mover.fetch_s(1) < 0.01
+
+
+def test_nothing_is_written_for_a_fetch_that_was_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.mover.store([down(1, 0)])
+    bench.stored(1)
+    before, may_read = bench.cache.data.clone(), threading.Event()
+
+    def read(slot: int, name: BlockName) -> torch.Tensor:
+        assert may_read.wait(10)
+        return torch.zeros(bench.cache.block_bytes, dtype=torch.uint8)
+
+    monkeypatch.setattr(bench.host, "read", read)
+    bench.arrived.clear()
+    bench.mover.fetch(7, [up(4, 1, 0)])
+    bench.mover.give_up(7)
+    may_read.set()
+    assert bench.arrived.wait(10)
+    assert bench.mover.fetched() == [(7, 0)]
+    assert torch.equal(bench.cache.data, before)
+    monkeypatch.undo()
+    assert bench.fetch(up(4, 1, 0)) == 1
+
+
 def test_an_error_on_a_thread_ends_its_copies_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(bench.cache, "read", lambda blocks: 1 / 0)
