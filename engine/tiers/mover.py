@@ -38,8 +38,8 @@ class TierMover:
 
     Args:
         tiers: the nearest to the device first.
-        on_done: called on a background thread when blocks have been copied: a waiting request may be able to run, or more
-            be copied.
+        on_done: called on a background thread when blocks have been copied: a request may be able to run, or more be
+            copied.
     """
 
     def __init__(
