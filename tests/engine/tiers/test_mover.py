@@ -181,6 +181,7 @@ def test_both_tiers_are_written_and_each_is_read(tmp_path: Path) -> None:
     mover.store([StoreOrder(BlockId(1), a_name(1), 0, (0, 3)), StoreOrder(BlockId(2), a_name(2), 1, (None, 4))])
     mover._storing.submit(lambda: None).result(10)
     assert [written for _, written in mover.stored()] == [[True, True], [False, True]]
+    arrived.clear()
     mover.fetch(1, [FetchOrder(BlockId(5), a_name(1), 0, 0, 0), FetchOrder(BlockId(6), a_name(2), 1, 1, 4)])
     assert arrived.wait(10)
     assert mover.fetched() == [(1, 2)]
