@@ -43,10 +43,11 @@ class Dialect:
 
 def dialect_of(config: ModelConfig, codec: TextCodec) -> Dialect:
     """Return what the configuration says, "none" for no format, and else what the chat template shows."""
-    template, sample, special_ids = codec.template_text, codec.call_sample(), codec.pieces.special_ids
+    template, special_ids = codec.template_text, codec.pieces.special_ids
     is_open = config.tool_format is None and config.reasoning_format is None
     if is_open and CHANNEL in template and special_ids.keys() >= set(MARKS):
         return Dialect(takes_several=False, is_harmony=True, special_ids=special_ids)
+    sample = codec.call_sample()
     tool_format = (
         format_of_template(template, sample) if config.tool_format is None else FORMATS.get(config.tool_format)
     )

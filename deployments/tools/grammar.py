@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.generation import ToolUse
+from deployments.generation import ToolSpec, ToolUse
 from deployments.stream.reasoning import ReasoningFormat
 from deployments.tools.formats import ToolFormat
 
@@ -68,11 +68,7 @@ class AnswerGrammar:
         rules.add("TEXT", f"/{_ANYTHING}/{rules.excluded}")
         rules.add("SPACE", r"/[ \t\r\n]{1,16}/")
         rules.add("start", f"{prefix} ({answer})" if prefix else answer)
-        grammars: list[dict[str, Any]] = [{"lark_grammar": rules.text()}]
-        if content is not None:
-            (inner,) = json.loads(content)["grammars"]
-            grammars.append(inner | {"name": "content"})
-        return json.dumps({"grammars": grammars})
+        return with_content(rules.text(), content)
 
     def _answer(self, rules: _Rules, calls: CallRules | None, has_content: bool) -> str:
         content = "SPACE? @content" if has_content else "TEXT?"
@@ -84,8 +80,8 @@ class AnswerGrammar:
             heads = "|".join(_joined((*opening, *tool_format.head(tool.name))) for tool in calls.tools)
             rules.exclude(f"({heads}){_ANYTHING}")
         elif opening[0] not in self._special_ids:
-            rules.add("LEAD", f"/{_ANYTHING}{_escaped(opening[0])}/{rules.excluded}")
-            rules.exclude(_ANYTHING + _escaped(opening[0]) + _ANYTHING)
+            rules.add("LEAD", f"/{_ANYTHING}{escaped(opening[0])}/{rules.excluded}")
+            rules.exclude(_ANYTHING + escaped(opening[0]) + _ANYTHING)
         if not calls.callable_names:
             return content
         if tool_format.is_alone:
@@ -109,8 +105,7 @@ class AnswerGrammar:
         after = rules.sequence(tool_format.after_arguments)
         heads: dict[str, tuple[str, ...]] = {"first": opening, "call": ()} if opening else {"call": ()}
         for index, tool in enumerate(tools):
-            schema = json.dumps({**tool.parameters, "x-guidance": JSON_STYLE})
-            rules.add(f"arguments_{index}", f"%json {schema}")
+            rules.add(f"arguments_{index}", arguments_of(tool))
             for name, lead in heads.items():
                 head = rules.sequence((*lead, *tool_format.head(tool.name)))
                 rules.add(f"{name}_{index}", f"{head} arguments_{index} {after}")
@@ -125,13 +120,27 @@ class AnswerGrammar:
         if end in self._special_ids:
             thoughts = f"TEXT? <[{self._special_ids[end]}]>"
         else:
-            rules.add("thoughts[lazy]", f"/{_ANYTHING}{_escaped(end)}/")
+            rules.add("thoughts[lazy]", f"/{_ANYTHING}{escaped(end)}/")
             thoughts = "thoughts"
         if has_begun:
             return thoughts
         if begin not in self._special_ids:
-            rules.exclude(_SPACE + _escaped(begin) + _ANYTHING)
+            rules.exclude(_SPACE + escaped(begin) + _ANYTHING)
         return f"({rules.sequence((begin,))} {thoughts})?"
+
+
+def with_content(rules: str, content: str | None) -> str:
+    """Return the grammar of rules in Lark, in which `@content` stands for the grammar of the content."""
+    grammars: list[dict[str, Any]] = [{"lark_grammar": rules}]
+    if content is not None:
+        (inner,) = json.loads(content)["grammars"]
+        grammars.append(inner | {"name": "content"})
+    return json.dumps({"grammars": grammars})
+
+
+def arguments_of(tool: ToolSpec) -> str:
+    """Return the body of the rule for a call's arguments."""
+    return f"%json {json.dumps({**tool.parameters, 'x-guidance': JSON_STYLE})}"
 
 
 class _Rules:
@@ -180,7 +189,7 @@ class _Rules:
 
     def _run(self, pieces: Sequence[str]) -> str:
         if self._is_piecewise:
-            return "SPACE? " + " ".join(f"{self._lexeme(_escaped(piece))} SPACE?" for piece in pieces)
+            return "SPACE? " + " ".join(f"{self._lexeme(escaped(piece))} SPACE?" for piece in pieces)
         return self._lexeme(_joined(pieces))
 
     def _lexeme(self, pattern: str) -> str:
@@ -190,8 +199,9 @@ class _Rules:
 
 
 def _joined(pieces: Sequence[str]) -> str:
-    return _SPACE + "".join(_escaped(piece) + _SPACE for piece in pieces)
+    return _SPACE + "".join(escaped(piece) + _SPACE for piece in pieces)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return a lexeme's pattern that only this text matches."""
     return _REGEX_SIGNS.sub(lambda found: "\\" + found[0], text)

@@ -8,14 +8,11 @@ the final channel alone. Marks are special tokens, which no lexeme spells.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from deployments.generation import ToolSpec, ToolUse
 from deployments.stream.harmony import CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START
-from deployments.tools.grammar import JSON_STYLE
+from deployments.tools.grammar import arguments_of, escaped, with_content
 
 _ANY_TEXT = r"/(?s:.+)/"
 
@@ -46,23 +43,18 @@ def write_harmony(special_ids: Mapping[str, int], use: ToolUse | None, content: 
         r"KIND: / ?json/",
         *_calls(tools, channel, f"({constrain} KIND)? {message}"),
     ]
-    grammars: list[dict[str, Any]] = [{"lark_grammar": "\n".join(lines) + "\n"}]
-    if content is not None:
-        (inner,) = json.loads(content)["grammars"]
-        grammars.append(inner | {"name": "content"})
-    return json.dumps({"grammars": grammars})
+    return with_content("\n".join(lines) + "\n", content)
 
 
 def _calls(tools: Sequence[ToolSpec], channel: str, behind: str) -> list[str]:
     """Return the rules of calls; the function stands in the channel, or before it, as templates show earlier ones."""
     lines = []
     for index, tool in enumerate(tools):
-        name = re.escape(FUNCTIONS + tool.name).replace("/", r"\/")
-        schema = json.dumps({**tool.parameters, "x-guidance": JSON_STYLE})
+        name = escaped(FUNCTIONS + tool.name)
         lines += [
             f"INSIDE_{index}: /commentary to={name} ?(json)?/",
             f"BEFORE_{index}: / to={name}/",
-            f"arguments_{index}: %json {schema}",
+            f"arguments_{index}: {arguments_of(tool)}",
             f"call_{index}: ({channel} INSIDE_{index} | BEFORE_{index} {channel} CALLED) {behind} arguments_{index}",
         ]
     return lines

@@ -184,8 +184,7 @@ class CacheTiers:
             is_idle: nobody asks for anything, and all else may be copied too. What is asked for all the time is never
                 reused, and a restart should find that first of all.
         """
-        if self._mover is None:
-            return
+        assert self._mover is not None
         for order, were_written in self._mover.stored():
             self._end_store(order, were_written)
         for ticket, num_good in self._mover.fetched():

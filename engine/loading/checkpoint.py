@@ -56,7 +56,8 @@ def read_tensor(model_path: str, spec: ModelSpec, name: str, dtype: torch.dtype)
     with opened(Path(model_path), "pt") as tensors:
         try:
             if spec.stored is not None and name.removesuffix(".weight") in spec.linear_shapes():
-                return dense(_read_stored(name, spec.stored, dtype, torch.device("cpu"), tensors))
+                module = Parameter(name=name, parts=())
+                return dense(_read_stored(name, spec.stored, dtype, torch.device("cpu"), tensors, module))
             return tensors[name].read().to(dtype)
         except KeyError as error:
             raise CheckpointError(f"{model_path}: the tensor {error.args[0]} is missing.") from None
@@ -105,17 +106,16 @@ def _read_stored(
     dtype: torch.dtype,
     device: torch.device,
     tensors: Mapping[str, StoredTensor],
-    parameter: Parameter | None = None,
+    parameter: Parameter,
 ) -> Weight:
-    is_paired = parameter is not None and parameter.is_paired
+    """Return one part of a parameter; what has few bits never lies transposed."""
 
-    def read(part: str) -> torch.Tensor:
-        tensor = tensors[part].read().to(device)
-        return _halved(tensor).flatten(1, 2) if is_paired else tensor
+    def paired(tensor: torch.Tensor) -> torch.Tensor:
+        return _halved(tensor).flatten(1, 2) if parameter.is_paired else tensor
 
     if name in tensors and tensors[name].dtype in FLOATS:
         tensor = tensors[name].read().to(device=device, dtype=dtype)
-        if parameter is None:
-            return tensor
-        return _arranged(tensor, parameter).flatten(1, 2) if is_paired else _arranged(tensor, parameter)
-    return read_stored(read, name.removesuffix(".weight"), stored, dtype)
+        return paired(tensor.transpose(-1, -2) if parameter.is_transposed else tensor)
+    return read_stored(
+        lambda part: paired(tensors[part].read().to(device)), name.removesuffix(".weight"), stored, dtype
+    )

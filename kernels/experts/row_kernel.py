@@ -40,9 +40,9 @@ def expert_gate_up_kernel(
     """Program (pair, outputs) makes BLOCK_N columns of `out` [pairs, width] by `weight` [experts * 2 * width, DEPTH].
 
     Where LIMIT is above 0, weights are 8-bit floats, of which it is the largest, in `units` for each row; where it
-    HAS_BIAS, `biases` has a number for each. Pairs of all
-    rows follow one another, so that those that chose the same expert read its weights about at once. The next kernel
-    begins when all programs know that the choice has been made, and may read that before it waits.
+    HAS_BIAS, `biases` has a number for each. Pairs of all rows follow one another, so that those that chose the same
+    expert read its weights about at once. The next kernel begins when all programs know that the choice has been made,
+    and may read that before it waits.
     """
     wait(OVERLAPS)
     let_begin(OVERLAPS)
