@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -23,3 +24,9 @@ if not torch.cuda.is_available():
 
 # Threads that spin at barriers make products as small as those of most tests many times slower on a busy machine.
 torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Draw each test's numbers anew from one seed: what it sees does not depend on the tests that ran before it."""
+    torch.manual_seed(0)

@@ -30,8 +30,12 @@ def randn(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(shape, device=DEVICE).to(dtype)
 
 
-def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Compare with a result in float64, by the type of what was found."""
-    scale = float(expected.abs().max()) if expected.numel() else 1.0
+def assert_near(found: torch.Tensor, expected: torch.Tensor, at_least: float = 0.0) -> None:
+    """Compare with a result in float64, by the type of what was found.
+
+    Args:
+        at_least: how large results are wherever their terms do not cancel out.
+    """
+    scale = max(at_least, float(expected.abs().max())) if expected.numel() else 1.0
     tolerance = TOLERANCE[found.dtype]
     torch.testing.assert_close(found.double(), expected.double(), atol=tolerance * scale, rtol=tolerance)

@@ -53,7 +53,8 @@ def test_the_second_half_is_gated_by_the_first(
 ) -> None:
     gate_up = randn(rows, 2 * width, dtype=dtype) * 4
     found = gate_launch.activate_and_multiply(gate_up, activation)
-    assert_near(found, activate_and_multiply(gate_up.double(), activation))
+    # Far below zero the terms of a GELU cancel out.
+    assert_near(found, activate_and_multiply(gate_up.double(), activation), at_least=1.0)
 
 
 @pytest.mark.parametrize("held", [torch.float8_e4m3fn, torch.int8])
