@@ -34,6 +34,7 @@ from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingPa
 from engine.resolve import Hardware
 from kernels import overlap
 from kernels.architecture import pretending
+from kernels.experts import launch as experts_launch
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.rope_attention import launch as rope_launch
 from kernels.streamed_linear import launch as streamed_launch
@@ -61,6 +62,7 @@ class Replays:
             monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=self._runtime))
             # The interpreter runs programs one after the other.
             monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
+            monkeypatch.setattr(experts_launch, "ROW_OUTPUTS", 32)
 
     @property
     def are_there(self) -> bool:
