@@ -45,6 +45,8 @@ _SHUTDOWN_POLL_S = 0.1
 _HEALTH = {"health_check_period_s": 2.0, "health_check_timeout_s": 10.0}
 """Three checks that fail, or are not answered, in a row, and a replica is replaced: one that hangs after 35 s or so."""
 _LIFE_CYCLE = _HEALTH | {"graceful_shutdown_timeout_s": DRAIN_S, "graceful_shutdown_wait_loop_s": _SHUTDOWN_POLL_S}
+_HEAD = "node:__internal_head__"
+"""What Ray has one of, at the head of a cluster."""
 _GATEWAY_REQUESTS = 4096
 _TOKENIZER_REQUESTS = 256
 _SAFETY_REQUESTS = 256
@@ -174,14 +176,15 @@ def _batches(settings: Settings, batches: BatchSettings) -> serve.Application:
 
 
 def _the_only(name: str, actor: type, config: object) -> serve.Application:
-    """Bind a deployment of one replica, which decides for all."""
+    """Bind a deployment of one replica, which decides for all, and whose files are where it runs: at the head."""
     bound: serve.Application = (
         serve.deployment(actor)
         .options(
             name=name,
             num_replicas=1,
             max_ongoing_requests=_GATEWAY_REQUESTS,
-            ray_actor_options={"num_cpus": 0.05},
+            # Without a share of its cores, of which many a head has none to give.
+            ray_actor_options={"num_cpus": 0, "resources": {_HEAD: 0.001}},
             graceful_shutdown_wait_loop_s=_SHUTDOWN_POLL_S,
             **_HEALTH,
         )

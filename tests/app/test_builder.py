@@ -209,6 +209,17 @@ def test_what_adapters_are_fetched_by_must_be_there(folder: Path, monkeypatch: p
             assert registry_config(chosen.model_copy(update={"models": ()}), chosen.registry, ()).sources == (*sources,)
 
 
+def test_what_keeps_files_runs_where_it_finds_them_again(folder: Path) -> None:
+    """At the head, whatever it has to give: on another node an actor that is started anew would begin with nothing."""
+    arguments = build(settings(folder, accounts={}))._bound_deployment.init_args
+    bound = [argument._bound_deployment for argument in arguments if hasattr(argument, "_bound_deployment")]
+    keepers = {part.name: part.ray_actor_options for part in bound if part.name in ("Registry", "Accounts", "Batches")}
+    assert len(keepers) == 3
+    for options in keepers.values():
+        assert options["num_cpus"] == 0
+        assert options["resources"] == {"node:__internal_head__": 0.001}
+
+
 def test_batches_have_an_absolute_folder_and_can_be_left_out(folder: Path) -> None:
     chosen = settings(folder, batches={"folder": "kept", "max_lines": 7}, limits={"max_body_bytes": 5000})
     assert chosen.batches is not None

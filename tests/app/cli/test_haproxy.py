@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ frontend in
     bind 127.0.0.1:{front}
     default_backend out
 backend out
+    default-server fall 2 rise 2 inter 1s
     server one 127.0.0.1:{back}
 """
 
@@ -49,15 +53,55 @@ def ask_and_leave(port: int, behind: socket.socket) -> None:
 def test_a_client_that_leaves_before_its_answer_is_seen_to_leave(tmp_path: Path) -> None:
     """With its body spliced nobody heard of it, and its answer was computed to the end."""
     front, back = free_ports(2)
-    config = tmp_path / "haproxy.cfg"
+    with started(tmp_path, front, back), socket.create_server(("127.0.0.1", back)) as behind:
+        behind.settimeout(WAIT_S)
+        ask_and_leave(wait_for(front), behind)
+
+
+@pytest.mark.skipif(not has_haproxy(), reason="ray[serve] brings no HAProxy here")
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks at another process's sockets")
+def test_a_gateway_whose_machine_is_gone_is_waited_for_no_longer_than_fifteen_seconds(tmp_path: Path) -> None:
+    """Whether HAProxy waits for what it says, or for a word that it has got what it was sent."""
+    front, back = free_ports(2)
+    with started(tmp_path, front, back) as haproxy, socket.create_server(("127.0.0.1", back)) as behind:
+        behind.settimeout(WAIT_S)
+        with socket.create_connection(("127.0.0.1", wait_for(front)), WAIT_S) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            served, _ = behind.accept()
+            with served, connection_to(back, haproxy.pid) as connection:
+                options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT]
+                assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                idle, interval, count, timeout_ms = (connection.getsockopt(socket.SOL_TCP, name) for name in options)
+                assert idle + interval * count == 15
+                assert timeout_ms == 15_000
+
+
+@contextlib.contextmanager
+def started(folder: Path, front: int, back: int) -> Iterator[subprocess.Popen[bytes]]:
+    """HAProxy between two ports, as Serve starts it."""
+    config = folder / "haproxy.cfg"
     config.write_text(CONFIG.format(front=front, back=back))
-    run = [sys.executable, "-c", "from app.cli.haproxy import main; main()", "-db", "-f", str(config)]
-    with socket.create_server(("127.0.0.1", back)) as behind, subprocess.Popen(run) as haproxy:
+    with subprocess.Popen([sys.executable, "-m", "app.cli.haproxy", "-db", "-f", str(config)]) as haproxy:
         try:
-            behind.settimeout(WAIT_S)
-            ask_and_leave(wait_for(front), behind)
+            yield haproxy
         finally:
             haproxy.terminate()
+
+
+def connection_to(port: int, pid: int) -> socket.socket:
+    """Return a process's own connection to a port."""
+    pidfd_getfd = 438
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"):
+            copied = ctypes.CDLL(None).syscall(pidfd_getfd, os.pidfd_open(pid), int(name), 0)
+            if copied < 0:
+                pytest.skip("another process's sockets may not be looked at here")
+            found = socket.socket(fileno=copied)
+            with contextlib.suppress(OSError, IndexError):
+                if found.getpeername()[1] == port:
+                    return found
+            found.close()
+    raise AssertionError("there is no such connection")
 
 
 def wait_for(port: int) -> int:
