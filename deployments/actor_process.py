@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import ray
 from ray.exceptions import RayError
+from ray.serve._private.constants import SERVE_NAMESPACE
 
 from deployments.logs import join_serve_log
 
@@ -36,7 +37,9 @@ def end_when_forgotten(
     end: Callable[[int], object] = os._exit,
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
-    """End the process once the cluster has not known it several times in a row."""
+    """End the process once the cluster, which has known it, has not several times in a row."""
+    while not is_known():
+        sleep(PERIOD_S)
     misses = 0
     while misses < MAX_MISSES:
         sleep(PERIOD_S)
@@ -47,7 +50,8 @@ def end_when_forgotten(
 
 def _is_known(name: str) -> bool:
     try:
-        ray.get_actor(name)
+        # A job that does not begin with `serve run`, as that of the dashboard's API, has another namespace of its own.
+        ray.get_actor(name, namespace=SERVE_NAMESPACE)
     except ValueError:
         return False
     except RayError:

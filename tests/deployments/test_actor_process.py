@@ -25,8 +25,14 @@ def test_a_process_ends_once_its_actor_is_unknown_several_times_in_a_row() -> No
     assert looks_before_the_end(True, False, False, True, *[False] * MAX_MISSES, True) == 4 + MAX_MISSES
 
 
-def raises(error: Exception) -> Callable[[str], object]:
-    def get_actor(name: str) -> object:
+def test_one_that_was_never_known_is_not_forgotten() -> None:
+    """Whatever keeps the cluster from finding it: ended over and over, it would never serve."""
+    never = [False] * MAX_MISSES * 2
+    assert looks_before_the_end(*never, True, *[False] * MAX_MISSES) == len(never) + 1 + MAX_MISSES
+
+
+def raises(error: Exception) -> Callable[[str, str], object]:
+    def get_actor(name: str, namespace: str) -> object:
         raise error
 
     return get_actor
@@ -35,14 +41,14 @@ def raises(error: Exception) -> Callable[[str], object]:
 @pytest.mark.parametrize(
     ("get_actor", "is_known"),
     [
-        (lambda name: object(), True),
+        (lambda name, namespace: object(), True),
         (raises(ValueError("Failed to look up actor with name")), False),
         (raises(GetTimeoutError("the head is away")), True),
         (raises(RaySystemError("the connection broke")), True),
     ],
 )
 def test_only_who_is_told_so_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch, get_actor: Callable[[str], object], is_known: bool
+    monkeypatch: pytest.MonkeyPatch, get_actor: Callable[[str, str], object], is_known: bool
 ) -> None:
     monkeypatch.setattr(ray, "get_actor", get_actor)
     assert actor_process._is_known("SERVE_REPLICA::a#b#c") is is_known
