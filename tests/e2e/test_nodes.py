@@ -10,10 +10,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 import yaml
@@ -22,7 +24,8 @@ from adapters.identity import adapter_digest
 from app.cli import serve_environment
 from app.cli.preflight import free_ports, haproxy_places
 from app.cli.server_process import kill_session, session_members
-from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, until
+from deployments.actor_process import MAX_MISSES, PERIOD_S
+from tests.e2e.server import ADMIN_KEY, ROOT, Server, config_on_a_free_port, end_shared, until
 from tests.e2e.streams import BASE, NUM_STREAMS, Streamed, follow, has_replicas, is_idle, undisturbed, while_streaming
 
 pytestmark = [pytest.mark.e2e, pytest.mark.thorough]
@@ -39,7 +42,8 @@ class Nodes:
     def __init__(self, environment: dict[str, str]) -> None:
         self.port = free_ports(1)[0]
         self.address = f"127.0.0.1:{self.port}"
-        self._environment = environment
+        self.dashboard = f"http://127.0.0.1:{free_ports(1)[0]}"
+        self.environment = environment
         self._sessions: list[int] = []
 
     def start(
@@ -55,7 +59,7 @@ class Nodes:
         block = ["--block"] * is_watched
         process = subprocess.Popen(
             [*inside, ray, "start", *block, "--disable-usage-stats", "--num-cpus=4", *ports, *options],
-            env=self._environment | (environment or {}),
+            env=self.environment | (environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
@@ -65,7 +69,7 @@ class Nodes:
         return process.pid
 
     def start_head(self, **options: Any) -> int:
-        dashboard = f"--dashboard-port={free_ports(1)[0]}"
+        dashboard = f"--dashboard-port={self.dashboard.rpartition(':')[2]}"
         return self.start("--head", f"--port={self.port}", "--resources", '{"head": 1}', dashboard, **options)
 
     def go_on_with(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -145,6 +149,42 @@ def test_a_lost_node_takes_no_stream_along_and_a_new_one_serves(nodes: Nodes, se
     else:
         pytest.fail("no stream ran on a node that was lost")
     until(lambda: is_idle(server), "the engines to be idle")
+
+
+def test_what_is_deployed_by_the_dashboard_stays(nodes: Nodes, config: Path) -> None:
+    """As KubeRay does it, and `serve deploy`: no process of ours has started Serve."""
+    end_shared()
+    head = nodes.start_head()
+    tree = yaml.safe_load(config.read_text())
+    tree["applications"][0]["deployments"][-1] |= {"num_replicas": 1}
+    config.write_text(yaml.safe_dump(tree))
+    program = Path(sys.executable).with_name("serve")
+    deploy = [program, "deploy", "--address", nodes.dashboard, config]
+
+    def is_told() -> bool:
+        return subprocess.run(deploy, env=nodes.environment, capture_output=True, check=False).returncode == 0
+
+    until(is_told, "the dashboard", patience_s=PATIENCE_S)
+    url = f"http://127.0.0.1:{tree['http_options']['port']}"
+
+    def is_healthy() -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.get(f"{url}/health", timeout=10).status_code == 200
+        return False
+
+    until(is_healthy, "the application", patience_s=PATIENCE_S)
+    first = replicas_of(head)
+    # What the cluster does not know ends after so many looks.
+    youngest_s = max(first.values())
+    until(lambda: time.time() > youngest_s + (MAX_MISSES + 1) * PERIOD_S, "that", patience_s=PATIENCE_S)
+    assert replicas_of(head) == first
+    assert is_healthy()
+
+
+def replicas_of(session: int) -> dict[int, float]:
+    """Return when each replica of a node has begun, by its process."""
+    members = map(psutil.Process, session_members(session))
+    return {process.pid: process.create_time() for process in members if "ServeReplica" in " ".join(process.cmdline())}
 
 
 def test_a_node_without_the_registry_s_folder_is_given_what_it_needs(
