@@ -7,7 +7,7 @@ machines the two halves fit together as well as the machines' clocks do.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +18,8 @@ from engine.trace import RequestTrace
 
 MAX_KEPT = 256
 """Client requests of which a gateway remembers the answers; and as many again that were refused."""
+MAX_ANSWERS = 1024
+"""Of one client request that are remembered, the last ones: a client may give all of its requests one id."""
 MAX_ARRIVALS = MAX_ATTEMPTS = 1024
 """Arrivals of tokens that are told one by one, and ids that engines are asked about."""
 IN_PROGRESS = "in_progress"
@@ -152,12 +154,15 @@ class Recorder:
             self._on_end(self.timeline)
 
 
+_Kept = OrderedDict[str, deque[Timeline]]
+
+
 class TimelineStore:
     """The timelines of a gateway's last requests; those that were refused take no place from others."""
 
     def __init__(self) -> None:
-        self._by_client_id: OrderedDict[str, list[Timeline]] = OrderedDict()
-        self._refused: OrderedDict[str, list[Timeline]] = OrderedDict()
+        self._by_client_id: _Kept = OrderedDict()
+        self._refused: _Kept = OrderedDict()
 
     def add(self, timeline: Timeline) -> None:
         """Remember a timeline that has begun; it may go on to change."""
@@ -165,11 +170,9 @@ class TimelineStore:
 
     def set_apart(self, timeline: Timeline) -> None:
         """Put a timeline that was added to those of requests that were refused."""
-        others = [one for one in self._by_client_id.get(timeline.client_id, ()) if one is not timeline]
-        if others:
-            self._by_client_id[timeline.client_id] = others
-        else:
-            self._by_client_id.pop(timeline.client_id, None)
+        others = [one for one in self._by_client_id.pop(timeline.client_id, ()) if one is not timeline]
+        for other in others:
+            _keep(self._by_client_id, other)
         _keep(self._refused, timeline)
 
     def find(self, client_id: str) -> list[Timeline]:
@@ -178,8 +181,9 @@ class TimelineStore:
         return sorted(found, key=lambda timeline: timeline.arrived_unix_s)
 
 
-def _keep(kept: OrderedDict[str, list[Timeline]], timeline: Timeline) -> None:
-    kept.setdefault(timeline.client_id, []).append(timeline)
+def _keep(kept: _Kept, timeline: Timeline) -> None:
+    kept.setdefault(timeline.client_id, deque(maxlen=MAX_ANSWERS)).append(timeline)
+    kept.move_to_end(timeline.client_id)
     if len(kept) > MAX_KEPT:
         kept.popitem(last=False)
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from deployments.timeline import (
+    MAX_ANSWERS,
     MAX_ARRIVALS,
     MAX_ATTEMPTS,
     MAX_KEPT,
@@ -91,6 +92,29 @@ def test_a_store_keeps_the_last_requests_and_all_their_answers() -> None:
         store.add(a_timeline(f"r{number}.a"))
     assert store.find("r0") == []
     assert len(store.find(f"r{MAX_KEPT}")) == 1
+
+
+def test_of_requests_that_all_have_one_id_the_last_answers_are_kept() -> None:
+    """The id is the client's: one that repeats it for ever must not fill the gateway's memory."""
+    store = TimelineStore()
+    store.add(a_timeline("other.1"))
+    for i in range(MAX_ANSWERS + 5):
+        store.add(a_timeline(f"same.{i}"))
+    assert [timeline.request_id for timeline in store.find("same")] == [f"same.{i}" for i in range(5, MAX_ANSWERS + 5)]
+    for i in range(MAX_ANSWERS + 5):
+        refused = a_timeline(f"same.r{i}")
+        store.add(refused)
+        store.set_apart(refused)
+    assert len(store.find("same")) < 2 * MAX_ANSWERS + 1
+    assert len(store.find("other")) == 1
+
+
+def test_an_id_that_is_used_again_is_as_new_as_its_last_request() -> None:
+    store = TimelineStore()
+    for name in ("again.1", *(f"req{i}.1" for i in range(MAX_KEPT - 1)), "again.2", "new.1"):
+        store.add(a_timeline(name))
+    assert len(store.find("again")) == 2
+    assert store.find("req0") == []
 
 
 def test_refused_requests_push_out_no_others_but_older_refused_ones() -> None:
