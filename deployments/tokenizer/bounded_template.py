@@ -1,7 +1,7 @@
 """Chat templates in a sandbox that ends: bounded in time, and in the text that they make.
 
 Jinja's own sandbox keeps a template from the process it runs in, and not from running for ever. Every loop and every
-call here looks at the clock, and every piece of text at its length.
+call here looks at the clock, and every piece of text at its length; what makes more than can be foretold is left out.
 
 **Source:** the extensions and globals are those that Hugging Face's templates are written for (transformers 5,
 `utils/chat_template_utils.py`).
@@ -18,9 +18,9 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn, cast
 
-from jinja2 import Template, TemplateError, meta, nodes
+from jinja2 import Environment, Template, TemplateError, meta, nodes, pass_environment
 from jinja2.ext import Extension
-from jinja2.filters import do_format
+from jinja2.filters import do_format, do_indent, do_sum
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -28,6 +28,10 @@ from jinja2.visitor import NodeTransformer
 
 MAX_RENDER_S = 2.0
 _PADDING = re.compile(r"%(\([^)]*\))?[-+ #0]*[\d*.]")
+_GROWTH = frozenset({"encode", "expandtabs", "to_bytes", "translate"})
+"""Methods of texts and numbers whose results are not measured; no chat template has a use for them."""
+_MAX_BITS = 4096
+"""Of a product: larger ones take for ever."""
 
 _BOUNDS: ContextVar[_Bounds] = ContextVar("bounds")
 
@@ -57,12 +61,14 @@ class BoundedTemplate:
         environment = _Environment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
-        environment.filters |= {"tojson": _to_json, "bounded_items": _bounded_items, "bounded_text": _bounded_text}
-        for name in ("join", "replace", "indent"):
+        for name in _OF_TEXT:
             environment.filters[name] = _bounded_filter(environment.filters[name])
-        environment.filters["format"] = _format
-        for name in ("center", "wordwrap", "xmlattr"):
+        for name in ("batch", "center", "slice", "urlize", "wordwrap", "xmlattr"):
             del environment.filters[name]
+        environment.filters |= {"format": _format, "indent": _indent, "sum": _sum, "tojson": _to_json}
+        bounded = {"bounded_items": _bounded_items, "bounded_size": _bounded_size, "bounded_text": _bounded_text}
+        environment.filters |= bounded
+        del environment.globals["lipsum"]
         environment.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now}
         self.source = source
         tree = environment.parse(source)
@@ -99,7 +105,7 @@ class BoundedTemplate:
             raise TemplateBoundError("it is nested too deep") from None
         except MemoryError:
             raise TemplateBoundError("it takes too much memory") from None
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, LookupError) as error:
+        except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, AssertionError) as error:
             # What the template's own operators make of values that it was not written for.
             raise TemplateError(f"it cannot deal with them ({type(error).__name__})") from error
         return "".join(pieces)
@@ -129,6 +135,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "*":
             bounds.check(_size(left) * abs(right) if isinstance(right, int) else 0)
             bounds.check(_size(right) * abs(left) if isinstance(left, int) else 0)
+            if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _MAX_BITS:
+                raise TemplateBoundError("it multiplies numbers that are too large")
         else:
             bounds.check(_size(left) + _size(right))
         return super().call_binop(context, operator, left, right)
@@ -137,6 +145,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Check the clock before each call, and what a method of a text would make."""
         _BOUNDS.get().check()
         owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, str | int) and __obj.__name__ in _GROWTH:
+            raise TemplateBoundError(f"it has the method {__obj.__name__}")
         if isinstance(owner, str):
             _check_growth(owner, *args, *kwargs.values())
         return super().call(__context, __obj, *args, **kwargs)
@@ -158,12 +168,18 @@ class _Bounded(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Filter:
         self.generic_visit(node)
+        node.nodes = [_filtered(part, "bounded_text") for part in node.nodes]
         return _filtered(node, "bounded_text")
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Output:
+        self.generic_visit(node)
+        node.nodes = [n if isinstance(n, nodes.TemplateData) else _filtered(n, "bounded_text") for n in node.nodes]
+        return node
 
     def visit_Filter(self, node: nodes.Filter) -> nodes.Filter:
         self.generic_visit(node)
         # Of a filter block the text is what the block shows: Jinja puts it there by itself.
-        return node if node.node is None else _filtered(node, "bounded_text")
+        return node if node.node is None else _filtered(node, "bounded_size")
 
 
 class _Generation(Extension):
@@ -189,24 +205,54 @@ def _bounded_items(items: Iterable[Any]) -> Iterator[Any]:
         yield item
 
 
-def _bounded_text(value: Any) -> Any:
+def _bounded_size(value: Any) -> Any:
     _BOUNDS.get().check(_size(value))
     return value
+
+
+def _bounded_text(value: Any) -> Any:
+    _check_text(value)
+    return value
+
+
+_OF_TEXT = (
+    *("capitalize", "e", "escape", "forceescape", "join", "lower", "pprint", "replace", "safe", "string", "striptags"),
+    *("title", "trim", "truncate", "upper", "urlencode", "wordcount"),
+)
+"""Filters that make a text of whatever they are given."""
 
 
 def _bounded_filter(apply: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(apply)  # and with it the marks of what Jinja passes first
     def bounded(*args: Any, **kwargs: Any) -> Any:
         given = [list(value) if isinstance(value, Iterator) else value for value in args]
+        for value in given:
+            _check_text(value)
         _check_growth(*(value for value in (*given, *kwargs.values()) if isinstance(value, str | int | list | tuple)))
         return apply(*given, **kwargs)
 
     return bounded
 
 
+def _indent(text: Any, width: int | str = 4, *args: Any, **kwargs: Any) -> str:
+    _check_text(text)
+    text, margin = str(text), len(width) if isinstance(width, str) else width
+    _BOUNDS.get().check(len(text) + margin * (1 + len(text.splitlines())))
+    return do_indent(text, width, *args, **kwargs)
+
+
+@pass_environment
+def _sum(environment: Environment, items: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
+    if not isinstance(start, int | float):
+        raise TemplateBoundError("it sums up what are no numbers")
+    return do_sum(environment, items, attribute, start)
+
+
 def _format(layout: Any, *values: Any, **named: Any) -> str:
     if _PADDING.search(str(layout)):
         raise TemplateBoundError("it pads with the filter format")
+    for value in (*values, *named.values()):
+        _check_text(value)
     return do_format(layout, *values, **named)
 
 
@@ -230,13 +276,34 @@ def _size(value: Any) -> int:
     return len(value) if isinstance(value, str | list | tuple) else 0
 
 
+def _check_text(value: Any, *, per_item: int = 0, per_depth: int = 0) -> None:
+    """Check what a value would make as a text: one that holds itself many times over may be small until it is one.
+
+    Args:
+        per_item, per_depth: further characters of each item, and of each for every level that it is down.
+    """
+    bounds, size, left = _BOUNDS.get(), 0, [(value, 0)]
+    while left:
+        item, depth = left.pop()
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, list | tuple | dict):
+            size += len(item) * (1 + per_item + per_depth * (depth + 1))
+            bounds.check(size)
+            inner = (*item, *item.values()) if isinstance(item, dict) else item
+            left += [(one, depth + 1) for one in inner]
+    bounds.check(size)
+
+
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    margin = indent if isinstance(indent, int) else len(indent or "")
+    _check_text(value, per_item=sum(map(len, separators or ())), per_depth=margin)
     # Jinja's own escapes what HTML would misread.
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

@@ -33,7 +33,14 @@ TEMPLATES = [
     "{{ messages[3].content | indent(4) }}{{ [1, 2] + [3] }}{{ undefined_one }}{{ messages[0].get('x', 'y') }}",
     "{{ '%s=%r, 100%%' | format(messages[0].content, messages[2].tool_calls) }}{{ '%(a)d' | format(a=3) }}",
     "{% filter upper %}{{ messages[0].content }}{% endfilter %}{{ strftime_now('%Y') }}",
+    "{{ messages }}{{ tools ~ 1 }}{{ messages | string | upper }}{{ [3, 4] | sum }}{{ 12345678901234567890 * 10 }}",
+    "{{ 'a\\n\\nb' | indent(2, true, blank=true) }}{{ 'a\\nb' | indent('>>') }}",
+    "{{ tools | tojson(separators=(',', ':')) }}",
 ]
+
+
+NESTED = "{% set ns = namespace(x=['ab']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+"""A small list of lists whose text has 2^60 items."""
 
 
 @pytest.mark.parametrize("source", TEMPLATES)
@@ -69,6 +76,25 @@ def test_a_template_renders_as_transformers_renders_it(source: str) -> None:
         "{{ (['a' * 9000] * 9000) | join }}",
         "{{ ('a' * 9000).join(['a'] * 9000) }}",
         "{{ 'a\\nb' | indent(1000000000) }}",
+        "{{ ('\\n' * 9000) | indent(9000) }}",
+        "{{ ('\\n' * 9000) | indent('x' * 9000) }}",
+        "{{ ('a' * 9000).translate({97: 'b' * 9000}) }}",
+        "{{ ('\\t' * 9000).expandtabs(9000) }}",
+        "{{ ('a'.encode() * 10000000000) | length }}",
+        "{{ (1).to_bytes(10000000000) | length }}",
+        "{{ [1, 2] | tojson(indent=1000000000) }}",
+        "{{ [[[1]]] | tojson(indent='x' * 9000) }}",
+        "{{ range(99999) | list | tojson(separators=('x' * 9000, ':')) }}",
+        "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        NESTED + "{{ ns.x }}",
+        NESTED + "{{ ns.x ~ 'a' }}",
+        NESTED + "{{ ns.x | string }}",
+        NESTED + "{{ ns.x | upper }}",
+        NESTED + "{{ ns.x | tojson }}",
+        NESTED + "{{ ns.x | join }}",
+        NESTED + "{{ '%s' | format(ns.x) }}",
+        NESTED + "{{ {'a': ns.x} | indent }}",
+        "{{ ([('a', 'b')] * 9000) | sum(start=()) }}",
     ],
 )
 def test_a_template_that_does_not_end_is_ended(source: str) -> None:
@@ -87,6 +113,8 @@ def test_a_template_that_does_not_end_is_ended(source: str) -> None:
         "{{ 1 / 0 }}",
         "{{ messages + 'a' }}",
         "{{ 'a' | int('x', 'y', 'z') }}",
+        "{{ lipsum(9999999999) }}",
+        "{{ 'abcd' | truncate(2, end='efgh') }}",
     ],
 )
 def test_what_a_template_cannot_or_must_not_do_is_its_own_error(source: str) -> None:
@@ -94,7 +122,10 @@ def test_what_a_template_cannot_or_must_not_do_is_its_own_error(source: str) -> 
         BoundedTemplate(source, max_chars=10_000).render({"messages": []})
 
 
-@pytest.mark.parametrize("source", ["{% for %}", "{{ 'a' | center(9) }}"])
+@pytest.mark.parametrize(
+    "source",
+    ["{% for %}", "{{ 'a' | center(9) }}", "{{ [1] | batch(9999999999, 0) }}", "{{ [1] | slice(9999999999) }}"],
+)
 def test_a_text_that_is_no_template_or_pads_is_refused_when_it_is_read(source: str) -> None:
     with pytest.raises(TemplateError):
         BoundedTemplate(source, max_chars=10_000)
