@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +55,7 @@ class AdapterDirectory:
         self._gateways = gateways
         self._draw = draw
         self._refresh: asyncio.Task[None] | None = None
+        self._unloading: set[asyncio.Task[list[int]]] = set()
 
     async def start(self) -> None:
         """Ask the registry, and go on asking."""
@@ -118,8 +120,16 @@ class AdapterDirectory:
     async def unload(self, name: str, number: int | None = None) -> list[int]:
         """Forget a name or a version, wait for the requests that use it, and free it everywhere; errors as `load`.
 
-        Returns the bytes that this freed on each replica.
+        Returns the bytes that this freed on each replica. Who leaves meanwhile ends nothing: files would stay for ever.
         """
+        # In nobody's context: Serve cancels what a request has asked for with the request itself.
+        task = asyncio.create_task(self._unload(name, number), context=Context())
+        # The event loop keeps no reference to it.
+        self._unloading.add(task)
+        task.add_done_callback(self._unloading.discard)
+        return await asyncio.shield(task)
+
+    async def _unload(self, name: str, number: int | None) -> list[int]:
         entry = self._catalogue.entries.get(name)
         catalogue: Catalogue
         gone: tuple[AdapterRef, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,6 +143,29 @@ async def test_unloading_frees_what_no_name_stands_for_and_says_how_much() -> No
     assert replicas.asked == [("release_adapter", "d0")]
     assert registry.discarded == [REF]
     assert digest(directory, "sql") is None
+
+
+async def test_an_unload_whose_client_has_left_is_carried_through() -> None:
+    """Nobody else would ever delete the files: no name stands for them any more."""
+    registry, replicas = RegistryHandle(), Broadcast(512)
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+    handle = a_directory(registry, replicas, Broadcast())
+
+    async def results_async(*, return_exceptions: bool) -> list[Any]:
+        has_begun.set()
+        await may_end.wait()
+        return [512]
+
+    replicas.broadcast = lambda method, *args: SimpleNamespace(results_async=results_async)  # type: ignore[method-assign]
+    client = asyncio.create_task(handle.unload("sql"))
+    await has_begun.wait()
+    client.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await client
+    assert registry.discarded == []
+    may_end.set()
+    while registry.discarded != [REF]:
+        await asyncio.sleep(0)
 
 
 async def test_a_gateway_that_was_not_told_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
