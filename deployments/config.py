@@ -120,6 +120,11 @@ class AdapterBase:
     watched: str | None = None
     allowed: tuple[str, ...] = ()
 
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """All folders that adapters may be registered from."""
+        return self.allowed if self.watched is None else (self.watched, *self.allowed)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegistryConfig:

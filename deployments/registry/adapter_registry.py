@@ -15,11 +15,11 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from ray import serve
 
@@ -41,7 +41,6 @@ from engine.errors import OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 LOCK_POLL_S = 0.2
@@ -81,6 +80,8 @@ class RegistryServer:
         self._lock = asyncio.Lock()
         self._seen_by_base: dict[str, dict[str, tuple[int, ...]]] = {}
         """Signature of each sub-folder's files at the last look at a drop-in folder."""
+        self._unread: set[str] = set()
+        """Bases whose drop-in folder could not be read at the last look."""
         self._displaced: list[tuple[str, AdapterRef]] = []
 
     @property
@@ -98,7 +99,7 @@ class RegistryServer:
             for entry in self.catalogue.entries.values():
                 for version in entry.versions:
                     if not self._files.has(version.ref) and (entry.name, version.ref.digest) not in declared:
-                        await self._changed(self._store.remove, entry.name, version.number)
+                        await asyncio.to_thread(self._store.remove, entry.name, version.number)
             for name in self.catalogue.entries.keys() & self._taken.keys():
                 _logger.warning("the adapter %r was loaded earlier; %s has its name now", name, self._taken[name])
             for base, ref in ((base, ref) for base, refs in refs_by_base.items() for ref in refs):
@@ -159,7 +160,7 @@ class RegistryServer:
                 raise unknown_model(name, field="name")
             with _refusing("split"):
                 await asyncio.to_thread(self._check_not_lost, entry, split)
-                await self._changed(self._store.route, name, dict(split))
+                await asyncio.to_thread(self._store.route, name, dict(split))
         return self.catalogue
 
     async def unregister(self, name: str, number: int | None = None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
@@ -171,7 +172,7 @@ class RegistryServer:
         async with self._lock:
             before = self.catalogue
             with _refusing("lora_name", code="model_not_found"):
-                await self._changed(self._store.remove, name, number)
+                await asyncio.to_thread(self._store.remove, name, number)
             return self.catalogue, self.catalogue.gone(name, before)
 
     def take_displaced(self) -> list[tuple[str, AdapterRef]]:
@@ -200,8 +201,16 @@ class RegistryServer:
         """Look at the drop-in folders; register what is new or changed, and say whether anything was."""
         revision = self.catalogue.revision
         for base in self._bases.values():
-            if base.watched is not None:
+            if base.watched is None:
+                continue
+            try:
                 await self._look_into(base.watched, base)
+                self._unread.discard(base.name)
+            except (AdapterError, OSError) as error:
+                # Others are looked at all the same, and it is told of once.
+                if base.name not in self._unread:
+                    _logger.warning("drop-in folder: %s", error)
+                self._unread.add(base.name)
         return self.catalogue.revision != revision
 
     async def _look_into(self, root: str, base: AdapterBase) -> None:
@@ -231,7 +240,7 @@ class RegistryServer:
             SourceError: as `AdapterSources.fetch`.
         """
         name, place = wanted.name, wanted.place
-        path = None if "://" in place else permitted_folder(place, _roots(base))
+        path = None if "://" in place else permitted_folder(place, base.roots)
         if path is not None:
             return await asyncio.to_thread(self._files.bring, name, copy_from(name, path))
         if "://" not in place and not self._sources.may_be_hub_id(place):
@@ -277,14 +286,11 @@ class RegistryServer:
 
     async def _add(self, ref: AdapterRef, base: str, *, takes_traffic: bool = True) -> None:
         before = self.catalogue
-        await self._changed(self._store.add, ref, base, takes_traffic=takes_traffic)
+        await asyncio.to_thread(self._store.add, ref, base, takes_traffic=takes_traffic)
         gone = self.catalogue.gone(ref.name, before)
         self._displaced += [(base, ref) for ref in gone]
         if gone:
             _logger.info("%d old versions of the adapter %r make room for a new one", len(gone), ref.name)
-
-    async def _changed(self, change: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        await asyncio.to_thread(change, *args, **kwargs)
 
 
 class Registry:
@@ -381,11 +387,6 @@ def _open_store(config: RegistryConfig, files: FileStore) -> AdapterStore:
             return store
     _logger.warning("%s is another server's: adapters loaded here are forgotten as this one ends", path)
     return AdapterStore(":memory:", max_versions=config.max_versions)
-
-
-def _roots(base: AdapterBase) -> tuple[str, ...]:
-    """Return all folders that adapters may be registered from."""
-    return base.allowed if base.watched is None else (base.watched, *base.allowed)
 
 
 @contextmanager

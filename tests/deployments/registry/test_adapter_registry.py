@@ -254,6 +254,20 @@ async def test_the_drop_in_folder_is_watched(place: Place) -> None:
     assert len(registry.catalogue.entries["b"].versions) == 2
 
 
+async def test_a_drop_in_folder_that_is_gone_is_told_of_once_and_keeps_no_other_from_being_watched(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry = place.open()
+    gone = replace(registry._bases["other"], watched=str(place.dropin.parent / "gone"))
+    registry._bases = {"other": gone, "m": registry._bases["m"]}
+    place.put("a")
+    assert await registry.look()
+    assert set(registry.catalogue.entries) == {"a"}
+    place.put("b")
+    assert await registry.look()
+    assert caplog.text.count(f"there is no folder {gone.watched}") == 1
+
+
 async def test_a_full_disk_refuses_for_now_and_what_was_dropped_in_is_served_once_there_is_room(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
