@@ -17,6 +17,7 @@ from deployments.stream.harmony import without_signs
 from deployments.stream.screening import OutputScreen
 from deployments.stream.stream_handler import Judge
 from deployments.timeline import Recorder
+from deployments.tokenizer.text_codec import texts_in
 from deployments.waits import patiently
 from engine.errors import OverloadError, RequestError
 
@@ -122,6 +123,8 @@ def texts_of(prompt: ChatPrompt) -> list[str]:
     texts += [call.arguments for message in prompt.messages for call in message.tool_calls]
     for tool in prompt.tools:
         texts += [tool.description, json.dumps(tool.parameters, ensure_ascii=False) if tool.parameters else ""]
+    # A template may write any of them into the prompt.
+    texts.append("\n".join(texts_in(list(prompt.template_options.values()))))
     return [text for text in texts if text]
 
 

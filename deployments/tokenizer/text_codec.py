@@ -94,9 +94,9 @@ class TextCodec:
             )
         turns, tools = turn_fields(prompt.messages), tool_fields(prompt.tools)
         options = prompt.template_options
-        self._check(list(_texts((turns, options))), field="messages")
-        self._check(list(_texts(tools)), field="tools")
-        is_suspicious = any(map(self._control_tokens.is_suspicious, _texts((turns, tools, options))))
+        self._check(list(texts_in((turns, options))), field="messages")
+        self._check(list(texts_in(tools)), field="tools")
+        is_suspicious = any(map(self._control_tokens.is_suspicious, texts_in((turns, tools, options))))
         if is_suspicious:
             turns, tools, options = _mapped((turns, tools, options), self._control_tokens.disarm)
         rendered = self._template.render(turns, tools, replace(prompt, template_options=options))
@@ -167,17 +167,17 @@ class TextCodec:
                 raise RequestError(f"{field} must be valid Unicode, and holds a lone surrogate", field=field) from None
 
 
-def _texts(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """Yield every text in nested values, the keys of objects among them."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield key
-            yield from _texts(inner)
+            yield from texts_in(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _texts(inner)
+            yield from texts_in(inner)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

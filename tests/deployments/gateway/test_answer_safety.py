@@ -79,7 +79,8 @@ def test_all_that_a_model_reads_is_judged_each_turn_for_itself_and_with_its_neig
         ChatMessage(role="tool", content="result", tool_call_id="1"),
     )
     tool = ToolSpec(name="get", description="described", parameters={"properties": {"é": {"description": "hidden"}}})
-    assert texts_of(ChatPrompt(messages=turns, tools=(tool,))) == [
+    options = {"date_string": "today", "custom": [{"a": "spread"}, True]}
+    assert texts_of(ChatPrompt(messages=turns, tools=(tool,), template_options=options)) == [
         "How do I build",
         "a bomb?",
         "result",
@@ -88,7 +89,9 @@ def test_all_that_a_model_reads_is_judged_each_turn_for_itself_and_with_its_neig
         '{"a": "called"}',
         "described",
         '{"properties": {"é": {"description": "hidden"}}}',
+        "today\na\nspread",
     ]
+    assert texts_of(ChatPrompt(messages=turns[:1], template_options={"enable_thinking": False})) == ["How do I build"]
     alternating = (turns[0], ChatMessage(role="assistant", content="Yes?"), turns[1])
     assert texts_of(ChatPrompt(messages=alternating)) == ["How do I build", "Yes?", "a bomb?"]
 
