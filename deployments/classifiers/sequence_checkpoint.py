@@ -16,7 +16,7 @@ from deployments.classifiers import modern_bert
 from deployments.classifiers.modern_bert_spec import MODEL_TYPE, ModernBertSpec, read_spec
 from deployments.classifiers.sequence_tokenizer import Rows, SequenceTokenizer
 from deployments.classifiers.sequence_window import window_of
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -60,12 +60,12 @@ class SequenceCheckpoint:
         """Return logits [rows, labels] float32 of one forward pass.
 
         Raises:
-            RuntimeError: they are not finite.
+            EngineError: they are not finite.
         """
         logits = self._network(self.tokenizer.padded(rows))
         if not bool(torch.isfinite(logits).all()):
             # A NaN compares as harmless: better no answer than a wrong one.
-            raise RuntimeError("the classifier's logits are not finite")
+            raise EngineError("The classifier's logits are not finite.")
         return logits
 
 

@@ -19,7 +19,7 @@ from deployments.stream.stream_handler import Judge
 from deployments.timeline import Recorder
 from deployments.tokenizer.text_codec import texts_in
 from deployments.waits import patiently
-from engine.errors import OverloadError, RequestError
+from engine.errors import EngineError, OverloadError, RequestError
 
 OUTPUT_PATIENCE_S = 60.0
 """So long a stream under way waits for a classifier that is being replaced."""
@@ -104,8 +104,8 @@ class AnswerSafety:
         """Judge what is not blocked; without a verdict the answer is as good."""
         try:
             return await self._judge(texts) if texts else ()
-        except (RequestError, OverloadError) as error:
-            return (Verdict(score_by_hazard={}, flagged=(), error=error.message),)
+        except (RequestError, OverloadError, EngineError) as error:
+            return (Verdict(score_by_hazard={}, flagged=(), error=str(error)),)
 
 
 def texts_of(prompt: ChatPrompt) -> list[str]:

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from deployments.classifiers.classifier import Classifier
 from deployments.config import SafetyConfig
-from engine.errors import CheckpointError, ConfigError, RequestError
+from engine.errors import CheckpointError, ConfigError, EngineError, RequestError
 from tests.deployments.tiny_models import write_tokenizer
 
 WINDOW = 32
@@ -95,7 +95,7 @@ def test_a_batch_judges_each_text_as_alone(make_folder: MakeFolder) -> None:
 
 def test_numbers_that_are_not_finite_are_no_verdict(make_folder: MakeFolder) -> None:
     judge = classifier(make_folder(bias=(float("nan"), 0.0)))
-    with pytest.raises(RuntimeError, match="not finite"):
+    with pytest.raises(EngineError, match="not finite"):
         judge.judge(["hello"])
 
 

@@ -22,6 +22,7 @@ from deployments.generation import (
     Verdict,
 )
 from deployments.timeline import Recorder, Timeline
+from engine.errors import EngineError
 from tests.deployments.conftest import Serving
 from tests.deployments.in_process import Judge, ask, events_of, text_of
 
@@ -125,9 +126,11 @@ async def test_what_nobody_asks_for_is_not_judged() -> None:
     assert judge.texts == []
 
 
-async def test_a_verdict_that_blocks_nothing_may_fail() -> None:
+@pytest.mark.parametrize("failure", [UnavailableError("gone", retry_after_s=1), EngineError("gone")])
+async def test_a_verdict_that_blocks_nothing_may_fail(failure: Exception) -> None:
+    """Where the classifier itself failed, and was there, the answer failed with it at its end."""
     judge = ScriptedJudge()
-    judge.failure = UnavailableError("gone", retry_after_s=1)
+    judge.failure = failure
     one = safety(judge, LENIENT, Moderation())
     told = await one.told(one.judge_input(lambda: ["text"]), "answer")
     assert told is not None
