@@ -65,7 +65,8 @@ class Meter:
         self._turn = 0
         self._has_freed = asyncio.Event()
         self._settling = asyncio.Lock()
-        self._charges: list[Charge] = []
+        self._charges: dict[str, Charge] = {}
+        """Of each tenant one, however long the accounts are away."""
         self._attempts_by_record: dict[str, tuple[str, list[RequestId]]] = {}
         self._task: asyncio.Task[None] | None = None
         self.num_unchecked = 0
@@ -101,7 +102,7 @@ class Meter:
     def release(self, charge: Charge) -> None:
         """Count an admitted answer as ended, and what it has used besides what was counted before."""
         self._running[charge.tenant] -= 1
-        self._charges.append(charge)
+        self._charge(charge)
         if charge.limits.concurrent_requests is not None:
             # The tenant may wait for the place, and come to another gateway.
             self._has_freed.set()
@@ -136,11 +137,12 @@ class Meter:
             await self._settle()
 
     async def _settle(self) -> None:
-        charges, self._charges = self._charges, []
+        charges, self._charges = list(self._charges.values()), {}
         try:
             self._take_keys(await self._tell(charges))
         except UNREACHED as error:
-            self._charges = charges + self._charges
+            for charge in charges:
+                self._charge(charge)
             _logger.warning("the accounts cannot be reached: %s", error)
             return
         try:
@@ -198,6 +200,15 @@ class Meter:
             with suppress(TimeoutError):
                 async with asyncio.timeout(FLUSH_S):
                     await self.settle()
+
+    def _charge(self, charge: Charge) -> None:
+        told = self._charges.get(charge.tenant)
+        if told is not None:
+            charge = charge._replace(
+                input_tokens=charge.input_tokens + told.input_tokens,
+                output_tokens=charge.output_tokens + told.output_tokens,
+            )
+        self._charges[charge.tenant] = charge
 
     def _next_turn(self) -> int:
         self._turn += 1

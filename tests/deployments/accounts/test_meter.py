@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class LocalHandle:
         self._actor = actor
         self.is_away = False
         self.is_stuck = False
+        self.heard: Callable[..., object] = lambda name, *args: None
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: object) -> Any:
@@ -43,6 +44,7 @@ class LocalHandle:
                 raise ActorDiedError
             if self.is_stuck:
                 await asyncio.Event().wait()
+            self.heard(name, *args)
             return await getattr(self._actor, name)(*args)
 
         return type("Method", (), {"remote": staticmethod(call)})
@@ -104,6 +106,22 @@ async def test_while_the_accounts_are_away_requests_begin_and_records_wait(handl
     handle.is_away = False
     await meter.settle()
     assert (await meter.totals(UsageQuestion()))[0].num_requests == 1
+
+
+async def test_what_waits_for_the_accounts_is_one_charge_of_each_tenant(handle: LocalHandle, tmp_path: Path) -> None:
+    """A list of all answers grew for as long as the accounts were away, and was then told in one message."""
+    meter = a_meter(handle, tmp_path)
+    handle.is_away = True
+    for count in range(1, 4):
+        meter.release(Charge("blue", LIMITS, count, 10 * count))
+        await meter.settle()
+    meter.release(Charge("red", LIMITS, 5, 0))
+    told: list[Charge] = []
+    handle.is_away = False
+    handle.heard = lambda name, *args: told.extend(args[2]) if name == "settle" else None
+    await meter.settle()
+    await meter.settle()
+    assert sorted(told) == [Charge("blue", LIMITS, 6, 60), Charge("red", LIMITS, 5, 0)]
 
 
 async def test_what_is_left_at_the_end_is_told_or_kept_and_holds_nobody_up(
