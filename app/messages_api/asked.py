@@ -109,11 +109,11 @@ def _system(body: CountRequest) -> Iterator[Message]:
 def _of_user(blocks: Sequence[ContentBlock], field: str) -> Iterator[Message]:
     """Yield the results of calls as turns of their own, and then what the user says."""
     _check(blocks, ("text", "tool_result"), field)
-    for block in blocks:
+    for index, block in enumerate(blocks):
         if block.type == "tool_result":
             content = block.content or ""
             if not isinstance(content, str):
-                _check(content, ("text",), f"{field}[].content")
+                _check(content, ("text",), f"{field}[{index}].content")
                 content = "".join(part.text or "" for part in content)
             yield Message(role="tool", tool_call_id=block.tool_use_id, content=content)
     text = "".join(block.text or "" for block in blocks if block.type == "text")
@@ -148,7 +148,7 @@ def _of_assistant(blocks: Sequence[ContentBlock], field: str) -> Message:
 def _check(blocks: Sequence[ContentBlock], allowed: Sequence[str], field: str) -> None:
     for index, block in enumerate(blocks):
         if block.type not in allowed:
-            place = field.replace("[]", "") if field.endswith("[].content") else f"{field}[{index}].type"
+            place = f"{field}[{index}].type"
             raise RequestError(f"'{place}': a block of type '{block.type}' has no meaning here.", field=place)
 
 

@@ -13,6 +13,7 @@ from tests.app.scripted_gateway import ScriptedGateway
 
 GOOD: dict[str, Any] = {"model": "base", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 TOOL_USE = {"type": "tool_use", "id": "1", "name": "f", "input": {}}
+RESULTS = [{"type": "tool_result", "tool_use_id": "1", "content": content} for content in ("5", [TOOL_USE])]
 TOOL: dict[str, Any] = {"name": "f", "input_schema": {"type": "object"}}
 
 
@@ -134,6 +135,7 @@ async def test_an_effort_is_a_hint_also_where_tokens_are_counted(
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
             "messages[0].content[0].type",
         ),
+        ({"messages": [{"role": "user", "content": RESULTS}]}, "messages[0].content[1].content[0].type"),
         ({"messages": [{"role": "assistant", "content": [TOOL_USE] * 129}]}, "messages[0].content"),
         ({"messages": [*GOOD["messages"], {"role": "assistant", "content": ""}]}, "messages"),
         ({"messages": [{"role": "user", "content": "a" * 6000}]}, "messages"),
