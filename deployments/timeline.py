@@ -53,6 +53,7 @@ class Timeline:
     Attributes:
         request_id: of the answer; what stands before its last dot is the client's.
         model: name that was asked for.
+        operation: what was asked of it, by the names of OpenTelemetry's conventions.
         adapter: digest of its content, empty for a base model.
         arrived_unix_s: when it came, Unix time.
         attempts: ids under which engines know it: more than one where a replica was lost, of a beam search one for each
@@ -65,6 +66,7 @@ class Timeline:
     request_id: str
     model: str
     base: str
+    operation: str = "chat"
     adapter: str = ""
     tenant: str = ""
     arrived_unix_s: float

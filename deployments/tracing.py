@@ -75,12 +75,12 @@ class TraceWriter:
     def _write(self, timeline: Timeline, stages: Sequence[Stage]) -> None:
         parent = TraceContextTextMapPropagator().extract({"traceparent": timeline.trace_parent})
         span = self._tracer.start_span(
-            f"chat {timeline.model}",
+            f"{timeline.operation} {timeline.model}",
             context=parent,
             kind=SpanKind.SERVER,
             start_time=_nanoseconds(timeline.arrived_unix_s),
             attributes={
-                "gen_ai.operation.name": "chat",
+                "gen_ai.operation.name": timeline.operation,
                 "gen_ai.request.model": timeline.model,
                 "gen_ai.response.model": timeline.base,
                 "gen_ai.response.finish_reasons": [timeline.outcome],

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from adapters.identity import AdapterRef
 from deployments.gateway.draining import Draining
-from deployments.generation import GenerationRequest
+from deployments.generation import ChatPrompt, GenerationRequest
 from deployments.pooled import EmbeddingRequest, RerankRequest
 from deployments.timeline import Recorder, Timeline, TimelineStore
 from engine.errors import EngineError, OverloadError, RequestError
@@ -48,6 +48,7 @@ class AnswerLog:
             request_id=request.request_id,
             model=request.model,
             base=base,
+            operation=_operation(request),
             adapter="" if adapter is None else adapter.digest,
             tenant=request.tenant,
             arrived_unix_s=time.time(),
@@ -68,3 +69,12 @@ class AnswerLog:
         finally:
             # Whoever has not come to an end has been left.
             recorder.end("cancelled")
+
+
+def _operation(request: GenerationRequest | EmbeddingRequest | RerankRequest) -> str:
+    match request:
+        case EmbeddingRequest():
+            return "embeddings"
+        case RerankRequest():
+            return "rerank"
+    return "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"

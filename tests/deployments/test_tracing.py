@@ -68,9 +68,11 @@ async def test_an_answer_is_a_span_and_its_stages_are_its_children() -> None:
 async def test_failures_are_marked(outcome: str, status: StatusCode) -> None:
     exporter = InMemorySpanExporter()
     writer = a_writer(exporter)
-    writer.add(replace(TIMELINE, outcome=outcome, trace_parent="nonsense"))
+    writer.add(replace(TIMELINE, operation="embeddings", outcome=outcome, trace_parent="nonsense"))
     await writer.close()
-    [answer] = [span for span in exporter.get_finished_spans() if span.name == "chat sql"]
+    [answer] = [span for span in exporter.get_finished_spans() if span.name == "embeddings sql"]
+    assert answer.attributes is not None
+    assert answer.attributes["gen_ai.operation.name"] == "embeddings"
     assert answer.parent is None
     assert answer.status.status_code is status
 
