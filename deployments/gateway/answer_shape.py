@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.grammars import admitted, check_grammar, followable, unfollowable
 from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolUse
-from deployments.stream.harmony import CALL, RETURN, HarmonyCounter, HarmonyParts
-from deployments.stream.reasoning import ReasoningCounter, ReasoningFormat, ReasoningSplit
+from deployments.stream.harmony import CALL, RETURN, SIGN_BY_MARK, HarmonyCounter, HarmonyParts
+from deployments.stream.reasoning import ReasoningCounter, ReasoningSplit
 from deployments.tools.formats import ToolFormat
 from deployments.tools.grammar import AnswerGrammar, CallRules
 from deployments.tools.harmony_grammar import write_harmony
@@ -46,49 +45,40 @@ class AnswerParts:
         return (content, ()) if self._calls is None else self._calls.feed(content)
 
 
-class AnswerShape:
-    """The shape of one answer. Of a prompt that is no chat it is plain text, and the grammar that was asked for.
+def shape_of(request: GenerationRequest, dialect: Dialect, prompt_tail: str) -> AnswerShape:
+    """Return the shape of one answer; `prompt_tail` is how the prompt ends, as text."""
+    if dialect.is_harmony and isinstance(request.prompt, ChatPrompt):
+        return _HarmonyShape(request, dialect, request.prompt)
+    return AnswerShape(request, dialect, prompt_tail)
 
-    Args:
-        prompt_tail: how the prompt ends, as text.
-    """
+
+class AnswerShape:
+    """One answer with its thoughts and calls between marks. Of a prompt that is no chat it is text without thoughts."""
 
     def __init__(self, request: GenerationRequest, dialect: Dialect, prompt_tail: str) -> None:
-        is_chat = isinstance(request.prompt, ChatPrompt)
         self._content = request.grammar
         self._tool_use: ToolUse | None = request.tool_use
         self._dialect = dialect
-        self._reasoning: ReasoningFormat | None = dialect.reasoning if is_chat else None
+        self._reasoning = dialect.reasoning if isinstance(request.prompt, ChatPrompt) else None
         self._has_begun = self._reasoning is not None and prompt_tail.rstrip().endswith(self._reasoning.begin)
-        self._is_harmony = is_chat and dialect.is_harmony
-        self._ignores_ends = request.params.ignore_eos
-        if isinstance(request.prompt, ChatPrompt) and self._is_harmony:
-            # A turn that is gone on with has its message open.
-            self._has_begun = request.prompt.continues_final_message
 
     @property
     def shown(self) -> dict[int, str]:
         """Special tokens whose text the stages need, by id."""
-        is_needed = self._is_harmony or self._reasoning is not None or self._tool_use is not None
-        return self._dialect.shown if is_needed else {}
+        return {} if self._reasoning is None and self._tool_use is None else self._dialect.shown
 
     @property
     def hidden(self) -> frozenset[int]:
         """Special tokens that the text does not show, by id."""
-        shown: Collection[int] = () if self._is_harmony else self.shown.keys()
-        return frozenset(self._dialect.special_ids.values()).difference(shown)
+        return frozenset(self._dialect.special_ids.values()).difference(self.shown)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Tokens that end the answer, whatever the checkpoint says of them."""
-        ends = (CALL, RETURN) if self._is_harmony and not self._ignores_ends else ()
-        return tuple(self._dialect.special_ids[mark] for mark in ends)
+        return ()
 
     def parts(self) -> AnswerParts | HarmonyParts:
         """Return the stages for the answer's text."""
-        if self._is_harmony:
-            names = () if self._tool_use is None else self._tool_use.callable_names
-            return HarmonyParts(names, has_begun=self._has_begun)
         split = None if self._reasoning is None else ReasoningSplit(self._reasoning, has_begun=self._has_begun)
         use = self._tool_use
         if use is None or not use.callable_names:
@@ -98,8 +88,6 @@ class AnswerShape:
 
     def counter(self) -> ReasoningCounter | HarmonyCounter | None:
         """Return what counts the tokens of the thoughts."""
-        if self._is_harmony:
-            return HarmonyCounter(has_begun=self._has_begun)
         return None if self._reasoning is None else ReasoningCounter(self._reasoning, has_begun=self._has_begun)
 
     async def grammar(self) -> str | None:
@@ -108,36 +96,20 @@ class AnswerShape:
         Raises:
             RequestError: what was asked for cannot be followed; names the field.
         """
-        content = self._content
-        if content is not None:
-            await check_grammar(content)
-        if self._is_harmony:
-            return await self._harmony_grammar()
-        calls = None if self._tool_use is None else await self._call_rules(self._tool_use)
-        if calls is None and (content is None or self._reasoning is None):
-            return None if content is None else content.source
-        source = AnswerGrammar(self._dialect.special_ids).write(
-            thinking=self._reasoning,
-            has_begun=self._has_begun,
-            calls=calls,
-            content=None if content is None else content.source,
-        )
-        await check_grammar(Grammar(source=source, field=self._field()))
+        if self._content is not None:
+            await check_grammar(self._content)
+        source = await self._written(None if self._content is None else self._content.source)
+        if source is not None:
+            await check_grammar(Grammar(source=source, field=self._field()))
         return source
 
-    async def _harmony_grammar(self) -> str | None:
-        content, use = self._content, self._tool_use
-        if content is None and use is None:
-            return None
-        if self._has_begun:
-            raise RequestError(
-                f"'{self._field()}' cannot be followed in an answer that goes on with the last message.",
-                field=self._field(),
-            )
-        use = None if use is None else replace(use, tools=await followable(use.tools))
-        source = write_harmony(self._dialect.special_ids, use, None if content is None else content.source)
-        await check_grammar(Grammar(source=source, field=self._field()))
-        return source
+    async def _written(self, content: str | None) -> str | None:
+        calls = None if self._tool_use is None else await self._call_rules(self._tool_use)
+        if calls is None and (content is None or self._reasoning is None):
+            return content
+        return AnswerGrammar(self._dialect.special_ids).write(
+            thinking=self._reasoning, has_begun=self._has_begun, calls=calls, content=content
+        )
 
     def refused(self, error: GrammarError) -> RequestError:
         """Return what the engine has against the grammar, told of the field that asked for it."""
@@ -177,3 +149,44 @@ class AnswerShape:
                 field="tools",
             )
         return self._dialect.tool_format
+
+
+class _HarmonyShape(AnswerShape):
+    """One answer of messages in channels; what the dialect says of thoughts and calls is not for it."""
+
+    def __init__(self, request: GenerationRequest, dialect: Dialect, prompt: ChatPrompt) -> None:
+        super().__init__(request, dialect, "")
+        # A turn that is gone on with has its message open.
+        self._has_begun = prompt.continues_final_message
+        self._ignores_ends = request.params.ignore_eos
+
+    @property
+    def shown(self) -> dict[int, str]:
+        return {self._dialect.special_ids[mark]: sign for mark, sign in SIGN_BY_MARK.items()}
+
+    @property
+    def hidden(self) -> frozenset[int]:
+        return frozenset(self._dialect.special_ids.values())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return () if self._ignores_ends else tuple(self._dialect.special_ids[mark] for mark in (CALL, RETURN))
+
+    def parts(self) -> HarmonyParts:
+        names = () if self._tool_use is None else self._tool_use.callable_names
+        return HarmonyParts(names, has_begun=self._has_begun)
+
+    def counter(self) -> HarmonyCounter:
+        return HarmonyCounter(has_begun=self._has_begun)
+
+    async def _written(self, content: str | None) -> str | None:
+        use = self._tool_use
+        if content is None and use is None:
+            return None
+        if self._has_begun:
+            raise RequestError(
+                f"'{self._field()}' cannot be followed in an answer that goes on with the last message.",
+                field=self._field(),
+            )
+        use = None if use is None else replace(use, tools=await followable(use.tools))
+        return write_harmony(self._dialect.special_ids, use, content)

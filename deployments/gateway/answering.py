@@ -18,7 +18,7 @@ from adapters.identity import AdapterRef
 from deployments.config import SafetyConfig
 from deployments.gateway.answer_room import answer_room
 from deployments.gateway.answer_safety import AnswerSafety, texts_of
-from deployments.gateway.answer_shape import AnswerParts, AnswerShape
+from deployments.gateway.answer_shape import AnswerParts, AnswerShape, shape_of
 from deployments.gateway.predicted import prediction_ids
 from deployments.gateway.resumption import Resumption
 from deployments.gateway.served_model import ServedModel, check_vocabulary
@@ -104,7 +104,7 @@ class Answer:
                 self._recorder.timeline.num_prompt_tokens = len(self._prompt_ids)
                 # Only where a model thinks does it matter how the prompt ends.
                 tail = "" if self._model.dialect.reasoning is None else self._prompt_tail()
-                shape = AnswerShape(self._request, self._model.dialect, tail)
+                shape = shape_of(self._request, self._model.dialect, tail)
                 call = self._call(deadline_s, shape, await shape.grammar(), await self._dry_penalty())
                 call = replace(call, prediction_ids=pack_ids(predicted))
                 refused = await self._refused(verdict) if self._safety.is_first else None

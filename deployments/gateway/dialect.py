@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deployments.config import ModelConfig
-from deployments.stream.harmony import CHANNEL, MARKS, SIGN_BY_MARK
+from deployments.stream.harmony import CHANNEL, MARKS
 from deployments.stream.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_of_template
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tools.formats import FORMATS, ToolFormat, format_of_template
@@ -33,8 +33,6 @@ class Dialect:
     @property
     def shown(self) -> dict[int, str]:
         """Special tokens that belong to the formats, by id, as the text has them."""
-        if self.is_harmony:
-            return {self.special_ids[mark]: sign for mark, sign in SIGN_BY_MARK.items()}
         marks = set() if self.tool_format is None else set(self.tool_format.pieces)
         if self.reasoning is not None:
             marks |= {self.reasoning.begin, self.reasoning.end}

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 
 from app.translation.streaming import joined_calls
 from deployments.config import ChannelConfig, ModelConfig
-from deployments.gateway.answer_shape import AnswerShape
+from deployments.gateway.answer_shape import AnswerShape, shape_of
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.gateway import Gateway
 from deployments.generation import (
@@ -29,7 +29,7 @@ from deployments.generation import (
     ToolSpec,
     ToolUse,
 )
-from deployments.stream.harmony import CHANNEL, END, MARKS, MESSAGE, START
+from deployments.stream.harmony import CHANNEL, END, MARKS, MESSAGE, SIGN_BY_MARK, START
 from deployments.stream.reasoning import THINK
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tools.formats import FORMATS, HERMES, JSON
@@ -55,7 +55,7 @@ OpenGateway = Callable[..., Awaitable[Gateway]]
 
 
 async def test_plain_text_is_held_to_nothing_and_stays_whole() -> None:
-    shape = AnswerShape(ask(), PLAIN, "")
+    shape = shape_of(ask(), PLAIN, "")
     assert await shape.grammar() is None
     assert shape.shown == {}
     assert shape.counter() is None
@@ -65,14 +65,14 @@ async def test_plain_text_is_held_to_nothing_and_stays_whole() -> None:
 
 
 async def test_thoughts_alone_need_no_grammar_and_come_apart() -> None:
-    shape = AnswerShape(ask(), THINKING, "<|assistant|><think>\n")
+    shape = shape_of(ask(), THINKING, "<|assistant|><think>\n")
     assert await shape.grammar() is None
     assert shape.shown == {7: "<tool_call>"}
     assert shape.parts().feed("Hm.</think> Yes.") == ("Hm.", "Yes.", ())
 
 
 async def test_a_text_prompt_has_neither_thoughts_nor_marks() -> None:
-    shape = AnswerShape(ask(TextPrompt(text="a"), grammar=CHOICE), THINKING, "<think>")
+    shape = shape_of(ask(TextPrompt(text="a"), grammar=CHOICE), THINKING, "<think>")
     assert await shape.grammar() == CHOICE.source
     assert shape.shown == {}
     assert shape.parts().feed("<think>") == ("", "<think>", ())
@@ -80,7 +80,7 @@ async def test_a_text_prompt_has_neither_thoughts_nor_marks() -> None:
 
 @pytest.mark.parametrize("tail", ["<think>\n", ""])
 async def test_a_grammar_follows_the_thoughts(tail: str) -> None:
-    source = await AnswerShape(ask(grammar=CHOICE), THINKING, tail).grammar()
+    source = await shape_of(ask(grammar=CHOICE), THINKING, tail).grammar()
     assert source is not None
     assert source != CHOICE.source
     assert json.loads(source)["grammars"][1]["name"] == "content"
@@ -89,10 +89,10 @@ async def test_a_grammar_follows_the_thoughts(tail: str) -> None:
 async def test_a_template_that_takes_one_call_a_turn_gets_no_more() -> None:
     """Two were written, and the turn with both, sent back with their results, was refused by the template."""
     grammars = [
-        await AnswerShape(ask(tool_use=USE), replace(PLAIN, takes_several=several), "").grammar()
+        await shape_of(ask(tool_use=USE), replace(PLAIN, takes_several=several), "").grammar()
         for several in (True, False)
     ]
-    alone = await AnswerShape(ask(tool_use=replace(USE, is_parallel=False)), PLAIN, "").grammar()
+    alone = await shape_of(ask(tool_use=replace(USE, is_parallel=False)), PLAIN, "").grammar()
     assert grammars[1] == alone != grammars[0]
 
 
@@ -102,33 +102,33 @@ async def test_content_that_may_begin_as_a_call_in_plain_json_does_is_refused_by
     plain = replace(PLAIN, tool_format=FORMATS[name])
     any_json = Grammar(source=LLMatcher.grammar_from_json_schema({}), field="response_format")
     with pytest.raises(RequestError) as refused:
-        await AnswerShape(ask(grammar=any_json, tool_use=USE), plain, "").grammar()
+        await shape_of(ask(grammar=any_json, tool_use=USE), plain, "").grammar()
     assert refused.value.field == "response_format"
     for use in (replace(USE, is_required=True), replace(USE, callable_names=frozenset())):
-        assert await AnswerShape(ask(grammar=any_json, tool_use=use), plain, "").grammar()
+        assert await shape_of(ask(grammar=any_json, tool_use=use), plain, "").grammar()
     city = Grammar(source=LLMatcher.grammar_from_json_schema(SCHEMA), field="response_format")
-    assert await AnswerShape(ask(grammar=city, tool_use=USE), plain, "").grammar()
+    assert await shape_of(ask(grammar=city, tool_use=USE), plain, "").grammar()
 
 
 def test_what_the_engine_cannot_follow_is_refused_by_the_field_that_asked_for_it() -> None:
     for request, field in ((ask(grammar=CHOICE), "structured_outputs"), (ask(tool_use=USE), "tools")):
-        refused = AnswerShape(request, PLAIN, "").refused(GrammarError("too many states"))
+        refused = shape_of(request, PLAIN, "").refused(GrammarError("too many states"))
         assert (refused.field, refused.message) == (field, f"'{field}' cannot be followed: too many states")
 
 
 async def test_tools_of_a_model_with_calls_of_an_unknown_kind_are_refused() -> None:
     with pytest.raises(RequestError, match="tool_format") as refused:
-        await AnswerShape(ask(tool_use=USE), replace(PLAIN, tool_format=None), "").grammar()
+        await shape_of(ask(tool_use=USE), replace(PLAIN, tool_format=None), "").grammar()
     assert refused.value.field == "tools"
 
 
 async def test_a_schema_that_cannot_be_followed_is_refused_where_it_is_strict_and_else_lets_any_object_pass() -> None:
     odd = ToolSpec(name="odd", parameters={"type": "object", "properties": {"a": {"type": "strange"}}})
     use = replace(USE, tools=(*TOOLS, odd), callable_names=frozenset({"odd"}))
-    assert await AnswerShape(ask(tool_use=use), PLAIN, "").grammar()
+    assert await shape_of(ask(tool_use=use), PLAIN, "").grammar()
     use = replace(use, tools=(*TOOLS, replace(odd, is_strict=True)))
     with pytest.raises(RequestError) as refused:
-        await AnswerShape(ask(tool_use=use), PLAIN, "").grammar()
+        await shape_of(ask(tool_use=use), PLAIN, "").grammar()
     assert refused.value.field == "tools[2].function.parameters"
 
 
@@ -218,7 +218,7 @@ async def test_the_marks_that_end_an_answer_end_it_and_thoughts_are_told_apart(h
     )
     source = json.dumps({"grammars": [{"lark_grammar": lark}]})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AnswerShape, "_harmony_grammar", _returning(source))
+        patch.setattr(AnswerShape, "grammar", _returning(source))
         events = await events_of(await harmony.gateway(), ask(max_tokens=160, params={"ignore_eos": False}))
     deltas = [event for event in events if isinstance(event, TextDelta)]
     assert "".join(delta.reasoning for delta in deltas) == "Hm."
@@ -240,13 +240,15 @@ async def test_no_grammar_holds_an_answer_that_goes_on_with_a_message() -> None:
     dialect = Dialect(is_harmony=True, special_ids=ids)
     turns = (ChatMessage(role="user", content="?"), ChatMessage(role="assistant", content="So"))
     prompt = ChatPrompt(messages=turns, continues_final_message=True)
-    assert AnswerShape(ask(prompt), dialect, "").stop_ids == ()
-    shape = AnswerShape(ask(prompt, params={"ignore_eos": False}), dialect, "")
+    assert shape_of(ask(prompt), dialect, "").stop_ids == ()
+    assert shape_of(ask(prompt), dialect, "").shown == {ids[mark]: SIGN_BY_MARK[mark] for mark in MARKS}
+    assert shape_of(ask(prompt), dialect, "").hidden == frozenset(ids.values())
+    shape = shape_of(ask(prompt, params={"ignore_eos": False}), dialect, "")
     assert await shape.grammar() is None
     assert shape.parts().feed(" be it.") == ("", " be it.", ())
     assert shape.stop_ids == (ids["<|call|>"], ids["<|return|>"])
     with pytest.raises(RequestError) as refused:
-        await AnswerShape(ask(prompt, grammar=CHOICE), dialect, "").grammar()
+        await shape_of(ask(prompt, grammar=CHOICE), dialect, "").grammar()
     assert refused.value.field == "structured_outputs"
 
 

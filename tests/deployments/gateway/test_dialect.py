@@ -8,7 +8,7 @@ import pytest
 
 from deployments.config import ModelConfig
 from deployments.gateway.dialect import dialect_of
-from deployments.stream.harmony import MARKS, SIGN_BY_MARK
+from deployments.stream.harmony import MARKS
 from deployments.stream.reasoning import THINK
 from deployments.tokenizer.text_codec import TextCodec
 from deployments.tools.formats import HERMES, JSON, LLAMA3
@@ -61,7 +61,6 @@ def test_a_template_of_channels_whose_marks_are_special_tokens_speaks_harmony() 
     dialect = dialect_of(CONFIG, codec(template, ids))
     assert dialect.is_harmony
     assert (dialect.tool_format, dialect.reasoning, dialect.takes_several) == (None, None, False)
-    assert dialect.shown == {place: SIGN_BY_MARK[mark] for place, mark in enumerate(MARKS)}
     assert not dialect_of(CONFIG, codec(template, {"<|channel|>": 1})).is_harmony
     assert not dialect_of(CONFIG, codec(QWEN, ids)).is_harmony
     assert not dialect_of(replace(CONFIG, reasoning_format="none"), codec(template, ids)).is_harmony
