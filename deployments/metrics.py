@@ -217,6 +217,30 @@ def _meter_families(meter: Meter) -> list[Metric]:
     ]
 
 
+_Number = tuple[str, str, Callable[[EngineSnapshot], float]]
+
+_GAUGES: tuple[_Number, ...] = (
+    ("vllm:num_requests_running", "Requests in the batch.", lambda s: s.num_running),
+    ("vllm:num_requests_waiting", "Requests that wait for a row in the batch.", lambda s: s.num_waiting),
+    ("vllm:kv_cache_usage_perc", "Share of the KV cache held by requests, 0 to 1.", lambda s: s.kv_usage),
+    ("antiphon:num_adapters_resident", "Adapters on the device.", lambda s: s.num_resident_adapters),
+)
+_COUNTS: tuple[_Number, ...] = (
+    ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", lambda s: s.counters.prefix_queries),
+    ("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", lambda s: s.counters.prefix_hits),
+    ("antiphon:kv_tier_stored_tokens", "Tokens whose blocks were copied to lower tiers.", lambda s: s.stored_tokens),
+    ("antiphon:kv_tier_fetched_tokens", "Tokens whose blocks were copied from there.", lambda s: s.fetched_tokens),
+    ("vllm:num_preemptions", "Requests put back to wait for memory.", lambda s: s.counters.num_preemptions),
+    ("vllm:prompt_tokens", "Prompt tokens of requests admitted.", lambda s: s.counters.prompt_tokens),
+    ("vllm:generation_tokens", "Tokens generated.", lambda s: s.counters.generation_tokens),
+    ("antiphon:forced_tokens", "Tokens that a grammar left no choice of.", lambda s: s.counters.forced_tokens),
+    ("vllm:spec_decode_num_drafts", "Drafts computed.", lambda s: s.counters.num_drafts),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens of drafts computed.", lambda s: s.counters.num_draft_tokens),
+    ("vllm:spec_decode_num_accepted_tokens", "Those of them drawn.", lambda s: s.counters.num_accepted_tokens),
+    ("antiphon:engine_steps", "Steps of the engine.", lambda s: s.num_steps),
+)
+
+
 class EngineMetrics:
     """What one engine counts.
 
@@ -242,40 +266,15 @@ class EngineMetrics:
             ):
                 if seconds is not None:
                     histogram.labels(**self._labels).observe(seconds)
-        counters = snapshot.counters
         return [
-            self._gauge("num_requests_running", "Requests in the batch.", snapshot.num_running),
-            self._gauge("num_requests_waiting", "Requests that wait for a row in the batch.", snapshot.num_waiting),
-            self._gauge("kv_cache_usage_perc", "Share of the KV cache held by requests, 0 to 1.", snapshot.kv_usage),
+            *(self._one(GaugeMetricFamily, name, about, value(snapshot)) for name, about, value in _GAUGES),
+            *(self._one(CounterMetricFamily, name, about, value(snapshot)) for name, about, value in _COUNTS),
             self._cache_info(snapshot),
-            self._count("prefix_cache_queries", "Tokens looked up in the prefix cache.", counters.prefix_queries),
-            self._count("prefix_cache_hits", "Tokens found in the prefix cache.", counters.prefix_hits),
-            *self._tiers(snapshot),
-            self._count("num_preemptions", "Requests put back to wait for memory.", counters.num_preemptions),
-            self._count("prompt_tokens", "Prompt tokens of requests admitted.", counters.prompt_tokens),
-            self._count("generation_tokens", "Tokens generated.", counters.generation_tokens),
-            self._count(
-                "forced_tokens", "Tokens that a grammar left no choice of.", counters.forced_tokens, "antiphon"
-            ),
-            self._count("spec_decode_num_drafts", "Drafts computed.", counters.num_drafts),
-            self._count("spec_decode_num_draft_tokens", "Tokens of drafts computed.", counters.num_draft_tokens),
-            self._count(
-                "spec_decode_num_accepted_tokens", "Of those, tokens that were drawn.", counters.num_accepted_tokens
-            ),
-            self._gauge("num_adapters_resident", "Adapters on the device.", snapshot.num_resident_adapters, "antiphon"),
-            self._count("engine_steps", "Steps of the engine.", snapshot.num_steps, "antiphon"),
             self._ended(snapshot),
             _rejections(snapshot.refused_by_reason, self._labels),
             _dropped_lines(self._labels),
             self._step_times(snapshot),
             *self._registry.collect(),
-        ]
-
-    def _tiers(self, snapshot: EngineSnapshot) -> list[Metric]:
-        about = "Tokens whose blocks were copied {} tiers below the KV cache."
-        return [
-            self._count("kv_tier_stored_tokens", about.format("to"), snapshot.stored_tokens, "antiphon"),
-            self._count("kv_tier_fetched_tokens", about.format("from"), snapshot.fetched_tokens, "antiphon"),
         ]
 
     def _ended(self, snapshot: EngineSnapshot) -> Metric:
@@ -296,13 +295,10 @@ class EngineMetrics:
         family.add_metric((*self._labels.values(), str(snapshot.block_tokens), str(snapshot.num_blocks)), 1)
         return family
 
-    def _gauge(self, name: str, about: str, value: float, prefix: str = "vllm") -> Metric:
-        family = GaugeMetricFamily(f"{prefix}:{name}", about, labels=tuple(self._labels))
-        family.add_metric(tuple(self._labels.values()), value)
-        return family
-
-    def _count(self, name: str, about: str, value: float, prefix: str = "vllm") -> Metric:
-        family = CounterMetricFamily(f"{prefix}:{name}", about, labels=tuple(self._labels))
+    def _one(
+        self, kind: type[GaugeMetricFamily | CounterMetricFamily], name: str, about: str, value: float
+    ) -> GaugeMetricFamily | CounterMetricFamily:
+        family = kind(name, about, labels=tuple(self._labels))
         family.add_metric(tuple(self._labels.values()), value)
         return family
 
