@@ -15,7 +15,7 @@ from deployments.generation import READY, HealthReport
 from deployments.handle_calls import UNREACHED
 from deployments.handles import ask_all
 from deployments.metrics import readiness
-from deployments.timeline import Timeline, with_engine_stages
+from deployments.timeline import Timeline, ask_traces, with_engine_stages
 from engine.request import RequestId
 from engine.trace import RequestTrace
 
@@ -55,11 +55,9 @@ class Overview:
     async def timelines(self, client_id: str) -> list[Timeline]:
         """Return what happened to the answers of a client's request, whichever gateway gave them; none if unknown."""
         answers = await ask_all(gateways(), "own_timelines", client_id, timeout_s=PROBE_TIMEOUT_S)
-        found = []
-        for timeline in (timeline for answer in answers for timeline in answer):
-            traces = await self.traces(timeline.base, timeline.attempts)
-            found.append(replace(timeline, stages=with_engine_stages(timeline, traces)))
-        return sorted(found, key=lambda timeline: timeline.arrived_unix_s)
+        found = sorted((timeline for answer in answers for timeline in answer), key=lambda one: one.arrived_unix_s)
+        traces = await ask_traces(((one.base, one.attempts) for one in found), self.traces)
+        return [replace(one, stages=with_engine_stages(one, traces)) for one in found]
 
     async def traces(self, base: str, attempts: Sequence[RequestId]) -> Mapping[RequestId, RequestTrace]:
         """Return what the engines of a model know of attempts; a `deployments.timeline.TraceSource`."""
