@@ -5,11 +5,9 @@ How it is sampled stands in generation_config.json, which vectors they mean in t
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
-from engine.decoder.json_file import read_json
+from engine.decoder.json_file import read_json, read_value
 from engine.errors import CheckpointError
 from engine.request import Pooling
 
@@ -62,8 +60,10 @@ def read_pooling(model_path: str) -> Pooling:
     folder = Path(model_path)
     if not (folder / MODULES).is_file():
         return Pooling.LAST
-    found = Pooling.LAST
-    for module in _listed(folder / MODULES):
+    modules, found = read_value(folder / MODULES), Pooling.LAST
+    if not isinstance(modules, list):
+        raise CheckpointError(f"{folder / MODULES}: must hold a JSON array.")
+    for module in modules:
         kind = str(module.get("type")).rpartition(".")[2] if isinstance(module, dict) else repr(module)
         if kind not in COMPUTED:
             raise CheckpointError(f"{folder / MODULES}: a {kind} is not computed; those of {', '.join(COMPUTED)} are.")
@@ -79,13 +79,3 @@ def _mode(path: Path) -> Pooling:
     if len(modes) > 1 or modes[0] not in _POOLING_BY_MODE:
         raise CheckpointError(f"{path}: {' and '.join(modes)} is not computed; lasttoken and mean are.")
     return _POOLING_BY_MODE[modes[0]]
-
-
-def _listed(path: Path) -> list[Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: it cannot be read: {error}") from None
-    if not isinstance(value, list):
-        raise CheckpointError(f"{path}: it is no JSON array")
-    return value

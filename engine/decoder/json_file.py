@@ -14,16 +14,26 @@ def read_json(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, obj
     """Return the object that a file holds.
 
     Raises:
-        CheckpointError: it is not there, too large, or holds none.
+        CheckpointError: as `read_value`, or it holds none.
+    """
+    value = read_value(path, max_bytes=max_bytes)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object.")
+    return value
+
+
+def read_value(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> object:
+    """Return what a file holds.
+
+    Raises:
+        CheckpointError: it is not there, too large, or no JSON.
     """
     try:
         if path.stat().st_size > max_bytes:
             raise CheckpointError(f"{path}: larger than {max_bytes} bytes.")
-        value = json.loads(path.read_bytes())
+        value: object = json.loads(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON ({error}).") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object.")
     return value
