@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from deployments.generation import TextPrompt, TokenPrompt
 from engine.request import Pooling
@@ -44,18 +45,38 @@ class Embeddings:
     num_prompt_tokens: int
 
 
+class Pair(NamedTuple):
+    """A query and a document.
+
+    Attributes:
+        field: of the request, where the document stands; for messages.
+        max_tokens: both are cut to so many together, from the longer one; None refuses what does not fit.
+    """
+
+    query: str
+    document: str
+    field: str
+    max_tokens: int | None = None
+
+
+class PairScore(NamedTuple):
+    """How well a document answers a query, 0 to 1, and what was read for it."""
+
+    score: float
+    num_tokens: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RerankRequest:
     """Scores asked for; what is not told here is as in `deployments.generation.GenerationRequest`.
 
     Attributes:
-        pairs: (query, document, field of the document in the request).
         truncates_to: tokens that a pair is cut to, -1 for the model's window; None refuses what does not fit.
     """
 
     request_id: str
     model: str
-    pairs: tuple[tuple[str, str, str], ...]
+    pairs: tuple[Pair, ...]
     truncates_to: int | None = None
     tenant: str = ""
     timeout_s: float | None = None
@@ -64,7 +85,7 @@ class RerankRequest:
     @property
     def num_chars(self) -> int:
         """Characters of all pairs."""
-        return sum(len(query) + len(document) for query, document, _ in self.pairs)
+        return sum(len(pair.query) + len(pair.document) for pair in self.pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from app.schemas.rerank import (
 from app.settings import LimitSettings
 from app.translation.bounds import check_count
 from app.translation.render import ResponseHead
-from deployments.pooled import Reranking, RerankRequest
+from deployments.pooled import Pair, Reranking, RerankRequest
 from engine.errors import RequestError
 
 
@@ -38,7 +38,7 @@ def score_request(body: ScoreRequest, limits: LimitSettings, *, request_id: str)
         )
     queries = queries if len(queries) == len(documents) else queries * len(documents)
     fields = ["text_2"] if isinstance(body.text_2, str) else [f"text_2[{i}]" for i in range(len(documents))]
-    pairs = tuple(zip(queries, documents, fields, strict=True))
+    pairs = tuple(map(Pair, queries, documents, fields))
     return _request(body.model, pairs, body.truncate_prompt_tokens, limits, request_id, "text_2")
 
 
@@ -51,7 +51,7 @@ def rerank_request(body: RerankBody, limits: LimitSettings, *, request_id: str) 
     if not body.documents:
         raise RequestError("'documents' must not be empty.", field="documents")
     check_count(len(body.documents), limits.max_documents, "documents", field="documents")
-    pairs = tuple((body.query, _text(document), f"documents[{i}]") for i, document in enumerate(body.documents))
+    pairs = tuple(Pair(body.query, _text(document), f"documents[{i}]") for i, document in enumerate(body.documents))
     return _request(body.model, pairs, body.truncate_prompt_tokens, limits, request_id, "documents")
 
 
@@ -87,7 +87,7 @@ def rerank_response(head: ResponseHead, found: Reranking, body: RerankBody) -> R
 
 def _request(
     model: str,
-    pairs: tuple[tuple[str, str, str], ...],
+    pairs: tuple[Pair, ...],
     truncates_to: int | None,
     limits: LimitSettings,
     request_id: str,

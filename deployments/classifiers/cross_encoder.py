@@ -7,32 +7,11 @@ called in a thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from deployments.classifiers.sequence_checkpoint import SequenceCheckpoint
 from deployments.config import RerankerConfig
+from deployments.pooled import Pair, PairScore
 from engine.errors import CheckpointError, RequestError
-
-
-class Pair(NamedTuple):
-    """A query and a document.
-
-    Attributes:
-        field: of the request, where the document stands; for messages.
-        max_tokens: both are cut to so many together, from the longer one; None refuses what does not fit.
-    """
-
-    query: str
-    document: str
-    field: str
-    max_tokens: int | None = None
-
-
-class PairScore(NamedTuple):
-    """How well a document answers a query, 0 to 1, and what was read for it."""
-
-    score: float
-    num_tokens: int
 
 
 class CrossEncoder:

@@ -18,21 +18,21 @@ from deployments.errors import UnavailableError
 from deployments.generation import ModelCard
 from deployments.handle_calls import until_answered
 from deployments.handles import RETRY_AFTER_S, reached
-from deployments.pooled import Reranking, RerankRequest
+from deployments.pooled import Pair, PairScore, Reranking, RerankRequest
 from engine.errors import RequestError
 
 if TYPE_CHECKING:
-    from deployments.classifiers.cross_encoder import CrossEncoder, Pair, PairScore
+    from deployments.classifiers.cross_encoder import CrossEncoder
 
 
-class Reranker(BatchedModel["Pair", "PairScore | RequestError"]):
+class Reranker(BatchedModel[Pair, PairScore | RequestError]):
     """The actor of one cross-encoder; the deployment is named `Reranker-<name>`."""
 
     def __init__(self, config: RerankerConfig, encoder: CrossEncoder | None = None) -> None:
         begin_actor()
         if encoder is None:
             # It brings torch along, which a gateway can do without.
-            from deployments.classifiers.cross_encoder import CrossEncoder, Pair
+            from deployments.classifiers.cross_encoder import CrossEncoder
 
             encoder = CrossEncoder(config)
             # The first pass is many times slower than those that follow; no request shall wait for it.
@@ -90,11 +90,9 @@ class Rerankers:
             OverloadError: the model cannot be reached in time, or has too much to do.
             TimeoutError: the client's deadline has passed.
         """
-        from deployments.classifiers.cross_encoder import Pair
-
         config = self._config_by_name[request.model]
         max_tokens = config.max_tokens if request.truncates_to == -1 else request.truncates_to
-        pairs = tuple(Pair(*pair, max_tokens) for pair in request.pairs)
+        pairs = tuple(pair._replace(max_tokens=max_tokens) for pair in request.pairs)
         async with asyncio.timeout(request.timeout_s):
             try:
                 async with asyncio.timeout(config.timeout_s):

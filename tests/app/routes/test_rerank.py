@@ -3,6 +3,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+from deployments.pooled import Pair
 from tests.app.scripted_gateway import ScriptedGateway
 
 SCORE, RERANK = "/v1/score", "/v1/rerank"
@@ -21,14 +22,14 @@ async def test_scores_come_in_the_order_of_the_pairs(client: httpx.AsyncClient, 
         ],
         "usage": {"prompt_tokens": 9, "total_tokens": 9},
     }
-    assert gateway.reranked[0].pairs == (("q", "a", "text_2[0]"), ("q", "bcd", "text_2[1]"))
+    assert gateway.reranked[0].pairs == (Pair("q", "a", "text_2[0]"), Pair("q", "bcd", "text_2[1]"))
 
 
 @pytest.mark.parametrize(
     ("text_1", "text_2", "pairs"),
     [
-        ("q", "a", (("q", "a", "text_2"),)),
-        (["q", "r"], ["a", "b"], (("q", "a", "text_2[0]"), ("r", "b", "text_2[1]"))),
+        ("q", "a", (Pair("q", "a", "text_2"),)),
+        (["q", "r"], ["a", "b"], (Pair("q", "a", "text_2[0]"), Pair("r", "b", "text_2[1]"))),
     ],
 )
 async def test_texts_pair_up_place_by_place(

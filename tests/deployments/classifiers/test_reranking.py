@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +17,12 @@ from ray import serve
 from ray.exceptions import RayTaskError
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from deployments.classifiers.cross_encoder import CrossEncoder, Pair, PairScore
+from deployments.classifiers.cross_encoder import CrossEncoder
 from deployments.classifiers.reranking import Reranker, Rerankers
 from deployments.classifiers.sequence_window import read_window
 from deployments.config import RerankerConfig
 from deployments.errors import UnavailableError
-from deployments.pooled import RerankRequest
+from deployments.pooled import Pair, PairScore, RerankRequest
 from engine.errors import CheckpointError, RequestError
 from tests.deployments.in_process import Response
 from tests.deployments.tiny_models import CONTEXT, write_cross_encoder, write_guard
@@ -84,7 +86,7 @@ def rerankers(folder: Path, delay_s: float = 0.0, **options: Any) -> Rerankers:
 
 
 def asked(documents: Sequence[str] = DOCUMENTS, **changes: Any) -> RerankRequest:
-    pairs = tuple((QUERY, document, f"documents[{i}]") for i, document in enumerate(documents))
+    pairs = tuple(pairs_of(documents))
     return RerankRequest(**{"request_id": "r.1", "model": "judge", "pairs": pairs} | changes)
 
 
@@ -96,6 +98,29 @@ async def test_scores_are_those_of_transformers_whoever_shares_the_batch(folder:
     assert second.scores == pytest.approx([score for score, _ in wanted[::-1]], abs=1e-5)
     assert first.num_prompt_tokens == second.num_prompt_tokens == sum(count for _, count in wanted)
     assert len({round(score, 4) for score in first.scores}) == len(DOCUMENTS)
+
+
+def test_a_gateway_that_asks_for_scores_goes_without_torch() -> None:
+    """The first request for scores imported it on the event loop: every stream of the gateway stood still meanwhile."""
+    subprocess.run([sys.executable, "-c", _GATEWAY_S_SIDE], check=True, timeout=120)
+
+
+_GATEWAY_S_SIDE = """
+import asyncio, pickle, sys
+from types import SimpleNamespace
+from deployments.classifiers.reranking import Rerankers
+from deployments.config import RerankerConfig
+from deployments.pooled import Pair, PairScore, RerankRequest
+
+async def remote(pairs):
+    return pickle.loads(pickle.dumps([PairScore(0.5, len(pair.document)) for pair in pairs]))
+
+handle = SimpleNamespace(score=SimpleNamespace(remote=remote))
+rerankers = Rerankers([RerankerConfig(name="judge", model_path="", max_tokens=9)], {"judge": handle})
+request = RerankRequest(request_id="r", model="judge", pairs=(Pair("q", "a", "documents[0]"),))
+assert asyncio.run(rerankers.score(request)).scores == (0.5,)
+assert "torch" not in sys.modules
+"""
 
 
 async def test_a_long_pair_is_cut_where_that_is_asked_for(folder: Path) -> None:
