@@ -23,6 +23,11 @@ from deployments.generation import EndReason, Finished, Started, TextDelta, Toke
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
 _ID_PREFIXES = {BlockKind.THOUGHTS: "rs", BlockKind.TEXT: "msg", BlockKind.CALL: "fc"}
+_GROWING = {
+    BlockKind.THOUGHTS: "reasoning_text",
+    BlockKind.TEXT: "output_text",
+    BlockKind.CALL: "function_call_arguments",
+}
 _WHY_INCOMPLETE = {EndReason.LENGTH: "max_output_tokens", EndReason.CONTENT_FILTER: "content_filter"}
 
 
@@ -186,41 +191,38 @@ class ResponseFrames:
 
     def _step(self, step: Step) -> bytes:
         block = step.block
-        place: dict[str, Any] = {"output_index": block.index}
         if step.opens:
-            added = self._frame("response.output_item.added", **place, item=self._writer.item(block, is_open=True))
+            item = self._writer.item(block, is_open=True)
+            added = self._frame("response.output_item.added", output_index=block.index, item=item)
             return added + self._part(block, "added", "")
-        place["item_id"] = self._writer.item_id(block)
-        text_place = place | {"content_index": 0}
-        if step.closes:
-            done = {
-                BlockKind.THOUGHTS: lambda: self._frame("response.reasoning_text.done", **text_place, text=block.text),
-                BlockKind.TEXT: lambda: self._frame(
-                    "response.output_text.done",
-                    **text_place,
-                    text=block.text,
-                    logprobs=self._writer.logprobs(block.scores),
-                ),
-                BlockKind.CALL: lambda: self._frame(
-                    "response.function_call_arguments.done",
-                    **place,
-                    name=self._writer.name(block)["name"],
-                    arguments=block.text,
-                ),
-            }[block.kind]()
-            done += self._part(block, "done", block.text)
-            is_whole = self._finished is None or self._finished.reason not in _WHY_INCOMPLETE
-            return done + self._frame(
+        if not step.closes:
+            return self._frame(f"response.{_GROWING[block.kind]}.delta", **self._place(block), **self._grown(step))
+        is_whole = self._finished is None or self._finished.reason not in _WHY_INCOMPLETE
+        return (
+            self._frame(f"response.{_GROWING[block.kind]}.done", **self._place(block), **self._whole(block))
+            + self._part(block, "done", block.text)
+            + self._frame(
                 "response.output_item.done",
                 output_index=block.index,
                 item=self._writer.item(block, is_whole=is_whole),
             )
-        if block.kind is BlockKind.CALL:
-            return self._frame("response.function_call_arguments.delta", **place, delta=step.piece)
-        if block.kind is BlockKind.THOUGHTS:
-            return self._frame("response.reasoning_text.delta", **text_place, delta=step.piece)
-        logprobs = self._writer.logprobs(step.scores)
-        return self._frame("response.output_text.delta", **text_place, delta=step.piece, logprobs=logprobs)
+        )
+
+    def _place(self, block: Block) -> dict[str, Any]:
+        place = {"output_index": block.index, "item_id": self._writer.item_id(block)}
+        return place if block.kind is BlockKind.CALL else place | {"content_index": 0}
+
+    def _grown(self, step: Step) -> dict[str, Any]:
+        is_text = step.block.kind is BlockKind.TEXT
+        return {"delta": step.piece} | ({"logprobs": self._writer.logprobs(step.scores)} if is_text else {})
+
+    def _whole(self, block: Block) -> dict[str, Any]:
+        match block.kind:
+            case BlockKind.THOUGHTS:
+                return {"text": block.text}
+            case BlockKind.TEXT:
+                return {"text": block.text, "logprobs": self._writer.logprobs(block.scores)}
+        return {"name": self._writer.name(block)["name"], "arguments": block.text}
 
     def _part(self, block: Block, what: str, text: str) -> bytes:
         if block.kind is BlockKind.CALL:
@@ -228,13 +230,7 @@ class ResponseFrames:
         part = {"type": "reasoning_text", "text": text}
         if block.kind is BlockKind.TEXT:
             part = self._writer.part(text, block.scores if text else ())
-        return self._frame(
-            f"response.content_part.{what}",
-            item_id=self._writer.item_id(block),
-            output_index=block.index,
-            content_index=0,
-            part=part,
-        )
+        return self._frame(f"response.content_part.{what}", **self._place(block), part=part)
 
     def _refused(self, refusal: str) -> bytes:
         index = len(self._reader.blocks)
