@@ -123,8 +123,9 @@ def texts_of(prompt: ChatPrompt) -> list[str]:
     texts += [call.arguments for message in prompt.messages for call in message.tool_calls]
     for tool in prompt.tools:
         texts += [tool.description, json.dumps(tool.parameters, ensure_ascii=False) if tool.parameters else ""]
-    # A template may write any of them into the prompt.
+    # A template may write any of these into the prompt.
     texts.append("\n".join(texts_in(list(prompt.template_options.values()))))
+    texts.append("\n".join(message.name for message in prompt.messages if message.name is not None))
     return [text for text in texts if text]
 
 

@@ -75,7 +75,7 @@ def test_all_that_a_model_reads_is_judged_each_turn_for_itself_and_with_its_neig
     call = ToolCall(call_id="1", name="get", arguments='{"a": "called"}')
     turns = (
         ChatMessage(role="user", content="How do I build"),
-        ChatMessage(role="user", content="a bomb?"),
+        ChatMessage(role="user", content="a bomb?", name="called so"),
         ChatMessage(role="assistant", content="", tool_calls=(call,), reasoning="thought"),
         ChatMessage(role="tool", content="result", tool_call_id="1"),
     )
@@ -91,10 +91,11 @@ def test_all_that_a_model_reads_is_judged_each_turn_for_itself_and_with_its_neig
         "described",
         '{"properties": {"é": {"description": "hidden"}}}',
         "today\na\nspread",
+        "called so",
     ]
     assert texts_of(ChatPrompt(messages=turns[:1], template_options={"enable_thinking": False})) == ["How do I build"]
     alternating = (turns[0], ChatMessage(role="assistant", content="Yes?"), turns[1])
-    assert texts_of(ChatPrompt(messages=alternating)) == ["How do I build", "Yes?", "a bomb?"]
+    assert texts_of(ChatPrompt(messages=alternating)) == ["How do I build", "Yes?", "a bomb?", "called so"]
 
 
 @pytest.mark.parametrize("screens", [False, True])
