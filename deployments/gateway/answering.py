@@ -95,7 +95,7 @@ class Answer:
             RequestError, OverloadError, EngineError: as the tokenizer, the classifier and the engine say.
         """
         deadline_s = None if self._request.timeout_s is None else self._arrived_s + self._request.timeout_s
-        verdict = asyncio.ensure_future(self._safety.judge_input(self._input_texts))
+        verdict = asyncio.ensure_future(self._verdict())
         verdict.add_done_callback(_seen)
         try:
             async with asyncio.timeout(self._left_s(deadline_s)):
@@ -206,6 +206,14 @@ class Answer:
         }
         for field, token_ids in named.items():
             check_vocabulary(token_ids, self._model.config.vocab_size, field=field)
+
+    async def _verdict(self) -> Verdict | None:
+        try:
+            return await self._safety.judge_input(self._input_texts)
+        except RequestError as error:
+            # To the classifier every text is an input.
+            message = error.message.replace("input", f"'{self._prompt_field}'", 1)
+            raise RequestError(message, field=self._prompt_field, code=error.code) from error
 
     async def _refused(self, verdict: asyncio.Future[Verdict | None]) -> Verdict | None:
         """Return the verdict that refuses the request, None where it passes."""

@@ -329,6 +329,18 @@ async def test_a_clean_answer_is_the_same_with_screening(gateway: OpenGateway) -
     assert len(judge.texts) > 3
 
 
+@pytest.mark.parametrize(("prompt", "field"), [("a", "messages"), (TextPrompt(text="a"), "prompt")])
+async def test_a_text_that_cannot_be_judged_is_told_by_the_field_that_has_it(
+    gateway: OpenGateway, prompt: str | TextPrompt, field: str
+) -> None:
+    """The classifier's word for it was told, which no field has that a chat or a completion knows."""
+    judge = Judge()
+    judge.failure = RequestError("input must have at most 5 characters to be judged, got 9", field="input")
+    with pytest.raises(RequestError, match=f"^'{field}' must have at most 5") as refused:
+        await events_of(await gateway(judge), ask(prompt))
+    assert refused.value.field == field
+
+
 async def test_without_a_classifier_that_answers_nothing_passes(gateway: OpenGateway, serving: Serving) -> None:
     judge = Judge()
     judge.failure = ActorDiedError()
