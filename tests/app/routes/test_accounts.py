@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from dataclasses import fields
 from typing import Any
 
 import httpx
@@ -96,6 +98,22 @@ async def test_usage_is_added_up_and_told_one_by_one(served: httpx.AsyncClient, 
     assert sheet.headers["content-type"].startswith("text/csv")
     header, row = sheet.text.splitlines()
     assert dict(zip(header.split(","), row.split(","), strict=True))["output_tokens"] == "3"
+
+
+async def test_a_sheet_is_written_off_the_event_loop(
+    served: httpx.AsyncClient, meter: ScriptedMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred thousand records held up every stream of the gateway for seconds."""
+    threads: list[threading.Thread] = []
+
+    def fields_noted(record: type) -> Any:
+        threads.append(threading.current_thread())
+        return fields(record)
+
+    monkeypatch.setattr("app.routes.accounts.fields", fields_noted)
+    assert (await served.get("/admin/usage.csv", headers=ADMIN)).status_code == 200
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 async def test_a_key_is_made_used_listed_and_revoked(served: httpx.AsyncClient) -> None:
