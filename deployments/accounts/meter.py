@@ -155,8 +155,10 @@ class Meter:
         """Send what dead gateways of this machine have left; False where it has to be tried again."""
         for records, path in self.spool.orphans():
             try:
-                async with asyncio.timeout(RECORD_TIMEOUT_S):
-                    await self._accounts.record.remote(records)
+                # In parts, as its gateway would have: Serve takes no message of any size.
+                for start in range(0, len(records), MAX_BATCH):
+                    async with asyncio.timeout(RECORD_TIMEOUT_S):
+                        await self._accounts.record.remote(records[start : start + MAX_BATCH])
             except UNREACHED as error:
                 _logger.warning("records of a dead gateway cannot be stored yet: %s", error)
                 return False

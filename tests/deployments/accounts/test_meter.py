@@ -186,6 +186,22 @@ async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_
     assert not list((tmp_path / "usage").glob("dead*"))
 
 
+async def test_what_a_dead_gateway_left_is_told_in_parts(handle: LocalHandle, tmp_path: Path) -> None:
+    """All of it in one message was more than Serve carries, once the accounts had been away for long."""
+    dead = a_meter(handle, tmp_path, "dead")
+    for i in range(meter_module.MAX_BATCH + 1):
+        dead.record(a_timeline(f"r{i}"))
+    assert dead.spool._file is not None
+    os.close(dead.spool._file)
+    dead.spool._file = None
+    told: list[int] = []
+    handle.heard = lambda name, *args: told.append(len(args[0])) if name == "record" else None
+    meter = a_meter(handle, tmp_path)
+    assert await meter.adopt_orphans()
+    assert told == [meter_module.MAX_BATCH, 1]
+    assert (await meter.totals(UsageQuestion()))[0].num_requests == meter_module.MAX_BATCH + 1
+
+
 async def test_keys_are_good_at_once_here_and_soon_elsewhere(handle: LocalHandle, tmp_path: Path) -> None:
     here, elsewhere = a_meter(handle, tmp_path, "g1"), a_meter(handle, tmp_path, "g2")
     await here.add_key("d1", "blue")
