@@ -87,9 +87,9 @@ class Accounts:
         """Add up records by tenant, model and adapter."""
         return await self._kept(self._ledger.totals, question)
 
-    async def records(self, question: UsageQuestion, limit: int) -> list[UsageRecord]:
-        """Return records in the order in which they started."""
-        return await self._kept(self._ledger.records, question, limit=limit)
+    async def records(self, question: UsageQuestion, limit: int, after: UsageRecord | None) -> list[UsageRecord]:
+        """Return records in the order in which they started, from behind one of them on."""
+        return await self._kept(self._ledger.records, question, limit=limit, after=after)
 
     async def add_key(self, digest: str, tenant: str) -> list[KeyInfo]:
         """Let a key be a tenant's; return all keys."""

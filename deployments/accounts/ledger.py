@@ -24,6 +24,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    tuple_,
 )
 
 from deployments.accounts.values import GATEWAY_LOST, KeyInfo, UsageQuestion, UsageRecord, UsageTotal
@@ -114,9 +115,12 @@ class Ledger:
         )
         return [UsageTotal(**row) for row in self._rows(statement.group_by(*groups).order_by(*groups))]
 
-    def records(self, question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
-        """Return records in the order in which they started, `limit` of them at most."""
-        statement = _asked(select(_usage), question).order_by(_usage.c.started_unix_s, _usage.c.record_id)
+    def records(self, question: UsageQuestion, *, limit: int, after: UsageRecord | None = None) -> list[UsageRecord]:
+        """Return records in the order in which they started, `limit` of them at most, from behind one of them on."""
+        place = _usage.c.started_unix_s, _usage.c.record_id
+        statement = _asked(select(_usage), question).order_by(*place)
+        if after is not None:
+            statement = statement.where(tuple_(*place) > (after.started_unix_s, after.record_id))
         return [UsageRecord(**row) for row in self._rows(statement.limit(limit))]
 
     def add_key(self, key: KeyInfo) -> None:

@@ -40,6 +40,8 @@ RECORD_TIMEOUT_S = 30.0
 FLUSH_S = 2.0
 """Longer nobody waits who stops a server; the accounts may have been stopped before."""
 MAX_BATCH = 1000
+PAGE = 4000
+"""Records asked for at once: Serve carries 4 MiB in one message, and one has less than 1 KiB."""
 
 
 class Meter:
@@ -175,8 +177,14 @@ class Meter:
         return totals
 
     async def records(self, question: UsageQuestion, *, limit: int) -> list[UsageRecord]:
-        """Return records in the order in which they started."""
-        records: list[UsageRecord] = await self._ask("records", question, limit)
+        """Return records in the order in which they started, `limit` of them at most."""
+        records: list[UsageRecord] = []
+        while len(records) < limit:
+            size = min(PAGE, limit - len(records))
+            page: list[UsageRecord] = await self._ask("records", question, size, records[-1] if records else None)
+            records += page
+            if len(page) < size:
+                break
         return records
 
     async def keys(self) -> list[KeyInfo]:

@@ -186,6 +186,25 @@ async def test_what_a_dead_gateway_left_is_stored_once(handle: LocalHandle, tmp_
     assert not list((tmp_path / "usage").glob("dead*"))
 
 
+async def test_records_are_asked_for_in_pages(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than some 30,000 in one message were more than Serve carries: the accounts seemed to be away."""
+    monkeypatch.setattr(meter_module, "PAGE", 2)
+    meter = a_meter(handle, tmp_path)
+    names = [f"r{i}" for i in range(5)]
+    for name in names:
+        # All of one moment: the order is by their ids then.
+        meter.record(a_timeline(name))
+    await meter.settle()
+    sizes: list[int] = []
+    handle.heard = lambda name, *args: sizes.append(args[1])
+    assert [record.record_id for record in await meter.records(UsageQuestion(), limit=9)] == names
+    assert [record.record_id for record in await meter.records(UsageQuestion(), limit=3)] == names[:3]
+    assert await meter.records(UsageQuestion(tenant="nobody"), limit=3) == []
+    assert sizes == [2, 2, 2, 2, 1, 2]
+
+
 async def test_what_a_dead_gateway_left_is_told_in_parts(handle: LocalHandle, tmp_path: Path) -> None:
     """All of it in one message was more than Serve carries, once the accounts had been away for long."""
     dead = a_meter(handle, tmp_path, "dead")
