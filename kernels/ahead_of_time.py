@@ -77,7 +77,9 @@ def compile_for(name: str, launch: Launch) -> Usage:
         num_registers, spill_bytes = _amd_resources(compiled.asm["amdgcn"])
     shared_bytes = int(compiled.metadata.shared)
     complaint = None
-    if shared_bytes > target.shared_bytes:
+    if re.search(r"^\s*trap;", compiled.asm.get("ptx", ""), re.MULTILINE):
+        complaint = "the compiler has put a trap in its place"
+    elif shared_bytes > target.shared_bytes:
         complaint = f"{shared_bytes} bytes of shared memory, {target.shared_bytes} are there"
     elif spill_bytes:
         complaint = f"{spill_bytes} bytes of registers spilled"

@@ -11,13 +11,15 @@ import torch
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products, pretending
 from kernels.embedding.launch import put_drawn, take_rows
-from kernels.experts.launch import multiply_by_experts
+from kernels.experts.launch import ExpertMatrix, multiply_by_experts
 from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, activate_and_multiply
 from kernels.gated_activation.reference import Activation
 from kernels.lora_expand.launch import lora_expand
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import lora_shrink
+from kernels.mxfp4.reference import BLOCK as MXFP4_BLOCK
+from kernels.mxfp4.reference import Mxfp4Matrix
 from kernels.paged_attention.launch import MAX_PROGRAMS, paged_attention
 from kernels.recording import Launch, recording
 from kernels.rope_attention.launch import can_attend, rope_attention
@@ -25,7 +27,7 @@ from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
 from kernels.streamed_linear.launch import MAX_ROWS, MAX_WIDE_ROWS, from_int4, row_linear, streamed_linear, tile_cut
 from kernels.streamed_linear.layout import GROUP, SHORT_GROUPS
-from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix, Matrix
+from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix
 from kernels.token_choice.launch import choose_tokens
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
@@ -120,6 +122,9 @@ def all_launches(target: str) -> list[Launch]:
             mix(mixture, torch.bfloat16)
         for mixture in GPT_OSS_MIXTURES:
             mix(mixture, torch.bfloat16, "clamped", has_biases=True)
+            mix(mixture, torch.bfloat16, "clamped", matrix=partial(_mxfp4, dtype=torch.bfloat16), has_biases=True)
+        for dtype in (torch.float16, torch.float32):
+            mix(GPT_OSS_MIXTURES[0], dtype, "clamped", matrix=partial(_mxfp4, dtype=dtype), has_biases=True)
         mix(MIXTURES[0], torch.float16)
         mix(MIXTURES[0], torch.float32)
         mix(MIXTURES[0], torch.bfloat16, "gelu")
@@ -143,7 +148,7 @@ def mix(
     dtype: torch.dtype,
     activation: Activation = "silu",
     *,
-    matrix: Callable[[int, int], Matrix] | None = None,
+    matrix: Callable[[int, int], ExpertMatrix] | None = None,
     has_biases: bool = False,
 ) -> None:
     """Launch a mixture of experts for a row and two, for full batches, and for prompts, with what `matrix` makes."""
@@ -356,6 +361,11 @@ def _empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 def _int4(width: int, depth: int, dtype: torch.dtype, group: int = GROUP) -> Int4Matrix:
     units = _empty(depth // group, width, dtype=torch.int32)
     return Int4Matrix(_empty(width, depth // 2, dtype=torch.uint8), units, dtype)
+
+
+def _mxfp4(width: int, depth: int, dtype: torch.dtype) -> Mxfp4Matrix:
+    units = _empty(width, -(-depth // MXFP4_BLOCK), dtype=torch.int32)
+    return Mxfp4Matrix(_empty(width, depth // 8, dtype=torch.int32), units, dtype)
 
 
 def _fp8(width: int, depth: int) -> Fp8Matrix:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kernels.gated_activation.kernel import gated
+from kernels.mxfp4.kernel import add_mxfp4
 from kernels.overlap import take_turn
 from kernels.streamed_linear.kernel import block_of
 
@@ -39,6 +40,7 @@ def expert_product_kernel(
     LIMIT: tl.constexpr,
     GROUP: tl.constexpr,
     BITS: tl.constexpr,
+    IS_MXFP4: tl.constexpr,
     NEIGHBOURS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -50,10 +52,10 @@ def expert_product_kernel(
     `slots`, `tiles` and `num_tiles` are what `choose_experts_kernel` makes. Pair p reads row p // sharers of `x`
     [any, depth]. `weight` is [experts * width, depth], or where there is an ACTIVATION [experts * 2 * width, depth],
     and what is written is a(gate) * up, as `kernels.gated_activation` defines it. Weights have 4 bits in groups of
-    GROUP inputs, or where LIMIT is above 0 they are 8-bit floats, of which it is the largest, in `units` for each row;
-    else the type of `x`. Where it HAS_BIAS, `biases` has a number for each row of `weight`. Programs follow one another
-    by as many tiles as there are NEIGHBOURS, then by columns, so that those that run at once read the same weights and
-    the same rows.
+    GROUP inputs, or those of `kernels.mxfp4`, or where LIMIT is above 0 they are 8-bit floats, of which it is the
+    largest, in `units` for each row; else the type of `x`. Where it HAS_BIAS, `biases` has a number for each row of
+    `weight`. Programs follow one another by as many tiles as there are NEIGHBOURS, then by columns, so that those that
+    run at once read the same weights and the same rows.
     """
     take_turn(OVERLAPS)
     IS_GATED: tl.constexpr = ACTIVATION != ""
@@ -89,6 +91,8 @@ def expert_product_kernel(
             )
             product = tl.dot(low, tl.trans(_tile_of(x, row, is_pair, depth, at, 64)), product)
             product = tl.dot(high, tl.trans(_tile_of(x, row, is_pair, depth, at + 64, 64)), product)
+        elif IS_MXFP4:
+            product = add_mxfp4(product, x, row, is_pair, weight, units, line, is_line, depth, at)
         else:
             w_tile = _tile_of(weight, line, is_line, depth, at, BLOCK_K)
             if LIMIT > 0:

@@ -12,6 +12,9 @@ from kernels.experts.kernel import expert_product_kernel, expert_sum_kernel
 from kernels.experts.routing_kernel import choose_experts_kernel
 from kernels.experts.row_kernel import expert_down_kernel, expert_gate_up_kernel
 from kernels.gated_activation.reference import Activation
+from kernels.mxfp4 import launch as mxfp4
+from kernels.mxfp4.reference import BLOCK as MXFP4_BLOCK
+from kernels.mxfp4.reference import Mxfp4Matrix
 from kernels.overlap import overlap
 from kernels.streamed_linear.launch import BITS_BY_DTYPE
 from kernels.streamed_linear.layout import BLOCK
@@ -25,6 +28,8 @@ ROW_OUTPUTS, ROW_DEPTH, ROW_NUMBERS = 2, 1024, 8192
 """Of the kernels for a row or two: outputs and inputs of a tile, and of a tile of all experts of a row the numbers."""
 SUM_BLOCK = 1024
 Biases = tuple[torch.Tensor, torch.Tensor]
+ExpertMatrix = Matrix | Mxfp4Matrix
+"""Weights of all experts, one below the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +116,8 @@ def choose_experts(
 def multiply_by_experts(
     x: torch.Tensor,
     logits: torch.Tensor,
-    gate_up: Matrix,
-    down: Matrix,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
     counts: torch.Tensor,
     *,
     chosen: int,
@@ -137,11 +142,11 @@ def multiply_by_experts(
     up_bias, down_bias = biases or (None, None)
     if not rows:
         return torch.empty_like(x)
-    if rows <= MAX_ROWS and not isinstance(gate_up, Int4Matrix) and not isinstance(down, Int4Matrix):
+    if rows <= MAX_ROWS and _can_go_by_rows(gate_up, down):
         routing = choose_experts(logits, chosen, counts, is_normed=is_normed)
         return _multiply_rows(x, routing, gate_up, down, activation, biases)
-    is_int4 = isinstance(gate_up, Int4Matrix) or isinstance(down, Int4Matrix)
-    cut = usual_cut(rows, chosen, experts, x.element_size(), is_int4=is_int4)
+    kinds = {type(gate_up), type(down)}
+    cut = usual_cut(rows, chosen, experts, x.element_size(), is_int4=Int4Matrix in kinds, is_mxfp4=Mxfp4Matrix in kinds)
     routing = choose_experts(logits, chosen, counts, is_normed=is_normed, tile=cut.block_m, decodes=decodes)
     inner = expert_product(x, gate_up, routing, cut, bias=up_bias, activation=activation)
     return add_up(expert_product(inner, down, routing, cut, bias=down_bias), routing.weights)
@@ -149,7 +154,7 @@ def multiply_by_experts(
 
 def expert_product(
     x: torch.Tensor,
-    weight: Matrix,
+    weight: ExpertMatrix,
     routing: Routing,
     cut: Cut,
     *,
@@ -190,10 +195,11 @@ def expert_product(
         LIMIT=_limit_of(weight),
         GROUP=group,
         BITS=BITS_BY_DTYPE[x.dtype] if group else 0,
+        IS_MXFP4=isinstance(weight, Mxfp4Matrix),
         NEIGHBOURS=cut.neighbours,
         BLOCK_M=cut.block_m,
         BLOCK_N=block_n,
-        BLOCK_K=BLOCK if group else cut.block_k,
+        BLOCK_K=_block_k(weight, cut),
         num_warps=cut.num_warps,
         num_stages=cut.num_stages,
         **overlap(),
@@ -211,14 +217,17 @@ def add_up(parts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def usual_cut(rows: int, chosen: int, experts: int, number_bytes: int, *, is_int4: bool = False) -> Cut:
+def usual_cut(
+    rows: int, chosen: int, experts: int, number_bytes: int, *, is_int4: bool = False, is_mxfp4: bool = False
+) -> Cut:
     """Return how the products of so many rows are cut: reasoned, and not measured yet.
 
     A tile has as many rows as an expert gets where all get as many, up to what fits into registers. Few rows are a
     matter of bytes: small tiles, a line of the cache and more at once, as many on their way as a multiprocessor holds.
     Many are one of products: the larger a tile, the fewer numbers it reads for each; and of 16 tiles that are
-    neighbours, weights and rows lie in the cache. What has 4 bits takes registers as it becomes numbers: small tiles.
-    It is the same for all rows up to a power of two.
+    neighbours, weights and rows lie in the cache. What has 4 bits takes registers as it becomes numbers: small tiles,
+    of few outputs where it is MXFP4, so that many rows share what that took. It is the same for all rows up to a power
+    of two.
     """
     pairs = triton.next_power_of_2(rows) * chosen
     block_m = int(min(128, max(16, triton.next_power_of_2(triton.cdiv(pairs, experts)))))
@@ -230,7 +239,7 @@ def usual_cut(rows: int, chosen: int, experts: int, number_bytes: int, *, is_int
     elif block_m <= 32:
         block_n, block_k = 64, 128 if has_room else 64
     else:
-        block_n, block_k = 128, 64
+        block_n, block_k = 64 if is_mxfp4 else 128, 64
     most = shared_bytes() // ((block_m + block_n) * block_k * number_bytes)
     return Cut(
         block_m=block_m,
@@ -250,12 +259,14 @@ def max_tiles(pairs: int, experts: int, tile: int) -> int:
 def _multiply_rows(
     x: torch.Tensor,
     routing: Routing,
-    gate_up: torch.Tensor | Fp8Matrix,
-    down: torch.Tensor | Fp8Matrix,
+    gate_up: ExpertMatrix,
+    down: ExpertMatrix,
     activation: Activation,
     biases: Biases | None,
 ) -> torch.Tensor:
     """Multiply a row or two, one by one."""
+    if isinstance(gate_up, Mxfp4Matrix) and isinstance(down, Mxfp4Matrix):
+        return mxfp4.multiply_rows(x, routing.experts, routing.weights, gate_up, down, activation, biases)
     has_bias, (up_bias, down_bias) = biases is not None, biases or (x, x)
     (rows, hidden), chosen, width = x.shape, routing.experts.shape[1], down.shape[1]
     inner = torch.empty(rows * chosen, width, dtype=x.dtype, device=x.device)
@@ -301,9 +312,22 @@ def _multiply_rows(
     return out
 
 
-def _parts_of(weight: Matrix) -> tuple[torch.Tensor, torch.Tensor]:
+def _can_go_by_rows(gate_up: ExpertMatrix, down: ExpertMatrix) -> bool:
+    """Return whether there are kernels for a row or two."""
+    are_mxfp4 = [isinstance(weight, Mxfp4Matrix) for weight in (gate_up, down)]
+    return all(are_mxfp4) or not (any(are_mxfp4) or isinstance(gate_up, Int4Matrix) or isinstance(down, Int4Matrix))
+
+
+def _block_k(weight: ExpertMatrix, cut: Cut) -> int:
+    """Return how many inputs a tile has: of 4 bits those that lie in one block."""
+    if isinstance(weight, Mxfp4Matrix):
+        return MXFP4_BLOCK
+    return BLOCK if isinstance(weight, Int4Matrix) else cut.block_k
+
+
+def _parts_of(weight: ExpertMatrix) -> tuple[torch.Tensor, torch.Tensor]:
     return (weight, weight) if isinstance(weight, torch.Tensor) else (weight.held, weight.units)
 
 
-def _limit_of(weight: Matrix) -> float:
+def _limit_of(weight: ExpertMatrix) -> float:
     return weight.limit if isinstance(weight, Fp8Matrix) else 0

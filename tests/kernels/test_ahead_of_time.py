@@ -33,7 +33,15 @@ def test_all_kernels_compile_and_fit() -> None:
         "lora_gather",
         "lora_logits",
     )
-    families += ("choose_experts", "expert_gate_up", "expert_down", "expert_product", "expert_sum")
+    families += (
+        "choose_experts",
+        "expert_gate_up",
+        "expert_down",
+        "expert_product",
+        "expert_sum",
+        "mxfp4_gate_up",
+        "mxfp4_down",
+    )
     for family in (*families, "quantize_rows", "streamed_linear", "from_int4"):
         assert any(f" {family} " in line for line in lines), family
 

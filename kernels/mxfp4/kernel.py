@@ -1,0 +1,69 @@
+"""How weights in MXFP4, laid out by `kernels.mxfp4.reference`, become numbers on their way into a product of tiles."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def pair_of(words, PAIR: tl.constexpr):
+    """Return two numbers of each word, as bits of two bfloat16 that are 2^(exponent - 1) times too small."""
+    if PAIR < 3:
+        # Sign, exponent and mantissa of both halves.
+        return (words << 3 * PAIR) & -0x7E3F7E40
+    return ((words >> 6) & 0x01800180) | ((words >> 4) & 0x00400040) | ((words << 4) & -0x7FFF8000)
+
+
+@triton.jit
+def weights_of(pair, unit, dtype: tl.constexpr):
+    """Return what pairs stand for, the weights of even inputs and those of odd ones, in `dtype`."""
+    if dtype == tl.bfloat16:
+        scale = (unit << 7).to(tl.int16).to(dtype, bitcast=True)
+        # In this order both products are one instruction; in the other one halves change places before it and after.
+        odd = (pair >> 16).to(tl.int16).to(dtype, bitcast=True) * scale
+        even = pair.to(tl.int16).to(dtype, bitcast=True) * scale
+    else:
+        even, odd = wide_weights_of(pair, unit)
+        even, odd = even.to(dtype), odd.to(dtype)
+    return even, odd
+
+
+@triton.jit
+def wide_weights_of(pair, unit):
+    """Return the same in float32."""
+    scale = (unit << 23).to(tl.float32, bitcast=True)
+    odd = (pair & -0x10000).to(tl.float32, bitcast=True) * scale
+    even = (pair << 16).to(tl.float32, bitcast=True) * scale
+    return even, odd
+
+
+@triton.jit
+def _bytes_of(words):
+    """Return the four bytes of each word [lines], [lines, 4].
+
+    By joins, which the compiler follows from the product's registers back to memory: a shift by the place it does not.
+    """
+    first = tl.join(words & 255, (words >> 8) & 255)
+    second = tl.join((words >> 16) & 255, (words >> 24) & 255)
+    return tl.join(first, second).permute(0, 2, 1).reshape([words.shape[0], 4])
+
+
+@triton.jit
+def add_mxfp4(product, x, row, is_row, held, units, line, is_line, depth, at):
+    """Add to `product` [lines, rows] that of 128 inputs from `at` on, of which the last block may have fewer.
+
+    A number of `held` is a word; 32 divides `depth`.
+    """
+    groups, first = depth // 32, at // 32
+    word, place = tl.arange(0, 16), tl.arange(0, 32)
+    is_word = is_line[:, None] & (first + word // 4 < groups)[None, :]
+    start = line.to(tl.int64)
+    words = tl.load(held + (start[:, None] * groups + first) * 4 + word[None, :], mask=is_word, other=0)
+    few = _bytes_of(tl.load(units + start * tl.cdiv(groups, 4) + first // 4, mask=is_line, other=0))
+    unit = tl.broadcast_to(few[:, :, None], [line.shape[0], 4, 4]).reshape([line.shape[0], 16])
+    inputs = row.to(tl.int64)[:, None] * depth
+    for PAIR in tl.static_range(4):
+        even, odd = weights_of(pair_of(words, PAIR), unit, x.dtype.element_ty)
+        k = at + place // 8 * 32 + 8 * PAIR + place % 8
+        x_tile = tl.load(x + inputs + k[None, :], mask=is_row[:, None] & (k < depth)[None, :], other=0.0)
+        product = tl.dot(tl.interleave(even, odd), tl.trans(x_tile), product, input_precision="ieee")
+    return product

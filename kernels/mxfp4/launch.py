@@ -1,0 +1,77 @@
+"""A mixture of experts for a row or two with weights in MXFP4: `kernels.mxfp4.row_kernel`."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from kernels.gated_activation.reference import Activation
+from kernels.mxfp4.reference import GROUP, Mxfp4Matrix
+from kernels.mxfp4.row_kernel import mxfp4_down_kernel, mxfp4_gate_up_kernel
+from kernels.overlap import overlap
+
+ROW_GROUPS = 32
+"""Of a tile, at most: a warp's."""
+GATE_UP_OUTPUTS, DOWN_OUTPUTS = 2, 16
+"""Of a tile: gates, and outputs of all experts of a row, so that a thread has four for each input that it reads."""
+
+
+def multiply_rows(
+    x: torch.Tensor,
+    experts: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: Mxfp4Matrix,
+    down: Mxfp4Matrix,
+    activation: Activation,
+    biases: tuple[torch.Tensor, torch.Tensor] | None,
+) -> torch.Tensor:
+    """Multiply a row or two, one by one, by the `experts` that each has chosen and `weights`, both [rows, chosen].
+
+    Weights are not rounded to the type of `x`, which would change those only that float16 has no number for.
+    """
+    has_bias, (up_bias, down_bias) = biases is not None, biases or (x, x)
+    (rows, hidden), chosen, width = x.shape, experts.shape[1], down.shape[1]
+    inner = torch.empty(rows * chosen, width, dtype=x.dtype, device=x.device)
+    mxfp4_gate_up_kernel[(rows * chosen, triton.cdiv(width, GATE_UP_OUTPUTS))](
+        x.view(torch.int32),
+        experts,
+        gate_up.held,
+        gate_up.units,
+        up_bias,
+        inner,
+        width,
+        GROUPS=hidden // GROUP,
+        CHOSEN=chosen,
+        HAS_BIAS=has_bias,
+        ACTIVATION=activation,
+        BLOCK_N=GATE_UP_OUTPUTS,
+        BLOCK_G=_block_groups(hidden),
+        num_warps=1,
+        **overlap(),
+    )
+    out = torch.empty_like(x)
+    block_c = triton.next_power_of_2(chosen)
+    block_n = max(1, DOWN_OUTPUTS // max(4, block_c))
+    mxfp4_down_kernel[(rows, triton.cdiv(hidden, block_n))](
+        inner.view(torch.int32),
+        experts,
+        weights,
+        down.held,
+        down.units,
+        down_bias,
+        out,
+        hidden,
+        GROUPS=width // GROUP,
+        CHOSEN=chosen,
+        HAS_BIAS=has_bias,
+        BLOCK_C=block_c,
+        BLOCK_N=block_n,
+        BLOCK_G=_block_groups(width),
+        num_warps=4,
+        **overlap(),
+    )
+    return out
+
+
+def _block_groups(depth: int) -> int:
+    return int(min(ROW_GROUPS, triton.next_power_of_2(depth // GROUP)))
