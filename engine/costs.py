@@ -6,6 +6,7 @@ from math import prod
 
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
+from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.fallback.spec import FallbackSpec
 from engine.loading.names import parameters
 
@@ -34,9 +35,11 @@ def num_idle_weights(spec: ModelSpec) -> float:
 def weight_bytes(spec: ModelSpec, element_bytes: int) -> float:
     """Return what the weights take on a GPU: `element_bytes` each, save those that a checkpoint has in fewer bits."""
     saved = 0.0
-    if spec.stored is not None:
-        for depth, out in spec.linear_shapes().values():
-            saved += depth * out * element_bytes - spec.stored.num_bytes(out, depth, element_bytes)
+    if isinstance(spec, DecoderSpec) and spec.stored is not None:
+        # Of those, several experts' matrices in one tensor count as one.
+        count = spec.experts.count if spec.experts is not None and isinstance(spec.stored, StoredMxfp4) else 1
+        for depth, out in spec.stored_shapes().values():
+            saved += count * (depth * out * element_bytes - spec.stored.num_bytes(out, depth, element_bytes))
     return num_weights(spec) * element_bytes - saved
 
 
@@ -44,9 +47,9 @@ def step_weight_bytes(spec: ModelSpec, element_bytes: int, num_rows: int = 1) ->
     """Return what of `weight_bytes` a decode step of so many rows reads."""
     each = 0.0
     for depth, out in _expert(spec):
-        # Experts in one tensor are numbers.
-        is_stored = isinstance(spec, DecoderSpec) and not spec.expert_names.are_one
-        stored = spec.stored if is_stored else None
+        # In other layouts experts in one tensor are numbers.
+        is_number = isinstance(spec, DecoderSpec) and spec.expert_names.are_one
+        stored = None if is_number and not isinstance(spec.stored, StoredMxfp4) else spec.stored
         each += depth * out * element_bytes if stored is None else stored.num_bytes(out, depth, element_bytes)
     unmet_bytes = _num_unmet_experts(spec, num_rows) * each
     return weight_bytes(spec, element_bytes) - _num_unread(spec) * element_bytes - unmet_bytes

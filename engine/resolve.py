@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.model_spec import ModelSpec
+from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4
 from engine.errors import ConfigError
 from engine.fallback.spec import FallbackSpec
@@ -221,7 +222,7 @@ def _quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware, dtype
         if wanted not in (None, "int4"):
             raise ConfigError(f"quantization: {wanted!r}, but the checkpoint's weights have 4 bits already.")
         return "int4"
-    can_stay = stored.stays and _why_not_fp8(spec, hardware, dtype) is None
+    can_stay = isinstance(stored, StoredFp8) and stored.stays and _why_not_fp8(spec, hardware, dtype) is None
     return wanted or ("fp8" if can_stay else None)
 
 

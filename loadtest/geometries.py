@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 
 SHARD_BYTES = 2 << 30
 WEIGHT_STD = 0.02
+MXFP4_EXPONENT = 120
+"""Random numbers of 4 bits deviate by 2.8: by 0.022 with this exponent."""
 
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -39,6 +41,33 @@ _QWEN3_MOE = {
     "rms_norm_eps": 1e-6,
     "rope_theta": 1000000.0,
     "tie_word_embeddings": False,
+}
+
+_GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "tie_word_embeddings": False,
+    "quantization_config": {"quant_method": "mxfp4"},
 }
 
 CONFIG_BY_NAME: dict[str, dict[str, Any]] = {
@@ -109,6 +138,7 @@ CONFIG_BY_NAME: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 4,
     },
+    "gpt-oss-20b": _GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
     "moe-2b-a0.2b": _QWEN3_MOE
     | {
         "hidden_size": 1024,
@@ -128,7 +158,7 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head = config.get("head_dim") or hidden // config["num_attention_heads"]
     q, kv = (config[f"num_{kind}_heads"] * head for kind in ("attention", "key_value"))
-    has_bias = config["model_type"] == "qwen2"
+    has_bias = config["model_type"] in ("qwen2", "gpt_oss")
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
@@ -137,6 +167,9 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
             if has_bias:
                 yield f"{prefix}self_attn.{name}_proj.bias", (size,)
         yield f"{prefix}self_attn.o_proj.weight", (hidden, q)
+        if config["model_type"] == "gpt_oss":
+            yield from _gpt_oss_shapes(config, prefix)
+            continue
         if config["model_type"].startswith("qwen3"):
             yield f"{prefix}self_attn.q_norm.weight", (head,)
             yield f"{prefix}self_attn.k_norm.weight", (head,)
@@ -153,6 +186,21 @@ def tensor_shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]
     yield "model.norm.weight", (hidden,)
     if not config.get("tie_word_embeddings"):
         yield "lm_head.weight", (config["vocab_size"], hidden)
+
+
+def _gpt_oss_shapes(config: dict[str, Any], prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield what a layer of that family has besides queries, keys, values and their product."""
+    hidden, inner, experts = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    yield f"{prefix}self_attn.o_proj.bias", (hidden,)
+    yield f"{prefix}self_attn.sinks", (config["num_attention_heads"],)
+    yield f"{prefix}mlp.router.weight", (experts, hidden)
+    yield f"{prefix}mlp.router.bias", (experts,)
+    for name, out, depth in (("gate_up_proj", 2 * inner, hidden), ("down_proj", hidden, inner)):
+        yield f"{prefix}mlp.experts.{name}_blocks", (experts, out, depth // 32, 16)
+        yield f"{prefix}mlp.experts.{name}_scales", (experts, out, depth // 32)
+        yield f"{prefix}mlp.experts.{name}_bias", (experts, out)
+    yield f"{prefix}input_layernorm.weight", (hidden,)
+    yield f"{prefix}post_attention_layernorm.weight", (hidden,)
 
 
 def write_checkpoint(config: dict[str, Any], folder: Path, *, seed: int = 0, shard_bytes: int = SHARD_BYTES) -> None:
@@ -190,4 +238,8 @@ def write_checkpoint(config: dict[str, Any], folder: Path, *, seed: int = 0, sha
 def _random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     if name.endswith("norm.weight"):
         return torch.ones(shape, dtype=torch.bfloat16)
+    if name.endswith("_blocks"):
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    if name.endswith("_scales"):
+        return torch.full(shape, MXFP4_EXPONENT, dtype=torch.uint8)
     return torch.empty(shape, dtype=torch.bfloat16).normal_(0.0, WEIGHT_STD, generator=generator)

@@ -17,6 +17,8 @@ from engine.errors import CheckpointError
 MXFP4 = "mxfp4"
 GROUP = 32
 """Numbers that share a scale."""
+UNIT_BYTES, UNIT_INPUTS = 4, 128
+"""Of the scales on a GPU: those of so many inputs lie in so many bytes."""
 BYTES = ("U8",)
 
 
@@ -28,11 +30,6 @@ class StoredMxfp4:
     def title(self) -> str:
         """What the weights are."""
         return "4-bit (mxfp4)"
-
-    @property
-    def stays(self) -> bool:
-        """Whether a GPU multiplies by the weights as they are: they become numbers there."""
-        return False
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
         """Return the tensors that experts of (experts, in, out) must have; `dtype`: of their numbers, None for none."""
@@ -46,8 +43,8 @@ class StoredMxfp4:
         }
 
     def num_bytes(self, out: int, depth: int, element_bytes: int) -> float:
-        """Return what a module takes on a GPU, where numbers take `element_bytes`."""
-        return out * depth * element_bytes
+        """Return what one expert's module takes on a GPU, as `kernels.mxfp4` holds it."""
+        return out * (depth / 2 + UNIT_BYTES * -(-depth // UNIT_INPUTS))
 
     def check_sizes(self, sizes: Mapping[str, tuple[int, int]], where: str) -> None:
         """Refuse what has no such experts, and experts whose inputs are no whole number of groups.

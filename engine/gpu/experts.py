@@ -1,4 +1,4 @@
-"""A layer's mixture of experts on a GPU: weights of the model's type, of 8 bits or of 4.
+"""A layer's mixture of experts on a GPU: weights of the model's type, of 8 bits or of 4, among these MXFP4.
 
 Weights of few bits become numbers on their way, and inputs are not rounded: of tokens that meet a few of many experts
 each has few rows, whose products take as long as the weights take to be read.
@@ -6,6 +6,7 @@ each has few rows, whose products take as long as the weights take to be read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,10 +14,14 @@ import torch
 from engine.backend import ExpertBiases
 from engine.decoder.experts import ExpertSpec
 from engine.gpu.streamed_linear import StreamedLinear, matrix_of
+from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, split
-from kernels.experts.launch import counters, multiply_by_experts
+from kernels.experts.launch import ExpertMatrix, counters, multiply_by_experts
 from kernels.gated_activation.reference import Activation
+from kernels.mxfp4.reference import can_pack, pack_mxfp4
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, Matrix
+
+_logger = logging.getLogger(__name__)
 
 
 class Experts:
@@ -33,8 +38,8 @@ class Experts:
     def __init__(
         self,
         router: StreamedLinear,
-        gate_up: Matrix,
-        down: Matrix,
+        gate_up: ExpertMatrix,
+        down: ExpertMatrix,
         spec: ExpertSpec,
         activation: Activation,
         decodes: Callable[[], torch.Tensor | None],
@@ -65,8 +70,15 @@ class Experts:
         )
 
 
-def laid_out(weight: Weight, count: int, quantization: str | None) -> Matrix:
-    """Lay out the weight of `count` experts, one after the other: what each takes on the way is little beside all."""
+def laid_out(weight: Weight, count: int, quantization: str | None) -> ExpertMatrix:
+    """Lay out the weight of `count` experts, one after the other: what each takes on the way is little beside all.
+
+    Of MXFP4 nothing is rounded: no `quantization` has fewer bits. Only exponents that no model has make numbers of it.
+    """
+    if isinstance(weight, Mxfp4Weight):
+        if can_pack(weight.exponents):
+            return pack_mxfp4(weight.blocks, weight.exponents, weight.dtype)
+        _logger.warning("experts in MXFP4 have weights above 12, or none; they take 16 bits each")
     if quantization is None and isinstance(weight, torch.Tensor):
         return weight.flatten(0, -2)
     return _joined([matrix_of(part, quantization) for part in split(weight, count)])

@@ -27,7 +27,7 @@ import torch
 
 from engine.gpu import backend, runtime
 from kernels import overlap
-from kernels.launches import GEOMETRIES, MIXTURES
+from kernels.launches import GEOMETRIES, GPT_OSS_MIXTURES, MIXTURES, Mixture
 from kernels.triton_cache import compile_ahead
 from loadtest.gpu import attention, bench, engine, experts, kernels, peers, summary, sweep, tiers, tracing
 from loadtest.gpu.parts import Notes, Part, run_parts, this_command
@@ -92,7 +92,13 @@ def parts() -> list[Part]:
         Part(name="tokens", limit_s=180, run=tokens),
         Part(name="peers", limit_s=120, run=measure_peers),
         Part(name="kernels", limit_s=90, run=measure_kernels, is_usual=False),
-        Part(name="experts", limit_s=60, run=measure_experts, is_usual=False),
+        Part(name="experts", limit_s=60, run=partial(measure_experts, mixture=MIXTURES[0]), is_usual=False),
+        Part(
+            name="experts-gpt-oss",
+            limit_s=60,
+            run=partial(measure_experts, mixture=GPT_OSS_MIXTURES[0]),
+            is_usual=False,
+        ),
         Part(name="tiers", limit_s=60, run=measure_tiers, is_usual=False),
         Part(name="sweep", limit_s=90, run=measure_sweeps, is_usual=False),
         *(part_without(name, IN_TURN, works) for name, works in plain.items()),
@@ -162,9 +168,9 @@ def measure_kernels(notes: Notes) -> None:
     tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
 
 
-def measure_experts(notes: Notes) -> None:
-    """Time the mixture of experts of a layer of Qwen3-30B-A3B."""
-    benches = list(experts.benches(MIXTURES[0], DEVICE, attempt=notes.attempt))
+def measure_experts(notes: Notes, mixture: Mixture) -> None:
+    """Time the mixture of experts of a layer."""
+    benches = list(experts.benches(mixture, DEVICE, attempt=notes.attempt))
     compile_all(one.run for one in benches)
     tell_figures(notes, bench.measure(benches, measure_ceilings(), GpuTimer(), notes.attempt))
 

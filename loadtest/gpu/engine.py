@@ -19,13 +19,16 @@ from adapters.identity import AdapterRef
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.costs import num_step_weights, prompt_flop
+from engine.costs import num_step_weights, prompt_flop, step_weight_bytes
 from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.engine import Engine
-from engine.loading.names import parameters
+from engine.loading.mxfp4 import Mxfp4Weight
+from engine.loading.names import Parameter, parameters
+from engine.loading.weight import Weight
 from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
 from loadtest.engine_alone import EngineAlone, Generated
-from loadtest.geometries import CONFIG_BY_NAME, WEIGHT_STD
+from loadtest.geometries import CONFIG_BY_NAME, MXFP4_EXPONENT, WEIGHT_STD
 from loadtest.gpu.parts import Attempt
 from loadtest.gpu.timing import Ceilings
 from loadtest.workloads import TokenRange, token_prompt
@@ -140,16 +143,32 @@ WORKS_BY_MODEL: dict[str, tuple[Work, ...]] = {
         Work(model="qwen3-30b-a3b", batch=1, context=1024, quantization="int4"),
         Work(model="qwen3-30b-a3b", batch=64, context=1024, quantization="int4"),
     ),
+    "gpt-oss-20b": (
+        Work(model="gpt-oss-20b", batch=1, context=1024),
+        Work(model="gpt-oss-20b", batch=64, context=1024),
+        Work(model="gpt-oss-20b", batch=1, context=8192, answer_tokens=1),
+    ),
 }
 
 
 def random_weights(
     path: str, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
-) -> Iterator[tuple[str, torch.Tensor]]:
+) -> Iterator[tuple[str, Weight]]:
     """Draw a decoder's parameters where they will lie: an `engine.loading.checkpoint.WeightSource`."""
+    of_stored = spec.stored_shapes() if isinstance(spec.stored, StoredMxfp4) else {}
     for parameter in parameters(spec):
-        tensor = torch.empty(parameter.shape, dtype=dtype, device=device)
+        if parameter.parts[0][0] in of_stored:
+            yield parameter.name, _random_mxfp4(parameter, dtype, device)
+            continue
+        tensor = torch.empty(parameter.shape, dtype=torch.float32 if parameter.is_wide else dtype, device=device)
         yield parameter.name, tensor.fill_(1.0) if tensor.dim() == 1 else tensor.normal_(0.0, WEIGHT_STD)
+
+
+def _random_mxfp4(parameter: Parameter, dtype: torch.dtype, device: torch.device) -> Mxfp4Weight:
+    experts, out, depth = parameter.shape
+    blocks = torch.randint(0, 256, (experts * out, depth // 2), dtype=torch.uint8, device=device)
+    exponents = torch.full((experts * out, depth // 32), MXFP4_EXPONENT, dtype=torch.uint8, device=device)
+    return Mxfp4Weight(blocks=blocks, exponents=exponents, dtype=dtype)
 
 
 def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
@@ -157,7 +176,7 @@ def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
     context = work.context + work.answer_tokens / 2
     cache = work.batch * context * spec.kv_bytes_per_token(element_bytes if work.kv_cache_dtype is None else 1)
     num_weights = num_step_weights(spec, work.batch)
-    weights = float(num_weights * element_bytes)
+    weights = step_weight_bytes(spec, element_bytes, work.batch)
     if work.quantization is not None:
         held = BYTES_PER_WEIGHT if work.quantization == "int4" else 1
         weights -= (element_bytes - held) * (num_weights - spec.vocab_size * spec.hidden_size)

@@ -9,13 +9,16 @@ from functools import partial
 import torch
 
 from kernels.architecture import has_fp8_products
-from kernels.experts.launch import choose_experts, counters, multiply_by_experts, usual_cut
+from kernels.experts.launch import ExpertMatrix, choose_experts, counters, multiply_by_experts, usual_cut
 from kernels.experts.reference import choose_experts as choose_by_definition
 from kernels.gated_activation.launch import activate_and_multiply
 from kernels.launches import Mixture
+from kernels.mxfp4.reference import BYTES_PER_WEIGHT as MXFP4_BYTES
+from kernels.mxfp4.reference import Mxfp4Matrix, pack_mxfp4
 from kernels.streamed_linear.launch import to_fp8
-from kernels.streamed_linear.layout import BYTES_PER_WEIGHT
-from kernels.streamed_linear.reference import Matrix, to_int4
+from kernels.streamed_linear.layout import BLOCK, BYTES_PER_WEIGHT
+from kernels.streamed_linear.reference import to_int4
+from loadtest.geometries import MXFP4_EXPONENT
 from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.kernels import SHORT
 from loadtest.gpu.parts import Attempt
@@ -47,11 +50,12 @@ def _of_rows(mixture: Mixture, gate_up: torch.Tensor, down: torch.Tensor, rows: 
     # Of other experts nothing is read.
     num_weights = len(of_pairs.unique()) * (gate_up.numel() + down.numel()) / experts
     num_flop = 2.0 * rows * chosen * (gate_up.numel() + down.numel()) / experts
-    kinds: dict[str, tuple[Matrix, Matrix, float]] = {"": (gate_up, down, x.element_size())}
-    if rows <= FEW_ROWS:
+    kinds: dict[str, tuple[ExpertMatrix, ExpertMatrix, float]] = {"": (gate_up, down, x.element_size())}
+    kinds[" of mxfp4"] = _random_mxfp4(gate_up), _random_mxfp4(down), MXFP4_BYTES
+    if rows <= FEW_ROWS and not any(depth % BLOCK for depth in (mixture.hidden, mixture.inner)):
         kinds[" of int4"] = to_int4(gate_up), to_int4(down), BYTES_PER_WEIGHT
-        if has_fp8_products():
-            kinds[" of fp8"] = to_fp8(gate_up), to_fp8(down), 1
+    if rows <= FEW_ROWS and has_fp8_products():
+        kinds[" of fp8"] = to_fp8(gate_up), to_fp8(down), 1
     for name, (up, low, weight_bytes) in kinds.items():
         yield Bench(
             name=f"mixture{name}{where}",
@@ -68,6 +72,14 @@ def _of_rows(mixture: Mixture, gate_up: torch.Tensor, down: torch.Tensor, rows: 
         num_bytes=logits.nbytes + 3 * of_pairs.nbytes,
     )
     yield _grouped(x, of_pairs, gate_up, down, num_weights * x.element_size() + 2 * x.nbytes, num_flop)
+
+
+def _random_mxfp4(numbers: torch.Tensor) -> Mxfp4Matrix:
+    """Draw weights of as many inputs and outputs."""
+    out, depth = numbers.shape
+    blocks = torch.randint(0, 256, (out, depth // 2), dtype=torch.uint8, device=numbers.device)
+    exponents = torch.full((out, depth // 32), MXFP4_EXPONENT, dtype=torch.uint8, device=numbers.device)
+    return pack_mxfp4(blocks, exponents, numbers.dtype)
 
 
 def _grouped(

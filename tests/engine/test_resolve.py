@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4
+from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.errors import ConfigError
 from engine.resolve import LENT_PAGE_BYTES, Hardware, check, resolve
 from tests.deployments.tiny_models import CONTEXT, write_chat_model
@@ -174,6 +175,8 @@ def test_weights_that_have_eight_bits_stay_so_where_they_are_multiplied(spec: De
     stored = replace(wide, stored=StoredFp8())
     assert resolve(config(), stored, NEW_GPU).quantization == "fp8"
     assert resolve(config(quantization="fp8"), stored, NEW_GPU).quantization == "fp8"
+    assert resolve(config(), replace(wide, stored=StoredMxfp4()), NEW_GPU).quantization is None
+    assert resolve(config(quantization="fp8"), replace(wide, stored=StoredMxfp4()), NEW_GPU).quantization == "fp8"
     assert resolve(config(quantization="int4"), stored, NEW_GPU).quantization == "int4"
     assert resolve(config(), stored, replace(NEW_GPU, has_fp8_products=False)).quantization is None
     assert resolve(config(dtype="float16"), stored, NEW_GPU).quantization is None

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from engine.build import build_engine
 from engine.config import EngineConfig
+from engine.decoder.spec import read_spec
+from engine.gpu import experts
+from kernels.mxfp4 import launch as row_launch
+from kernels.mxfp4.reference import Mxfp4Matrix, pack_mxfp4
 from tests.engine.mxfp4_checkpoints import CONFIG, quantize_experts
 from tests.parity.conftest import greedy, make_model, random_prompts, run_engine
+from tests.parity.test_triton_kernels import Replays, config_of
 
 
 def tokens_of(folder: Path, quantization: str | None) -> dict[str, list[int]]:
@@ -22,17 +30,47 @@ def tokens_of(folder: Path, quantization: str | None) -> dict[str, list[int]]:
     return run_engine(engine, [greedy(str(n), prompt) for n, prompt in enumerate(random_prompts(6, longest=60))])
 
 
+def save_both(folder: Path) -> None:
+    """Write a checkpoint, and beside it one that has the numbers which its experts stand for."""
+    for name in ("stored", "meant"):
+        make_model("gpt-oss").save_pretrained(folder / name)
+    stored, meant = quantize_experts(load_file(folder / "meant" / "model.safetensors"))
+    save_file(meant, folder / "meant" / "model.safetensors")
+    save_file(stored, folder / "stored" / "model.safetensors")
+    config = json.loads((folder / "stored" / "config.json").read_text())
+    (folder / "stored" / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIG}))
+
+
 @pytest.mark.parametrize(("by", "quantization"), [("kernels", None), ("kernels", "int8"), ("operators", None)])
 def test_tokens_are_those_of_the_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, quantization: str | None
 ) -> None:
     if by == "operators":
         monkeypatch.setattr("kernels.native.load", lambda: None)
-    make_model("gpt-oss").save_pretrained(tmp_path)
-    stored, meant = quantize_experts(load_file(tmp_path / "model.safetensors"))
-    save_file(meant, tmp_path / "model.safetensors")
-    expected = tokens_of(tmp_path, quantization)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": CONFIG}))
-    save_file(stored, tmp_path / "model.safetensors")
-    assert tokens_of(tmp_path, quantization) == expected
+    save_both(tmp_path)
+    expected = tokens_of(tmp_path / "meant", quantization)
+    assert tokens_of(tmp_path / "stored", quantization) == expected
+
+
+def test_a_gpu_gives_the_tokens_of_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of prompts, crowds of decodes and rows alone, by recorded steps too; in Triton's interpreter elsewhere."""
+    save_both(tmp_path)
+    requests = [greedy(str(n), prompt, 2 + n) for n, prompt in enumerate(random_prompts(3, longest=9))]
+    options = {"max_num_seqs": 3, "max_batched_tokens": 4, "max_model_len": 16}
+    expected = run_engine(build_engine(replace(config_of(str(tmp_path / "meant"), "cpu"), **options)), requests)
+    laid: list[Mxfp4Matrix] = []
+
+    def noting(*weight: Any) -> Mxfp4Matrix:
+        laid.append(pack_mxfp4(*weight))
+        return laid[-1]
+
+    monkeypatch.setattr(experts, "pack_mxfp4", noting)
+    replays = Replays(monkeypatch)
+    if not torch.cuda.is_available():
+        # The interpreter runs programs one after the other.
+        monkeypatch.setattr(row_launch, "GATE_UP_OUTPUTS", 32)
+        monkeypatch.setattr(row_launch, "DOWN_OUTPUTS", 128)
+    engine = build_engine(replace(config_of(str(tmp_path / "stored")), **options))
+    assert run_engine(engine, requests) == expected
+    assert replays.are_there
+    assert len(laid) == 2 * read_spec(str(tmp_path / "stored")).num_layers

@@ -52,6 +52,21 @@ def test_a_step_reads_the_experts_that_its_rows_meet(tmp_path: Path) -> None:
     assert step_weight_bytes(awq, 2) == pytest.approx(0.53 * 2.73e9 + 2 * 0.311e9, rel=0.02)
 
 
+def test_experts_of_gpt_oss_are_counted_in_four_bits(tmp_path: Path) -> None:
+    """Of 20.9 billion weights 19.1 are experts', 2,880 numbers and 92 bytes of scales in 1,532 bytes."""
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2} | CONFIG_BY_NAME["gpt-oss-20b"]))
+    spec = read_spec(str(tmp_path))
+    assert num_weights(spec) == 20_914_757_184
+    experts = 24 * 32 * 3 * 2880 * 2880
+    others = 2 * (20_914_757_184 - experts)
+    found = plan(spec, "bfloat16", DEVICES["h200"], 0.9, replace(TRAFFIC, answer_tokens=256))
+    assert found.weight_bytes == pytest.approx(others + experts * 1532 / 2880)
+    unread = 2 * 201_088 * 2880
+    assert step_weight_bytes(spec, 2) == pytest.approx(others - unread + experts * 1532 / 2880 / 8)
+    numbers = replace(spec, stored=None)
+    assert step_weight_bytes(numbers, 2) == pytest.approx(others - unread + 2 * experts / 8)
+
+
 def test_weights_of_few_bits_are_counted_as_they_are_held(llama: DecoderSpec) -> None:
     """6.98 of 8.03 billion weights are the layers': half a byte each and four for each group, or a byte."""
     layers, others = 6.980e9, 2 * (8.030e9 - 6.980e9)

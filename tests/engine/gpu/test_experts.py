@@ -12,7 +12,9 @@ from engine.gpu.backend import TritonBackend
 from engine.gpu.experts import laid_out
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
+from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, dense
+from kernels.mxfp4.reference import MAX_EXPONENT, Mxfp4Matrix, from_mxfp4
 from kernels.streamed_linear.layout import GROUP
 from kernels.streamed_linear.reference import Fp8Matrix, Int4Matrix, from_fp8, from_int4
 from tests.engine.gpu.host_runtime import runtime_here
@@ -35,6 +37,12 @@ def stored_int4(out: int, depth: int) -> Int4Weight:
     return Int4Weight(levels=levels, scales=scales, zeros=zeros, dtype=torch.float16)
 
 
+def stored_mxfp4(out: int, depth: int) -> Mxfp4Weight:
+    blocks = torch.randint(0, 256, (out, depth // 2), dtype=torch.uint8, device=DEVICE)
+    exponents = torch.randint(121, 125, (out, depth // 32), dtype=torch.uint8, device=DEVICE)
+    return Mxfp4Weight(blocks=blocks, exponents=exponents, dtype=torch.float16)
+
+
 def numbers(out: int, depth: int) -> torch.Tensor:
     return (torch.randn(SPEC.count, out // SPEC.count, depth, device=DEVICE) / depth**0.5).half()
 
@@ -46,7 +54,8 @@ def backend(quantization: str | None, *, is_mixed: bool = False) -> TritonBacken
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize(
-    ("make", "quantization"), [(numbers, None), (stored_fp8, None), (stored_fp8, "fp8"), (stored_int4, "int4")]
+    ("make", "quantization"),
+    [(numbers, None), (stored_fp8, None), (stored_fp8, "fp8"), (stored_int4, "int4"), (stored_mxfp4, None)],
 )
 def test_a_mixture_adds_what_the_definition_says(make: type, quantization: str | None, rows: int) -> None:
     """Whether the device keeps what has few bits or makes numbers of it."""
@@ -71,6 +80,24 @@ def test_experts_lie_one_below_the_other_each_rounded_by_itself(make: type) -> N
     for matrix, step in ((from_fp8(few), 2.0**-4), (from_int4(fewer).double(), 1 / 15)):
         assert matrix.shape == meant.shape
         assert ((matrix - meant).abs().amax(dim=1) <= 1.1 * step * meant.abs().amax(dim=1)).all()
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8", "int4"])
+def test_mxfp4_stays_whatever_others_are_rounded_to(quantization: str | None) -> None:
+    weight = stored_mxfp4(SPEC.count * 2 * GROUP, 96)
+    laid = laid_out(weight, SPEC.count, quantization)
+    assert isinstance(laid, Mxfp4Matrix)
+    assert torch.equal(from_mxfp4(laid), weight.dense())
+
+
+def test_mxfp4_of_numbers_that_no_model_has_becomes_numbers(caplog: pytest.LogCaptureFixture) -> None:
+    """The device's layout has no room for their exponents."""
+    weight = stored_mxfp4(6, 64)
+    weight.exponents[2, 1] = MAX_EXPONENT + 1
+    laid = laid_out(weight, 3, None)
+    assert isinstance(laid, torch.Tensor)
+    assert torch.equal(laid, weight.dense())
+    assert "16 bits each" in caplog.text
 
 
 @pytest.mark.parametrize(("quantization", "few"), [("fp8", stored_fp8), ("int4", stored_int4)])
