@@ -22,7 +22,8 @@ class EngineConfig:
         quantization: "int8" (our own CPU kernels) or "fp8" (e4m3, GPUs of compute capability 9.0 and above) for linear
             layers of one byte a weight, inputs rounded as they come; "int4" for weights of 4 bits, up to 128 inputs to
             a scale, inputs as they are; None for `dtype`, and for a checkpoint that has weights of 4 bits, or on a GPU
-            of 8, for what keeps them. Embedding, output matrix and adapters stay in `dtype`.
+            of 8, for what keeps them; a GPU keeps experts in MXFP4 always. Embedding, output matrix and adapters stay
+            in `dtype`.
         kv_cache_dtype: "int8" or "fp8" (e4m3) for a KV cache of one byte a number, on a GPU; None for `dtype`.
         num_threads: CPU threads of tensor operators; None takes all the cores this process may use.
         max_model_len: context length in tokens; None takes the checkpoint's.

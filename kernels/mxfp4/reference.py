@@ -59,7 +59,7 @@ class Mxfp4Matrix:
 
 
 def can_pack(exponents: torch.Tensor) -> bool:
-    """Return whether all of some exponents have a unit. Others belong to numbers of more than 2, or to none."""
+    """Return whether all of some exponents have a unit. Others are of scales above 2, or of none."""
     return not bool((exponents > MAX_EXPONENT).any())
 
 
