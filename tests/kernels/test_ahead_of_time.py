@@ -6,14 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from app.cli.server_process import kill_session
+from kernels import ahead_of_time
 from kernels.ahead_of_time import TARGETS
 from kernels.architecture import current, pretending
-from kernels.recording import recording
+from kernels.recording import Launch, recording
 from tests.architecture.source_tree import ROOT
 
 
@@ -75,6 +77,17 @@ def test_adapters_matrices_are_read_by_the_widest_loads() -> None:
         assert bits, name
         assert min(bits) >= 32, name
         assert 16 in ahead or "ld.global.v4.b32" in text, name
+
+
+def test_a_trap_in_a_kernel_s_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler did that to tiles of 128 by 128 whose weights came from registers, and said nothing."""
+    made = SimpleNamespace(asm={"ptx": ".entry k()\n{\n\ttrap;\n}\n", "cubin": b""}, metadata=SimpleNamespace(shared=0))
+    monkeypatch.setattr(ahead_of_time, "compile_launch", lambda *_: made)
+    monkeypatch.setattr(ahead_of_time, "_resources", lambda _: (4, 0))
+    launch = Launch(module="m", kernel="k", signature=(), constants=(), aligned=(), options=())
+    assert "trap" in (ahead_of_time.compile_for("sm_100", launch).complaint or "")
+    made.asm["ptx"] = ".entry k()\n{\n\tret;\n}\n"
+    assert ahead_of_time.compile_for("sm_100", launch).complaint is None
 
 
 def test_launches_are_shaped_for_the_gpu_that_is_pretended() -> None:
