@@ -49,6 +49,12 @@ def recommended(*, num_cores: int, drain_s: int = 30) -> tuple[ServeVariable, ..
             loss="calls between deployments take about 4 ms instead of 1 ms",
         ),
         ServeVariable(
+            name="RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
+            value=str(256 << 20),
+            purpose="bytes that a call between deployments may carry: the names of 16,000 adapters are more than 4 MiB",
+            loss="calls between deployments carry 4 MiB at most, which the names of 16,000 adapters take",
+        ),
+        ServeVariable(
             name="RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE",
             value="1",
             purpose="each line of a replica's log is written at once; a thousand together cost as much, while all "

@@ -32,7 +32,7 @@ def test_draining_is_chosen_by_the_caller() -> None:
 
 def test_what_is_lost_is_said_for_each_variable_that_costs_something() -> None:
     lines = missing({})
-    assert len(lines) == 8
+    assert len(lines) == 9
     assert all(line.startswith("RAY_") and "is not set: " in line for line in lines)
     assert missing(values()) == []
-    assert len(missing({"RAY_SERVE_ENABLE_HA_PROXY": "0"})) == 7
+    assert len(missing({"RAY_SERVE_ENABLE_HA_PROXY": "0"})) == 8
