@@ -12,9 +12,11 @@ from functools import lru_cache, partial
 import torch
 
 from adapters.errors import AdapterError, LayoutError
+from adapters.experts import expert_module
 from adapters.folder import read_config_bytes
 from adapters.identity import AdapterRef, DigestStream
 from adapters.peft_format import parse_config
+from adapters.stacks import unstack
 from adapters.tensor_file import TensorEntry, TensorFile, parse_header, read_with
 from adapters.validate import ModuleLayout, ModuleShapes, validate
 from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection, split_modules
@@ -129,6 +131,11 @@ class _Reading:
             changed = None
             if layout.a is not None and layout.b is not None:
                 a, b = self._tensor(layout.a), self._tensor(layout.b)
+                if layout.stack is not None:
+                    for expert, (own_a, own_b) in enumerate(zip(*unstack(a, b, layout.stack), strict=True)):
+                        at = key[0], expert_module(expert, key[1].rpartition(".")[2])
+                        projections[at] = RawProjection(a=own_a, b=own_b, scaling=layout.scaling)
+                    continue
                 gain = self._lengths(layout, a, b) if layout.magnitude is not None else None
                 projections[key] = RawProjection(a=a, b=b, scaling=layout.scaling, gain=gain)
                 changed = self._linear_columns(layout, gain)

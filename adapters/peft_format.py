@@ -19,11 +19,12 @@ from adapters.patterns import END_OF_NAME, LAYER, WHOLE_NAME, Patterns
 _IGNORED = frozenset({
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "inference_mode",
     "init_lora_weights", "lora_dropout", "loftq_config", "lora_ga_config", "megatron_core",
-    "peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type", "velora_config",
+    "peft_type", "qalora_group_size", "revision", "runtime_config", "task_type", "velora_config",
 })  # fmt: skip
 _UNDERSTOOD = frozenset({
     "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "bias", "lora_bias", "use_dora", "modules_to_save", "ensure_weight_tying",
+    "target_parameters", "peft_version",
 })  # fmt: skip
 # These initialisations change the base model's own weights, and the saved matrices only fit the changed ones.
 _BASE_CHANGING_INITS = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -51,6 +52,12 @@ WHOLE_MODEL = -1
 """Where other modules have the index of their layer, those that the model has once have this."""
 _MODEL_MODULES = {"model.embed_tokens": "embed_tokens", "model.norm": "norm", "lm_head": "lm_head"}
 
+STACKED_PARAMETERS = ("gate_up_proj", "down_proj")
+"""Of all experts at once, in the order in which their module has them; other parameters take no adapter."""
+_LINEAR_ENDS = ("_proj", ".w1", ".w2", ".w3")
+"""Of the names of linear modules; the latter are Mixtral's."""
+_VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})(?:[.a-z+].*)?", re.DOTALL)
+
 _Value = TypeVar("_Value", int, float)
 
 MAX_PATTERNS = 4096
@@ -67,6 +74,8 @@ class LoraConfig:
         rank_pattern, alpha_pattern: regular expressions for the end of a module's name; the first that matches counts.
         target_modules: names or their ends, one regular expression for whole names, or None for all linear modules.
         exclude_modules: in the same ways, modules that are no targets; empty for none.
+        target_parameters: parameters that are no module's weight, or their ends: those of all experts at once.
+        peft_version: major and minor of what saved it; None where it does not tell.
         layers_to_transform: layer indices that a list of `target_modules` is limited to; None for all.
         layers_pattern: names of the list of layers that those indices count in; empty for any.
         bias: "none"; "lora_only" and "all" allow biases in place of the base's, of targeted modules or of any.
@@ -85,6 +94,8 @@ class LoraConfig:
     alpha_pattern: Mapping[str, float]
     target_modules: tuple[str, ...] | str | None
     exclude_modules: tuple[str, ...] | str
+    target_parameters: tuple[str, ...]
+    peft_version: tuple[int, int] | None
     layers_to_transform: tuple[int, ...] | None
     layers_pattern: tuple[str, ...]
     bias: str
@@ -118,12 +129,16 @@ class LoraConfig:
         if self.is_saved(module) or self._names(self.exclude_modules, module):
             return False
         if self.target_modules is None:
-            return module.endswith("_proj")
+            return module.endswith(_LINEAR_ENDS)
         if isinstance(self.target_modules, str) or module in self.target_modules:
             return self._names(self.target_modules, module)
         if not self._names(self.target_modules, module):
             return False
         return not self.layers_to_transform or self._layer_of(module) in self.layers_to_transform
+
+    def has_target_parameter(self, parameter: str) -> bool:
+        """Tell whether a parameter, given by its full name, is to have an adapter."""
+        return self._names(self.target_parameters, self._own_name(parameter))
 
     def _layer_of(self, module: str) -> int | None:
         if not self.layers_pattern:
@@ -169,9 +184,6 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
     if bias not in ("none", "all", "lora_only"):
         raise AdapterError(name, f"bias is {_shown(bias)}, and only 'none', 'all' and 'lora_only' are supported")
     _refuse_base_changing_init(name, fields.get("init_lora_weights"))
-    if fields.get("target_parameters"):
-        named = _shown(fields["target_parameters"])
-        raise AdapterError(name, f"target_parameters is {named}, but experts and what chooses them take no adapter")
     for key in sorted(set(fields) - _IGNORED - _UNDERSTOOD):
         # PEFT writes every option it knows; one that is off asks for nothing.
         if fields[key] not in (None, False, [], {}, "", 0):
@@ -185,8 +197,10 @@ def parse_config(name: str, content: bytes) -> LoraConfig:
         use_rslora=_switch(name, fields, "use_rslora"),
         rank_pattern={k: _rank(name, f"rank_pattern.{k}", v) for k, v in _patterns(name, fields, "rank_pattern")},
         alpha_pattern={k: _alpha(name, f"alpha_pattern.{k}", v) for k, v in _patterns(name, fields, "alpha_pattern")},
-        target_modules=_target_modules(name, fields.get("target_modules")),
+        target_modules=_target_modules(name, fields),
         exclude_modules=_exclude_modules(name, fields.get("exclude_modules")),
+        target_parameters=_target_parameters(name, fields.get("target_parameters")),
+        peft_version=_peft_version(fields.get("peft_version")),
         layers_to_transform=_layers(name, fields.get("layers_to_transform")),
         layers_pattern=_layers_pattern(name, fields.get("layers_pattern")),
         bias=str(bias),
@@ -284,10 +298,34 @@ def _patterns(name: str, fields: dict[str, object], field: str) -> list[tuple[st
     return list(value.items())
 
 
-def _target_modules(name: str, value: object) -> tuple[str, ...] | str | None:
+def _target_modules(name: str, fields: dict[str, object]) -> tuple[str, ...] | str | None:
+    value = fields.get("target_modules")
+    if not value and fields.get("target_parameters"):
+        return ()
     if isinstance(value, str) and value.lower() == "all-linear":
         return None
     return _modules(name, "target_modules", value)
+
+
+def _target_parameters(name: str, value: object) -> tuple[str, ...]:
+    if not value:
+        return ()
+    names = _modules(name, "target_parameters", value)
+    if isinstance(names, str):
+        raise AdapterError(name, "target_parameters is not a list")
+    for named in names:
+        if named.rpartition(".")[2] not in STACKED_PARAMETERS:
+            raise AdapterError(
+                name,
+                f"target_parameters names {_shown(named)}, but of parameters only {' and '.join(STACKED_PARAMETERS)} "
+                "of experts take an adapter",
+            )
+    return names
+
+
+def _peft_version(value: object) -> tuple[int, int] | None:
+    found = _VERSION.fullmatch(value) if isinstance(value, str) else None
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def _exclude_modules(name: str, value: object) -> tuple[str, ...] | str:

@@ -6,17 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from adapters.errors import AdapterError
+from adapters.experts import ExpertPlace, Stack, are_swapped, halves_of, is_paired, place_of, refuse_twofold
 from adapters.peft_format import WHOLE_MODEL, LoraConfig, parse_module_name, parse_tensor_name, prefixes_of
 from adapters.tensor_file import TensorEntry
 
 ModuleShapes = Mapping[str, tuple[int, ...]]
 """What of the base takes an adapter: (in, out) features of its linear modules by full name,
 `model.layers.0.self_attn.q_proj`, of the output matrix and of the embedding (whose inputs are the vocabulary); (width,)
-of its norms and, by `NAME.bias`, of the biases that it has."""
+of its norms and, by `NAME.bias`, of the biases that it has.
+
+Of a mixture, (experts, in, out) by what names of its experts' modules share, `model.layers.0.mlp.experts.up_proj`, and
+by the names of parameters that hold all of them, `model.layers.0.mlp.experts.gate_up_proj`. The outputs of that are two
+sizes: (2, inner) where rows of the gate come before those of up, (inner, 2) where they stand in turn."""
 
 _LINEAR_PARTS = frozenset({"lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "bias"})
 _EMBEDDING_PARTS = frozenset({"lora_embedding_A", "lora_embedding_B", "weight", "base_layer.weight"})
 _HEAD_PARTS = _LINEAR_PARTS - {"bias"} | {"weight", "base_layer.weight"}
+_EXPERT_PARTS = frozenset({"lora_A.weight", "lora_B.weight"})
 _HALVES = {"A": ("lora_A.weight", "lora_embedding_A"), "B": ("lora_B.weight", "lora_embedding_B")}
 
 
@@ -32,6 +38,7 @@ class ModuleLayout:
         bias: in place of the base's.
         weight: in place of the base's.
         base_weight: the base's own, which PEFT saves along with an adapted embedding.
+        stack: how the halves hold those of all experts; None for one module's.
     """
 
     module: str
@@ -43,6 +50,7 @@ class ModuleLayout:
     bias: TensorEntry | None = None
     weight: TensorEntry | None = None
     base_weight: TensorEntry | None = None
+    stack: Stack | None = None
 
 
 def validate(
@@ -65,29 +73,55 @@ def validate(
     if not parts_by_module:
         raise AdapterError(name, "it holds no tensors")
     module_by_key: dict[tuple[int, str], str] = {}
-    for module in parts_by_module:
+    place_by_module: dict[str, ExpertPlace] = {}
+    for module in tuple(parts_by_module):
         key = parse_module_name(module)
-        if key is None or module not in shapes:
+        if key is not None and module in shapes:
+            module_by_key[key] = module
+            continue
+        place = place_of(name, module, config, shapes)
+        if place is None or place.key in module_by_key:
             raise AdapterError(name, f"the base model has no module {module!r} that takes an adapter")
-        module_by_key[key] = module
+        parts_by_module[place.name] = parts_by_module.pop(module)
+        module_by_key[place.key] = place.name
+        place_by_module[place.name] = place
+    refuse_twofold(name, module_by_key)
     if config.ties_weights and not module_by_key.keys().isdisjoint(
         {(WHOLE_MODEL, "embed_tokens"), (WHOLE_MODEL, "lm_head")}
     ):
         raise AdapterError(name, "ensure_weight_tying is not supported for an adapter of embed_tokens or lm_head")
+    swapped = _are_swapped(name, config, parts_by_module, place_by_module)
     layouts: dict[tuple[int, str], ModuleLayout] = {}
     for key, module in module_by_key.items():
-        parts = parts_by_module[module]
+        parts, at = parts_by_module[module], place_by_module.get(module)
         _check_parts(name, config, module, parts, has_bias=f"{module}.bias" in shapes)
-        layouts[key] = _layout(name, module, parts, config, shapes[module], max_rank)
+        shape = shapes[module] if at is None else at.shape
+        stack = Stack(shape[0], is_paired(shape), swapped) if len(shape) > 2 else None
+        layouts[key] = _layout(name, module, parts, config, shape, max_rank, stack)
     _check_complete(name, config, parts_by_module, shapes)
     return layouts
+
+
+def _are_swapped(
+    name: str,
+    config: LoraConfig,
+    parts_by_module: Mapping[str, Mapping[str, TensorEntry]],
+    place_by_module: Mapping[str, ExpertPlace],
+) -> bool:
+    stacks = [
+        (a.shape, place)
+        for module, place in place_by_module.items()
+        if len(place.shape) > 2 and (a := parts_by_module[module].get("lora_A.weight")) is not None and a.shape
+    ]
+    return are_swapped(name, config, stacks)
 
 
 def _check_parts(
     name: str, config: LoraConfig, module: str, parts: Mapping[str, TensorEntry], *, has_bias: bool
 ) -> None:
     """Refuse tensors that this kind of module cannot have, or that the configuration does not tell of."""
-    known = {"model.embed_tokens": _EMBEDDING_PARTS, "lm_head": _HEAD_PARTS}.get(module, _LINEAR_PARTS)
+    usual = _EXPERT_PARTS if ".experts." in module else _LINEAR_PARTS
+    known = {"model.embed_tokens": _EMBEDDING_PARTS, "lm_head": _HEAD_PARTS}.get(module, usual)
     for part in parts.keys() - (frozenset({"weight"}) if module.endswith("norm") else known):
         raise AdapterError(name, f"a {part} of {module} is not supported")
     if "bias" in parts and (not has_bias or config.bias == "none"):
@@ -98,7 +132,7 @@ def _check_parts(
     has_product = not parts.keys().isdisjoint({*_HALVES["A"], *_HALVES["B"]})
     if has_product and "weight" in parts:
         raise AdapterError(name, f"it has both a product and a weight for {module}")
-    if has_product and not config.has_target(module):
+    if has_product and not (config.has_target(module) or config.has_target_parameter(module)):
         raise AdapterError(name, f"it has tensors for {module}, which its target_modules do not name")
     for part, is_wanted, field in (
         ("lora_magnitude_vector", config.has_magnitudes, "use_dora"),
@@ -118,6 +152,9 @@ def _check_complete(
         parts = parts_by_module.get(module, {})
         if len(shape) == 2 and config.has_target(module) and parts.keys().isdisjoint(_HALVES["A"] + _HALVES["B"]):
             raise AdapterError(name, f"its target_modules name {module}, for which it has no tensors")
+        # Of experts some may have been left out, but not of a parameter.
+        if len(shape) > 2 and config.has_target_parameter(module) and not parts:
+            raise AdapterError(name, f"its target_parameters name {module}, for which it has no tensors")
         if config.is_saved(module) and not module.endswith(".bias") and "weight" not in parts:
             raise AdapterError(name, f"its modules_to_save name {module}, for which it has no weight")
     for saved in config.modules_to_save:
@@ -134,17 +171,21 @@ def _layout(
     config: LoraConfig,
     shape: tuple[int, ...],
     max_rank: int,
+    stack: Stack | None = None,
 ) -> ModuleLayout:
     """Check the shapes of one module's tensors against the configuration and the base."""
     halves = {half: next((parts[part] for part in names if part in parts), None) for half, names in _HALVES.items()}
     rank = config.rank_of(module)
-    if len(shape) == 2 and any(halves.values()):
+    if len(shape) >= 2 and any(halves.values()):
         for half, entry in halves.items():
             if entry is None:
                 raise AdapterError(name, f"{module} lacks its lora_{half} matrix")
         if rank > max_rank:
             raise AdapterError(name, f"{module} has rank {rank}, more than the {max_rank} that this server takes")
-        for half, expected in (("A", (rank, shape[0])), ("B", (shape[1], rank))):
+        a, b = (rank, shape[0]), (shape[1], rank)
+        if stack is not None:
+            a, b = halves_of(shape, rank, swapped=stack.is_swapped)
+        for half, expected in (("A", a), ("B", b)):
             _check_shape(name, f"lora_{half} of {module}", halves[half], expected)
     # Weights lie [out, in], the embedding's [vocabulary, hidden].
     whole = shape if module == "model.embed_tokens" else shape[::-1]
@@ -162,6 +203,7 @@ def _layout(
         bias=parts.get("bias"),
         weight=parts.get("weight"),
         base_weight=parts.get("base_layer.weight"),
+        stack=stack,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from adapters.experts import is_of_experts
 from adapters.peft_format import WHOLE_MODEL
 
 FUSED_GROUPS: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -85,8 +86,10 @@ class RawAdapter:
         """
         places: list[_Place] = []
         offset = 0
-        for layer in sorted({layer for layer, _ in self.projections}):
-            present = [module for at, module in self.projections if at == layer]
+        modules_by_layer: dict[int, list[str]] = {}
+        for layer, module in self.projections:
+            modules_by_layer.setdefault(layer, []).append(module)
+        for layer, present in sorted(modules_by_layer.items()):
             for names in _groups_of(present):
                 members = [(name, self.projections[(layer, name)]) for name in names]
                 place = _Place(
@@ -176,6 +179,8 @@ class AdapterWeights:
         self._places = places
         self.changes_whole_model = _changes_whole_model((place.layer for place in places), self.extras)
         """Whether anything but linear modules of the layers is changed: the embedding, norms, the output matrix."""
+        self.has_experts = any(is_of_experts(module) for place in places for module, _, _ in place.modules)
+        """Whether experts of a mixture are changed; their modules are called as `adapters.experts` has them."""
         self._group_by_key: dict[tuple[int, str], ProjectionGroup] = {}
         for place in places:
             group = _group_at(flat, place)
@@ -238,12 +243,19 @@ def _changes_whole_model(layers: Iterable[int], extras: Extras) -> bool:
     )
 
 
-def _groups_of(present: list[str]) -> list[tuple[str, ...]]:
-    """Split a layer's modules into fused groups and single ones, in a fixed order."""
-    groups = [tuple(name for name in fused if name in present) for fused in FUSED_GROUPS]
-    fused_names = {name for fused in FUSED_GROUPS for name in fused}
-    groups += [(name,) for name in sorted(present) if name not in fused_names]
-    return [group for group in groups if group]
+def _groups_of(present: Iterable[str]) -> list[list[str]]:
+    """Split a layer's modules into fused groups and single ones, those of each expert apart, in a fixed order."""
+    groups: dict[tuple[str, int, str], list[str]] = {}
+    for module in present:
+        parent, _, name = module.rpartition(".")
+        fused = next((place for place, names in enumerate(FUSED_GROUPS) if name in names), len(FUSED_GROUPS))
+        groups.setdefault((parent, fused, name if fused == len(FUSED_GROUPS) else ""), []).append(module)
+    return [sorted(groups[key], key=_order_in_group) for key in sorted(groups)]
+
+
+def _order_in_group(module: str) -> int:
+    name = module.rpartition(".")[2]
+    return next((names.index(name) for names in FUSED_GROUPS if name in names), 0)
 
 
 def _group_at(flat: torch.Tensor, place: _Place) -> ProjectionGroup:

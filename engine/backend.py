@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -26,6 +27,20 @@ from kernels.rope_kv_write.reference import rope_kv_write
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """Multiplies [tokens, in] by weights that it keeps, to [tokens, out]."""
+
+
+class MixtureProduct(Protocol):
+    """A layer's mixture of experts."""
+
+    def __call__(self, h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
+        """Return what it adds [tokens, hidden], new, of what the norm leaves [tokens, hidden].
+
+        Args:
+            lora: as `Backend.lora` returned it; what its adapters have for experts of the layer is added to products.
+        """
+        ...
+
+
 ExpertBiases = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Of a mixture's router, [experts], of gate and up, [experts, 2 * inner], and of down, [experts, hidden]."""
 
@@ -100,7 +115,7 @@ class Backend(Protocol):
         spec: ExpertSpec,
         activation: Activation,
         biases: ExpertBiases | None = None,
-    ) -> Product:
+    ) -> MixtureProduct:
         """Lay out a layer's mixture of experts, given away, as `kernels.experts.reference` defines it.
 
         Args:
@@ -110,15 +125,16 @@ class Backend(Protocol):
             down: the same of [experts, hidden, inner].
             biases: None for none.
 
-        Returns:
-            From what the norm leaves, [tokens, hidden], to what the mixture adds, [tokens, hidden], which is new.
         """
         to_logits = Linear(router, None if biases is None else biases[0])
         ups, downs = (dense(weight).view(spec.count, -1, weight.shape[-1]) for weight in (gate_up, down))
 
-        def multiply(h: torch.Tensor) -> torch.Tensor:
+        def multiply(h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
             experts, weights = choose_experts(to_logits(h), spec.chosen, is_normed=spec.is_normed)
-            return multiply_by_experts(h, experts, weights, ups, downs, activation, biases and biases[1:])
+            change = None
+            if isinstance(lora, LoraBatch) and lora.has_experts:
+                change = partial(lora.change_expert, layer)
+            return multiply_by_experts(h, experts, weights, ups, downs, activation, biases and biases[1:], change)
 
         return multiply
 

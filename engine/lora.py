@@ -16,16 +16,25 @@ from typing import Protocol
 import torch
 
 from adapters.errors import LayoutError
+from adapters.experts import expert_module
 from adapters.identity import AdapterDigest
 from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Extras
+from kernels.experts.reference import Part
 from kernels.lora_expand.reference import lora_expand
+from kernels.lora_experts.reference import lora_experts
 from kernels.lora_gather.reference import lora_gather
 from kernels.lora_logits.reference import lora_logits
 from kernels.lora_shrink.reference import lora_shrink
 
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """In tables of an adapter's matrices; modules that share an input are neighbours."""
+
+EXPERT_MODULES: dict[Part, tuple[str, ...]] = {
+    "gate_up": ("gate_up_proj", "gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
+"""What an adapter may have of each product of an expert; `up_proj` begins in the middle of its outputs."""
 
 ENTRIES = (*MODULES, "input_layernorm", "post_attention_layernorm")
 WHOLE_ENTRIES = ("own embed_tokens", "embed_tokens", "norm", "own lm_head", "lm_head")
@@ -130,6 +139,12 @@ class LoraBatch:
         self._segments = tuple(segments)
         self._samples = tuple(samples)
         self._whole = tuple(segment for segment in self._segments if segment.weights.changes_whole_model)
+        self._experts = tuple(segment for segment in self._segments if segment.weights.has_experts)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether any of the adapters changes experts."""
+        return bool(self._experts)
 
     def multiply(
         self,
@@ -167,6 +182,21 @@ class LoraBatch:
             )
             column += width
         return y
+
+    def change_expert(
+        self, layer: int, part: Part, expert: int, rows: torch.Tensor, x: torch.Tensor, y: torch.Tensor
+    ) -> None:
+        """Do it to one product of one expert, as `kernels.experts.reference.multiply_by_experts` asks for it."""
+        found = []
+        for segment in self._experts:
+            matrices = []
+            for module in EXPERT_MODULES[part]:
+                projection = segment.weights.projection(layer, expert_module(expert, module))
+                if projection is not None:
+                    matrices.append((projection.a, projection.b, y.shape[1] // 2 if module == "up_proj" else 0))
+            if matrices:
+                found.append(((segment.start, segment.end), matrices))
+        lora_experts(x=x, y=y, rows=rows, segments=[span for span, _ in found], weights=[own for _, own in found])
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
         """Pick rows of the adapters' matrices."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, ExpertBiases, Product
+from engine.backend import Backend, ExpertBiases, MixtureProduct, Product
 from engine.cpu.native_lora import NativeLora
 from engine.cpu.panels import INT8_KERNEL, Panels, can_attend, lay_out
 from engine.decoder.decoder import DecoderBatch
@@ -74,16 +74,16 @@ class NativeBackend(Backend):
     def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int, *, quantization: str | None = None) -> None:
         self.program = Program(pool)
         self._pool = pool
-        self.counts = torch.zeros(7, dtype=torch.int64)
-        """What a step has of tokens, rows, samples, segments of adapters, as `NativeLora` counts them, and pairs of a
-        token with an expert."""
+        self.counts = torch.zeros(8, dtype=torch.int64)
+        """What a step has of tokens, rows, samples, segments of adapters, as `NativeLora` counts them in four ways, and
+        pairs of a token with an expert."""
         self.carried: dict[int, torch.Tensor] = {}
         """What lives across a pause, by address: each has a row for every token."""
         self._arena = Arena()
         self._dtype = dtype
         self._quantization = quantization
-        self._tokens, self._rows, self._samples, self._pairs = (self.counts[i : i + 1] for i in (0, 1, 2, 6))
-        self.adapters = NativeLora(self.program, dtype, max_rank, self.counts[3:6])
+        self._tokens, self._rows, self._samples, self._pairs = (self.counts[i : i + 1] for i in (0, 1, 2, 7))
+        self.adapters = NativeLora(self.program, dtype, max_rank, self.counts[3:7])
         self.num_chosen = 0
         """How many experts each token meets, where there are any."""
         self._count_by_address: dict[int, torch.Tensor] = {}
@@ -191,18 +191,21 @@ class NativeBackend(Backend):
         spec: ExpertSpec,
         activation: Activation,
         biases: ExpertBiases | None = None,
-    ) -> Product:
+    ) -> MixtureProduct:
         """Lay out in panels, expert behind expert; record who meets whom, the products, the gate and the sum."""
         self.num_chosen = spec.chosen
         to_logits = lay_out([router], 1, None, self._arena.empty, self._pool)
         router_bias, up_bias, down_bias = biases or (None, None, None)
         ups, downs = (self._lay_out(split(weight, spec.count), spec.count) for weight in (gate_up, down))
 
-        def multiply(h: torch.Tensor) -> torch.Tensor:
+        def multiply(h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
             routing = self._route(self._product(to_logits, "router", h, router_bias), spec)
             inputs = [self._take_bits(part, routing.rows) for part in self._inputs(ups, h)]
-            gated = self.activate_and_multiply(self._grouped(ups, "experts", inputs, routing, up_bias), activation)
+            joint = self._grouped(ups, "experts", inputs, routing, up_bias)
+            self._change(h, joint, routing, layer, is_down=False)
+            gated = self.activate_and_multiply(joint, activation)
             parts = self._grouped(downs, "paired", self._inputs(downs, gated), routing, down_bias)
+            self._change(gated, parts, routing, layer, is_down=True)
             y = self._like(h, "mixed", (downs.out,))
             self._add("add_experts", h, (parts, routing.places, routing.weights, y), (downs.out, spec.chosen))
             return y
@@ -271,6 +274,19 @@ class NativeBackend(Backend):
         sizes = (*panels.sizes, *[0] * (GROUPED_SIZES - len(panels.sizes)), routing.num_experts)
         self._add(f"grouped_{panels.kernel}", routing.rows, (*own, *beside, routing.groups, strides), sizes)
         return y
+
+    def _change(self, x: torch.Tensor, y: torch.Tensor, routing: Routing, layer: int, *, is_down: bool) -> None:
+        """Record what adapters add to a product of a layer's experts."""
+        self.adapters.change_experts(
+            x,
+            y,
+            routing.rows,
+            routing.groups,
+            self._pairs,
+            layer=layer,
+            num_experts=routing.num_experts,
+            is_down=is_down,
+        )
 
     def _take_bits(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Record a copy of rows of any type, whose bytes are numbers of four."""

@@ -3,6 +3,8 @@
     table of an adapter    [ whole model | layer 0: q k v o gate up down norms | layer 1: ... ]    `ENTRIES` each, of
                            (address of A, address of B, rank, address of gain, address of shift)
     segments of a step     (first token, end, address of a table) each
+    table of its experts   [ layer 0: expert 0: gate and up together or gate, up, down | expert 1: ... | layer 1: ... ]
+                           of (address of A, address of B, rank, outputs), only of an adapter that has some
 
 Nothing is gathered and nothing padded to a common rank: a step writes three numbers for each segment. What only some
 adapters need is counted apart, so that it costs nothing where none of them is in the batch.
@@ -14,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from adapters.experts import is_of_experts
 from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Extras, RawAdapter
 from engine.errors import EngineError
@@ -24,7 +27,10 @@ from kernels.native import NativeKernels
 from kernels.packed_linear.reference import to_panels
 from kernels.program import Program
 
-ENTRY_NUMBERS = 5
+ENTRY_NUMBERS, EXPERT_NUMBERS = 5, 4
+EXPERT_PRODUCTS = {"gate_up_proj": 0, "gate_proj": 0, "up_proj": 1, "down_proj": 2}
+"""Where in the entries of an expert a module stands (`kernels/lora_experts/cpu.cpp`)."""
+GATE_UP, DOWN, PRODUCTS = 0, 2, 3
 
 
 class PanelAdapter(AdapterWeights):
@@ -32,24 +38,34 @@ class PanelAdapter(AdapterWeights):
 
     Args:
         source: as it was read.
+        num_experts: of a layer's mixture.
         quantization: what the base's linear layers were rounded to, None where they are as the checkpoint has them.
 
     Attributes:
         table: [(1 + layers) * 9, 5] int64; valid as long as this object lives.
         address: of the table.
+        expert_address: of the table of experts, 0 where the adapter has none.
 
     Raises:
         LayoutError: it measures columns of the base's weights, which the quantized base does not have.
     """
 
     def __init__(
-        self, source: RawAdapter, num_layers: int, kernels: NativeKernels, *, quantization: str | None = None
+        self,
+        source: RawAdapter,
+        num_layers: int,
+        kernels: NativeKernels,
+        *,
+        num_experts: int = 0,
+        quantization: str | None = None,
     ) -> None:
         if quantization is not None:
             refuse_magnitudes(source.extras, quantization)
         packings: list[Packing] = []
         # In the order in which a step reads them.
-        keys = sorted(source.projections, key=lambda key: entry_of(*key))
+        of_experts = [key for key in source.projections if is_of_experts(key[1])]
+        plain = source.projections.keys() - set(of_experts) if of_experts else source.projections
+        keys = sorted(plain, key=lambda key: entry_of(*key)) + of_experts
         for key in keys:
             item = source.projections[key]
             form = Form.TRANSPOSED if key[1] == "embed_tokens" else Form.AS_IS
@@ -58,12 +74,19 @@ class PanelAdapter(AdapterWeights):
         packed = lora_pack(packings, source.dtype, kernels)
         self.table = torch.zeros((num_layers + 1) * len(ENTRIES), ENTRY_NUMBERS, dtype=torch.int64)
         self.address = self.table.data_ptr()
-        entries = torch.tensor([entry_of(*key) for key in keys], dtype=torch.int64)
-        ranks = [source.projections[key].a.shape[0] for key in keys]
-        rows = list(zip(packed.addresses[::2], packed.addresses[1::2], ranks, strict=True))
-        self.table[entries, :3] = torch.tensor(rows, dtype=torch.int64).view(-1, 3)
+        items = [source.projections[key] for key in keys]
+        sizes = [(item.a.shape[0], item.b.shape[0]) for item in items]
+        found = [(a, b, *size) for a, b, size in zip(packed.addresses[::2], packed.addresses[1::2], sizes, strict=True)]
+        rows = torch.tensor(found, dtype=torch.int64).view(-1, EXPERT_NUMBERS)
+        entries = torch.tensor([entry_of(*key) for key in keys[: len(plain)]], dtype=torch.int64)
+        self.table[entries, :3] = rows[: len(plain), :3]
         super().__init__(packed.flat, (), _laid_out(source.extras))
-        self.changes_whole_model = source.changes_whole_model
+        self.changes_whole_model, self.has_experts = source.changes_whole_model, bool(of_experts)
+        self.expert_address = 0
+        if of_experts:
+            self._expert_table = torch.zeros(num_layers * num_experts * PRODUCTS, EXPERT_NUMBERS, dtype=torch.int64)
+            self._expert_table[[_expert_entry(*key, num_experts) for key in of_experts]] = rows[len(plain) :]
+            self.expert_address = self._expert_table.data_ptr()
         for (layer, module), columns in self.extras.columns.items():
             entry = entry_of(layer, module)
             self.table[entry, 3:] = torch.tensor([columns.gain.data_ptr(), columns.shift.data_ptr()])
@@ -83,6 +106,11 @@ class PanelAdapter(AdapterWeights):
             self.table[entry_of(WHOLE_MODEL, "own lm_head"), 1:] = torch.tensor(addresses)
 
 
+def _expert_entry(layer: int, module: str, num_experts: int) -> int:
+    _, expert, projection = module.split(".")
+    return (layer * num_experts + int(expert)) * PRODUCTS + EXPERT_PRODUCTS[projection]
+
+
 def _laid_out(extras: Extras) -> Extras:
     own = dict(extras.matrices)
     if "lm_head" in own:
@@ -94,8 +122,8 @@ class NativeLora:
     """`LoraProducts` that record themselves; `fill` says which adapters a step has.
 
     Args:
-        counts: int64 [3], where the numbers of segments are written for the kernels: of tokens; the same, or 0 where
-            no adapter changes the whole model; of samples.
+        counts: int64 [4], where the numbers of segments are written for the kernels: of tokens; the same, or 0 where
+            no adapter changes the whole model; of samples; of tokens whose adapters have experts.
     """
 
     def __init__(self, program: Program, dtype: torch.dtype, max_rank: int, counts: torch.Tensor) -> None:
@@ -104,10 +132,12 @@ class NativeLora:
         # An odd rank is shrunk into one number more.
         self._max_rank = max_rank + max_rank % 2
         self._numbers = counts.numpy()
-        self._count, self._whole_count, self._sample_count = (counts[i : i + 1] for i in range(3))
+        self._count, self._whole_count, self._sample_count, self._expert_count = (counts[i : i + 1] for i in range(4))
 
     def begin(self, max_segments: int, max_tokens: int) -> None:
         """Make room for the largest step."""
+        self._expert_segments = torch.zeros(max_segments, 3, dtype=torch.int64)
+        self._expert_shrunk = torch.empty(0, dtype=self._dtype)
         self._segments = torch.zeros(max_segments, 3, dtype=torch.int64)
         self._sample_segments = torch.zeros(max_segments, 3, dtype=torch.int64)
         self._shrunk = torch.empty(max_tokens * 3 * self._max_rank, dtype=self._dtype)
@@ -119,9 +149,11 @@ class NativeLora:
             EngineError: an adapter was not laid out for the kernels.
         """
         changes_whole_model = any(segment.weights.changes_whole_model for segment in segments)
-        self._numbers[:] = len(segments), len(segments) if changes_whole_model else 0, len(samples)
+        having = [segment for segment in segments if segment.weights.has_experts]
+        self._numbers[:] = len(segments), len(segments) if changes_whole_model else 0, len(samples), len(having)
         _write(segments, self._segments)
         _write(samples, self._sample_segments)
+        _write(having, self._expert_segments, of_experts=True)
 
     def multiply(
         self,
@@ -137,6 +169,43 @@ class NativeLora:
         self._shrink(self._count, x, self._segments, sizes)
         self._add("lora_expand", self._count, (self._shrunk, self._segments, y), (y.shape[1], *sizes))
         return y
+
+    def change_experts(
+        self,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        rows: torch.Tensor,
+        groups: torch.Tensor,
+        num_pairs: torch.Tensor,
+        *,
+        layer: int,
+        num_experts: int,
+        is_down: bool,
+    ) -> None:
+        """Record a shrink and an expand of what adapters have for a layer's experts: `kernels.lora_experts.reference`.
+
+        Args:
+            x: [tokens, in], or where it is for the second product [pairs, in].
+            y: [pairs, out], which the op before has made of the base.
+            rows, groups: of the pairs, as `kernels.experts.reference.sort_by_expert` makes them.
+            num_pairs: int64 [1].
+            is_down: whether it is the second product.
+        """
+        entry = layer * num_experts * PRODUCTS + (DOWN if is_down else GATE_UP)
+        needed = len(rows) * 2 * self._max_rank
+        if self._expert_shrunk.numel() < needed:
+            self._expert_shrunk = torch.empty(needed, dtype=self._dtype)
+        shrunk, between = self._expert_shrunk, (rows, groups, self._expert_segments, num_pairs)
+        sizes = (entry, PRODUCTS - DOWN if is_down else DOWN - GATE_UP, self._max_rank)
+        self._program.add(
+            "expert_shrink",
+            self._dtype,
+            self._expert_count,
+            (x, *between, shrunk),
+            (x.shape[1], *sizes, is_down),
+            begins_beside=True,
+        )
+        self._add("expert_expand", self._expert_count, (shrunk, *between, y), (y.shape[1], *sizes))
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
         """Record what adapters change in the embedding."""
@@ -172,12 +241,13 @@ class NativeLora:
         self._program.add(name, self._dtype, count, tensors, sizes)
 
 
-def _write(segments: Sequence[AdapterSegment], out: torch.Tensor) -> None:
+def _write(segments: Sequence[AdapterSegment], out: torch.Tensor, *, of_experts: bool = False) -> None:
     rows = []
     for segment in segments:
         if not isinstance(segment.weights, PanelAdapter):
             raise EngineError("an adapter reached the kernels without having been laid out for them")
-        rows.append((segment.start, segment.end, segment.weights.address))
+        address = segment.weights.expert_address if of_experts else segment.weights.address
+        rows.append((segment.start, segment.end, address))
     if rows:
         # All at once: a step of many adapters has as many segments as requests.
         out[: len(rows)] = torch.tensor(rows)

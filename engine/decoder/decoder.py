@@ -12,7 +12,7 @@ import torch
 
 from adapters.peft_format import WHOLE_MODEL
 from engine.attention import AttentionBatch
-from engine.backend import Backend, Product
+from engine.backend import Backend, MixtureProduct, Product
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope_table import rope_table
 from engine.decoder.spec import DecoderSpec
@@ -75,7 +75,7 @@ class Mlp:
 class Mixture:
     """A mixture of experts, and the expert that all tokens meet with the gate of what it adds, where there is one."""
 
-    experts: Product
+    experts: MixtureProduct
     shared: Mlp | None
     shared_gate: torch.Tensor | None
 
@@ -226,20 +226,28 @@ class Decoder:
         if spec.adapts_norms:
             lora.norm(index, "post_attention_layernorm", h)
         if isinstance(layer.mlp, Mixture):
-            return self._mixed(layer, layer.mlp, h)
-        widths = (spec.intermediate_size, spec.intermediate_size)
-        gate_up = lora.multiply(layer.mlp.gate_up, h, index, GATE_UP, widths)
-        gated = backend.activate_and_multiply(gate_up, spec.activation)
-        delta = lora.multiply(layer.mlp.down, gated, index, ("down_proj",), (spec.hidden_size,))
+            return self._mixed(layer, layer.mlp, h, index, lora)
+        delta = self._adapted_mlp(layer.mlp, spec.intermediate_size, h, index, lora)
         return self._settled(delta, layer.down_norm)
 
-    def _mixed(self, layer: Layer, mixture: Mixture, h: torch.Tensor) -> torch.Tensor:
-        """Return what a layer's mixture of experts adds; no adapter changes it."""
-        delta = mixture.experts(h)
-        if mixture.shared is not None and mixture.shared_gate is not None:
-            gated = self._backend.activate_and_multiply(mixture.shared.gate_up(h), self.spec.activation)
-            self._backend.add_gated(delta, h, mixture.shared_gate, mixture.shared.down(gated))
+    def _mixed(
+        self, layer: Layer, mixture: Mixture, h: torch.Tensor, index: int = 0, lora: LoraProducts | None = None
+    ) -> torch.Tensor:
+        """Return what a layer's mixture of experts adds; what all tokens meet stands for an MLP in adapters."""
+        spec, shared = self.spec, mixture.shared
+        delta = mixture.experts(h, lora, index)
+        if shared is not None and mixture.shared_gate is not None and spec.experts is not None:
+            if lora is None:
+                added = shared.down(self._backend.activate_and_multiply(shared.gate_up(h), spec.activation))
+            else:
+                added = self._adapted_mlp(shared, spec.experts.shared_size, h, index, lora)
+            self._backend.add_gated(delta, h, mixture.shared_gate, added)
         return self._settled(delta, layer.down_norm)
+
+    def _adapted_mlp(self, mlp: Mlp, width: int, h: torch.Tensor, index: int, lora: LoraProducts) -> torch.Tensor:
+        gate_up = lora.multiply(mlp.gate_up, h, index, GATE_UP, (width, width))
+        gated = self._backend.activate_and_multiply(gate_up, self.spec.activation)
+        return lora.multiply(mlp.down, gated, index, ("down_proj",), (self.spec.hidden_size,))
 
     def _added(
         self, product: Product, h: torch.Tensor, x: torch.Tensor, norm: torch.Tensor | None

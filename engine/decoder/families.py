@@ -45,6 +45,7 @@ class ExpertNames(NamedTuple):
         are_one: the experts' matrices lie in one tensor, [experts, out, in], directly in the block.
         are_bare: that tensor is [experts, in, out] and no module's, outputs of gate and up in turn; it has a `_bias`
             beside it, and what chooses has one too.
+        adapted: what adapters call the block where they have something for all experts at once; None for the same.
     """
 
     block: str = "mlp"
@@ -53,6 +54,7 @@ class ExpertNames(NamedTuple):
     down: str = "down_proj"
     are_one: bool = False
     are_bare: bool = False
+    adapted: str | None = None
 
 
 PLAIN_NAMES = ExpertNames()
@@ -233,7 +235,7 @@ FAMILIES: dict[str, Family] = {
             count="num_local_experts",
             inner="intermediate_size",
             is_normed=True,
-            names=ExpertNames(block="block_sparse_moe", gate_up=("w1", "w3"), down="w2"),
+            names=ExpertNames(block="block_sparse_moe", gate_up=("w1", "w3"), down="w2", adapted="mlp"),
         ),
     ),
     "OlmoeForCausalLM": Family(

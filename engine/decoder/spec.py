@@ -72,7 +72,7 @@ class DecoderSpec(ModelSpec):
         return self.norms == PLAIN_NORMS
 
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says: experts do not."""
+        """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says."""
         linear = self.adapted_shapes()
         shapes: dict[str, tuple[int, ...]] = dict(linear)
         biases = {"q_proj": self.qkv_bias, "k_proj": self.qkv_bias, "v_proj": self.qkv_bias, "o_proj": self.o_bias}
@@ -83,10 +83,14 @@ class DecoderSpec(ModelSpec):
             names = (self.norms.before_attention, self.norms.before_mlp)
             norms = [f"model.layers.{layer}.{name}" for layer in range(self.num_layers) for name in names]
             shapes |= dict.fromkeys((*norms, "model.norm"), (self.hidden_size,))
-        return shapes | {
-            "model.embed_tokens": (self.vocab_size, self.hidden_size),
-            "lm_head": (self.hidden_size, self.vocab_size),
-        }
+        return (
+            shapes
+            | self._adapted_experts()
+            | {
+                "model.embed_tokens": (self.vocab_size, self.hidden_size),
+                "lm_head": (self.hidden_size, self.vocab_size),
+            }
+        )
 
     def widths(self) -> dict[str, dict[str, int]]:
         """Return the outputs of the modules that read the same input, by the names of the projections they make up."""
@@ -124,6 +128,26 @@ class DecoderSpec(ModelSpec):
     def adapted_shapes(self) -> dict[str, tuple[int, int]]:
         """Return the same of those that take an adapter."""
         return self._by_layer({}, self._mlp_shapes())
+
+    def _adapted_experts(self) -> dict[str, tuple[int, ...]]:
+        """Return what of the mixtures takes an adapter; what chooses experts takes none."""
+        experts, names = self.experts, self.expert_names
+        if experts is None:
+            return {}
+        count, hidden, inner = experts.count, self.hidden_size, experts.inner_size
+        halves = (inner, 2) if names.are_bare else (2, inner)
+        stacks = f"{names.adapted or names.block}.experts"
+        shapes: dict[str, tuple[int, ...]] = {}
+        if not names.are_one:
+            shapes |= {f"{names.block}.experts.{name}": (count, hidden, inner) for name in names.gate_up}
+            shapes[f"{names.block}.experts.{names.down}"] = count, inner, hidden
+        shapes |= {f"{stacks}.gate_up_proj": (count, hidden, *halves), f"{stacks}.down_proj": (count, inner, hidden)}
+        if width := experts.shared_size:
+            shared = f"{names.block}.{SHARED_EXPERT}"
+            shapes |= {f"{shared}.{name}": (hidden, width) for name in names.gate_up}
+            shapes[f"{shared}.{names.down}"] = width, hidden
+        places = [layer for layer, form in enumerate(self.layers) if form.is_sparse]
+        return {f"model.layers.{layer}.{name}": shape for layer in places for name, shape in shapes.items()}
 
     def linear_sizes(self) -> set[tuple[int, int]]:
         """Return (in, out) of every product with a linear module, or one of an expert, that there is."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, ExpertBiases, Product
+from engine.backend import Backend, ExpertBiases, MixtureProduct, Product
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.gpu.adapters import Reach, TritonLora
@@ -76,7 +76,7 @@ class TritonBackend(Backend):
         spec: ExpertSpec,
         activation: Activation,
         biases: ExpertBiases | None = None,
-    ) -> Product:
+    ) -> MixtureProduct:
         """Keep the weights, as they are or rounded; what chooses among the experts stays as it is."""
         to_logits = StreamedLinear(router, None if biases is None else biases[0])
         self.linears.append(to_logits)

@@ -16,6 +16,7 @@ from engine.decoder.experts import ExpertSpec
 from engine.gpu.streamed_linear import StreamedLinear, matrix_of
 from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, split
+from engine.lora import LoraProducts
 from kernels.experts.launch import ExpertMatrix, counters, multiply_by_experts
 from kernels.gated_activation.reference import Activation
 from kernels.mxfp4.reference import can_pack, pack_mxfp4
@@ -54,7 +55,7 @@ class Experts:
         self._biases = biases and biases[1:]
         self._counts = counters(spec.count, router.device)
 
-    def __call__(self, h: torch.Tensor) -> torch.Tensor:
+    def __call__(self, h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
         """Return what the mixture adds to rows [rows, hidden], save those that fill a recorded step up."""
         return multiply_by_experts(
             h,

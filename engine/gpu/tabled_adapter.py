@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from adapters.errors import LayoutError
 from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras
 from engine.lora import ENTRIES, WHOLE_ENTRIES, entry_of, refuse_magnitudes
@@ -91,10 +92,13 @@ class TabledAdapter(AdapterWeights):
             page_bytes: size of the pages that it may come to lie in, a multiple of `ALIGNED_BYTES`; 0 for none.
 
         Raises:
-            LayoutError: it measures columns of the base's weights, which the quantized base does not have.
+            LayoutError: it measures columns of the base's weights, which the quantized base does not have, or changes
+                experts.
         """
         if quantization is not None:
             refuse_magnitudes(source.extras, quantization)
+        if source.has_experts:
+            raise LayoutError("it has something for experts of a mixture, which a GPU does not multiply by yet")
         dtype = source.flat.dtype
         parts = [*_parts(source, num_layers)]
         # Float32 among shorter numbers: only their bits are copied.

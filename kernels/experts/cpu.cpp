@@ -3,6 +3,7 @@
 // Products are those of kernels/packed_linear*, one expert's after the other's in one op, each called as if it were the
 // only one. Only experts with rows are read. How many units an op has follows from the number of rows alone: a thread that
 // comes late asks for it when others have long chosen for the next layer.
+#include "../expert_groups.h"
 #include "../lanes.h"
 
 #include <limits>
@@ -20,20 +21,12 @@ int64_t packed_linear_mxfp4_bf16(const Op &, int64_t);
 
 namespace experts {
 
-constexpr int64_t UNIT_ROWS = 4, UNIT_WIDTH = 1024, GROUP_ROWS = 512, TENSORS = 6;
-
-// Rows that one expert is multiplied by: neighbours, once they are sorted.
-struct Group {
-    int32_t expert, begin, count;
-};
+constexpr int64_t UNIT_ROWS = 4, UNIT_WIDTH = 1024, TENSORS = 6;
 
 // Bytes from a row, and from an expert, to the next.
 struct Stride {
     int64_t row, expert;
 };
-
-// At most so many groups; those past the last have no rows.
-INLINE int64_t max_groups(int64_t pairs, int64_t experts) { return std::min(pairs, experts) + pairs / GROUP_ROWS; }
 
 // shares[experts] = softmax of logits. A row that is not finite has no finite share.
 template <typename T> static inline void softmax(const T *logits, int64_t experts, float *shares) {

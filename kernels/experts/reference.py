@@ -17,10 +17,18 @@ Sources: Shazeer et al., 2017 (sparsely-gated mixtures of experts, arXiv 1701.06
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 import torch
 from torch.nn import functional
 
 from kernels.gated_activation.reference import Activation, activate_and_multiply
+
+Part = Literal["gate_up", "down"]
+Change = Callable[[Part, int, torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""Changes a product of an expert in place: given which, the expert, its rows int64 [n], ascending, their inputs [n, in]
+and outputs [n, out], which have met a bias."""
 
 GROUP_ROWS = 512
 """Rows that an expert is multiplied by at once where rows are sorted."""
@@ -72,6 +80,7 @@ def multiply_by_experts(
     down: torch.Tensor,
     activation: Activation,
     biases: tuple[torch.Tensor, torch.Tensor] | None = None,
+    change: Change | None = None,
 ) -> torch.Tensor:
     """Return what the experts of each row add: [rows, hidden] as `x`.
 
@@ -81,12 +90,19 @@ def multiply_by_experts(
         gate_up: [experts, 2 * inner, hidden], rows of the gate before those of the other.
         down: [experts, hidden, inner].
         biases: of the two products, [experts, 2 * inner] and [experts, hidden]; None for none.
+        change: what becomes of the first product before the gate, and of the second before the sum; None for nothing.
     """
     y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in experts.unique().tolist():
         rows, places = torch.where(experts == expert)
         up_bias, down_bias = (None, None) if biases is None else (bias[expert] for bias in biases)
-        inner = activate_and_multiply(functional.linear(x[rows], gate_up[expert], up_bias), activation)
-        added = functional.linear(inner, down[expert], down_bias).float()
-        y.index_add_(0, rows, added * weights[rows, places].unsqueeze(-1))
+        own = x[rows]
+        joint = functional.linear(own, gate_up[expert], up_bias)
+        if change is not None:
+            change("gate_up", expert, rows, own, joint)
+        inner = activate_and_multiply(joint, activation)
+        added = functional.linear(inner, down[expert], down_bias)
+        if change is not None:
+            change("down", expert, rows, inner, added)
+        y.index_add_(0, rows, added.float() * weights[rows, places].unsqueeze(-1))
     return y.to(x.dtype)

@@ -1,37 +1,11 @@
 // y = y * gain + shift + t B^T for the tokens of each segment, gain and shift where the adapter has them. A piece is
 // some columns of a module. See reference.py.
-#include "../adapters.h"
+#include "../lora_products.h"
 
 namespace lora_expand {
 
-constexpr int64_t PIECE_PANELS = 16, PIECE_COLUMNS = PIECE_PANELS * COLUMNS;
-
-// Columns [begin, end) of one module, from `t`, which lies `t_stride` apart, into `y`, whose rows are `width` apart.
-template <typename T, typename Out>
-static void expand(const Projection &projection, int64_t rows, const T *t, int64_t t_stride, int64_t begin, int64_t end,
-                   Out *y, int64_t width) {
-    if (!projection.rank && !projection.gain)
-        return;
-    constexpr int64_t step = Depth<T>::step;
-    const int64_t depth = ceil_div(projection.rank, step) * step, panel_size = depth * COLUMNS;
-    alignas(64) float sums[BLOCK_TOKENS][PIECE_COLUMNS];
-    const T *b = static_cast<const T *>(projection.b) + begin / COLUMNS * panel_size;
-    if (projection.rank)
-        multiply<false, true>(rows, t, t_stride, Panels<T>{&b, 1, depth, panel_size}, ceil_div(end - begin, COLUMNS),
-                              sums[0], PIECE_COLUMNS);
-    else
-        std::memset(sums, 0, sizeof sums);
-    for (int64_t r = 0; r < rows; r++, y += width) {
-        int64_t n = 0;
-        if (projection.gain)
-            for (; n < end - begin; n++)
-                store(widen(y[n]) * projection.gain[begin + n] + projection.shift[begin + n] + sums[r][n], y[n]);
-        for (; n + LANES <= end - begin; n += LANES)
-            store_lanes(load_lanes(y + n) + load_lanes(sums[r] + n), y + n);
-        for (; n < end - begin; n++)
-            store(widen(y[n]) + sums[r][n], y[n]);
-    }
-}
+using lora::expand;
+using lora::PIECE_COLUMNS;
 
 // at: t [tokens, modules, max_rank], segments, y [tokens, width]; size: width of y, first module, modules, max_rank, and
 // the modules' widths, which add up to that of y.

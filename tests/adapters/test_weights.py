@@ -70,3 +70,19 @@ def test_going_to_the_device_it_is_on_copies_nothing() -> None:
     there = weights.to(torch.device("cpu"))
     assert isinstance(there, AdapterWeights)
     assert there.flat.data_ptr() == weights.flat.data_ptr()
+
+
+def test_modules_of_each_expert_are_a_group_of_their_own() -> None:
+    experts = {(1, f"experts.{n}.{name}"): n + 1 for n in (10, 2) for name in ("up_proj", "gate_proj", "gate_up_proj")}
+    raw = make_raw({(1, "q_proj"): 2, **experts})
+    weights = packed(raw, torch.float32)
+    assert weights.has_experts
+    assert not packed(make_raw({(1, "q_proj"): 2}), torch.float32).has_experts
+    group = weights.group(1, ("experts.10.gate_proj", "experts.10.up_proj"))
+    assert group is not None
+    assert torch.equal(group.a, torch.cat([raw[1, f"experts.10.{name}_proj"].a for name in ("gate", "up")]))
+    for key, item in raw.items():
+        projection = weights.projection(*key)
+        assert projection is not None
+        assert torch.equal(projection.a, item.a)
+    assert weights.num_bytes == sum(item.a.nbytes + item.b.nbytes for item in raw.values())

@@ -73,17 +73,44 @@ def test_a_field_that_cannot_be_served_is_named(tmp_path: Path, changes: dict[st
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_experts_are_linear_modules_that_take_no_adapter(tmp_path: Path) -> None:
+def test_experts_are_linear_modules_and_what_chooses_them_takes_no_adapter(tmp_path: Path) -> None:
     spec = read_spec(write_config(tmp_path, **QWEN, mlp_only_layers=[0]))
     linear, taking = spec.linear_shapes(), spec.module_shapes()
     assert linear["model.layers.1.mlp.experts.5.down_proj"] == (8, 16)
     assert linear["model.layers.3.mlp.shared_expert.gate_proj"] == (16, 12)
-    assert not any(name.endswith("gate") for name in linear), "what chooses experts keeps its numbers"
-    assert not any("expert" in name for name in taking)
+    assert not any(name.endswith("gate") for name in (*linear, *taking)), "what chooses experts keeps its numbers"
+    assert {name: shape for name, shape in taking.items() if "layers.1.mlp." in name} == {
+        "model.layers.1.mlp.experts.gate_up_proj": (6, 16, 2, 8),
+        "model.layers.1.mlp.experts.gate_proj": (6, 16, 8),
+        "model.layers.1.mlp.experts.up_proj": (6, 16, 8),
+        "model.layers.1.mlp.experts.down_proj": (6, 8, 16),
+        "model.layers.1.mlp.shared_expert.gate_proj": (16, 12),
+        "model.layers.1.mlp.shared_expert.up_proj": (16, 12),
+        "model.layers.1.mlp.shared_expert.down_proj": (12, 16),
+    }
     assert "model.layers.0.mlp.gate_proj" in taking
+    assert "model.layers.0.mlp.experts.gate_up_proj" not in taking
     assert "model.layers.1.mlp.gate_proj" not in taking
     assert "model.layers.1.self_attn.q_proj" in taking
     assert spec.linear_sizes() == {*linear.values()}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "stack", "shape", "modules"),
+    [
+        ("MixtralForCausalLM", "mlp.experts", (4, 16, 2, 24), {"block_sparse_moe.experts.w1"}),
+        ("GraniteMoeForCausalLM", "block_sparse_moe.experts", (4, 16, 2, 24), set()),
+        ("GptOssForCausalLM", "mlp.experts", (4, 16, 24, 2), set()),
+    ],
+)
+def test_adapters_call_the_experts_of_a_family_as_transformers_does(
+    tmp_path: Path, architecture: str, stack: str, shape: tuple[int, ...], modules: set[str]
+) -> None:
+    taking = read_spec(write_config(tmp_path, architectures=[architecture], **FEW)).module_shapes()
+    assert taking[f"model.layers.0.{stack}.gate_up_proj"] == shape
+    assert taking[f"model.layers.0.{stack}.down_proj"] == (4, 24, 16)
+    assert {name for name in modules if f"model.layers.0.{name}" in taking} == modules
+    assert any(name.endswith("w2") for name in taking) == bool(modules)
 
 
 def test_experts_lie_one_below_the_other_gate_before_up(tmp_path: Path) -> None:

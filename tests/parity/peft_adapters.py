@@ -76,6 +76,29 @@ BESIDE_EXPERTS: dict[str, dict[str, Any]] = {
 """For bases with experts, which PEFT adapts where MLPs' projections are named."""
 
 
+STACKS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+OF_EXPERTS: dict[str, dict[str, Any]] = {
+    "all-experts": {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "o_proj"], "target_parameters": STACKS},
+    "patterned-experts": {
+        "r": 8,
+        "lora_alpha": 4,
+        "use_rslora": True,
+        "target_modules": [],
+        "target_parameters": STACKS,
+        "rank_pattern": {"down_proj": 5, r"layers\.0\.mlp\.experts\.gate_up_proj": 1},
+        "alpha_pattern": {r".*\.gate_up_proj": 6},
+    },
+    "down-of-experts": {"r": 2, "lora_alpha": 8, "target_modules": ["v_proj"], "target_parameters": STACKS[1:]},
+    "gates-of-some-layers": {
+        "r": 4,
+        "lora_alpha": 8,
+        "target_modules": [],
+        "target_parameters": ["1.mlp.experts.gate_up_proj", "2.mlp.experts.gate_up_proj"],
+    },
+}
+"""Of mixtures, by PEFT's `target_parameters`."""
+
+
 def save_beyond_products(
     make_base: Callable[[], PreTrainedModel], folder: Path, configs: dict[str, dict[str, Any]] = BEYOND_PRODUCTS
 ) -> dict[str, str]:

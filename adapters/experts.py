@@ -1,0 +1,155 @@
+"""Where adapters of a mixture's experts lie in a file: at each expert's modules, or at the matrices of all at once.
+
+    mlp.experts.3.up_proj.lora_A.weight          [rank, in]              a module of one expert; any may be left out
+    mlp.experts.3.up_proj.lora_B.weight          [out, rank]
+
+    mlp.experts.base_layer.lora_A.weight         [experts * rank, in]    gate and up of all (PEFT's `target_parameters`)
+    mlp.experts.base_layer.lora_B.weight         [out, rank * experts]   the experts' numbers of one rank side by side
+    mlp.experts.lora_A.weight, lora_B.weight                             down of all
+
+PEFT wraps the module that has such parameters once for each that is targeted, in the order in which the module has
+them, so that the one wrapped last has no `base_layer` in its name, whichever it is. Before 0.19 it took parameters that
+lie [experts, out, in] for [experts, in, out]: A is [experts * rank, out] and B [in, rank * experts] there.
+
+Standard library only. Source: `ParamWrapper` of huggingface/peft 0.18 and 0.21.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import NamedTuple
+
+from adapters.errors import AdapterError
+from adapters.peft_format import STACKED_PARAMETERS, LoraConfig
+
+_LAYER = r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})"
+_EXPERTS = rf"(?P<experts>{_LAYER}\.(?:mlp|block_sparse_moe)\.experts)"
+_EXPERT = re.compile(rf"{_EXPERTS}\.(?P<expert>0|[1-9]\d{{0,4}})\.(?P<module>[a-z0-9_]+)")
+_STACK = re.compile(rf"{_EXPERTS}(?P<wraps>(?:\.base_layer)*)")
+_SHARED = re.compile(rf"{_LAYER}\.mlp\.shared_expert\.(?P<projection>gate_proj|up_proj|down_proj)")
+_PROJECTION_BY_MODULE = {
+    **{name: name for name in ("gate_proj", "up_proj", "down_proj")},
+    **{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"},
+}
+_SWAPPED_BEFORE = (0, 19)
+"""The version of PEFT that was the first to tell in from out."""
+
+
+class Stack(NamedTuple):
+    """How the matrices of all experts lie in the two halves of one product.
+
+    Attributes:
+        is_paired: outputs of gate and up stand in turn.
+        is_swapped: A has the outputs and B the inputs.
+    """
+
+    num_experts: int
+    is_paired: bool
+    is_swapped: bool
+
+
+class ExpertPlace(NamedTuple):
+    """Something of a mixture that takes an adapter.
+
+    Attributes:
+        key: (layer, module) as the engine calls it: `expert_module`'s name, or with `experts.` before a parameter's for
+            all experts at once. The expert that all tokens meet stands where other layers have their MLP.
+        shape: as `adapters.validate.ModuleShapes` has it.
+        name: the full one, by which a configuration means it.
+        is_transposed: of all experts at once, [experts, in, out]; no version of PEFT mistakes those.
+    """
+
+    key: tuple[int, str]
+    shape: tuple[int, ...]
+    name: str
+    is_transposed: bool = False
+
+
+def expert_module(expert: int, projection: str) -> str:
+    """Return what a module of one expert is called beside its layer: `experts.3.up_proj`."""
+    return f"experts.{expert}.{projection}"
+
+
+def is_of_experts(module: str) -> bool:
+    """Tell whether a module that is named beside its layer is an expert's."""
+    return module.startswith("experts.")
+
+
+def place_of(name: str, module: str, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> ExpertPlace | None:
+    """Return where in a base's mixtures a module lies that tensors have in their names; None for anywhere else.
+
+    Raises:
+        AdapterError: it is a wrapper of parameters, more than the configuration names.
+    """
+    if (found := _SHARED.fullmatch(module)) and module in shapes:
+        return ExpertPlace((int(found["layer"]), found["projection"]), shapes[module], module)
+    if found := _EXPERT.fullmatch(module):
+        each = shapes.get(f"{found['experts']}.{found['module']}")
+        projection = _PROJECTION_BY_MODULE.get(found["module"])
+        if each is None or projection is None or int(found["expert"]) >= each[0]:
+            return None
+        key = int(found["layer"]), expert_module(int(found["expert"]), projection)
+        return ExpertPlace(key, each[1:], module)
+    if found := _STACK.fullmatch(module):
+        parameters = [f"{found['experts']}.{parameter}" for parameter in STACKED_PARAMETERS]
+        if not all(parameter in shapes for parameter in parameters):
+            return None
+        targets = [parameter for parameter in parameters if config.has_target_parameter(parameter)]
+        depth = found["wraps"].count(".")
+        if depth >= len(targets):
+            raise AdapterError(name, f"it has tensors for {module}, but target_parameters name {len(targets)} there")
+        parameter = targets[-1 - depth]
+        key = int(found["layer"]), f"experts.{parameter.rpartition('.')[2]}"
+        return ExpertPlace(key, shapes[parameter], parameter, is_transposed=is_paired(shapes[parameters[0]]))
+    return None
+
+
+def are_swapped(name: str, config: LoraConfig, stacks: Iterable[tuple[tuple[int, ...], ExpertPlace]]) -> bool:
+    """Tell whether PEFT took the outputs of an adapter's stacks for their inputs.
+
+    Args:
+        stacks: the shape of A, and what it is of.
+
+    Raises:
+        AdapterError: nothing in it tells, and it may have.
+    """
+    is_open = False
+    for a, place in stacks:
+        inputs, out = place.shape[1], prod(place.shape[2:])
+        if place.is_transposed or a[-1] not in (inputs, out):
+            continue
+        if inputs != out:
+            return a[-1] == out
+        is_open = True
+    if is_open and config.peft_version is not None and config.peft_version < _SWAPPED_BEFORE:
+        raise AdapterError(name, "PEFT before 0.19 may have taken out for in of its experts; save it with a later one")
+    return False
+
+
+def is_paired(shape: tuple[int, ...]) -> bool:
+    """Tell whether outputs of gate and up stand in turn, by what `ModuleShapes` says."""
+    return len(shape) == 4 and shape[-1] == 2
+
+
+def halves_of(shape: tuple[int, ...], rank: int, *, swapped: bool) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the shapes of A and B for all experts at once."""
+    count, inputs, *outputs = shape
+    a, b = (prod(outputs), inputs) if swapped else (inputs, prod(outputs))
+    return (rank * count, a), (b, rank * count)
+
+
+def refuse_twofold(name: str, keys: Iterable[tuple[int, str]]) -> None:
+    """Refuse an adapter that has something for all experts of a layer at once and again for one of them.
+
+    Raises:
+        AdapterError: it has.
+    """
+    known = set(keys)
+    stacked = {key for key in known if key[1] in ("experts.gate_up_proj", "experts.down_proj")}
+    for layer, module in known - stacked if stacked else ():
+        projection = module.rpartition(".")[2]
+        both = "down_proj" if projection == "down_proj" else "gate_up_proj"
+        if is_of_experts(module) and (layer, f"experts.{both}") in stacked:
+            raise AdapterError(name, f"in layer {layer} it has {both} of all experts, and {module} besides")
