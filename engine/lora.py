@@ -35,6 +35,9 @@ EXPERT_MODULES: dict[Part, tuple[str, ...]] = {
     "down": ("down_proj",),
 }
 """What an adapter may have of each product of an expert; `up_proj` begins in the middle of its outputs."""
+EXPERT_ENTRIES = {"gate_up_proj": 0, "gate_proj": 0, "up_proj": 1, "down_proj": 2}
+"""Of each expert in tables: gate and up stand together in the place of the gate."""
+ENTRIES_OF_EXPERT = 3
 
 ENTRIES = (*MODULES, "input_layernorm", "post_attention_layernorm")
 WHOLE_ENTRIES = ("own embed_tokens", "embed_tokens", "norm", "own lm_head", "lm_head")
@@ -69,6 +72,22 @@ def entry_of(layer: int, module: str) -> int:
     """Return where in an adapter's table a module stands; the whole model's come before those of the first layer."""
     names = WHOLE_ENTRIES if layer == WHOLE_MODEL else ENTRIES
     return (layer - WHOLE_MODEL) * len(ENTRIES) + names.index(module)
+
+
+def expert_entry(layer: int, module: str, num_experts: int) -> int:
+    """Return where in a table of an adapter's experts a module of one stands, as `adapters.experts` calls it."""
+    _, expert, projection = module.split(".")
+    return (layer * num_experts + int(expert)) * ENTRIES_OF_EXPERT + EXPERT_ENTRIES[projection]
+
+
+def product_entry(layer: int, part: Part, num_experts: int) -> int:
+    """Return where in such a table a product of a layer's first expert begins."""
+    return expert_entry(layer, expert_module(0, EXPERT_MODULES[part][0]), num_experts)
+
+
+def num_entries(part: Part) -> int:
+    """Return how many entries of an expert a product has."""
+    return len({EXPERT_ENTRIES[module] for module in EXPERT_MODULES[part]})
 
 
 def refuse_magnitudes(extras: Extras, quantization: str) -> None:

@@ -11,10 +11,12 @@ import torch
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products, pretending
 from kernels.embedding.launch import put_drawn, take_rows
-from kernels.experts.launch import ExpertMatrix, multiply_by_experts
+from kernels.experts.launch import Change, ExpertMatrix, Routing, multiply_by_experts
+from kernels.experts.reference import Part
 from kernels.gated_activation.launch import MAX_ROUNDED_WIDTH, activate_and_multiply
 from kernels.gated_activation.reference import Activation
 from kernels.lora_expand.launch import lora_expand
+from kernels.lora_experts.launch import expert_expand, expert_shrink, fill_row_tables
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import lora_shrink
@@ -125,8 +127,13 @@ def all_launches(target: str) -> list[Launch]:
             mix(mixture, torch.bfloat16, "clamped", matrix=partial(_mxfp4, dtype=torch.bfloat16), has_biases=True)
         for dtype in (torch.float16, torch.float32):
             mix(GPT_OSS_MIXTURES[0], dtype, "clamped", matrix=partial(_mxfp4, dtype=dtype), has_biases=True)
-        mix(MIXTURES[0], torch.float16)
-        mix(MIXTURES[0], torch.float32)
+            mix(MIXTURES[0], dtype)
+            mix(MIXTURES[0], dtype, change=_change_experts)
+        for mixture in (*MIXTURES, GPT_OSS_MIXTURES[0]):
+            mix(mixture, torch.bfloat16, change=_change_experts)
+        packed = partial(_mxfp4, dtype=torch.bfloat16)
+        mix(GPT_OSS_MIXTURES[0], torch.bfloat16, "clamped", matrix=packed, has_biases=True, change=_change_experts)
+        fill_row_tables(_whole(64), _whole(64, 3), _whole(1), entry=5, max_tiles=64)
         mix(MIXTURES[0], torch.bfloat16, "gelu")
         for group in (GROUP, *SHORT_GROUPS):
             mix(MIXTURES[0], torch.bfloat16, matrix=partial(_int4, dtype=torch.bfloat16, group=group))
@@ -150,6 +157,7 @@ def mix(
     *,
     matrix: Callable[[int, int], ExpertMatrix] | None = None,
     has_biases: bool = False,
+    change: Change | None = None,
 ) -> None:
     """Launch a mixture of experts for a row and two, for full batches, and for prompts, with what `matrix` makes."""
     matrix = matrix or partial(_empty, dtype=dtype)
@@ -168,7 +176,16 @@ def mix(
             activation=activation,
             biases=biases if has_biases else None,
             decodes=_whole(rows, 4),
+            change=change,
         )
+
+
+def _change_experts(part: Part, routing: Routing, height: int, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Launch what adapters do to a product of a mixture."""
+    tables = _whole(len(routing.experts))
+    entry, products = 16 * 3, 2 if part == "gate_up" else 1
+    shrunk = expert_shrink(x, routing, tables, entry=entry, products=products, max_rank=MAX_RANK, height=height)
+    expert_expand(y, shrunk, routing, tables, entry=entry, height=height)
 
 
 def multiply(geometry: Geometry, dtype: torch.dtype, group: int = GROUP) -> None:

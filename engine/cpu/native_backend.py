@@ -24,7 +24,7 @@ from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight, split
 from engine.lora import AdapterSegment, LoraProducts
 from kernels.arena import Arena
-from kernels.experts.reference import max_groups
+from kernels.experts.reference import Part, max_groups
 from kernels.gated_activation.reference import Activation
 from kernels.packed_linear.reference import as_panels
 from kernels.program import Pool, Program
@@ -202,10 +202,10 @@ class NativeBackend(Backend):
             routing = self._route(self._product(to_logits, "router", h, router_bias), spec)
             inputs = [self._take_bits(part, routing.rows) for part in self._inputs(ups, h)]
             joint = self._grouped(ups, "experts", inputs, routing, up_bias)
-            self._change(h, joint, routing, layer, is_down=False)
+            self._change(h, joint, routing, layer, "gate_up")
             gated = self.activate_and_multiply(joint, activation)
             parts = self._grouped(downs, "paired", self._inputs(downs, gated), routing, down_bias)
-            self._change(gated, parts, routing, layer, is_down=True)
+            self._change(gated, parts, routing, layer, "down")
             y = self._like(h, "mixed", (downs.out,))
             self._add("add_experts", h, (parts, routing.places, routing.weights, y), (downs.out, spec.chosen))
             return y
@@ -275,7 +275,7 @@ class NativeBackend(Backend):
         self._add(f"grouped_{panels.kernel}", routing.rows, (*own, *beside, routing.groups, strides), sizes)
         return y
 
-    def _change(self, x: torch.Tensor, y: torch.Tensor, routing: Routing, layer: int, *, is_down: bool) -> None:
+    def _change(self, x: torch.Tensor, y: torch.Tensor, routing: Routing, layer: int, part: Part) -> None:
         """Record what adapters add to a product of a layer's experts."""
         self.adapters.change_experts(
             x,
@@ -285,7 +285,7 @@ class NativeBackend(Backend):
             self._pairs,
             layer=layer,
             num_experts=routing.num_experts,
-            is_down=is_down,
+            part=part,
         )
 
     def _take_bits(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,17 @@ from adapters.experts import is_of_experts
 from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Extras, RawAdapter
 from engine.errors import EngineError
-from engine.lora import ENTRIES, AdapterSegment, entry_of, refuse_magnitudes
+from engine.lora import (
+    ENTRIES,
+    ENTRIES_OF_EXPERT,
+    AdapterSegment,
+    entry_of,
+    expert_entry,
+    num_entries,
+    product_entry,
+    refuse_magnitudes,
+)
+from kernels.experts.reference import Part
 from kernels.lora_pack.launch import Packing, lora_pack
 from kernels.lora_pack.reference import Form
 from kernels.native import NativeKernels
@@ -28,9 +38,6 @@ from kernels.packed_linear.reference import to_panels
 from kernels.program import Program
 
 ENTRY_NUMBERS, EXPERT_NUMBERS = 5, 4
-EXPERT_PRODUCTS = {"gate_up_proj": 0, "gate_proj": 0, "up_proj": 1, "down_proj": 2}
-"""Where in the entries of an expert a module stands (`kernels/lora_experts/cpu.cpp`)."""
-GATE_UP, DOWN, PRODUCTS = 0, 2, 3
 
 
 class PanelAdapter(AdapterWeights):
@@ -84,8 +91,9 @@ class PanelAdapter(AdapterWeights):
         self.changes_whole_model, self.has_experts = source.changes_whole_model, bool(of_experts)
         self.expert_address = 0
         if of_experts:
-            self._expert_table = torch.zeros(num_layers * num_experts * PRODUCTS, EXPERT_NUMBERS, dtype=torch.int64)
-            self._expert_table[[_expert_entry(*key, num_experts) for key in of_experts]] = rows[len(plain) :]
+            entries_there = num_layers * num_experts * ENTRIES_OF_EXPERT
+            self._expert_table = torch.zeros(entries_there, EXPERT_NUMBERS, dtype=torch.int64)
+            self._expert_table[[expert_entry(*key, num_experts) for key in of_experts]] = rows[len(plain) :]
             self.expert_address = self._expert_table.data_ptr()
         for (layer, module), columns in self.extras.columns.items():
             entry = entry_of(layer, module)
@@ -104,11 +112,6 @@ class PanelAdapter(AdapterWeights):
             self._nothing = torch.zeros(panels * lanes)
             addresses = [head.data_ptr(), head.shape[1] * step, *[self._nothing.data_ptr()] * 2]
             self.table[entry_of(WHOLE_MODEL, "own lm_head"), 1:] = torch.tensor(addresses)
-
-
-def _expert_entry(layer: int, module: str, num_experts: int) -> int:
-    _, expert, projection = module.split(".")
-    return (layer * num_experts + int(expert)) * PRODUCTS + EXPERT_PRODUCTS[projection]
 
 
 def _laid_out(extras: Extras) -> Extras:
@@ -180,7 +183,7 @@ class NativeLora:
         *,
         layer: int,
         num_experts: int,
-        is_down: bool,
+        part: Part,
     ) -> None:
         """Record a shrink and an expand of what adapters have for a layer's experts: `kernels.lora_experts.reference`.
 
@@ -189,20 +192,19 @@ class NativeLora:
             y: [pairs, out], which the op before has made of the base.
             rows, groups: of the pairs, as `kernels.experts.reference.sort_by_expert` makes them.
             num_pairs: int64 [1].
-            is_down: whether it is the second product.
+            part: which product it is.
         """
-        entry = layer * num_experts * PRODUCTS + (DOWN if is_down else GATE_UP)
         needed = len(rows) * 2 * self._max_rank
         if self._expert_shrunk.numel() < needed:
             self._expert_shrunk = torch.empty(needed, dtype=self._dtype)
         shrunk, between = self._expert_shrunk, (rows, groups, self._expert_segments, num_pairs)
-        sizes = (entry, PRODUCTS - DOWN if is_down else DOWN - GATE_UP, self._max_rank)
+        sizes = (product_entry(layer, part, num_experts), num_entries(part), self._max_rank)
         self._program.add(
             "expert_shrink",
             self._dtype,
             self._expert_count,
             (x, *between, shrunk),
-            (x.shape[1], *sizes, is_down),
+            (x.shape[1], *sizes, part == "down"),
             begins_beside=True,
         )
         self._add("expert_expand", self._expert_count, (shrunk, *between, y), (y.shape[1], *sizes))

@@ -19,9 +19,12 @@ from adapters.peft_format import WHOLE_MODEL
 from engine.errors import EngineError
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
-from engine.gpu.tabled_adapter import TabledAdapter
-from engine.lora import AdapterSegment, entry_of
+from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
+from engine.lora import AdapterSegment, entry_of, num_entries, product_entry
+from kernels.experts.launch import Routing
+from kernels.experts.reference import Part
 from kernels.lora_expand.launch import lora_expand
+from kernels.lora_experts.launch import expert_expand, expert_shrink, fill_row_tables
 from kernels.lora_gather.launch import lora_gather
 from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import TILE, cut, lora_shrink
@@ -59,12 +62,16 @@ class TritonLora:
     Args:
         max_segments, max_tokens: of a step.
         max_rank: of any adapter.
+        is_mixture: the model has experts, which adapters may change.
 
     Attributes:
         reach: of the step's adapters.
+        has_experts: some of them change experts.
     """
 
-    def __init__(self, runtime: GpuRuntime, max_segments: int, max_rank: int, max_tokens: int) -> None:
+    def __init__(
+        self, runtime: GpuRuntime, max_segments: int, max_rank: int, max_tokens: int, *, is_mixture: bool = False
+    ) -> None:
         self._runtime = runtime
         self.device = runtime.device
         self._max_rank = max_rank
@@ -77,6 +84,9 @@ class TritonLora:
             for at, count in ((4, self._staging.device[:1]), (4 + room, self._staging.device[2:3]))
         )
         self.reach = Reach.NOTHING
+        self.is_mixture = is_mixture
+        self.has_experts = False
+        self._row_tables = torch.zeros(max_tokens if is_mixture else 0, dtype=torch.int64, device=self.device)
 
     def fill(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> None:
         """Enqueue the copy of a step's segments; their adapters stay where they are until it has run.
@@ -89,6 +99,7 @@ class TritonLora:
         self.reach = Reach.LINEAR_MODULES if segments else Reach.NOTHING
         if any(segment.weights.changes_whole_model for segment in segments):
             self.reach = Reach.WHOLE_MODEL
+        self.has_experts = any(segment.weights.has_experts for segment in segments)
         of_tokens, of_samples = _numbers(segments), _numbers(samples)
         self._tokens.most, self._samples.most = len(of_tokens) // 3, len(of_samples) // 3
         if not segments:
@@ -98,14 +109,21 @@ class TritonLora:
             numbers += [0] * (self._samples.at - len(numbers)) + of_samples
         self._staging.send_list(numbers)
 
-    def expect(self, max_tiles: int, reach: Reach = Reach.WHOLE_MODEL) -> None:
-        """Have no tiles now, and programs for so many in the recording that is about to be made."""
+    def expect(self, max_tiles: int, reach: Reach = Reach.WHOLE_MODEL, *, has_experts: bool = True) -> None:
+        """Have no tiles now, and programs for so many in the recording that is about to be made.
+
+        `has_experts` counts where the model has some.
+        """
         self._staging.send_list([0, 0, 0, 0])
         self._tokens.most = self._samples.most = max_tiles
         self.reach = reach if max_tiles else Reach.NOTHING
+        self.has_experts = has_experts and self.is_mixture and self.reach > Reach.NOTHING
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
-        """Pick rows of the adapters' matrices, own ones and those of products."""
+        """Pick rows of the adapters' matrices, own ones and those of products; a step begins with it."""
+        if self.has_experts:
+            tiles, tables = self._tokens, self._row_tables[: len(token_ids)]
+            fill_row_tables(tables, tiles.numbers, tiles.count, entry=EXPERTS_ENTRY, max_tiles=tiles.most)
         if self.reach == Reach.WHOLE_MODEL:
             own, entry = entry_of(WHOLE_MODEL, "own embed_tokens"), entry_of(WHOLE_MODEL, "embed_tokens")
             tiles = self._tokens
@@ -143,6 +161,24 @@ class TritonLora:
         join()
         self._expand(y, shrunk, self._tokens, entry, splits)
         return y
+
+    def change_experts(
+        self,
+        layer: int,
+        num_experts: int,
+        part: Part,
+        routing: Routing,
+        height: int,
+        x: torch.Tensor,
+        y: torch.Tensor,
+    ) -> None:
+        """Add to a product of a layer's experts what adapters have of them, as `kernels.experts.launch.Change` asks."""
+        tables = self._row_tables[: len(routing.experts)]
+        entry, products = product_entry(layer, part, num_experts), num_entries(part)
+        shrunk = expert_shrink(
+            x, routing, tables, entry=entry, products=products, max_rank=self._max_rank, height=height
+        )
+        expert_expand(y, shrunk, routing, tables, entry=entry, height=height)
 
     def _shrink(self, x: torch.Tensor, tiles: _Tiles, entry: int, num_modules: int) -> torch.Tensor:
         return lora_shrink(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from adapters.loading import LayOut
 from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.decoder import Decoder
 from engine.decoder.model_spec import ModelSpec
@@ -67,7 +68,7 @@ def _build(
     runtime: GpuRuntime,
     weights: WeightSource,
 ) -> Parts:
-    adapters = TritonLora(runtime, checked.max_num_seqs, checked.max_adapter_rank, checked.max_batched_tokens)
+    adapters = _adapters(spec, checked, runtime)
     stored, quantization = spec.stored, checked.quantization
     # What a checkpoint of few bits has in more was left so on purpose.
     is_mixed = isinstance(stored, StoredInt4) or (
@@ -115,10 +116,25 @@ def _build(
         buffers=inputs,
         model=model,
         cache=cache,
-        lay_out=lambda raw: TabledAdapter.of(raw.packed(), spec.num_layers, resolved.quantization, page_bytes),
+        lay_out=_lay_out_for(spec, resolved, page_bytes),
         choose=choose,
         steps_ahead=1,
     )
+
+
+def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: GpuRuntime) -> TritonLora:
+    sizes = config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens
+    return TritonLora(runtime, *sizes, is_mixture=_num_experts(spec) > 0)
+
+
+def _lay_out_for(spec: ModelSpec, config: ResolvedConfig, page_bytes: int) -> LayOut:
+    sizes = spec.num_layers, config.quantization, page_bytes, _num_experts(spec)
+    return lambda raw: TabledAdapter.of(raw.packed(), *sizes)
+
+
+def _num_experts(spec: ModelSpec) -> int:
+    """Return how many experts of a layer adapters may change."""
+    return spec.experts.count if isinstance(spec, DecoderSpec) and spec.experts is not None else 0
 
 
 def _load(

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from engine.backend import ExpertBiases
 from engine.decoder.experts import ExpertSpec
+from engine.gpu.adapters import TritonLora
 from engine.gpu.streamed_linear import StreamedLinear, matrix_of
 from engine.loading.mxfp4 import Mxfp4Weight
 from engine.loading.weight import Weight, split
@@ -57,6 +59,9 @@ class Experts:
 
     def __call__(self, h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
         """Return what the mixture adds to rows [rows, hidden], save those that fill a recorded step up."""
+        change = None
+        if isinstance(lora, TritonLora) and lora.has_experts:
+            change = partial(lora.change_experts, layer, self._spec.count)
         return multiply_by_experts(
             h,
             self._router(h),
@@ -68,6 +73,7 @@ class Experts:
             activation=self._activation,
             biases=self._biases,
             decodes=self._decodes(),
+            change=change,
         )
 
 

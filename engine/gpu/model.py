@@ -41,21 +41,21 @@ class GpuModel:
         self._decoder = decoder
         self._backend = backend
         self._inputs = inputs
-        self._recorded: dict[tuple[int, Reach], tuple[Callable[[], None], torch.Tensor]] = {}
+        self._recorded: dict[tuple[int, Reach, bool], tuple[Callable[[], None], torch.Tensor]] = {}
 
     @torch.inference_mode()
     def record(self, cache: KvCache, sizes: Sequence[int], runtime: GpuRuntime) -> int:
-        """Record a decode step of each size, for each reach of adapters; the largest first, whose memory all share.
+        """Record a decode step of each size, for each kind of adapters; the largest first, whose memory all share.
 
         Returns:
             The bytes that this takes of the device's memory.
         """
         started_s, taken_before = time.monotonic(), runtime.taken_bytes()
         for number, size in enumerate(sorted(sizes, reverse=True), start=1):
-            for reach in Reach:
+            for reach, has_experts in self._kinds():
                 batch = self._inputs.padding(size)
-                self._backend.adapters.expect(size, reach)
-                self._recorded[size, reach] = runtime.record(partial(self._logits, batch, cache))
+                self._backend.adapters.expect(size, reach, has_experts=has_experts)
+                self._recorded[size, reach, has_experts] = runtime.record(partial(self._logits, batch, cache))
             _logger.info("recorded decode steps of %d rows (%d of %d)", size, number, len(sizes))
         self._backend.adapters.expect(0)
         taken, took_s = runtime.taken_bytes() - taken_before, time.monotonic() - started_s
@@ -68,7 +68,8 @@ class GpuModel:
         recorded = None
         num_tokens = len(batch.token_ids)
         if batch.attention.num_decodes == num_tokens == len(batch.sampled):
-            recorded = self._recorded.get((num_tokens, self._backend.adapters.reach))
+            adapters = self._backend.adapters
+            recorded = self._recorded.get((num_tokens, adapters.reach, adapters.has_experts))
         if recorded is None:
             if self._inputs.has_pending:
                 self._inputs.put_drawn(batch)
@@ -77,6 +78,11 @@ class GpuModel:
         replay, logits = recorded
         replay()
         return StepOutput(logits[: self._inputs.num_samples])
+
+    def _kinds(self) -> list[tuple[Reach, bool]]:
+        """Return what the adapters of a step may change: how far they reach, and whether to experts."""
+        may_have = (False, True) if self._backend.adapters.is_mixture else (False,)
+        return [(reach, has) for reach in Reach for has in may_have if reach > Reach.NOTHING or not has]
 
     def _logits(self, batch: DecoderBatch, cache: KvCache) -> torch.Tensor:
         self._inputs.put_drawn(batch)

@@ -2,6 +2,8 @@
 
     table of an adapter    [ whole model | layer 0: q k v o gate up down norms | layer 1: ... ]    `ENTRY_NUMBERS` each:
                            address of A, address of B, rank, address of gains and shifts of columns, 0 for none
+    behind it, of experts  [ layer 0: expert 0: gate and up together or gate, up, down | ... ]    as many each:
+                           address of A, address of B, rank, outputs
 
 Kernels go by addresses, so that the pages may lie anywhere; no matrix lies in two of them.
 """
@@ -15,16 +17,30 @@ from typing import NamedTuple
 
 import torch
 
-from adapters.errors import LayoutError
+from adapters.experts import expert_module
 from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras
-from engine.lora import ENTRIES, WHOLE_ENTRIES, entry_of, refuse_magnitudes
+from engine.lora import (
+    ENTRIES,
+    ENTRIES_OF_EXPERT,
+    EXPERT_ENTRIES,
+    WHOLE_ENTRIES,
+    entry_of,
+    expert_entry,
+    refuse_magnitudes,
+)
 from kernels.lora_shrink.launch import whole_rows
 
 ALIGNED_BYTES = 16
 """Where a matrix begins: what the widest load takes."""
 ENTRY_NUMBERS = 4
 A, B, RANK, COLUMNS = range(ENTRY_NUMBERS)
+OUTPUTS = COLUMNS
+"""Of experts, which have no such columns."""
+EXPERTS_ENTRY = len(WHOLE_ENTRIES)
+"""Of the whole model: its first number is how many entries come before those of experts, 0 where there are none."""
+MAX_OPEN_PAGES = 64
+"""Of those that were begun last, into which a part may still come: an adapter of experts has thousands of both."""
 NOWHERE = -1
 """Where what an adapter does not have lies."""
 
@@ -36,7 +52,8 @@ class _Layout:
     Attributes:
         num_bytes: of the buffer.
         page_bytes: size of the pages whose ends no matrix crosses, 0 where one is longer than a page.
-        offsets: [(1 + layers) * 9, 4] int64: in elements, `NOWHERE` for none, and ranks.
+        offsets: [entries, 4] int64: in elements, `NOWHERE` for none, and ranks; of experts outputs as well.
+        first_expert: how many of these entries come before those of experts, which may be all.
         norm_width: of the final norm, 0 where the adapter has none.
         changes_whole_model, is_finite: as `AdapterWeights` has them.
     """
@@ -44,6 +61,7 @@ class _Layout:
     num_bytes: int
     page_bytes: int
     offsets: torch.Tensor
+    first_expert: int
     norm_width: int
     changes_whole_model: bool
     is_finite: bool
@@ -61,9 +79,14 @@ class _Layout:
         """Return the addresses and ranks, on the host."""
         first = torch.tensor([page.data_ptr() for page in pages])
         size = max(1, pages[0].numel())
-        addresses = first[self.offsets // size] + self.offsets % size * pages[0].itemsize
-        table = torch.where(self.offsets == NOWHERE, 0, addresses)
+        places = self.offsets.clone()
+        places[self.first_expert :, OUTPUTS] = NOWHERE
+        addresses = first[places // size] + places % size * pages[0].itemsize
+        table = torch.where(places == NOWHERE, 0, addresses)
         table[:, RANK] = self.offsets[:, RANK]
+        table[self.first_expert :, OUTPUTS] = self.offsets[self.first_expert :, OUTPUTS]
+        if self.first_expert < len(table):
+            table[EXPERTS_ENTRY, 0] = self.first_expert
         return table
 
 
@@ -71,12 +94,13 @@ class TabledAdapter(AdapterWeights):
     """An adapter that lies in one buffer, `flat`, or in pages as large as each other, and a table of where.
 
     Attributes:
-        table: [(1 + layers) * 9, 4] int64, valid as long as this object lives, and as the pages are the adapter's.
+        table: [entries, 4] int64, valid as long as this object lives, and as the pages are the adapter's.
     """
 
     def __init__(self, pages: Sequence[torch.Tensor], layout: _Layout, device: torch.device | None = None) -> None:
         super().__init__(pages[0], (), layout.extras(pages))
         self.changes_whole_model = layout.changes_whole_model
+        self.has_experts = layout.first_expert < len(layout.offsets)
         table = layout.table(pages)
         self.table = table if device is None else table.to(device, non_blocking=True)
         self._layout = layout
@@ -84,34 +108,46 @@ class TabledAdapter(AdapterWeights):
 
     @classmethod
     def of(
-        cls, source: AdapterWeights, num_layers: int, quantization: str | None = None, page_bytes: int = 0
+        cls,
+        source: AdapterWeights,
+        num_layers: int,
+        quantization: str | None = None,
+        page_bytes: int = 0,
+        num_experts: int = 0,
     ) -> TabledAdapter:
         """Lay out an adapter that is in host memory, for a base whose weights may be quantized.
 
         Args:
             page_bytes: size of the pages that it may come to lie in, a multiple of `ALIGNED_BYTES`; 0 for none.
+            num_experts: of a layer's mixture.
 
         Raises:
-            LayoutError: it measures columns of the base's weights, which the quantized base does not have, or changes
-                experts.
+            LayoutError: it measures columns of the base's weights, which the quantized base does not have.
         """
         if quantization is not None:
             refuse_magnitudes(source.extras, quantization)
-        if source.has_experts:
-            raise LayoutError("it has something for experts of a mixture, which a GPU does not multiply by yet")
         dtype = source.flat.dtype
+        first_expert = (num_layers + 1) * len(ENTRIES)
         parts = [*_parts(source, num_layers)]
+        num_behind = 0
+        if source.has_experts:
+            parts += _expert_parts(source, num_layers, num_experts, first_expert)
+            num_behind = num_layers * num_experts * ENTRIES_OF_EXPERT
         # Float32 among shorter numbers: only their bits are copied.
         numbers = [part.numbers.reshape(-1).view(dtype) for part in parts]
         sizes = [part.numel() for part in numbers]
         page = page_bytes // dtype.itemsize if max(sizes, default=0) * dtype.itemsize <= page_bytes else 0
         starts, end = _starts(sizes, ALIGNED_BYTES // dtype.itemsize, page)
         flat = torch.zeros(end, dtype=dtype)
-        offsets = torch.full(((num_layers + 1) * len(ENTRIES), ENTRY_NUMBERS), NOWHERE, dtype=torch.int64)
-        offsets[:, RANK] = 0
+        offsets = torch.full((first_expert + num_behind, ENTRY_NUMBERS), NOWHERE, dtype=torch.int64)
+        offsets[:, RANK], offsets[first_expert:, OUTPUTS] = 0, 0
+        # The same numbers, which one by one are written faster so.
+        written = offsets.numpy()
         for part, start, size, held in zip(parts, starts, sizes, numbers, strict=True):
-            offsets[part.entry, part.address] = start
-            offsets[part.entry, RANK] = max(part.rank, int(offsets[part.entry, RANK]))
+            written[part.entry, part.address] = start
+            written[part.entry, RANK] = max(part.rank, written[part.entry, RANK])
+            if part.entry >= first_expert and part.address == B:
+                written[part.entry, OUTPUTS] = len(part.numbers)
             flat[start : start + size] = held
         norm = source.extras.columns.get((WHOLE_MODEL, "norm"))
         width = 0 if norm is None else norm.gain.numel()
@@ -119,6 +155,7 @@ class TabledAdapter(AdapterWeights):
             num_bytes=flat.nbytes,
             page_bytes=page * dtype.itemsize,
             offsets=offsets,
+            first_expert=first_expert,
             norm_width=width,
             changes_whole_model=source.changes_whole_model,
             is_finite=source.is_finite(),
@@ -161,13 +198,14 @@ class TabledAdapter(AdapterWeights):
 def _starts(sizes: Sequence[int], step: int, page: int) -> tuple[list[int], int]:
     """Return where parts begin, at multiples of `step` and none in two pages, and their end.
 
-    Each lies in the first page that has room: large ones leave much behind that small ones fill.
+    Each lies in the first of the open pages that has room: large ones leave much behind that small ones fill.
     """
     starts: list[int] = []
     ends: list[int] = []
     room = page or sys.maxsize
     for size in sizes:
-        index = next((index for index, end in enumerate(ends) if end + size <= room), len(ends))
+        opened = range(max(0, len(ends) - MAX_OPEN_PAGES), len(ends))
+        index = next((index for index in opened if ends[index] + size <= room), len(ends))
         if index == len(ends):
             ends.append(0)
         starts.append(index * room + ends[index])
@@ -201,3 +239,15 @@ def _parts(source: AdapterWeights, num_layers: int) -> Iterator[_Part]:
         own = source.extras.matrices.get(name)
         if own is not None:
             yield _Part(entry_of(WHOLE_MODEL, f"own {name}"), address, own.shape[1], own)
+
+
+def _expert_parts(source: AdapterWeights, num_layers: int, num_experts: int, first: int) -> Iterator[_Part]:
+    for layer in range(num_layers):
+        for expert in range(num_experts):
+            for projection in EXPERT_ENTRIES:
+                module = expert_module(expert, projection)
+                found = source.projection(layer, module)
+                if found is not None:
+                    entry, rank = first + expert_entry(layer, module, num_experts), found.a.shape[0]
+                    yield _Part(entry, A, rank, found.a)
+                    yield _Part(entry, B, rank, whole_rows(found.b))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,8 +10,10 @@ import triton
 
 from kernels.architecture import current, shared_bytes
 from kernels.experts.kernel import expert_product_kernel, expert_sum_kernel
+from kernels.experts.reference import Part
 from kernels.experts.routing_kernel import choose_experts_kernel
 from kernels.experts.row_kernel import expert_down_kernel, expert_gate_up_kernel
+from kernels.gated_activation.launch import activate_and_multiply
 from kernels.gated_activation.reference import Activation
 from kernels.mxfp4 import launch as mxfp4
 from kernels.mxfp4.reference import BLOCK as MXFP4_BLOCK
@@ -56,6 +59,11 @@ class Routing:
     slots: torch.Tensor | None = None
     tiles: torch.Tensor | None = None
     num_tiles: torch.Tensor | None = None
+
+
+Change = Callable[[Part, Routing, int, torch.Tensor, torch.Tensor], None]
+"""Changes a product of all pairs in place: given which, the routing with tiles, how many pairs a tile has, the inputs
+(one for each row or for each pair) and the outputs [pairs, out]."""
 
 
 def counters(experts: int, device: torch.device) -> torch.Tensor:
@@ -125,6 +133,7 @@ def multiply_by_experts(
     activation: Activation,
     biases: Biases | None = None,
     decodes: torch.Tensor | None = None,
+    change: Change | None = None,
 ) -> torch.Tensor:
     """Return what the experts that each row chooses add: [rows, hidden] as `x`.
 
@@ -137,19 +146,28 @@ def multiply_by_experts(
         down: [experts * hidden, inner], contiguous. What has few bits becomes numbers on its way.
         biases: of the two products, [experts, 2 * inner] and [experts, hidden], contiguous; None for none.
         counts, chosen, is_normed, decodes: as of `choose_experts`. What is added to rows of no token means nothing.
+        change: what becomes of the first product before the gate, and of the second before the sum; None for nothing.
     """
     rows, experts = logits.shape
     up_bias, down_bias = biases or (None, None)
     if not rows:
         return torch.empty_like(x)
-    if rows <= MAX_ROWS and _can_go_by_rows(gate_up, down):
+    if change is None and rows <= MAX_ROWS and _can_go_by_rows(gate_up, down):
         routing = choose_experts(logits, chosen, counts, is_normed=is_normed)
         return _multiply_rows(x, routing, gate_up, down, activation, biases)
     kinds = {type(gate_up), type(down)}
     cut = usual_cut(rows, chosen, experts, x.element_size(), is_int4=Int4Matrix in kinds, is_mxfp4=Mxfp4Matrix in kinds)
     routing = choose_experts(logits, chosen, counts, is_normed=is_normed, tile=cut.block_m, decodes=decodes)
-    inner = expert_product(x, gate_up, routing, cut, bias=up_bias, activation=activation)
-    return add_up(expert_product(inner, down, routing, cut, bias=down_bias), routing.weights)
+    if change is None:
+        inner = expert_product(x, gate_up, routing, cut, bias=up_bias, activation=activation)
+        return add_up(expert_product(inner, down, routing, cut, bias=down_bias), routing.weights)
+    # What is joined by the gate on its way cannot be changed before.
+    joint = expert_product(x, gate_up, routing, cut, bias=up_bias)
+    change("gate_up", routing, cut.block_m, x, joint)
+    inner = activate_and_multiply(joint, activation)
+    parts = expert_product(inner, down, routing, cut, bias=down_bias)
+    change("down", routing, cut.block_m, inner, parts)
+    return add_up(parts, routing.weights)
 
 
 def expert_product(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from engine.build import build_engine
 from engine.config import EngineConfig
 from kernels import native
 from tests.parity.conftest import Checkpoint, greedy, make_model, random_prompts, run_engine
+from tests.parity.gpu_parts import Replays, config_of
 from tests.parity.peft_adapters import BESIDE_EXPERTS, OF_EXPERTS, save_beyond_products
 
 BESIDE = {"attention": BESIDE_EXPERTS["attention"]}
@@ -164,3 +166,25 @@ def test_over_rounded_weights_a_request_is_what_it_is_alone(
     unadapted = run_engine(build_engine(config), [greedy(str(n), prompt) for n, prompt in enumerate(prompts)])
     assert together[str(len(adapters))] == unadapted[str(len(adapters))]
     assert sum(together[name] != unadapted[name] for name in together) > 2
+
+
+@pytest.mark.parametrize("family", ["qwen2-moe", pytest.param("gpt-oss", marks=pytest.mark.slow)])
+def test_by_the_gpu_s_kernels_their_tokens_are_those_of_the_cpu(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """Recorded steps and launched ones, with adapters of experts, others and the base side by side."""
+    path_by_name = save_beyond_products(partial(make_model, family), tmp_path, configs_for(family))
+    names = ["all-experts", "attention", "patterned-experts"]
+    adapters = [reference(name, path_by_name[name]) for name in names]
+    digests = [*(adapter.digest for adapter in adapters), None]
+    prompts = random_prompts(len(digests), longest=6)
+    requests = [greedy(str(n), prompts[n], 3, adapter=digest) for n, digest in enumerate(digests)]
+    path = checkpoint(family).path
+    expected = run_engine(build_engine(config_of(path, "cpu"), adapters), requests)
+    changed = [n for n in range(len(names)) if expected[str(n)] != checkpoint(family).generate(prompts[n], 3)]
+    assert len(changed) > 1, "adapters without effect prove nothing"
+    # Few sizes are recorded: interpreted, each takes its time.
+    config = replace(config_of(path), max_num_seqs=2, max_batched_tokens=8)
+    replays = Replays(monkeypatch)
+    assert run_engine(build_engine(config, adapters), requests) == expected
+    assert replays.are_there

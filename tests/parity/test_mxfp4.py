@@ -19,7 +19,7 @@ from kernels.mxfp4 import launch as row_launch
 from kernels.mxfp4.reference import Mxfp4Matrix, pack_mxfp4
 from tests.engine.mxfp4_checkpoints import CONFIG, quantize_experts
 from tests.parity.conftest import greedy, make_model, random_prompts, run_engine
-from tests.parity.test_triton_kernels import Replays, config_of
+from tests.parity.gpu_parts import Replays, config_of
 
 
 def tokens_of(folder: Path, quantization: str | None) -> dict[str, list[int]]:

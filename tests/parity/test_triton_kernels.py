@@ -34,7 +34,6 @@ from engine.request import DryPenalty, LzPenalty, Request, RequestId, SamplingPa
 from engine.resolve import Hardware
 from kernels import overlap
 from kernels.architecture import pretending
-from kernels.experts import launch as experts_launch
 from kernels.lora_shrink import launch as shrink_launch
 from kernels.rope_attention import launch as rope_launch
 from kernels.streamed_linear import launch as streamed_launch
@@ -45,42 +44,10 @@ from tests.engine import fp8_checkpoints, int4_checkpoints
 from tests.engine.gpu.host_runtime import HostRuntime
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_model, random_prompts, run_engine
+from tests.parity.gpu_parts import HAS_GPU, Replays, config_of
 from tests.parity.peft_adapters import save_adapters, save_beyond_products
 
 NUM_TOKENS = 4
-
-
-HAS_GPU = torch.cuda.is_available()
-
-
-class Replays:
-    """Engines of the GPU's parts: on a GPU where there is one, else on a stand-in that counts its replays."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._runtime = HostRuntime()
-        if not HAS_GPU:
-            monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=self._runtime))
-            # The interpreter runs programs one after the other.
-            monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
-            monkeypatch.setattr(experts_launch, "ROW_OUTPUTS", 32)
-
-    @property
-    def are_there(self) -> bool:
-        """Whether recorded steps were used, as far as one can tell."""
-        return HAS_GPU or self._runtime.num_replays > 0
-
-
-def config_of(path: str, device: str = "cuda" if HAS_GPU else "cpu") -> EngineConfig:
-    return EngineConfig(
-        model_path=path,
-        device=device,
-        dtype="float32",
-        num_threads=1,
-        kv_cache_bytes=1 << 22,
-        max_num_seqs=4,
-        max_batched_tokens=16,
-        max_adapter_rank=16,
-    )
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,13 @@ from tests.engine.gpu.test_inputs import CONFIG
 
 TINY = {"hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 1, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 320, "eos_token_id": 2, "hidden_act": "silu"}
+FEW = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 folder = Path(sys.argv[1])
-(folder / "config.json").write_text(json.dumps(CONFIG_BY_NAME["llama-3.1-8b"] | TINY))
+(folder / "config.json").write_text(json.dumps(CONFIG_BY_NAME[sys.argv[2]] | TINY | FEW))
 spec, device, runtime = read_spec(str(folder)), torch.device("cpu"), HostRuntime()
 config = replace(CONFIG, max_num_seqs=24, max_batched_tokens=2000, max_model_len=1100, max_adapter_rank=16)
-adapters = TritonLora(runtime, config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens)
+sizes = config.max_num_seqs, config.max_adapter_rank, config.max_batched_tokens
+adapters = TritonLora(runtime, *sizes, is_mixture=spec.experts is not None)
 backend = TritonBackend(adapters, config.max_num_seqs)
 with pretending("sm_90"):
     decoder = Decoder(spec, random_weights("", spec, torch.bfloat16, device), backend, config.max_model_len)
@@ -74,7 +76,7 @@ with pretending("sm_90"):
             if at > 2000:
                 continue
             for num_tiles in (0, draw.randint(1, len(rows))):
-                adapters.expect(num_tiles)
+                adapters.expect(num_tiles, has_experts=draw.random() < 0.5)
                 decoder.forward(rehearsal._batch(rows, num_decodes, cache.null_block), cache)
 missing = [launch.title for launch in found if launch not in known]
 assert not missing, missing
@@ -82,11 +84,12 @@ assert len(found) > 10
 """
 
 
-def test_random_steps_launch_what_was_rehearsed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b"])
+def test_random_steps_launch_what_was_rehearsed(tmp_path: Path, name: str) -> None:
     # A process of its own: in this one kernels are interpreted, and launches cannot be noted.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-c", STEPS, str(tmp_path)],
+        [sys.executable, "-c", STEPS, str(tmp_path), name],
         cwd=ROOT,
         env=environment,
         capture_output=True,

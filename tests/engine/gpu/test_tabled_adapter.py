@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 
 from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras
-from engine.gpu.tabled_adapter import TabledAdapter
+from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
 from tests.adapters.handmade import packed
 from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, LAYERS, VOCAB, make_sources, raw, tabled
 
@@ -63,3 +65,39 @@ def test_states_that_leave_the_engine_can_be_normed(sources: dict[str, AdapterWe
     found = tabled(sources)["norms"].extras.columns[(WHOLE_MODEL, "norm")]
     assert torch.equal(found.gain.cpu(), known.gain)
     assert torch.equal(found.shift.cpu(), known.shift)
+
+
+def test_what_an_adapter_has_of_experts_stands_behind_the_rest() -> None:
+    """In one buffer, and in pages as long as two of its parts."""
+    raws = {
+        (0, "q_proj"): raw(2, HIDDEN, HIDDEN),
+        (1, "experts.2.gate_up_proj"): raw(3, 2 * INNER, HIDDEN),
+        (1, "experts.0.up_proj"): raw(1, INNER, HIDDEN),
+        (0, "experts.1.down_proj"): raw(8, HIDDEN, INNER),
+    }
+    source = packed(raws, torch.float32)
+    for page_bytes in (0, 4096):
+        adapter = TabledAdapter.of(source, LAYERS, page_bytes=page_bytes, num_experts=3)
+        assert adapter.has_experts
+        pages = [torch.empty(page_bytes, dtype=torch.uint8) for _ in range(adapter.num_pages)]
+        there = adapter.to(torch.device("cpu"), pages)
+        assert there.has_experts
+        before = int(there.table[EXPERTS_ENTRY, 0])
+        assert before == (LAYERS + 1) * 9
+        experts = there.table[before:].view(LAYERS, 3, 3, 4)
+        for (layer, module), place in zip(list(raws)[1:], ((2, 0), (0, 1), (1, 2)), strict=True):
+            a, b, rank, outputs = experts[layer, *place].tolist()
+            item = raws[layer, module]
+            assert (rank, outputs) == (item.a.shape[0], item.b.shape[0])
+            assert torch.equal(numbers_at(a, item.a.numel()).view(item.a.shape), item.a)
+            rows = numbers_at(b, outputs * (rank + -rank % 8)).view(outputs, -1)[:, :rank]
+            torch.testing.assert_close(rows, item.b * item.scaling)
+        assert int(experts[..., 2].count_nonzero()) == 3
+    plain = TabledAdapter.of(packed({(0, "q_proj"): raw(2, HIDDEN, HIDDEN)}, torch.float32), LAYERS, num_experts=3)
+    assert not plain.has_experts
+    assert len(plain.table) == (LAYERS + 1) * 9
+    assert int(plain.table[EXPERTS_ENTRY, 0]) == 0
+
+
+def numbers_at(address: int, count: int) -> torch.Tensor:
+    return torch.frombuffer((ctypes.c_float * count).from_address(address), dtype=torch.float32)

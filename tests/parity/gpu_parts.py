@@ -1,0 +1,49 @@
+"""Engines of the GPU's parts, in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from engine import build
+from engine.config import EngineConfig
+from engine.gpu.build import gpu_parts
+from kernels.experts import launch as experts_launch
+from kernels.lora_experts import launch as lora_experts_launch
+from kernels.lora_shrink import launch as shrink_launch
+from tests.engine.gpu.host_runtime import HostRuntime
+
+HAS_GPU = torch.cuda.is_available()
+
+
+class Replays:
+    """Engines of the GPU's parts: on a GPU where there is one, else on a stand-in that counts its replays."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._runtime = HostRuntime()
+        if not HAS_GPU:
+            monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=self._runtime))
+            # The interpreter runs programs one after the other.
+            for launch in (shrink_launch, lora_experts_launch):
+                monkeypatch.setattr(launch, "PROGRAMS_WANTED", 8)
+            monkeypatch.setattr(experts_launch, "ROW_OUTPUTS", 32)
+
+    @property
+    def are_there(self) -> bool:
+        """Whether recorded steps were used, as far as one can tell."""
+        return HAS_GPU or self._runtime.num_replays > 0
+
+
+def config_of(path: str, device: str = "cuda" if HAS_GPU else "cpu") -> EngineConfig:
+    return EngineConfig(
+        model_path=path,
+        device=device,
+        dtype="float32",
+        num_threads=1,
+        kv_cache_bytes=1 << 22,
+        max_num_seqs=4,
+        max_batched_tokens=16,
+        max_adapter_rank=16,
+    )
