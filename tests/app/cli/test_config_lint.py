@@ -13,6 +13,7 @@ import yaml
 from app.cli.config_lint import deployment_names, lint_config
 from app.settings import Settings
 from engine.loading import fingerprint
+from tests.architecture.source_tree import ROOT
 from tests.deployments.tiny_models import write_tokenizer
 from tests.engine.checkpoint_folder import write_checkpoint
 
@@ -329,3 +330,11 @@ def test_a_start_is_not_held_up_by_adapters_that_it_will_read_anyway(lint: Lint)
     (found,) = lint(("path: FOLDER}", "path: FOLDER, adapters: [{name: a, path: FOLDER/broken}]}"))
     assert "args.models[0].adapters[0]" in found
     assert lint_config(lint.folder / "config.yaml", reads_all=False) == []
+
+
+def test_what_the_manifest_for_kubernetes_configures_is_good(tmp_path: Path) -> None:
+    service, *_ = yaml.safe_load_all((ROOT / "examples/kubernetes/rayservice.yaml").read_text())
+    config = tmp_path / "serve.yaml"
+    # The image has the repository there.
+    config.write_text(service["spec"]["serveConfigV2"].replace("/opt/antiphon", str(ROOT)))
+    assert lint_config(str(config)) == []
