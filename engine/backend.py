@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -43,6 +43,23 @@ class MixtureProduct(Protocol):
 
 ExpertBiases = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Of a mixture's router, [experts], of gate and up, [experts, 2 * inner], and of down, [experts, hidden]."""
+
+
+class ExpertWeights(NamedTuple):
+    """What a checkpoint has of a layer's mixture.
+
+    Attributes:
+        router: [experts, hidden], as numbers whatever the others are.
+        gate_up: numbers [experts, 2 * inner, hidden]; what has few bits is [experts * 2 * inner, hidden], each expert's
+            rows below those of the one before. `engine.loading.weight.split` takes both apart.
+        down: the same of [experts, hidden, inner].
+        biases: None for none.
+    """
+
+    router: torch.Tensor
+    gate_up: Weight
+    down: Weight
+    biases: ExpertBiases | None = None
 
 
 class Backend(Protocol):
@@ -107,34 +124,18 @@ class Backend(Protocol):
         """Return a(first half) * second half along the last dimension."""
         ...
 
-    def experts(
-        self,
-        router: torch.Tensor,
-        gate_up: Weight,
-        down: Weight,
-        spec: ExpertSpec,
-        activation: Activation,
-        biases: ExpertBiases | None = None,
-    ) -> MixtureProduct:
-        """Lay out a layer's mixture of experts, given away, as `kernels.experts.reference` defines it.
-
-        Args:
-            router: [experts, hidden], as numbers whatever the others are.
-            gate_up: numbers [experts, 2 * inner, hidden]; what has few bits is [experts * 2 * inner, hidden], each
-                expert's rows below those of the one before. `engine.loading.weight.split` takes both apart.
-            down: the same of [experts, hidden, inner].
-            biases: None for none.
-
-        """
+    def experts(self, weights: ExpertWeights, spec: ExpertSpec, activation: Activation) -> MixtureProduct:
+        """Lay out a layer's mixture of experts, given away, as `kernels.experts.reference` defines it."""
+        router, gate_up, down, biases = weights
         to_logits = Linear(router, None if biases is None else biases[0])
         ups, downs = (dense(weight).view(spec.count, -1, weight.shape[-1]) for weight in (gate_up, down))
 
         def multiply(h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
-            experts, weights = choose_experts(to_logits(h), spec.chosen, is_normed=spec.is_normed)
+            experts, shares = choose_experts(to_logits(h), spec.chosen, is_normed=spec.is_normed)
             change = None
             if isinstance(lora, LoraBatch) and lora.has_experts:
                 change = partial(lora.change_expert, layer)
-            return multiply_by_experts(h, experts, weights, ups, downs, activation, biases and biases[1:], change)
+            return multiply_by_experts(h, experts, shares, ups, downs, activation, biases and biases[1:], change)
 
         return multiply
 

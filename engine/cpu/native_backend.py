@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, ExpertBiases, MixtureProduct, Product
+from engine.backend import Backend, ExpertWeights, MixtureProduct, Product
 from engine.cpu.native_lora import NativeLora
 from engine.cpu.panels import INT8_KERNEL, Panels, can_attend, lay_out
 from engine.decoder.decoder import DecoderBatch
@@ -183,16 +183,9 @@ class NativeBackend(Backend):
         self._add(f"{activation}_and_multiply", gate_up, (gate_up, out), (width,))
         return out
 
-    def experts(
-        self,
-        router: torch.Tensor,
-        gate_up: Weight,
-        down: Weight,
-        spec: ExpertSpec,
-        activation: Activation,
-        biases: ExpertBiases | None = None,
-    ) -> MixtureProduct:
+    def experts(self, weights: ExpertWeights, spec: ExpertSpec, activation: Activation) -> MixtureProduct:
         """Lay out in panels, expert behind expert; record who meets whom, the products, the gate and the sum."""
+        router, gate_up, down, biases = weights
         self.num_chosen = spec.chosen
         to_logits = lay_out([router], 1, None, self._arena.empty, self._pool)
         router_bias, up_bias, down_bias = biases or (None, None, None)

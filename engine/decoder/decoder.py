@@ -12,7 +12,7 @@ import torch
 
 from adapters.peft_format import WHOLE_MODEL
 from engine.attention import AttentionBatch
-from engine.backend import Backend, MixtureProduct, Product
+from engine.backend import Backend, ExpertWeights, MixtureProduct, Product
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope_table import rope_table
 from engine.decoder.spec import DecoderSpec
@@ -323,13 +323,12 @@ def _mixture(
     router_bias, up_bias, down_bias = (
         by_name.pop(f"{prefix}.{name}", None) for name in ("router_bias", "experts.gate_up_bias", "experts.down_bias")
     )
+    biases = None if router_bias is None else (router_bias, up_bias, down_bias)
+    # No name for them here: they go as soon as they are laid out.
     experts = backend.experts(
-        by_name.pop(f"{prefix}.router"),
-        pop_each("gate_up"),
-        pop_each("down"),
+        ExpertWeights(by_name.pop(f"{prefix}.router"), pop_each("gate_up"), pop_each("down"), biases),
         spec.experts,
         spec.activation,
-        None if router_bias is None else (router_bias, up_bias, down_bias),
     )
     shared_gate = by_name.pop(f"{prefix}.shared_gate", None)
     shared = None if shared_gate is None else Mlp(linear("shared_gate_up"), linear("shared_down"))

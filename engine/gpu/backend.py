@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.attention import AttentionBatch
-from engine.backend import Backend, ExpertBiases, MixtureProduct, Product
+from engine.backend import Backend, ExpertWeights, MixtureProduct, Product
 from engine.decoder.experts import ExpertSpec
 from engine.decoder.layer_forms import LayerForm
 from engine.gpu.adapters import Reach, TritonLora
@@ -68,16 +68,9 @@ class TritonBackend(Backend):
         self.linears.append(product)
         return product
 
-    def experts(
-        self,
-        router: torch.Tensor,
-        gate_up: Weight,
-        down: Weight,
-        spec: ExpertSpec,
-        activation: Activation,
-        biases: ExpertBiases | None = None,
-    ) -> MixtureProduct:
+    def experts(self, weights: ExpertWeights, spec: ExpertSpec, activation: Activation) -> MixtureProduct:
         """Keep the weights, as they are or rounded; what chooses among the experts stays as it is."""
+        router, gate_up, down, biases = weights
         to_logits = StreamedLinear(router, None if biases is None else biases[0])
         self.linears.append(to_logits)
         ups, downs = (laid_out(weight, spec.count, self._quantization_of(weight)) for weight in (gate_up, down))

@@ -160,13 +160,14 @@ def multiply_by_experts(
     routing = choose_experts(logits, chosen, counts, is_normed=is_normed, tile=cut.block_m, decodes=decodes)
     if change is None:
         inner = expert_product(x, gate_up, routing, cut, bias=up_bias, activation=activation)
-        return add_up(expert_product(inner, down, routing, cut, bias=down_bias), routing.weights)
-    # What is joined by the gate on its way cannot be changed before.
-    joint = expert_product(x, gate_up, routing, cut, bias=up_bias)
-    change("gate_up", routing, cut.block_m, x, joint)
-    inner = activate_and_multiply(joint, activation)
+    else:
+        # What is joined by the gate on its way cannot be changed before.
+        joint = expert_product(x, gate_up, routing, cut, bias=up_bias)
+        change("gate_up", routing, cut.block_m, x, joint)
+        inner = activate_and_multiply(joint, activation)
     parts = expert_product(inner, down, routing, cut, bias=down_bias)
-    change("down", routing, cut.block_m, inner, parts)
+    if change is not None:
+        change("down", routing, cut.block_m, inner, parts)
     return add_up(parts, routing.weights)
 
 

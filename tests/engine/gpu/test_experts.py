@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.backend import Backend
+from engine.backend import Backend, ExpertWeights
 from engine.decoder.experts import ExpertSpec
 from engine.gpu.adapters import TritonLora
 from engine.gpu.backend import TritonBackend
@@ -63,8 +63,9 @@ def test_a_mixture_adds_what_the_definition_says(make: type, quantization: str |
     router = torch.randn(SPEC.count, GROUP, device=DEVICE).half() / 4
     h = torch.randn(rows, GROUP, device=DEVICE).half()
     ours = backend(quantization)
-    found = ours.experts(router, gate_up, down, SPEC, "silu")(h)
-    assert_near(found, Backend.experts(ours, router, gate_up, down, SPEC, "silu")(h).double())
+    weights = ExpertWeights(router, gate_up, down)
+    found = ours.experts(weights, SPEC, "silu")(h)
+    assert_near(found, Backend.experts(ours, weights, SPEC, "silu")(h).double())
 
 
 @pytest.mark.parametrize("make", [numbers, stored_fp8, stored_int4])
@@ -107,5 +108,5 @@ def test_numbers_of_a_checkpoint_of_few_bits_stay(quantization: str, few: type) 
     assert mixed._quantization_of(numbers(6, GROUP)) is None
     assert mixed._quantization_of(few(6, GROUP)) == quantization
     gate_up, down = numbers(SPEC.count * 2 * GROUP, GROUP), numbers(SPEC.count * GROUP, GROUP)
-    mixed.experts(gate_up.flatten(0, 1)[: SPEC.count], gate_up, down, SPEC, "silu")
+    mixed.experts(ExpertWeights(gate_up.flatten(0, 1)[: SPEC.count], gate_up, down), SPEC, "silu")
     assert [tuple(linear.shape) for linear in mixed.linears] == [(SPEC.count, GROUP)]
