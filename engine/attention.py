@@ -26,6 +26,8 @@ class AttentionBatch:
         tables: [any, blocks] int64, the blocks of each request; what lies past its last position means nothing.
         null_block: a block that is always zero.
         num_decodes: so many rows at the front have one token each.
+        window: how many of the last positions the layers see that read these tables; 0 for all. Of what lies before,
+            tables may name blocks that are somebody else's by now.
     """
 
     slots: torch.Tensor
@@ -34,8 +36,9 @@ class AttentionBatch:
     block_tokens: int
     null_block: int
     num_decodes: int = 0
+    window: int = 0
 
     @cached_property
     def gathered(self) -> GatheredAttention:
         """Return what operators need that read no block tables; computed at the first layer that asks."""
-        return gather(self.rows, self.tables, self.block_tokens, self.null_block)
+        return gather(self.rows, self.tables, self.block_tokens, self.null_block, self.window)

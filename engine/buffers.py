@@ -26,7 +26,8 @@ def _zeros(count: int) -> Integers:
 class InputBuffers:
     """Token ids, positions, slots and block tables of one step, on the host.
 
-    A request's table is kept between steps and only grows, so that a decode step writes one number for each new block.
+    A request's tables are kept between steps and only grow, so that a decode step writes one number for each new block;
+    those that it has left behind stay named.
 
     Args:
         new: makes room for so many numbers.
@@ -37,16 +38,19 @@ class InputBuffers:
         self._null_block = null_block
         self._token_ids = new(config.max_batched_tokens)
         self._positions = new(config.max_batched_tokens)
-        self._slots = new(config.max_batched_tokens)
+        self._slots = [new(config.max_batched_tokens) for _ in config.windows]
         self._rows = new(4 * config.num_rows).reshape(-1, 4)
         self._sampled = new(config.num_logits)
-        self._tables = np.full((config.num_rows, config.max_blocks_per_request), null_block, dtype=np.int64)
-        self._num_blocks = [0] * config.num_rows
+        # An even number of columns: on a GPU a table's address is to be a multiple of 16 bytes.
+        width = config.max_blocks_per_request + config.max_blocks_per_request % 2
+        self._windows = config.windows
+        self._tables = np.full((len(config.windows), config.num_rows, width), null_block, dtype=np.int64)
+        self._num_blocks = [[0] * config.num_rows for _ in config.windows]
 
     def fill(self, plan: StepPlan, adapters: tuple[AdapterSegment, ...] = ()) -> DecoderBatch:
         """Write a plan's rows; returns views that are valid until the next `fill`."""
         for row in plan.rows:
-            self._update_table(row)
+            self._update_tables(row)
         at = num_decodes = plan.num_decodes
         decodes = plan.rows[:num_decodes]
         # Most rows: a column at a time, for numpy takes longer over one number than over a list of them.
@@ -55,7 +59,8 @@ class InputBuffers:
         self._rows[:at, 0] = range(at)
         self._rows[:at, 2] = 1
         self._rows[:at, 3] = [row.row for row in decodes]
-        self._slots[:at] = self._slots_of(self._rows[:at, 3], self._positions[:at])
+        for table, slots in enumerate(self._slots):
+            slots[:at] = self._slots_of(table, self._rows[:at, 3], self._positions[:at])
         sampled = [index for index, row in enumerate(decodes) if row.num_logits]
         for index, row in enumerate(plan.rows[num_decodes:], num_decodes):
             stop = at + row.num_tokens
@@ -63,7 +68,8 @@ class InputBuffers:
             self._rows[index] = at, row.start, row.num_tokens, row.row
             self._token_ids[at:stop] = row.token_ids()
             self._positions[at:stop] = positions
-            self._slots[at:stop] = self._slots_of(row.row, positions)
+            for table, slots in enumerate(self._slots):
+                slots[at:stop] = self._slots_of(table, row.row, positions)
             sampled += range(stop - row.num_logits, stop)
             at = stop
         self._sampled[: len(sampled)] = sampled
@@ -78,11 +84,11 @@ class InputBuffers:
 
     def fresh_blocks(self, plan: StepPlan) -> list[int]:
         """Return the blocks that this step begins but does not fill."""
-        fresh = []
+        fresh: list[int] = []
         for row in plan.rows:
             last = (row.stop - 1) // self._block_tokens
             if last * self._block_tokens >= row.start and row.stop % self._block_tokens:
-                fresh.append(row.block_ids[last])
+                fresh.extend(blocks[last] for blocks in row.block_tables)
         return fresh
 
     def _batch(
@@ -93,35 +99,41 @@ class InputBuffers:
         num_decodes: int,
         adapters: tuple[AdapterSegment, ...] = (),
     ) -> DecoderBatch:
+        rows = self._seen(self._rows)[:num_rows]
         return DecoderBatch(
             token_ids=self._seen(self._token_ids)[:num_tokens],
             positions=self._seen(self._positions)[:num_tokens],
             sampled=self._seen(self._sampled)[:num_sampled],
-            attention=AttentionBatch(
-                slots=self._seen(self._slots)[:num_tokens],
-                rows=self._seen(self._rows)[:num_rows],
-                tables=self._seen(self._tables),
-                block_tokens=self._block_tokens,
-                null_block=self._null_block,
-                num_decodes=num_decodes,
+            attention=tuple(
+                AttentionBatch(
+                    slots=self._seen(slots)[:num_tokens],
+                    rows=rows,
+                    tables=table,
+                    block_tokens=self._block_tokens,
+                    null_block=self._null_block,
+                    num_decodes=num_decodes,
+                    window=window,
+                )
+                for slots, table, window in zip(self._slots, self._seen(self._tables), self._windows, strict=True)
             ),
             adapters=adapters,
         )
 
-    def _slots_of(self, table_rows: Integers | int, positions: Integers) -> Integers:
-        blocks: Integers = self._tables[table_rows, positions // self._block_tokens]
+    def _slots_of(self, table: int, rows: Integers | int, positions: Integers) -> Integers:
+        blocks: Integers = self._tables[table, rows, positions // self._block_tokens]
         return blocks * self._block_tokens + positions % self._block_tokens
 
     def _seen(self, array: Integers) -> torch.Tensor:
         """Return an array as the decoder sees it."""
         return torch.from_numpy(array)
 
-    def _update_table(self, row: StepRow) -> None:
-        known, count = 0 if row.is_admission else self._num_blocks[row.row], len(row.block_ids)
-        if count != known:
-            self._num_blocks[row.row] = count
-            self._extend_table(row.row, known, row.block_ids[known:])
+    def _update_tables(self, row: StepRow) -> None:
+        for table, (blocks, num_blocks) in enumerate(zip(row.block_tables, self._num_blocks, strict=True)):
+            known, count = 0 if row.is_admission else num_blocks[row.row], len(blocks)
+            if count != known:
+                num_blocks[row.row] = count
+                self._extend_table(table, row.row, known, blocks[known:])
 
-    def _extend_table(self, row: int, known: int, block_ids: Sequence[int]) -> None:
-        """Write what follows the first `known` blocks of a row's table."""
-        self._tables[row, known : known + len(block_ids)] = block_ids
+    def _extend_table(self, table: int, row: int, known: int, block_ids: Sequence[int]) -> None:
+        """Write what follows the first `known` blocks of one of a row's tables."""
+        self._tables[table, row, known : known + len(block_ids)] = block_ids

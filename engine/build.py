@@ -160,6 +160,7 @@ def build_model(
         spec,
         num_blocks=config.num_blocks,
         block_tokens=config.block_tokens,
+        max_model_len=config.max_model_len,
         dtype=dtype,
         device=device,
         by_block=True,

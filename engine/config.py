@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from engine.cache.reach import Reach
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -91,6 +93,7 @@ class ResolvedConfig:
 
     Attributes:
         num_blocks: blocks in the KV cache; together they hold at least one request of `max_model_len`.
+        windows: of each block table, see `engine.cache.layout.CacheLayout`.
         max_blocks_per_request: length of a full block table.
         num_guest_rows: so many requests more than `max_num_seqs` run where newcomers find every row taken.
         lent_run_blocks: neighbouring blocks that are lent to adapters at once; 0 where none are.
@@ -129,6 +132,12 @@ class ResolvedConfig:
     max_lent_blocks: int = 0
     vocab_size: int | None = None
     generates: bool = True
+    windows: tuple[int, ...] = (0,)
+
+    @property
+    def reach(self) -> Reach:
+        """Return how far back requests hold blocks."""
+        return Reach(self.windows, self.block_tokens, self.max_batched_tokens)
 
     @property
     def num_rows(self) -> int:

@@ -65,9 +65,18 @@ def num_layer_weights(spec: ModelSpec) -> int:
 
 def prompt_flop(spec: ModelSpec, num_tokens: int) -> float:
     """Return what one prompt computes in the layers: two for each weight and token, four for each pair attended."""
-    reaches = [min(num_tokens, form.window or num_tokens) for form in spec.layers]
+    reaches = _reaches(spec, num_tokens)
     pairs = sum(reach * (num_tokens - reach / 2) for reach in reaches)
     return 2.0 * (num_layer_weights(spec) - num_idle_weights(spec)) * num_tokens + 4.0 * spec.q_size * pairs
+
+
+def cache_bytes(spec: ModelSpec, num_tokens: float, element_bytes: int) -> float:
+    """Return what of the KV cache a text of so many tokens takes, and the next token reads: less where windows are."""
+    return sum(_reaches(spec, num_tokens)) * spec.kv_bytes_per_token(element_bytes) / spec.num_layers
+
+
+def _reaches(spec: ModelSpec, num_tokens: float) -> list[float]:
+    return [min(num_tokens, form.window or num_tokens) for form in spec.layers]
 
 
 def _num_unread(spec: ModelSpec) -> int:

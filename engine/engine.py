@@ -270,7 +270,7 @@ class Engine:
             num_steps=self._num_steps,
             last_progress_s=self._last_progress_s,
             kv_usage=self._scheduler.kv_usage,
-            num_blocks=self.config.num_blocks,
+            num_blocks=self.config.num_blocks // len(self.config.windows),
             block_tokens=self.config.block_tokens,
             counters=replace(counters, ended_by_reason=dict(counters.ended_by_reason)),
             refused_by_reason=dict(self._scheduler.admission.refused_by_reason),

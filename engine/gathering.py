@@ -73,7 +73,9 @@ class GatheredAttention:
     chunks: tuple[Chunk, ...]
 
 
-def gather(rows: torch.Tensor, tables: torch.Tensor, block_tokens: int, null_block: int) -> GatheredAttention:
+def gather(
+    rows: torch.Tensor, tables: torch.Tensor, block_tokens: int, null_block: int, window: int = 0
+) -> GatheredAttention:
     """Sort a step's rows into groups and chunks; arguments as in `engine.attention.AttentionBatch`."""
     singles: list[tuple[int, int, int]] = []  # (end, token, table)
     chunks: list[Chunk] = []
@@ -86,7 +88,9 @@ def gather(rows: torch.Tensor, tables: torch.Tensor, block_tokens: int, null_blo
                 Chunk(
                     start=token,
                     end=token + count,
-                    table=tables[table, : -(-end // block_tokens)],
+                    table=_seen_of(
+                        tables[table, : -(-end // block_tokens)], position, block_tokens, null_block, window
+                    ),
                     num_context=end,
                     mask=chunk_mask(position, end, tables.device),
                 )
@@ -97,7 +101,7 @@ def gather(rows: torch.Tensor, tables: torch.Tensor, block_tokens: int, null_blo
         if not groups or num_blocks > MAX_PADDING * -(-groups[-1][0][0] // block_tokens):
             groups.append([])
         groups[-1].append(single)
-    decodes = tuple(_decode_group(group, tables, block_tokens, null_block) for group in groups)
+    decodes = tuple(_decode_group(group, tables, block_tokens, null_block, window) for group in groups)
     return GatheredAttention(decodes=decodes, chunks=tuple(chunks))
 
 
@@ -108,13 +112,22 @@ def chunk_mask(start: int, end: int, device: torch.device) -> torch.Tensor | Non
     return torch.arange(end, device=device) <= torch.arange(start, end, device=device).unsqueeze(1)
 
 
+def _seen_of(table: torch.Tensor, position: int, block_tokens: int, null_block: int, window: int) -> torch.Tensor:
+    """Return a table without the blocks that a window leaves behind of whoever computes from `position` on."""
+    num_left = max(0, position - window + 1) // block_tokens if window else 0
+    return torch.cat((torch.full_like(table[:num_left], null_block), table[num_left:])) if num_left else table
+
+
 def _decode_group(
-    singles: Sequence[tuple[int, int, int]], tables: torch.Tensor, block_tokens: int, null_block: int
+    singles: Sequence[tuple[int, int, int]], tables: torch.Tensor, block_tokens: int, null_block: int, window: int
 ) -> DecodeGroup:
     ends, tokens, rows = (torch.tensor(column, device=tables.device) for column in zip(*singles, strict=True))
     num_blocks = -(-singles[-1][0] // block_tokens)
-    # A row may own blocks that it has yet to reach, and what lies in those may be NaN.
-    is_reached = torch.arange(num_blocks, device=tables.device) * block_tokens < ends.unsqueeze(1)
+    # A row may own blocks that it has yet to reach, or had others that it has left: what lies in those may be NaN.
+    starts = torch.arange(num_blocks, device=tables.device) * block_tokens
+    is_reached = starts < ends.unsqueeze(1)
+    if window:
+        is_reached &= starts + block_tokens > ends.unsqueeze(1) - window
     mask = torch.arange(num_blocks * block_tokens, device=tables.device) < ends.unsqueeze(1)
     return DecodeGroup(
         tokens=tokens,

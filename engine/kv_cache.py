@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.cache.layout import CacheLayout
 from engine.decoder.model_spec import ModelSpec
 from kernels.arena import lazy_zeros, touch
 from kernels.row_quantization.reference import LIMIT_BY_DTYPE
@@ -23,15 +24,20 @@ class LayerCache(NamedTuple):
     Attributes:
         k, v: [num_blocks + 1, block_tokens, kv_heads, head_dim].
         spans: of keys and of values, float32 [num_blocks + 1, block_tokens, kv_heads]; None for numbers as they are.
+        table: by which of a request's block tables its blocks are found.
     """
 
     k: torch.Tensor
     v: torch.Tensor
     spans: tuple[torch.Tensor, torch.Tensor] | None = None
+    table: int = 0
 
 
 class KvCache:
-    """Keys and values of all layers: [layers, 2, num_blocks + 1, block_tokens, kv_heads, head_dim].
+    """Keys and values of all layers: [places, 2, num_blocks + 1, block_tokens, kv_heads, head_dim].
+
+    A place is for one layer of each table of the cache's layout (`engine.cache.layout`), whose blocks are never the
+    same; where there is one table, it is a layer.
 
     The extra last block is the null block: never written, always zero, it pads block tables. How a block's numbers lie
     inside it is the backend's affair. In a `dtype` of one byte a number (see `kernels.row_quantization.reference`) the
@@ -40,7 +46,7 @@ class KvCache:
 
     With `by_block` the layers of a block lie together, and memory of a CPU is taken only for blocks that are used:
 
-        [num_blocks + 1, layers, 2, block_tokens, kv_heads, head_dim]
+        [num_blocks + 1, places, 2, block_tokens, kv_heads, head_dim]
 
     Where a layer's blocks lie together, the first tokens take two huge pages of every layer.
     """
@@ -48,7 +54,7 @@ class KvCache:
     def __init__(
         self,
         *,
-        num_layers: int,
+        layout: CacheLayout,
         num_blocks: int,
         block_tokens: int,
         kv_heads: int,
@@ -57,11 +63,12 @@ class KvCache:
         device: torch.device,
         by_block: bool = False,
     ) -> None:
-        shape = (num_layers, 2, num_blocks + 1, block_tokens, kv_heads, head_dim)
+        self.layout = layout
+        shape = (layout.num_places, 2, num_blocks + 1, block_tokens, kv_heads, head_dim)
         self._bytes_by_block: torch.Tensor | None = None
         if by_block:
             numbers = lazy_zeros(prod(shape), dtype)
-            self.data = numbers.view(num_blocks + 1, num_layers, 2, *shape[3:]).movedim(0, 2)
+            self.data = numbers.view(num_blocks + 1, *shape[:2], *shape[3:]).movedim(0, 2)
             self._bytes_by_block = numbers.view(num_blocks + 1, -1).view(torch.uint8)
         else:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
@@ -82,10 +89,11 @@ class KvCache:
         dtype: torch.dtype,
         device: torch.device,
         by_block: bool = False,
+        max_model_len: int = 0,
     ) -> KvCache:
-        """Make a cache for a model."""
+        """Make a cache for a model; without a `max_model_len` one that keeps everything, in one table."""
         return cls(
-            num_layers=spec.num_layers,
+            layout=spec.cache_layout(max_model_len) if max_model_len else CacheLayout.single(spec.num_layers),
             num_blocks=num_blocks,
             block_tokens=block_tokens,
             kv_heads=spec.num_kv_heads,
@@ -97,17 +105,18 @@ class KvCache:
 
     def layer(self, index: int) -> LayerCache:
         """Return the cache of one layer."""
-        spans = None if self._spans is None else (self._spans[index, 0], self._spans[index, 1])
-        return LayerCache(self.data[index, 0], self.data[index, 1], spans)
+        table, place = self.layout.places[index]
+        spans = None if self._spans is None else (self._spans[place, 0], self._spans[place, 1])
+        return LayerCache(self.data[place, 0], self.data[place, 1], spans, table)
 
     def pages(self, blocks: range) -> list[torch.Tensor]:
-        """Return the memory of neighbouring blocks as bytes: a stretch for each layer's keys, one for its values."""
+        """Return the memory of neighbouring blocks as bytes: a stretch for each place's keys, one for its values."""
         held = self.data[:, :, blocks.start : blocks.stop].flatten(0, 1)
         return [stretch.view(-1).view(torch.uint8) for stretch in held]
 
     @property
     def block_bytes(self) -> int:
-        """What a block holds, all layers and spans together."""
+        """What a block holds, all places and spans together."""
         spans = 0 if self._spans is None else self._spans[:, :, 0].nbytes
         return self.data[:, :, 0].nbytes + spans
 
@@ -127,7 +136,7 @@ class KvCache:
                     held.copy_(copied)
 
     def _pairs(self, block: int, content: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the parts of a block, [layers, 2, block_tokens, ...], each with its place in bytes [block_bytes]."""
+        """Yield the parts of a block, [places, 2, block_tokens, ...], each with its place in bytes [block_bytes]."""
         start = 0
         for held in (self.data,) if self._spans is None else (self.data, self._spans):
             part = held[:, :, block]

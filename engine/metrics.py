@@ -88,6 +88,7 @@ class EngineSnapshot:
 
     Attributes:
         last_progress_s: monotonic time at which the last step ended, or at which the engine was last idle.
+        num_blocks: so many of each table's are there in the mean.
         kv_usage: share of the cache's blocks held by requests, 0 to 1.
         counters: their numbers; what has ended is live.
         refused_by_reason: requests that were not let in, by `engine.errors.OverloadError.reason`.

@@ -82,7 +82,7 @@ class AdapterStock(Protocol):
 
 
 class KeptBlock(NamedTuple):
-    """What a slot of a tier holds: a block by its name, and its place in its chain."""
+    """What a slot of a tier holds: a block by its name, and its place in its chain (`prefix_index.ASIDE` for none)."""
 
     name: BlockName
     depth: int

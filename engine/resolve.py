@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.cache.reach import Reach
 from engine.config import EngineConfig, ResolvedConfig
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.stored_fp8 import StoredFp8
@@ -90,13 +91,17 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     blocks_per_request = -(-max_model_len // config.block_tokens)
     _check_cache_dtype(config, hardware)
     element_bytes = BYTES_BY_DTYPE[dtype] if config.kv_cache_dtype is None else 1
-    block_bytes = config.block_tokens * spec.kv_bytes_per_token(element_bytes)
+    layout = spec.cache_layout(max_model_len)
+    # Every layer takes the same.
+    block_bytes = config.block_tokens * spec.kv_bytes_per_token(element_bytes) // spec.num_layers * layout.num_places
+    reach = Reach(layout.windows, config.block_tokens, config.max_batched_tokens)
     num_guest_rows = config.max_num_seqs // GUEST_SHARE if hardware.device == "cpu" else 0
     # More than every row at full length can never be held, and is only memory taken from others.
     num_rows = config.max_num_seqs + num_guest_rows
-    num_blocks = min(_cache_bytes(config, hardware) // block_bytes, num_rows * blocks_per_request)
-    if num_blocks < blocks_per_request:
-        raise _too_small(config, hardware, max_model_len, block_bytes)
+    num_blocks = _cache_bytes(config, hardware) // block_bytes
+    if num_blocks < reach.most(max_model_len):
+        raise _too_small(config, hardware, max_model_len, reach, num_blocks, block_bytes)
+    num_blocks = min(num_blocks, num_rows * blocks_per_request * len(layout.windows))
     _check_tiers(config, hardware, block_bytes)
     return ResolvedConfig(
         model_path=config.model_path,
@@ -121,7 +126,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
         max_device_adapters=config.max_device_adapters,
         max_device_adapter_bytes=_device_adapter_bytes(config, hardware),
         lent_run_blocks=_lent_run_blocks(config, spec, hardware, element_bytes),
-        max_lent_blocks=min(int(num_blocks * config.max_lent_cache_share), num_blocks - blocks_per_request),
+        max_lent_blocks=min(int(num_blocks * config.max_lent_cache_share), num_blocks - reach.most(max_model_len)),
         max_host_adapter_bytes=_host_adapter_bytes(config, hardware),
         num_speculative_tokens=_num_speculative_tokens(config, hardware),
         max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
@@ -129,6 +134,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
         max_queue_s=config.max_queue_s,
         vocab_size=spec.vocab_size,
         generates=spec.generates,
+        windows=layout.windows,
     )
 
 
@@ -137,14 +143,16 @@ def _cache_bytes(config: EngineConfig, hardware: Hardware) -> int:
     return config.kv_cache_bytes or max(0, int(hardware.free_bytes * share))
 
 
-def _too_small(config: EngineConfig, hardware: Hardware, max_model_len: int, block_bytes: int) -> ConfigError:
+def _too_small(
+    config: EngineConfig, hardware: Hardware, max_model_len: int, reach: Reach, num_blocks: int, block_bytes: int
+) -> ConfigError:
     cache_bytes, knob = _cache_bytes(config, hardware), "kv_cache_bytes:"
-    num_tokens = cache_bytes // block_bytes * config.block_tokens
+    num_tokens = reach.capacity(num_blocks, max_model_len)
     if hardware.device == "cuda" and config.kv_cache_bytes is None:
         knob = f"gpu_memory_fraction: {config.gpu_memory_fraction:g} leaves the cache"
     return ConfigError(
         f"{knob} {cache_bytes} bytes, which hold {num_tokens} tokens, fewer than one request of max_model_len "
-        f"{max_model_len}; {-(-max_model_len // config.block_tokens) * block_bytes} bytes are needed."
+        f"{max_model_len}; {reach.most(max_model_len) * block_bytes} bytes are needed."
     )
 
 

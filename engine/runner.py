@@ -148,7 +148,8 @@ class Runner:
 
     def idle(self) -> bool:
         """Get memory for the next blocks of the cache, before a request has to wait for it."""
-        return self._cache.touch(self._highest_block + AHEAD_TOKENS // self._cache.block_tokens)
+        num_blocks = AHEAD_TOKENS // self._cache.block_tokens * len(self._cache.layout.windows)
+        return self._cache.touch(self._highest_block + num_blocks)
 
     def _update_rows(self, plan: StepPlan) -> None:
         for row in plan.released_rows:
@@ -159,7 +160,9 @@ class Runner:
                 self._sampler.admit(step_row.row, step_row.request, step_row.output_ids)
 
     def _batch(self, plan: StepPlan) -> DecoderBatch:
-        self._highest_block = max(self._highest_block, *(row.block_ids[-1] for row in plan.rows))
+        self._highest_block = max(
+            self._highest_block, *(blocks[-1] for row in plan.rows for blocks in row.block_tables)
+        )
         adapters: tuple[AdapterSegment, ...] = ()
         if any(row.request.adapter is not None for row in plan.rows):
             adapters = collect_segments(_segments(plan.rows, [row.num_tokens for row in plan.rows]), self._adapters)

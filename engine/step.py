@@ -35,7 +35,8 @@ class StepRow(NamedTuple):
             `engine.scheduling.live_request.PENDING`: the step before draws it, and the device knows it first.
         start: first position to compute; everything before it is in the cache.
         end: one past the last position to compute; `start < end`.
-        block_ids: the request's block table (live view), long enough for position `stop - 1`.
+        block_tables: of the request, those of the cache's layout (live view), long enough for position `stop - 1`; the
+            null block stands for those that no layer of a table reads any more.
         samples: whether a token is drawn for position `end`.
         scores: whether the tokens that follow those of this row in the prompt are given their log-probabilities.
         draft_ids: tokens computed behind `end`, as if they had been drawn already; none of them ends the request, nor
@@ -48,7 +49,7 @@ class StepRow(NamedTuple):
     output_ids: Sequence[int]
     start: int
     end: int
-    block_ids: Sequence[int]
+    block_tables: Sequence[Sequence[int]]
     samples: bool
     scores: bool = False
     draft_ids: tuple[int, ...] = ()

@@ -20,7 +20,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from engine.buffers import InputBuffers
 from engine.build import build_model, kernels_for
-from engine.cache.blocks import BlockId
 from engine.config import EngineConfig
 from engine.decoder.decoder import StepOutput
 from engine.decoder.spec import read_spec
@@ -88,7 +87,8 @@ class Reader:
         """Return -ln p of every token but the first, float32 [len(token_ids) - 1]; at most `length` tokens."""
         params = SamplingParams(max_tokens=1)
         request = Request(request_id=RequestId("reader"), prompt_ids=tuple(token_ids), params=params)
-        blocks = [BlockId(index) for index in range(-(-len(token_ids) // self.cache.block_tokens))]
+        count = -(-len(token_ids) // self.cache.block_tokens)
+        tables = [range(table * count, (table + 1) * count) for table in range(len(self.cache.layout.windows))]
         # One row for each position, all over the same blocks: so every one of them has its logits.
         rows = tuple(
             StepRow(
@@ -98,7 +98,7 @@ class Reader:
                 output_ids=(),
                 start=position,
                 end=position + 1,
-                block_ids=blocks,
+                block_tables=tables,
                 samples=True,
             )
             for position in range(len(token_ids))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from engine.costs import (
+    cache_bytes,
     num_idle_weights,
     num_layer_weights,
     num_step_weights,
@@ -73,6 +74,7 @@ class Capacity:
     """What comes of it.
 
     Attributes:
+        kv_bytes_per_token, cache_tokens: of texts that are no longer than any window.
         max_concurrency: answers of full length that the cache holds at once; 0 where the weights alone do not fit.
         ttft_s: of one prompt that has the device for itself.
         tpot_s: with as many answers under way as are asked for, or as fit where those are fewer.
@@ -103,7 +105,8 @@ def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, tr
     left = device.memory_bytes * memory_fraction - total_bytes - adapter_bytes
     cache_tokens = max(0, int(left // per_token))
     length = traffic.prompt_tokens + traffic.answer_tokens
-    batch = min(traffic.concurrency, cache_tokens // length)
+    max_concurrency = max(0, int(left // cache_bytes(spec, length, cache_itemsize)))
+    batch = min(traffic.concurrency, max_concurrency)
     # Of each token; products of 8 bits take half the time.
     spared_flop = num_layer_weights(spec) - num_idle_weights(spec) if isinstance(spec.stored, StoredFp8) else 0.0
     # The output matrix is wanted of the last token only.
@@ -112,7 +115,7 @@ def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, tr
     ttft_s = max(first_flop / device.flop_per_s, total_bytes / device.bytes_per_s)
     # On the way an answer has, in the middle, half of its tokens.
     step_bytes = step_weight_bytes(spec, itemsize, max(1, batch)) + adapter_bytes
-    step_bytes += batch * (traffic.prompt_tokens + traffic.answer_tokens / 2) * per_token
+    step_bytes += batch * cache_bytes(spec, traffic.prompt_tokens + traffic.answer_tokens / 2, cache_itemsize)
     step_flop = batch * (2.0 * num_step_weights(spec) - spared_flop)
     tpot_s = max(step_bytes / device.bytes_per_s, step_flop / device.flop_per_s)
     answer_s = traffic.answer_tokens * tpot_s / batch + ttft_s if batch else float("inf")
@@ -123,7 +126,7 @@ def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, tr
         adapter_bytes=adapter_bytes,
         kv_bytes_per_token=per_token,
         cache_tokens=cache_tokens,
-        max_concurrency=cache_tokens // length,
+        max_concurrency=max_concurrency,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         tokens_per_s=tokens_per_s,

@@ -1,7 +1,10 @@
-"""The block table of every running request: what it shares, what it takes, what it names for those who come later.
+"""The block tables of every running request: what it shares, what it takes, what it names for those who come later.
 
     blocks   [ shared with equal prefixes ][ its own, full and named ][ its own, being filled ]
     tokens   0 ................................. num_computed ........ num_tokens
+
+Where some layers look back no further than a window, they have tables of their own (`engine.cache.layout`): what lies
+before it is let go, and the null block stands in its place.
 
 Joins `BlockPool`, `PrefixIndex` and `CacheTiers`; knows requests, but not which of them deserves a block. Runs of
 neighbouring blocks may be lent to who keeps something else in their memory.
@@ -12,10 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from heapq import nsmallest
+from itertools import islice
 from operator import attrgetter
 
 from engine.cache.blocks import BlockId, BlockPool
-from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex
+from engine.cache.prefix_index import ASIDE, BlockName, Landmarks, PrefixIndex
+from engine.cache.reach import name_in
 from engine.cache.tiers import MAX_FETCHES, MAX_SEEKS, CacheTiers
 from engine.config import ResolvedConfig
 from engine.ports import BlockMover
@@ -27,16 +32,18 @@ SEEK_AGAIN_S = 0.25
 
 
 class BlockTables:
-    """Gives blocks to requests and takes them back; every table it fills is `LiveRequest.blocks`."""
+    """Gives blocks to requests and takes them back; what it fills are `LiveRequest.tables`."""
 
     def __init__(self, config: ResolvedConfig, clock: Callable[[], float], mover: BlockMover | None = None) -> None:
         self._clock = clock
         self._block_tokens = config.block_tokens
+        self._reach = config.reach
+        self._null = BlockId(config.num_blocks)
         self._has_index = config.enable_prefix_cache
-        self.landmarks = Landmarks(config.num_blocks)
+        self.landmarks = Landmarks(config.num_blocks // len(config.windows))
         self._index = PrefixIndex(self.landmarks, lambda name: self.tiers.holds(name))
         self._pool = BlockPool(config.num_blocks, on_reuse=self._reuse)
-        self.tiers = CacheTiers(self._pool, self._index, self.landmarks, mover)
+        self.tiers = CacheTiers(self._pool, self._index, self.landmarks, self._reach, mover)
         self._lent: list[range] = []
 
     @property
@@ -52,55 +59,66 @@ class BlockTables:
     def try_open(self, live: LiveRequest, *, spare: int) -> bool:
         """Give a request the blocks of all its known tokens, and mark as computed those that the cache holds.
 
-        Does nothing and returns False unless `spare` more blocks stay free.
+        Does nothing and returns False unless `spare` more blocks of each table stay free.
         """
-        shared = self._shared(live)
-        num_new = self._num_blocks_of(live.num_tokens) - len(shared)
+        names = self._shareable_names(live)
+        num_shared = self._reach.longest(names, self._index.__contains__)
+        tables: list[list[BlockId]] = []
+        for table, seen in enumerate(self._reach.seen(num_shared)):
+            found = [self._index.block_of(name_in(names[i], table)) for i in seen]
+            tables.append([self._null] * seen.start + found)
+        shared = [block for table in tables for block in table if block != self._null]
+        num_computed = num_shared * self._block_tokens
+        lacking = self._lacking(tables, num_computed, live.num_tokens)
         num_revived = sum(self._pool.ref_count(block) == 0 for block in shared)
-        if num_new + num_revived + spare > self._pool.num_free:
+        if sum(lacking) + num_revived + spare * len(tables) > self._pool.num_free:
             return False
         for block in shared:
             self._pool.share(block)
             self.tiers.use(block)
-        taken = self._pool.try_take(num_new, self._clock())
-        assert taken is not None, "the pool has fewer free blocks than it said"
-        live.blocks = [*shared, *taken]
-        live.num_computed = len(shared) * self._block_tokens
+        is_done = self._try_lengthen(tables, lacking)
+        assert is_done, "the pool has fewer free blocks than it said"
+        live.tables = tables
+        live.num_computed = num_computed
         return True
 
     def num_to_compute(self, live: LiveRequest) -> int:
         """Return how many tokens of a request without blocks the cache does not hold."""
-        return live.num_tokens - len(self._shared(live)) * self._block_tokens
+        num_shared = self._reach.longest(self._shareable_names(live), self._index.__contains__)
+        return live.num_tokens - num_shared * self._block_tokens
 
     def try_extend(self, live: LiveRequest) -> bool:
-        """Lengthen a request's table to all its known tokens; False changes nothing."""
-        num_new = self._num_blocks_of(live.num_tokens) - len(live.blocks)
-        if num_new <= 0:
-            return True
-        taken = self._pool.try_take(num_new, self._clock())
-        if taken is None:
-            return False
-        live.blocks.extend(taken)
-        return True
+        """Lengthen a request's tables to all its known tokens, or the next step's; False changes nothing."""
+        return self._try_lengthen(live.tables, self._lacking(live.tables, live.num_computed, live.num_tokens))
 
     def extend_beyond(self, live: LiveRequest, count: int, *, spare: int) -> int:
-        """Make room for tokens beyond its known ones if `spare` blocks stay free; returns for how many there is room.
+        """Make room for tokens beyond its known ones if `spare` blocks of each table stay free.
 
         Args:
             count: tokens that are wanted.
-        """
-        num_new = self._num_blocks_of(live.num_tokens + count) - len(live.blocks)
-        if 0 < num_new <= self._pool.num_free - spare:
-            live.blocks.extend(self._pool.try_take(num_new, self._clock()) or ())
-        return min(count, len(live.blocks) * self._block_tokens - live.num_tokens)
 
-    def name(self, live: LiveRequest, start: int, end: int) -> None:
-        """Take it as a fact that the cache holds the request's tokens from `start` to `end`: full blocks get names."""
+        Returns:
+            For how many there is room.
+        """
+        lacking = self._lacking(live.tables, live.num_computed, live.num_tokens + count)
+        if sum(lacking) <= self._pool.num_free - spare * len(lacking):
+            self._try_lengthen(live.tables, lacking)
+        return min(count, min(map(len, live.tables)) * self._block_tokens - live.num_tokens)
+
+    def settle(self, live: LiveRequest, start: int, end: int) -> None:
+        """Take it as a fact that the cache holds the request's tokens from `start` to `end`.
+
+        Full blocks get names, and those are let go that no later step of it reads.
+        """
         first, last = start // self._block_tokens, end // self._block_tokens
         if self._has_index and last > first:
             names = live.names_of(last, self._block_tokens)
-            for i in range(first, last):
-                self._index.insert(names[i], live.blocks[i], i)
+            for table, blocks in enumerate(live.tables):
+                for i in range(first, last):
+                    self._index.insert(name_in(names[i], table), blocks[i], ASIDE if table else i)
+        for blocks, window in zip(live.tables, self._reach.windows, strict=True):
+            if window:
+                self._leave_behind(blocks, self._reach.num_left(window, end))
 
     def close(self, live: LiveRequest) -> None:
         """Take a request's blocks back; those with names stay findable until they are reused."""
@@ -108,10 +126,12 @@ class BlockTables:
         if self._has_index and live.request.retention_s:
             # What is not full has no name, and is worth nothing to anybody.
             num_full = live.num_computed // self._block_tokens
-        self._pool.release(live.blocks[num_full:])
-        self._pool.release(live.blocks[:num_full], self._clock() + live.request.retention_s)
-        self.tiers.let_go(live.blocks)
-        live.blocks = []
+        for blocks in live.tables:
+            num_left = blocks.count(self._null)
+            self._pool.release(blocks[max(num_left, num_full) :])
+            self._pool.release(blocks[num_left:num_full], self._clock() + live.request.retention_s)
+            self.tiers.let_go(blocks[num_left:])
+        live.tables = []
         live.num_computed = live.num_seeks = 0
         live.next_seek_s = 0.0
 
@@ -129,7 +149,7 @@ class BlockTables:
                 live.next_seek_s = now_s + SEEK_AGAIN_S
                 found = self.tiers.try_fetch(
                     self._shareable_names(live),
-                    spare=num_running + 1,
+                    spare=(num_running + 1) * len(self._reach.windows),
                     now_s=now_s,
                     worth_s=lambda num_blocks: costs.saved_s(num_running, num_blocks * self._block_tokens),
                 )
@@ -159,21 +179,51 @@ class BlockTables:
         self._pool.check()
         self._index.check(self._pool)
         self.tiers.check()
-        holding = (*(live.blocks for live in running), *self._lent, self.tiers.held())
-        holders = Counter(block for held in holding for block in held)
+        tables = [blocks for live in running for blocks in live.tables]
+        holding = (*tables, *self._lent, self.tiers.held())
+        holders = Counter(block for held in holding for block in held if block != self._null)
         for block in map(BlockId, range(self._pool.num_blocks)):
             assert self._pool.ref_count(block) == holders[block], f"block {block} is counted wrongly"
         content_by_block: dict[BlockId, object] = {}
         for live in running:
-            assert live.num_computed <= len(live.blocks) * self._block_tokens, "computed beyond its blocks"
             tokens = (*live.request.prompt_ids, *live.output_ids)
-            for i, block in enumerate(live.blocks):
-                content = (live.request.adapter, live.request.salt, tokens[: (i + 1) * self._block_tokens])
-                assert content_by_block.setdefault(block, content) == content, f"block {block} is shared wrongly"
+            for table, blocks in enumerate(live.tables):
+                assert live.num_computed <= len(blocks) * self._block_tokens, "computed beyond its blocks"
+                num_left = blocks.count(self._null)
+                assert self._null not in blocks[num_left:], "a block inside of a table is left behind"
+                for i, block in enumerate(blocks[num_left:], num_left):
+                    content = (table, live.request.adapter, live.request.salt, tokens[: (i + 1) * self._block_tokens])
+                    assert content_by_block.setdefault(block, content) == content, f"block {block} is shared wrongly"
 
-    def _shared(self, live: LiveRequest) -> list[BlockId]:
-        """Return the blocks that hold the beginning of a request."""
-        return self._index.match(self._shareable_names(live))
+    def _lacking(self, tables: Sequence[Sequence[BlockId]], num_computed: int, num_tokens: int) -> list[int]:
+        """Return how many blocks each table of a request lacks for its next step."""
+        return [
+            max(0, self._reach.end(window, num_computed, num_tokens) - len(blocks))
+            for blocks, window in zip(tables, self._reach.windows, strict=True)
+        ]
+
+    def _try_lengthen(self, tables: Sequence[list[BlockId]], counts: Sequence[int]) -> bool:
+        """Give each of some tables so many blocks more; False changes nothing."""
+        if not any(counts):
+            return True
+        taken = self._pool.try_take(sum(counts), self._clock())
+        if taken is None:
+            return False
+        rest = iter(taken)
+        for blocks, count in zip(tables, counts, strict=True):
+            blocks.extend(islice(rest, count))
+        return True
+
+    def _leave_behind(self, blocks: list[BlockId], count: int) -> None:
+        """Let go of the first blocks of a table; those that have been before are the null block."""
+        start = count
+        while start and blocks[start - 1] != self._null:
+            start -= 1
+        if start < count:
+            left = blocks[start:count]
+            blocks[start:count] = [self._null] * len(left)
+            self._pool.release(left)
+            self.tiers.let_go(left)
 
     def _shareable_names(self, live: LiveRequest) -> list[BlockName]:
         """Return the names of the blocks that a request need not compute if it finds them."""
@@ -185,6 +235,3 @@ class BlockTables:
     def _reuse(self, block: BlockId) -> None:
         self.tiers.overwrite(block)
         self._index.evict(block)
-
-    def _num_blocks_of(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_tokens)

@@ -37,6 +37,8 @@ def child_name(parent: BlockName, token_ids: Sequence[int]) -> BlockName:
     return BlockName(digest.digest())
 
 
+ASIDE = 1 << 62
+"""Stands for the place in a chain of what is no landmark: the parts of a block in tables behind the first."""
 MAX_LANDMARKS = 4096
 """About so many names of the cache are told to others, and as many of the tiers below it."""
 
@@ -66,13 +68,13 @@ class Landmarks:
 
     def add(self, name: BlockName, index: int) -> None:
         """Take note of the `index`-th name of a chain, which the cache holds."""
-        if (index + 1) % self.stride_blocks == 0:
+        if self._is_mark(index):
             self._marks.add(landmark(name))
             self._below.pop(landmark(name), None)
 
     def add_below(self, name: BlockName, index: int) -> None:
         """Take note of the `index`-th name of a chain, which only a lower tier holds."""
-        if (index + 1) % self.stride_blocks == 0:
+        if self._is_mark(index):
             self._marks.add(landmark(name))
             self._sink(landmark(name))
 
@@ -89,6 +91,9 @@ class Landmarks:
         """Return all landmarks; any thread."""
         # One operation of the interpreter on plain integers: the engine's thread cannot come between.
         return frozenset(self._marks)
+
+    def _is_mark(self, index: int) -> bool:
+        return index != ASIDE and (index + 1) % self.stride_blocks == 0
 
     def _sink(self, mark: int) -> None:
         self._below[mark] = None
@@ -109,6 +114,7 @@ class PrefixIndex:
         self._is_elsewhere = is_elsewhere
         self._block_by_name: dict[BlockName, BlockId] = {}
         self._name_by_block: dict[BlockId, BlockName] = {}
+        self._depth_by_block: dict[BlockId, int] = {}
 
     def __len__(self) -> int:
         return len(self._block_by_name)
@@ -120,31 +126,31 @@ class PrefixIndex:
         """Return the name of what a block holds, or None."""
         return self._name_by_block.get(block)
 
-    def match(self, names: Sequence[BlockName]) -> list[BlockId]:
-        """Return the blocks of the longest indexed prefix of `names`."""
-        blocks = []
-        for name in names:
-            block = self._block_by_name.get(name)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+    def depth_of(self, block: BlockId) -> int:
+        """Return the `index` that a block with a name was inserted with."""
+        return self._depth_by_block[block]
+
+    def block_of(self, name: BlockName) -> BlockId:
+        """Return the block that holds a name."""
+        return self._block_by_name[name]
 
     def insert(self, name: BlockName, block: BlockId, index: int) -> None:
-        """Index a full, computed block, the `index`-th of its chain; the first block of a name keeps it."""
+        """Index a full, computed block, the `index`-th of its chain or `ASIDE`; the first block of a name keeps it."""
         if name not in self._block_by_name and block not in self._name_by_block:
             self._block_by_name[name] = block
             self._name_by_block[block] = name
+            self._depth_by_block[block] = index
             self._landmarks.add(name, index)
 
     def evict(self, block: BlockId) -> None:
         """Forget what the block held; it is about to be overwritten."""
         name = self._name_by_block.pop(block, None)
         if name is not None:
-            del self._block_by_name[name]
+            del self._block_by_name[name], self._depth_by_block[block]
             self._landmarks.drop(name, is_below=self._is_elsewhere(name))
 
     def check(self, pool: BlockPool) -> None:
         """Raise AssertionError unless names and blocks are one to one and inside the pool."""
         assert {b: n for n, b in self._block_by_name.items()} == self._name_by_block, "names and blocks disagree"
+        assert self._depth_by_block.keys() == self._name_by_block.keys(), "a block has a name and no depth"
         assert all(0 <= block < pool.num_blocks for block in self._name_by_block), "a block outside the pool is indexed"

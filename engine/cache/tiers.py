@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
 
 from engine.cache.blocks import BlockId, BlockPool
-from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex
+from engine.cache.prefix_index import ASIDE, BlockName, Landmarks, PrefixIndex
+from engine.cache.reach import Reach, name_in
 from engine.ports import BlockMover, FetchOrder, KeptBlock, StoreOrder
 
 RESERVE_SHARE = 0.5
@@ -112,10 +112,13 @@ class CacheTiers:
         num_stored_blocks, num_fetched_blocks: since the start.
     """
 
-    def __init__(self, pool: BlockPool, index: PrefixIndex, landmarks: Landmarks, mover: BlockMover | None) -> None:
+    def __init__(
+        self, pool: BlockPool, index: PrefixIndex, landmarks: Landmarks, reach: Reach, mover: BlockMover | None
+    ) -> None:
         self._pool = pool
         self._index = index
         self._landmarks = landmarks
+        self._reach = reach
         self._mover = mover
         kept = [] if mover is None else mover.contents()
         self._tiers = [] if mover is None else [_Tier(*tier) for tier in zip(mover.capacities, kept, strict=True)]
@@ -153,17 +156,17 @@ class CacheTiers:
         self._dirty.pop(block, None)
 
     def let_go(self, blocks: Sequence[BlockId]) -> None:
-        """Take note that somebody holds a chain of blocks no more."""
+        """Take note that somebody holds some blocks no more, given in the order of a chain."""
         if not self._tiers:
             return
-        for depth, block in reversed([*enumerate(blocks)]):
+        for block in reversed(blocks):
             name = self._index.name_of(block)
             if name is None or self._pool.ref_count(block) or block in self._storing:
                 continue
             for tier in self._tiers:
                 tier.touch(name)
             if any(name not in tier.slot_by_name for tier in self._tiers):
-                self._dirty[block] = name, depth
+                self._dirty[block] = name, self._index.depth_of(block)
 
     def overwrite(self, block: BlockId) -> None:
         """Take note that a block is about to be given to somebody else."""
@@ -224,28 +227,32 @@ class CacheTiers:
         if self._pool.num_free <= spare:
             return None
         assert self._mover is not None
-        shared = self._index.match(names)
-        rest = names[len(shared) :]
-        ticket = self._ticket_by_name.get(rest[0]) if rest else None
-        if ticket is not None:
-            coming = self._fetch_by_ticket[ticket].orders
-            num_common = sum(1 for _ in takewhile(lambda name: self._ticket_by_name.get(name) == ticket, rest))
-            return ticket if worth_s(num_common) >= self._mover.fetch_s(len(coming)) else None
-        num_revived = sum(self._pool.ref_count(block) == 0 for block in shared)
-        room = self._pool.num_free - num_revived - spare
-        if len(self._fetch_by_ticket) >= MAX_FETCHES or room <= 0:
+        count = self._reach.longest(names, self._index.__contains__)
+        could = self._reach.longest(names, lambda name: name in self._index or self.holds(name) or self._comes(name))
+        _, missing = self._parts(names, could)
+        if could == count or not missing:
             return None
-        wanted = [*takewhile(self._can_be_read, rest[:room])]
-        if not wanted or worth_s(len(wanted)) < self._mover.fetch_s(len(wanted)):
+        ticket = self._ticket_by_name.get(missing[0][0])
+        if ticket is not None:
+            will_be = self._reach.longest(
+                names, lambda name: name in self._index or self._ticket_by_name.get(name) == ticket
+            )
+            num_coming = len(self._fetch_by_ticket[ticket].orders)
+            is_worth = will_be > count and worth_s(will_be - count) >= self._mover.fetch_s(num_coming)
+            return ticket if is_worth else None
+        if len(self._fetch_by_ticket) >= MAX_FETCHES:
+            return None
+        could, shared, missing = self._fitting(names, could, spare)
+        if could <= count or worth_s(could - count) < self._mover.fetch_s(len(missing)):
             return None
         for block in shared:
             # What follows them would be of no use without them.
             self._pool.share(block)
             self.use(block)
-        blocks = self._pool.try_take(len(wanted), now_s)
+        blocks = self._pool.try_take(len(missing), now_s)
         assert blocks is not None, "the pool has fewer free blocks than it said"
-        orders = [self._order(*of) for of in zip(wanted, blocks, count(len(shared)), strict=False)]
-        patience_s = min(max(worth_s(len(wanted)), MIN_PATIENCE_S), MAX_PATIENCE_S)
+        orders = [self._order(name, block, depth) for (name, depth), block in zip(missing, blocks, strict=True)]
+        patience_s = min(max(worth_s(could - count), MIN_PATIENCE_S), MAX_PATIENCE_S)
         return self._begin(_Fetch(shared, orders, now_s + patience_s))
 
     def check(self) -> None:
@@ -285,8 +292,37 @@ class CacheTiers:
             if order.name not in self._index:
                 self._landmarks.add_below(order.name, order.depth)
 
-    def _can_be_read(self, name: BlockName) -> bool:
-        return self.holds(name) and name not in self._ticket_by_name
+    def _fitting(
+        self, names: Sequence[BlockName], count: int, spare: int
+    ) -> tuple[int, list[BlockId], list[tuple[BlockName, int]]]:
+        """Return the most leading blocks of a chain, up to `count`, that can be read and find room; and their parts."""
+        while True:
+            count = self._reach.longest(names[:count], self._can_be_had)
+            shared, missing = self._parts(names, count)
+            num_revived = sum(self._pool.ref_count(block) == 0 for block in shared)
+            overflow = len(missing) - (self._pool.num_free - num_revived - spare)
+            if not count or overflow <= 0:
+                return count, shared, missing
+            count = max(0, count - overflow)
+
+    def _parts(self, names: Sequence[BlockName], count: int) -> tuple[list[BlockId], list[tuple[BlockName, int]]]:
+        """Return what is seen behind `count` blocks: the device's blocks, and the names and depths of all others."""
+        shared: list[BlockId] = []
+        missing: list[tuple[BlockName, int]] = []
+        for table, seen in enumerate(self._reach.seen(count)):
+            for i in seen:
+                name = name_in(names[i], table)
+                if name in self._index:
+                    shared.append(self._index.block_of(name))
+                else:
+                    missing.append((name, ASIDE if table else i))
+        return shared, missing
+
+    def _can_be_had(self, name: BlockName) -> bool:
+        return name in self._index or (self.holds(name) and not self._comes(name))
+
+    def _comes(self, name: BlockName) -> bool:
+        return name in self._ticket_by_name
 
     def _order(self, name: BlockName, block: BlockId, depth: int) -> FetchOrder:
         number = next(number for number, tier in enumerate(self._tiers) if name in tier.slot_by_name)

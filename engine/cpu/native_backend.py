@@ -93,7 +93,7 @@ class NativeBackend(Backend):
         """Learn which inputs have a row for each token, and which for each sample."""
         self.know(whole.token_ids, whole.positions)
         self._count_by_address[whole.sampled.data_ptr()] = self._samples
-        self.adapters.begin(len(whole.attention.rows), len(whole.token_ids))
+        self.adapters.begin(len(whole.attention[0].rows), len(whole.token_ids))
 
     def know(self, *tensors: torch.Tensor) -> None:
         """Learn of inputs that have a row for each token."""

@@ -42,7 +42,7 @@ class RecordedModel:
 
     def enter(self, batch: DecoderBatch) -> None:
         """Say how much of the buffers is a step's, and with which adapters."""
-        self._counts[:3] = len(batch.token_ids), len(batch.attention.rows), len(batch.sampled)
+        self._counts[:3] = len(batch.token_ids), len(batch.attention[0].rows), len(batch.sampled)
         self._counts[7] = len(batch.token_ids) * self._backend.num_chosen
         self._backend.adapters.fill(batch.adapters, batch.sample_adapters)
 

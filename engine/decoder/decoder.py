@@ -33,6 +33,7 @@ class DecoderBatch:
 
     Attributes:
         token_ids, positions: [tokens] int64.
+        attention: for the layers of each table of the cache's layout; they differ by slots and tables.
         sampled: [samples] int64, indices of the tokens whose logits are wanted.
         samples_each: `sampled` are all tokens, in their order.
         adapters: the tokens that have one, in ascending order.
@@ -44,7 +45,7 @@ class DecoderBatch:
     token_ids: torch.Tensor
     positions: torch.Tensor
     sampled: torch.Tensor
-    attention: AttentionBatch
+    attention: tuple[AttentionBatch, ...]
     samples_each: bool = False
     adapters: tuple[AdapterSegment, ...] = ()
     sample_adapters: tuple[AdapterSegment, ...] = ()
@@ -154,7 +155,8 @@ class Decoder:
         cos_sin = {rope: self._backend.take(table, batch.positions) for rope, table in self._cos_sin.items()}
         delta: torch.Tensor | None = None  # what the last part has to add; the next norm does it
         for index, (layer, form) in enumerate(zip(self._layers, self._forms, strict=True)):
-            attend = partial(self._attend, layer, form, cos_sin[form.rope], batch.attention, cache.layer(index))
+            own = cache.layer(index)
+            attend = partial(self._attend, layer, form, cos_sin[form.rope], batch.attention[own.table], own)
             if lora is None:
                 delta = self._layer(layer, x, delta, attend)
             else:

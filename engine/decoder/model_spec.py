@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from engine.cache.layout import CacheLayout
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.stored import Stored
 
@@ -54,6 +55,10 @@ class ModelSpec(ABC):
     def kv_size(self) -> int:
         """Width of all key (or value) heads together."""
         return self.num_kv_heads * self.head_dim
+
+    def cache_layout(self, max_model_len: int) -> CacheLayout:
+        """Return which layers share blocks of the KV cache, for texts of up to so many tokens."""
+        return CacheLayout.of([form.within(max_model_len).window for form in self.layers])
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Return the bytes that one token takes in the KV cache; with one byte a number, what each head spans too."""

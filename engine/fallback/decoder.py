@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    attention: AttentionBatch
+    attention: tuple[AttentionBatch, ...]
     cache: KvCache
     lora: LoraProducts | None
     still: torch.Tensor  # [tokens, 2, head_dim]: cosines and sines of no rotation
@@ -115,7 +115,7 @@ class FallbackDecoder:
         qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, value)], dim=1)
         layer: int = module.layer_idx  # type: ignore[assignment]  # the module's own, and not a tensor
         cache, form = step.cache.layer(layer), spec.layers[layer]
-        out = self._backend.attend(qkv.to(self._dtype), step.still, None, 0.0, cache, step.attention, form)
+        out = self._backend.attend(qkv.to(self._dtype), step.still, None, 0.0, cache, step.attention[cache.table], form)
         return out[..., : spec.value_dim].unsqueeze(0).to(query.dtype), None
 
     def _lay_out(self, name: str, module: torch.nn.Linear) -> None:

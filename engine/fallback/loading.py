@@ -102,13 +102,15 @@ def _compare(
             token_ids=tokens[start:end],
             positions=positions,
             sampled=torch.tensor([end - start - 1], device=device),
-            attention=AttentionBatch(
-                slots=positions,
-                rows=torch.tensor([[0, start, end - start, 0]], device=device),
-                tables=torch.arange(num_blocks, device=device).unsqueeze(0),
-                block_tokens=TRIED_BLOCK_TOKENS,
-                null_block=num_blocks,
-                num_decodes=int(end - start == 1),
+            attention=(
+                AttentionBatch(
+                    slots=positions,
+                    rows=torch.tensor([[0, start, end - start, 0]], device=device),
+                    tables=torch.arange(num_blocks, device=device).unsqueeze(0),
+                    block_tokens=TRIED_BLOCK_TOKENS,
+                    null_block=num_blocks,
+                    num_decodes=int(end - start == 1),
+                ),
             ),
         )
         logits = decoder.forward(batch, cache).logits[0]

@@ -90,13 +90,7 @@ def _build(
     _logger.info("a full step takes %.2f GiB with the weights; %.2f GiB are left", peak_bytes / 2**30, left / 2**30)
     config = replace(config, max_device_adapter_bytes=checked.max_device_adapter_bytes)
     resolved = resolve(config, spec, replace(hardware, free_bytes=max(0, left)))
-    cache = KvCache.of(
-        spec,
-        num_blocks=resolved.num_blocks,
-        block_tokens=resolved.block_tokens,
-        dtype=_cache_dtype(resolved),
-        device=runtime.device,
-    )
+    cache = _cache(spec, resolved, runtime.device)
     # In pages adapters take more: where none can be lent they are laid out without.
     can_lend = resolved.lent_run_blocks <= resolved.max_lent_blocks
     page_bytes = cache.pages(range(resolved.lent_run_blocks))[0].nbytes if can_lend else 0
@@ -147,6 +141,17 @@ def _load(
         return load_fallback(config.model_path, spec, backend, dtype, device)
     assert isinstance(spec, DecoderSpec)
     return Decoder(spec, weights(config.model_path, spec, dtype, device), backend, config.max_model_len)
+
+
+def _cache(spec: ModelSpec, config: ResolvedConfig, device: torch.device) -> KvCache:
+    return KvCache.of(
+        spec,
+        num_blocks=config.num_blocks,
+        block_tokens=config.block_tokens,
+        max_model_len=config.max_model_len,
+        dtype=_cache_dtype(config),
+        device=device,
+    )
 
 
 def _cache_dtype(config: ResolvedConfig) -> torch.dtype:

@@ -29,7 +29,7 @@ from kernels.embedding.launch import put_drawn
 NO_SLOT = -1
 """Of a token that only fills up a batch."""
 
-MAX_GAPS = 7
+MAX_GAPS = 6
 """Numbers between arrays, whose addresses are multiples of 16 bytes: for others kernels would be compiled anew."""
 
 
@@ -43,9 +43,11 @@ class DeviceInputs(InputBuffers):
     def __init__(self, config: ResolvedConfig, null_block: int, runtime: GpuRuntime, sizes: Sequence[int] = ()) -> None:
         self._sizes = sorted(size for size in sizes if size <= config.max_num_seqs)
         # A step's new tokens begin so many blocks at most, and an admission brings those that it found in the cache.
-        max_grown = config.max_num_seqs * (config.max_blocks_per_request + 1)
-        most = 3 * config.max_batched_tokens + 5 * config.max_num_seqs + config.num_logits + 2 * max_grown
-        self._numbers: Integers = np.zeros(most + MAX_GAPS, dtype=np.int64)
+        num_tables = len(config.windows)
+        max_grown = num_tables * config.max_num_seqs * (config.max_blocks_per_request + 1)
+        num_by_token = (2 + num_tables) * config.max_batched_tokens
+        most = num_by_token + 5 * config.max_num_seqs + config.num_logits + 2 * max_grown
+        self._numbers: Integers = np.zeros(most + num_tables + MAX_GAPS, dtype=np.int64)
         self._num_taken = 0
         self._staging = Staging(len(self._numbers), runtime)
         super().__init__(config, null_block, self._take)
@@ -76,8 +78,8 @@ class DeviceInputs(InputBuffers):
 
     def put_drawn(self, batch: DecoderBatch) -> None:
         """Enqueue that tokens which the step before draws take their places; it can be recorded."""
-        num_decodes = batch.attention.num_decodes
-        put_drawn(batch.token_ids[:num_decodes], batch.attention.rows[:num_decodes], self._last_tokens, PENDING)
+        rows, num_decodes = batch.attention[0].rows, batch.attention[0].num_decodes
+        put_drawn(batch.token_ids[:num_decodes], rows[:num_decodes], self._last_tokens, PENDING)
 
     def padded(self, num_rows: int) -> int:
         """Return the size that a step of `num_rows` rows of one token has."""
@@ -122,14 +124,15 @@ class DeviceInputs(InputBuffers):
         if start == end:
             return
         self._token_ids[start:end] = self._positions[start:end] = 0
-        self._slots[start:end] = NO_SLOT
+        for slots in self._slots:
+            slots[start:end] = NO_SLOT
         self._rows[start:end] = 0
         self._rows[start:end, 0] = self._sampled[start:end] = range(start, end)
 
-    def _extend_table(self, row: int, known: int, block_ids: Sequence[int]) -> None:
-        super()._extend_table(row, known, block_ids)
+    def _extend_table(self, table: int, row: int, known: int, block_ids: Sequence[int]) -> None:
+        super()._extend_table(table, row, known, block_ids)
         end = self._num_grown + len(block_ids)
-        start = row * self._tables.shape[1] + known
+        start = (table * self._tables.shape[1] + row) * self._tables.shape[2] + known
         self._grown[self._num_grown : end, 0] = range(start, start + len(block_ids))
         self._grown[self._num_grown : end, 1] = block_ids
         self._num_grown = end

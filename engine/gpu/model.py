@@ -67,7 +67,7 @@ class GpuModel:
         self._backend.adapters.fill(batch.adapters, batch.sample_adapters)
         recorded = None
         num_tokens = len(batch.token_ids)
-        if batch.attention.num_decodes == num_tokens == len(batch.sampled):
+        if batch.attention[0].num_decodes == num_tokens == len(batch.sampled):
             adapters = self._backend.adapters
             recorded = self._recorded.get((num_tokens, adapters.reach, adapters.has_experts))
         if recorded is None:

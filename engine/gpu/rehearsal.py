@@ -73,13 +73,15 @@ class Rehearsal:
             token_ids=torch.zeros_like(positions),
             positions=positions,
             sampled=torch.arange(min(num_tokens, config.max_num_seqs), device=device),
-            attention=AttentionBatch(
-                slots=torch.full_like(positions, -1),
-                rows=torch.tensor([(first, 0, count, 0) for first, count in rows], device=device),
-                tables=torch.zeros(1, config.max_blocks_per_request, dtype=torch.int64, device=device),
-                block_tokens=config.block_tokens,
-                null_block=null_block,
-                num_decodes=num_decodes,
+            attention=(
+                AttentionBatch(
+                    slots=torch.full_like(positions, -1),
+                    rows=torch.tensor([(first, 0, count, 0) for first, count in rows], device=device),
+                    tables=torch.zeros(1, config.max_blocks_per_request, dtype=torch.int64, device=device),
+                    block_tokens=config.block_tokens,
+                    null_block=null_block,
+                    num_decodes=num_decodes,
+                ),
             ),
         )
 

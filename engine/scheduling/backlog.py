@@ -24,6 +24,7 @@ class BacklogReader:
 
     def __init__(self, config: ResolvedConfig, queue: FairQueue, counters: SchedulerCounters) -> None:
         self._config = config
+        self._reach = config.reach
         self._queue = queue
         self._counters = counters
 
@@ -71,8 +72,8 @@ class BacklogReader:
         return Load(
             prompt_tokens=num_wanted * share if num_wanted > 1 else num_wanted,
             output_tokens=num_left,
-            # One more: the scheduler keeps one free for each that runs.
-            num_blocks=-(-longest // self._config.block_tokens) + 1,
+            # One more of each table: the scheduler keeps them free for each that runs.
+            num_blocks=self._reach.resting(longest) + len(self._reach.windows),
             deadline_s=request.deadline_s,
         )
 

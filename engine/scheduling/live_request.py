@@ -74,6 +74,7 @@ class LiveRequest:
         has_yielded: whether it has given its row to another flow before.
         output_ids: generated tokens, those of `Request.prior_output_ids` included; the last ones may be `PENDING`.
         queued_at_s, admitted_at_s, first_token_at_s: monotonic times for the timeline; None until they happen.
+        tables: its blocks, by the tables of the cache's layout; none while it waits.
         row: index in the runner's buffers while the request runs, None while it waits.
         is_guest: whether the row is one of those that are kept for newcomers (`ResolvedConfig.num_guest_rows`).
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
@@ -103,7 +104,7 @@ class LiveRequest:
     has_yielded: bool = False
     admitted_at_s: float | None = None
     first_token_at_s: float | None = None
-    blocks: list[BlockId] = field(default_factory=list)
+    tables: list[list[BlockId]] = field(default_factory=list)
     names: list[BlockName] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     drafter: Drafter | None = None

@@ -43,7 +43,7 @@ def check_request(request: Request, config: ResolvedConfig) -> None:
             f"max_tokens is {request.params.max_tokens}; at least {num_prior + 1} is needed.", field="max_tokens"
         )
     longest = min(limit, num_prompt + request.params.max_tokens)
-    capacity = config.num_blocks * config.block_tokens
+    capacity = config.reach.capacity(config.num_blocks, limit)
     if longest > capacity:
         raise RequestError(
             f"Prompt and answer may take {longest} tokens, but the cache of this server holds {capacity}.",

@@ -234,7 +234,7 @@ class Scheduler:
                 is_grammar = request_id in result.unfollowable
                 self._end(live, FinishReason.UNFOLLOWABLE if is_grammar else FinishReason.FAILED, error=error)
                 continue
-            self._tables.name(live, row.start, row.end)
+            self._tables.settle(live, row.start, row.end)
             if row.scores:
                 live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(request_id, ()))
             if row.samples:
@@ -246,7 +246,7 @@ class Scheduler:
     def check(self) -> None:
         """Raise AssertionError unless blocks, rows and queues agree; for tests and idle moments."""
         self._tables.check(self._running)
-        assert all(not live.blocks and live.row is None for live in self._waiting), "a waiting request holds something"
+        assert all(not live.tables and live.row is None for live in self._waiting), "a waiting request holds something"
         self._rows.check(self._running)
         assert {*self._live.values()} == {*self._running, *self._waiting}, "a request is in no queue"
         assert len(self._live) == len(self._running) + len(self._waiting), "a request is in two queues"
@@ -279,12 +279,12 @@ class Scheduler:
         return True
 
     def _serve_decodes(self, draft: StepDraft) -> bool:
-        """Give running requests that decode a token each, pre-empting others where that takes a block.
+        """Give running requests the blocks of their next step, pre-empting others for them, and a token if they decode.
 
         Returns False where one would have to be pre-empted whose step is under way.
         """
         for live in sorted(self._running, key=_RANK):
-            if live.row is None or not live.is_decoding or live.is_full(self._config.max_model_len):
+            if live.row is None or live.is_full(self._config.max_model_len):
                 continue
             while live.row is not None and not self._lending.try_extend(live):
                 if self._num_under_way:
@@ -292,7 +292,7 @@ class Scheduler:
                 victim = max(self._running, key=_RANK)
                 draft.drop_decode(victim)
                 self._preempt(victim)
-            if live.row is not None:
+            if live.row is not None and live.is_decoding:
                 draft.put_decode(live)
         return True
 

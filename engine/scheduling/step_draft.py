@@ -112,7 +112,7 @@ class StepDraft:
             output_ids=live.output_ids,
             start=live.num_computed,
             end=end,
-            block_ids=live.blocks,
+            block_tables=live.tables,
             samples=end == live.num_tokens and request.pooling is None,
             scores=live.wants_scores,
             draft_ids=self._draft_by_live.get(live, ()),

@@ -76,7 +76,7 @@ class Speculation:
                 break
             num_right += 1
         live.num_computed += num_right
-        tables.name(live, row.end, live.num_computed)
+        tables.settle(live, row.end, live.num_computed)
         _drafter(live).note(len(row.draft_ids), num_right)
         self._counters.num_drafts += 1
         self._counters.num_draft_tokens += len(row.draft_ids)

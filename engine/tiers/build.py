@@ -60,7 +60,7 @@ def _host_slots(num_bytes: int, block_bytes: int, device: torch.device) -> HostS
 
 def _numbers(config: ResolvedConfig) -> str:
     computed = (config.device, config.dtype, config.quantization, config.kv_cache_dtype, config.block_tokens)
-    return " ".join(map(str, computed))
+    return " ".join(map(str, (*computed, *config.windows)))
 
 
 def _fingerprint(config: ResolvedConfig) -> str:

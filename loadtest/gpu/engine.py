@@ -19,7 +19,7 @@ from adapters.identity import AdapterRef
 from adapters.registry import reference
 from engine.build import build_engine
 from engine.config import EngineConfig
-from engine.costs import num_step_weights, prompt_flop, step_weight_bytes
+from engine.costs import cache_bytes, num_step_weights, prompt_flop, step_weight_bytes
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.engine import Engine
@@ -174,7 +174,7 @@ def _random_mxfp4(parameter: Parameter, dtype: torch.dtype, device: torch.device
 def step_bytes(spec: DecoderSpec, work: Work, element_bytes: int) -> float:
     """Return what one decode step must read: weights, and the cache of answers that are half done."""
     context = work.context + work.answer_tokens / 2
-    cache = work.batch * context * spec.kv_bytes_per_token(element_bytes if work.kv_cache_dtype is None else 1)
+    cache = work.batch * cache_bytes(spec, context, element_bytes if work.kv_cache_dtype is None else 1)
     num_weights = num_step_weights(spec, work.batch)
     weights = step_weight_bytes(spec, element_bytes, work.batch)
     if work.quantization is not None:

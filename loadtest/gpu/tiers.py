@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.cache.blocks import BlockId
+from engine.cache.layout import CacheLayout
 from engine.cache.prefix_index import BlockName
 from engine.kv_cache import KvCache
 from engine.ports import FetchOrder, StoreOrder
@@ -38,7 +39,7 @@ def measure(geometry: Geometry, device: torch.device, num_blocks: int) -> Iterat
         RuntimeError: what came back is not what was there.
     """
     cache = KvCache(
-        num_layers=NUM_LAYERS,
+        layout=CacheLayout.single(NUM_LAYERS),
         num_blocks=2 * num_blocks,
         block_tokens=BLOCK_TOKENS,
         kv_heads=geometry.kv_heads,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from adapters.identity import AdapterDigest
 from engine.config import ResolvedConfig
@@ -154,7 +155,7 @@ class ScriptedRunner:
         self._failing = failing
         self.cells: dict[int, int] = {}
         self._owner_by_row: dict[int, RequestId] = {}
-        self._table_by_row: dict[int, list[int]] = {}
+        self._tables_by_row: dict[int, list[list[int]]] = {}
         self._begun: list[StepPlan] = []
         self._results: deque[StepResult] = deque()
         self.pauses: Callable[[], bool] = lambda: False
@@ -202,7 +203,7 @@ class ScriptedRunner:
             return
         assert not row.samples, "a token is drawn for who wants a vector"
         gathered = self._pooled_by_row.setdefault(row.row, [])
-        gathered += [own[self._slot(row, position)] for position in range(row.end - row.num_pooled, row.end)]
+        gathered += [own[self._slots(row, position)[0]] for position in range(row.end - row.num_pooled, row.end)]
         request_id = row.request.request_id
         if row.ends_prompt and request_id in self._failing:
             result.error_by_request[request_id] = "The numbers of this request are not finite."
@@ -216,7 +217,7 @@ class ScriptedRunner:
             end = row.end + len(drawn)
             index = end - len(row.request.prompt_ids)
             forced = forced_token(row.request, index)
-            seen = [cells[self._slot(row, position)] for position in range(end)]
+            seen = self._seen(row, end, cells)
             drawn.append(next_token(row.request, seen) if forced is None else forced)
             if row.request.params.can_jump:
                 drawn += forced_after(row.request, index + 1)
@@ -224,32 +225,50 @@ class ScriptedRunner:
 
     def _compute(self, row: StepRow) -> dict[int, int]:
         own: dict[int, int] = {}
-        previous = self.cells[self._slot(row, row.start - 1)] if row.start else 0
+        previous = self._seen(row, row.start, self.cells)[-1] if row.start else 0
         for position, token_id in zip(range(row.start, row.stop), row.token_ids(), strict=True):
             if token_id == PENDING:
                 assert (self.steps_ahead, row.num_tokens) == (1, 1), "a pending token where none can be"
                 token_id = self._last_by_row[row.row]
-            previous = own[self._slot(row, position)] = cell(row.request, previous, token_id)
+            previous = cell(row.request, previous, token_id)
+            own |= dict.fromkeys(self._slots(row, position), previous)
         return own
 
-    def _slot(self, row: StepRow, position: int) -> int:
-        # From the kept table, as a real runner does: it must never change under a row, only grow.
+    def _seen(self, row: StepRow, end: int, cells: dict[int, int]) -> list[int]:
+        """Return what lies before a position, and see to it that each window has of it what it shows."""
+        seen: list[int] = []
+        if self._config.windows[0]:
+            for token_id in (*row.request.prompt_ids, *row.output_ids, *row.draft_ids)[:end]:
+                drawn = self._last_by_row[row.row] if token_id == PENDING else token_id
+                seen.append(cell(row.request, seen[-1] if seen else 0, drawn))
+        else:
+            seen += [cells[self._slots(row, position)[0]] for position in range(end)]
+        for table, window in enumerate(self._config.windows):
+            for position in range(max(0, end + 1 - window), end) if window else ():
+                assert cells[self._slots(row, position)[table]] == seen[position], "what a window shows is gone"
+        return seen
+
+    def _slots(self, row: StepRow, position: int) -> list[int]:
+        # From the kept tables, as a real runner does: they must never change under a row, only grow.
         size = self._config.block_tokens
-        return self._table_by_row[row.row][position // size] * size + position % size
+        return [table[position // size] * size + position % size for table in self._tables_by_row[row.row]]
 
     def _check_plan(self, plan: StepPlan) -> None:
         lent = {block for run in self._gate.runs for block in run}
         for slot in [slot for slot in self.cells if slot // self._config.block_tokens in lent]:
             # An adapter lies there now.
             del self.cells[slot]
-        assert not any(lent.intersection(row.block_ids) for row in plan.rows), "a row has a block that is lent"
+        for row in plan.rows:
+            assert not lent.intersection(chain(*row.block_tables)), "a row has a block that is lent"
         assert 0 < plan.num_tokens <= self._config.max_batched_tokens
         assert len(plan.rows) <= self._config.num_rows
         assert len({row.row for row in plan.rows}) == len(plan.rows)
         assert sum(row.num_logits for row in plan.rows) <= self._config.num_logits
         assert not any(row.draft_ids and row.end != row.start + 1 and not row.samples for row in plan.rows)
         assert all(
-            0 <= row.start < row.end <= row.stop <= len(row.block_ids) * self._config.block_tokens for row in plan.rows
+            0 <= row.start < row.end <= row.stop <= len(blocks) * self._config.block_tokens
+            for row in plan.rows
+            for blocks in row.block_tables
         )
         groups = [(row.num_tokens > 1, row.adapter or "") for row in plan.rows]
         assert groups == sorted(groups), "rows are out of order"
@@ -266,16 +285,20 @@ class ScriptedRunner:
         for index in plan.released_rows:
             self._owner_by_row.pop(index, None)
         for row in plan.rows:
-            table = self._table_by_row.setdefault(row.row, [])
+            tables = self._tables_by_row.setdefault(row.row, [])
             if row.is_admission:
                 assert row.row not in self._owner_by_row, "a row is given away twice"
                 self._owner_by_row[row.row] = row.request.request_id
                 self._pooled_by_row.pop(row.row, None)
-                table[:] = row.block_ids
+                tables[:] = [list(blocks) for blocks in row.block_tables]
             assert self._owner_by_row[row.row] == row.request.request_id, "a row changed hands without admission"
-            assert list(row.block_ids[: len(table)]) == table, "a block table changed under a row"
-            table[:] = row.block_ids
-            assert len(set(table)) == len(table), "a block stands twice in one table"
+            held: list[int] = []
+            for table, blocks, window in zip(tables, row.block_tables, self._config.windows, strict=True):
+                num_left = self._config.reach.num_left(window, row.start)
+                assert list(blocks[num_left : len(table)]) == table[num_left:], "a block table changed under a row"
+                table += blocks[len(table) :]
+                held += [block for block in blocks if block != self._config.num_blocks]
+            assert len(set(held)) == len(held), "a block stands twice in one row's tables"
 
 
 class Harness:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 
 from engine.backend import Backend, TorchBackend
 from engine.buffers import InputBuffers
+from engine.cache.layout import CacheLayout
 from engine.config import ResolvedConfig
 from engine.cpu.native_backend import NativeBackend
 from engine.decoder.decoder import DecoderBatch
@@ -48,7 +49,7 @@ def config_of(block_tokens: int, max_len: int = 1024) -> ResolvedConfig:
 
 def make_cache(block_tokens: int, kv_heads: int, dtype: torch.dtype = torch.float32, dim: int = DIM) -> KvCache:
     return KvCache(
-        num_layers=LAYERS,
+        layout=CacheLayout.single(LAYERS),
         num_blocks=NUM_BLOCKS,
         block_tokens=block_tokens,
         kv_heads=kv_heads,
@@ -77,7 +78,7 @@ def plan_of(ranges: list[tuple[int, int]], tables: list[list[int]]) -> StepPlan:
                 output_ids=[],
                 start=ranges[i][0],
                 end=ranges[i][1],
-                block_ids=tables[i],
+                block_tables=[tables[i]],
                 samples=True,
             )
             for i in order
@@ -126,7 +127,7 @@ class Attending:
 
     def _run(self, backend: Backend, qkv: torch.Tensor, batch: DecoderBatch) -> torch.Tensor:
         cache = self._cache.layer(1)
-        cos_sin, attention = self._cos_sin[: len(qkv)], batch.attention
+        cos_sin, attention = self._cos_sin[: len(qkv)], batch.attention[0]
         return backend.attend(qkv, cos_sin, None, 0.0, cache, attention, self._form, self._sinks)
 
 
@@ -160,7 +161,7 @@ def check_against_reference(
         at = 0
         for row in plan.rows:
             for position in range(row.start, row.end):
-                block, slot = row.block_ids[position // block_tokens], position % block_tokens
+                block, slot = row.block_tables[0][position // block_tokens], position % block_tokens
                 plain[0, block, slot], plain[1, block, slot] = k[at], v[at]
                 at += 1
         return q, attending.step(plan, qkv.flatten(1))
@@ -174,7 +175,7 @@ def check_against_reference(
         q=q.double(),
         k_cache=plain[0],
         v_cache=plain[1],
-        block_tables=[row.block_ids for row in plan.rows],
+        block_tables=[row.block_tables[0] for row in plan.rows],
         starts=[row.start for row in plan.rows],
         ends=[row.end for row in plan.rows],
         sinks=sinks,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.cache.layout import CacheLayout
 from engine.kv_cache import KvCache
 from tests.kernels.conftest import resident_bytes
 
@@ -13,7 +14,7 @@ NUM_BLOCKS = 12
 
 def a_cache(dtype: torch.dtype = torch.float32, *, by_block: bool = False, device: str = "cpu") -> KvCache:
     cache = KvCache(
-        num_layers=3,
+        layout=CacheLayout.single(3),
         num_blocks=NUM_BLOCKS,
         block_tokens=4,
         kv_heads=2,
@@ -50,7 +51,7 @@ def test_pages_are_the_memory_of_the_blocks_in_all_layers_and_of_no_other() -> N
 def test_a_cache_takes_memory_for_the_tokens_that_came() -> None:
     """Layer by layer on huge pages, one block took one of them for the keys and one for the values of each layer."""
     cache = KvCache(
-        num_layers=32,
+        layout=CacheLayout.single(32),
         num_blocks=4096,
         block_tokens=16,
         kv_heads=1,

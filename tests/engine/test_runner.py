@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engine.build import build_engine
+from engine.cache.layout import CacheLayout
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.kv_cache import TOUCHED_AT_ONCE_BYTES, KvCache
@@ -91,7 +92,7 @@ def test_memory_taken_beforehand_leaves_what_the_cache_holds(folder: Path) -> No
 
 def test_taking_memory_beforehand_ends() -> None:
     cache = KvCache(
-        num_layers=1,
+        layout=CacheLayout.single(1),
         num_blocks=40,
         block_tokens=16,
         kv_heads=1,
@@ -109,7 +110,7 @@ def test_taking_memory_beforehand_ends() -> None:
 
 def test_blocks_of_any_size_are_taken_one_by_one_at_least() -> None:
     cache = KvCache(
-        num_layers=1,
+        layout=CacheLayout.single(1),
         num_blocks=2,
         block_tokens=16,
         kv_heads=1,

@@ -31,7 +31,10 @@ def our_logits(path: str, prompt: tuple[int, ...], dtype: str) -> torch.Tensor:
         output_ids=[],
         start=0,
         end=len(prompt),
-        block_ids=list(range(config.max_blocks_per_request)),
+        block_tables=[
+            range(table * config.max_blocks_per_request, (table + 1) * config.max_blocks_per_request)
+            for table in range(len(config.windows))
+        ],
         samples=True,
     )
     batch = buffers.fill(StepPlan(step_id=1, rows=(row,)))

@@ -130,3 +130,11 @@ def test_cost_is_price_over_tokens(llama: DecoderSpec) -> None:
     traffic = Traffic(prompt_tokens=512, answer_tokens=256, concurrency=64, price_per_hour=3.6)
     found = plan(llama, "bfloat16", DEVICES["h200"], 0.9, traffic)
     assert found.cost_per_million == pytest.approx(1000 / found.tokens_per_s)
+
+
+def test_windows_leave_room_for_more(tmp_path: Path) -> None:
+    """Of gpt-oss every other layer keeps 128 tokens of an answer."""
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2} | CONFIG_BY_NAME["gpt-oss-20b"]))
+    spec = read_spec(str(tmp_path))
+    found = plan(spec, "bfloat16", DEVICES["h200"], 0.9, replace(TRAFFIC, prompt_tokens=8000, answer_tokens=192))
+    assert found.max_concurrency == pytest.approx(found.cache_tokens / ((8192 + 128) / 2), rel=1e-3)

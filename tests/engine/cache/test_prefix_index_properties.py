@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from adapters.identity import AdapterDigest
 from engine.cache.blocks import BlockId, BlockPool
 from engine.cache.prefix_index import BlockName, Landmarks, PrefixIndex, child_name, root_name
+from tests.engine.cache.lookup import held
 from tests.oracles.naive_cache import NaiveCache
 
 Key = tuple[AdapterDigest | None, str]
@@ -39,7 +40,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(key=keys, blocks=prompts)
     def serve_a_prompt(self, key: Key, blocks: list[tuple[int, int]]) -> None:
         names, prefixes = names_of(key, blocks), prefixes_of(key, blocks)
-        shared = self.index.match(names)
+        shared = held(self.index, names)
         assert shared == self.naive.match(prefixes)
         for block in shared:
             self.pool.share(block)

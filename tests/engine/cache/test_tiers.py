@@ -216,7 +216,7 @@ def test_what_a_tier_held_before_the_start_is_found() -> None:
     cells = first.runner.cells
     serve(first, a_request("again", PROMPT))
     plan = next(plan for plan in reversed(first.runner.plans) if plan.rows[0].request.request_id == "again")
-    start = plan.rows[0].block_ids[0] * 4
+    start = plan.rows[0].block_tables[0][0] * 4
     mover.slots[0][5] = name, 0, {i: cells[start + i] for i in range(4)}
     harness = Harness(CONFIG, mover=mover)
     assert landmark(name) in harness.scheduler.landmarks.copy()

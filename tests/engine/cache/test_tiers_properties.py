@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.cache import reach
 from tests.engine.scripted import Harness, a_config, a_request
 from tests.engine.scripted_mover import ScriptedMover
 from tests.oracles.naive_scheduler import answer_alone
@@ -25,12 +28,21 @@ asked = st.tuples(
 """A beginning, how much of it, what follows, and steps until the next one."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small_tiles() -> Iterator[None]:
+    """Tiles of keys that texts as short as these leave behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reach, "TILE_TOKENS", 2)
+        yield
+
+
 @given(
     mover=movers,
     requests=st.lists(asked, min_size=8, max_size=20),
     block_tokens=st.sampled_from([1, 2, 4]),
     num_seqs=st.integers(1, 4),
     steps_ahead=st.integers(0, 1),
+    windows=st.sampled_from([(0,), (0, 3), (0, 5, 5), (4,)]),
 )
 def test_answers_do_not_depend_on_tiers(
     mover: ScriptedMover,
@@ -38,6 +50,7 @@ def test_answers_do_not_depend_on_tiers(
     block_tokens: int,
     num_seqs: int,
     steps_ahead: int,
+    windows: tuple[int, ...],
 ) -> None:
     longest = 20
     per_request = -(-longest // block_tokens)
@@ -45,7 +58,8 @@ def test_answers_do_not_depend_on_tiers(
         max_model_len=longest,
         max_num_seqs=num_seqs,
         block_tokens=block_tokens,
-        num_blocks=2 * per_request,
+        num_blocks=2 * per_request * len(windows),
+        windows=windows,
         max_blocks_per_request=per_request,
         max_queued_requests=100,
     )

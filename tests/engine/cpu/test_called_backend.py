@@ -7,6 +7,7 @@ import torch
 
 from engine.attention import AttentionBatch
 from engine.backend import TorchBackend
+from engine.cache.layout import CacheLayout
 from engine.cpu.called_backend import CalledBackend
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope import NO_ROPE
@@ -69,7 +70,8 @@ def test_attention_is_that_of_torch(pool: Pool, window: int, softcap: float) -> 
     form = LayerForm(rope=NO_ROPE, scale=0.3, window=window, softcap=softcap)
     caches = [
         KvCache(
-            num_layers=1, num_blocks=NUM_BLOCKS, block_tokens=BLOCK_TOKENS, kv_heads=KV_HEADS, head_dim=HEAD_DIM,
+            layout=CacheLayout.single(1), num_blocks=NUM_BLOCKS, block_tokens=BLOCK_TOKENS,
+            kv_heads=KV_HEADS, head_dim=HEAD_DIM,
             dtype=torch.float32, device=torch.device("cpu"),
         )
         for _ in range(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
 import torch
 
 from engine.buffers import InputBuffers
@@ -35,7 +36,10 @@ CONFIG = ResolvedConfig(
 PROMPT = tuple(range(300))
 
 
-def row(index: int, start: int, end: int, blocks: list[int], *, is_admission: bool) -> StepRow:
+TWO_TABLES = replace(CONFIG, windows=(0, 40))
+
+
+def row(index: int, start: int, end: int, *tables: list[int], is_admission: bool) -> StepRow:
     return StepRow(
         row=index,
         is_admission=is_admission,
@@ -43,29 +47,31 @@ def row(index: int, start: int, end: int, blocks: list[int], *, is_admission: bo
         output_ids=[],
         start=start,
         end=end,
-        block_ids=blocks,
+        block_tables=tables,
         samples=True,
     )
 
 
-def test_random_steps_are_seen_as_on_the_host() -> None:
+@pytest.mark.parametrize("config", [CONFIG, TWO_TABLES], ids=["one table", "two"])
+def test_random_steps_are_seen_as_on_the_host(config: ResolvedConfig) -> None:
     """Requests come, grow by chunks and tokens, go, and give their rows to others."""
     draw = random.Random(3)
-    host, device = InputBuffers(CONFIG, NULL), DeviceInputs(CONFIG, NULL, HostRuntime(), sizes=[1, 2, 4, 6])
-    live: dict[int, tuple[int, list[int]]] = {}
+    host, device = InputBuffers(config, NULL), DeviceInputs(config, NULL, HostRuntime(), sizes=[1, 2, 4, 6])
+    live: dict[int, tuple[int, list[list[int]]]] = {}
     for step in range(300):
         rows = []
         for index in draw.sample(range(6), draw.randint(1, 6)):
             is_admission = index not in live or draw.random() < 0.1
-            start, blocks = (draw.randrange(30), []) if is_admission else live[index]
+            start, tables = (draw.randrange(30), [[] for _ in config.windows]) if is_admission else live[index]
             end = min(start + draw.choice([1, 1, 1, 9]), len(PROMPT))
             if start >= end:
                 del live[index]
                 continue
-            while len(blocks) * BLOCK_TOKENS < end:
-                blocks.append(draw.randrange(NULL))
-            rows.append(row(index, start, end, blocks, is_admission=is_admission))
-            live[index] = end, blocks
+            while len(tables[0]) * BLOCK_TOKENS < end:
+                for blocks in tables:
+                    blocks.append(draw.randrange(NULL))
+            rows.append(row(index, start, end, *tables, is_admission=is_admission))
+            live[index] = end, tables
         if not rows:
             continue
         plan = StepPlan(step_id=step, rows=tuple(sorted(rows, key=lambda r: r.num_tokens > 1)))
@@ -75,15 +81,16 @@ def test_random_steps_are_seen_as_on_the_host() -> None:
         assert torch.equal(found.token_ids[:tokens], expected.token_ids)
         assert torch.equal(found.positions[:tokens], expected.positions)
         assert torch.equal(found.sampled[: device.num_samples], expected.sampled)
-        assert torch.equal(found.attention.slots[:tokens], expected.attention.slots)
-        assert torch.equal(found.attention.rows[:count], expected.attention.rows)
-        for planned in plan.rows:
-            used = slice(0, len(planned.block_ids))
-            assert found.attention.tables[planned.row, used].tolist() == list(planned.block_ids)
-        assert found.attention.slots[tokens:].eq(NO_SLOT).all()
-        assert found.attention.rows[count:, 2].eq(0).all()
+        for table, (seen, wanted) in enumerate(zip(found.attention, expected.attention, strict=True)):
+            assert torch.equal(seen.slots[:tokens], wanted.slots)
+            assert torch.equal(seen.rows[:count], wanted.rows)
+            for planned in plan.rows:
+                blocks = planned.block_tables[table]
+                assert seen.tables[planned.row, : len(blocks)].tolist() == list(blocks)
+            assert seen.slots[tokens:].eq(NO_SLOT).all()
+            assert seen.rows[count:, 2].eq(0).all()
         if all(planned.num_tokens == 1 for planned in plan.rows):
-            assert len(found.token_ids) == found.attention.num_decodes == device.padded(count)
+            assert len(found.token_ids) == found.attention[0].num_decodes == device.padded(count)
         else:
             assert len(found.token_ids) == tokens
 
@@ -91,7 +98,7 @@ def test_random_steps_are_seen_as_on_the_host() -> None:
 def test_a_batch_is_padded_to_the_next_size() -> None:
     inputs = DeviceInputs(CONFIG, NULL, HostRuntime(), sizes=[1, 4, 900])
     assert [inputs.padded(count) for count in (1, 2, 4, 5)] == [1, 4, 4, 5]
-    assert inputs.padding(4).attention.rows[:, 2].eq(0).all()
+    assert inputs.padding(4).attention[0].rows[:, 2].eq(0).all()
 
 
 def test_padding_lies_where_later_steps_lie() -> None:
@@ -100,11 +107,15 @@ def test_padding_lies_where_later_steps_lie() -> None:
     batch = inputs.fill(StepPlan(step_id=1, rows=(row(0, 5, 6, [7, 8], is_admission=True),)))
     for name in ("token_ids", "positions", "sampled"):
         assert getattr(padding, name).data_ptr() == getattr(batch, name).data_ptr()
-    assert padding.attention.tables.data_ptr() == batch.attention.tables.data_ptr()
+    assert padding.attention[0].tables.data_ptr() == batch.attention[0].tables.data_ptr()
 
 
 def test_addresses_are_those_that_kernels_were_compiled_for_whatever_the_bounds_are() -> None:
-    inputs = DeviceInputs(replace(CONFIG, max_num_seqs=3, max_batched_tokens=7), NULL, HostRuntime(), sizes=[2])
-    batch = inputs.fill(StepPlan(step_id=1, rows=(row(0, 5, 6, [7, 8], is_admission=True),)))
-    seen = (batch.token_ids, batch.positions, batch.sampled, batch.attention.slots, batch.attention.rows)
-    assert {(tensor.data_ptr() - inputs._staging.device.data_ptr()) % 16 for tensor in seen} == {0}
+    config = replace(TWO_TABLES, max_num_seqs=3, max_batched_tokens=7, max_blocks_per_request=19)
+    inputs = DeviceInputs(config, NULL, HostRuntime(), sizes=[2])
+    batch = inputs.fill(StepPlan(step_id=1, rows=(row(0, 5, 6, [7, 8], [9, 3], is_admission=True),)))
+    staged = [batch.token_ids, batch.positions, batch.sampled]
+    staged += [part for seen in batch.attention for part in (seen.slots, seen.rows)]
+    assert {(tensor.data_ptr() - inputs._staging.device.data_ptr()) % 16 for tensor in staged} == {0}
+    first, second = (seen.tables for seen in batch.attention)
+    assert (second.data_ptr() - first.data_ptr()) % 16 == 0

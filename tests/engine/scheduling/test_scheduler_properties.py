@@ -4,12 +4,15 @@ it is only driven, and what came out is compared with each request computed alon
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from engine.cache import reach
 from engine.config import ResolvedConfig
 from engine.request import FinishReason, Pooling, Request
 from tests.engine.scheduling.test_own_step import teach
@@ -19,6 +22,16 @@ from tests.oracles.naive_scheduler import answer_alone
 
 STEMS = ((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (1, 2, 3, 4, 9, 9, 9, 9, 9, 9, 9, 9))
 ADAPTERS = (None, None, "x", "y", "z", "broken")
+WINDOWS = ((0,), (0,), (0, 3), (0, 5, 5), (4,), (2, 6))
+"""Of the cache's tables: most have one that keeps everything."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_tiles() -> Iterator[None]:
+    """Tiles of keys that texts as short as these leave behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reach, "TILE_TOKENS", 2)
+        yield
 
 
 @st.composite
@@ -26,17 +39,19 @@ def configs(draw: st.DrawFn) -> ResolvedConfig:
     block_tokens = draw(st.sampled_from([1, 2, 4, 8]))
     max_model_len = draw(st.integers(12, 24))
     blocks_per_request = -(-max_model_len // block_tokens)
-    return a_config(
+    config = a_config(
         max_model_len=max_model_len,
         max_num_seqs=draw(st.integers(1, 5)),
         num_guest_rows=draw(st.integers(0, 2)),
         max_batched_tokens=draw(st.integers(1, 20)),
         block_tokens=block_tokens,
-        num_blocks=draw(st.integers(blocks_per_request, 3 * blocks_per_request)),
         max_blocks_per_request=blocks_per_request,
         enable_prefix_cache=draw(st.booleans()),
         max_prefill_tokens_with_decodes=draw(st.none() | st.integers(1, 6)),
+        windows=draw(st.sampled_from(WINDOWS)),
     )
+    most = config.reach.most(max_model_len)
+    return replace(config, num_blocks=draw(st.integers(most, 3 * most)))
 
 
 def gates() -> st.SearchStrategy[ScriptedGate]:
@@ -218,7 +233,7 @@ def test_what_a_grammar_forces_is_taken_at_once_and_changes_no_answer(
 ) -> None:
     """All but every third request follow a grammar; blocks are few, so that some are pre-empted in between."""
     config, all_requests = batch
-    config = replace(config, num_blocks=max(config.max_blocks_per_request, config.num_blocks // 2))
+    config = replace(config, num_blocks=max(config.reach.most(config.max_model_len), config.num_blocks // 2))
     all_requests = [
         replace(
             request,
@@ -260,6 +275,7 @@ def test_with_room_for_all_every_request_runs_in_every_step_after_its_first_toke
         max_num_seqs=config.max_num_seqs,
         max_batched_tokens=config.max_batched_tokens,
         num_blocks=2000,
+        windows=config.windows,
     )
     harness = Harness(config, gate)
     harness.add(*all_requests)
