@@ -56,6 +56,8 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
+from engine.build import build_engine
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
 
@@ -218,6 +220,13 @@ class Checkpoint:
             logits: torch.Tensor = model(torch.tensor([list(prompt)])).logits[0].float()
         return logits
 
+    @property
+    def token_bytes(self) -> int:
+        """What the keys and values of a token take in all layers, in float32."""
+        config = self.model.config
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * 4)
+
     def __hash__(self) -> int:
         return hash(self.path)
 
@@ -264,6 +273,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 def family(request: pytest.FixtureRequest, checkpoint: Callable[[str], Checkpoint]) -> Checkpoint:
     """Each family in turn, then the bundled model."""
     return checkpoint(request.param)
+
+
+def make_engine(checkpoint: Checkpoint, **options: Any) -> Engine:
+    """Build an engine of one thread, in float32."""
+    return build_engine(EngineConfig(model_path=checkpoint.path, dtype="float32", num_threads=1, **options))
 
 
 def random_prompts(count: int, longest: int, seed: int = 5) -> list[tuple[int, ...]]:

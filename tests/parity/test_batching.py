@@ -6,24 +6,16 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.build import build_engine
-from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.request import Emission, Pooling, Request, RequestId, SamplingParams
 from engine.scheduling.step_costs import StepCosts
-from tests.parity.conftest import Checkpoint, emissions_of, greedy, random_prompts, run_engine
+from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_engine, random_prompts, run_engine
 from tests.parity.interrupted import interrupted
 
 PROMPTS = random_prompts(32, longest=90)
-
-
-def make_engine(checkpoint: Checkpoint, **options: Any) -> Engine:
-    return build_engine(EngineConfig(model_path=checkpoint.path, dtype="float32", num_threads=1, **options))
 
 
 def expected(checkpoint: Checkpoint) -> dict[str, list[int]]:
@@ -71,8 +63,8 @@ def test_prefixes_that_were_thrown_out_come_back_from_disk(
     options = {
         "block_tokens": 4,
         "max_model_len": 120,
-        "kv_cache_bytes": 160 * token_bytes(model),
-        "kv_disk_bytes": 4000 * token_bytes(model),
+        "kv_cache_bytes": 160 * model.token_bytes,
+        "kv_disk_bytes": 4000 * model.token_bytes,
         "kv_disk_folder": str(tmp_path),
     }
     chosen = {str(i): prompt for i, prompt in enumerate(PROMPTS[:12]) if len(prompt) > 20}
@@ -97,22 +89,12 @@ def test_preemption_in_a_cache_too_small_for_all(family: Checkpoint, enable_pref
         family,
         block_tokens=4,
         max_model_len=72,
-        kv_cache_bytes=80 * token_bytes(family),
+        kv_cache_bytes=80 * family.token_bytes,
         enable_prefix_cache=enable_prefix_cache,
     )
     found = run_engine(engine, [greedy(name, prompt, num_tokens=30) for name, prompt in prompts.items()])
     assert engine.snapshot().counters.num_preemptions > 0
     assert found == {name: family.generate(prompt, 30) for name, prompt in prompts.items()}
-
-
-def token_bytes(checkpoint: Checkpoint) -> int:
-    config = checkpoint.model.config
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim(checkpoint) * 4)
-
-
-def head_dim(checkpoint: Checkpoint) -> int:
-    config = checkpoint.model.config
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def a_request(number: int, tenant: str) -> Request:

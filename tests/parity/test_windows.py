@@ -5,30 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from engine.build import build_engine
 from engine.cache import reach
-from engine.config import EngineConfig
-from engine.engine import Engine
-from tests.parity.conftest import VOCAB, Checkpoint, emissions_of, greedy, make_model, run_engine
+from tests.parity.conftest import VOCAB, Checkpoint, emissions_of, greedy, make_engine, make_model, run_engine
 from tests.parity.gpu_parts import Replays, config_of
 
 WINDOWED = ["ministral", "mistral-window", "qwen3-window", "gemma2", "gemma3", "olmo3", "phi3", "gpt-oss"]
-
-
-def make_engine(checkpoint: Checkpoint, **options: Any) -> Engine:
-    return build_engine(EngineConfig(model_path=checkpoint.path, dtype="float32", num_threads=1, **options))
-
-
-def cache_bytes(checkpoint: Checkpoint, num_tokens: int) -> int:
-    """Return what the keys and values of so many tokens take in all layers."""
-    config = checkpoint.model.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head_dim * 4 * num_tokens)
 
 
 def long_prompts(count: int, seed: int = 3) -> dict[str, tuple[int, ...]]:
@@ -52,7 +38,7 @@ def test_a_small_cache_serves_long_prompts_again_and_again(
     if kernels == "torch":
         monkeypatch.setattr("kernels.native.load", lambda: None)
     model = checkpoint(name)
-    engine = make_engine(model, max_batched_tokens=48, kv_cache_bytes=cache_bytes(model, 512), max_num_seqs=4)
+    engine = make_engine(model, max_batched_tokens=48, kv_cache_bytes=512 * model.token_bytes, max_num_seqs=4)
     prompts = long_prompts(6)
     wanted = {number: model.generate(prompt) for number, prompt in prompts.items()}
     for _ in range(2):
@@ -69,7 +55,7 @@ def test_requests_run_side_by_side_that_a_cache_of_all_they_had_could_not_hold(
     checkpoint: Callable[[str], Checkpoint], name: str
 ) -> None:
     model = checkpoint(name)
-    engine = make_engine(model, max_batched_tokens=16, kv_cache_bytes=cache_bytes(model, 400), block_tokens=4)
+    engine = make_engine(model, max_batched_tokens=16, kv_cache_bytes=400 * model.token_bytes, block_tokens=4)
     prompts = {number: (*prompt, *prompt)[:220] for number, prompt in long_prompts(2).items()}
     side_by_side = 0
     wanted = {number: model.generate(prompt, 24) for number, prompt in prompts.items()}
@@ -97,7 +83,7 @@ def test_so_it_is_by_the_kernels_of_a_gpu(tmp_path: Path, monkeypatch: pytest.Mo
         max_model_len=96,
         max_num_seqs=1,
         max_batched_tokens=64,
-        kv_cache_bytes=cache_bytes(checkpoint, 112),
+        kv_cache_bytes=112 * checkpoint.token_bytes,
     )
     engine = build_engine(config)
     for prompt in long_prompts(2).values():

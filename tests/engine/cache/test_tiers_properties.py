@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cache import reach
 from tests.engine.scripted import Harness, a_config, a_request
 from tests.engine.scripted_mover import ScriptedMover
 from tests.oracles.naive_scheduler import answer_alone
+
+pytestmark = pytest.mark.usefixtures("small_tiles")
 
 STEMS = [tuple((7 * i + j) % 20 for j in range(12)) for i in range(6)]
 
@@ -26,14 +26,6 @@ asked = st.tuples(
     st.sampled_from(STEMS), st.integers(6, 12), st.lists(st.integers(0, 19), max_size=3), st.integers(0, 3)
 )
 """A beginning, how much of it, what follows, and steps until the next one."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_tiles() -> Iterator[None]:
-    """Tiles of keys that texts as short as these leave behind."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reach, "TILE_TOKENS", 2)
-        yield
 
 
 @given(

@@ -4,7 +4,6 @@ it is only driven, and what came out is compared with each request computed alon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from engine.cache import reach
 from engine.config import ResolvedConfig
 from engine.request import FinishReason, Pooling, Request
 from tests.engine.scheduling.test_own_step import teach
@@ -22,16 +20,10 @@ from tests.oracles.naive_scheduler import answer_alone
 
 STEMS = ((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (1, 2, 3, 4, 9, 9, 9, 9, 9, 9, 9, 9))
 ADAPTERS = (None, None, "x", "y", "z", "broken")
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 WINDOWS = ((0,), (0,), (0, 3), (0, 5, 5), (4,), (2, 6))
 """Of the cache's tables: most have one that keeps everything."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_tiles() -> Iterator[None]:
-    """Tiles of keys that texts as short as these leave behind."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reach, "TILE_TOKENS", 2)
-        yield
 
 
 @st.composite
