@@ -115,9 +115,10 @@ def expert_down_kernel(
     # Past the last expert and the last output lie those, which are not counted and not written.
     pair = row * CHOSEN + tl.minimum(c, CHOSEN - 1)
     n = tl.minimum(begun + tl.arange(0, BLOCK_N), width - 1)[None, :, None]
-    expert = tl.load(experts + pair).to(tl.int64)
+    # From the L2 cache: a multiprocessor's own may still hold the layer before's, until a program there has waited.
+    expert = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64)
     own = weight + expert * width * DEPTH
-    share = tl.where(c < CHOSEN, tl.load(shares + pair), 0.0)
+    share = tl.where(c < CHOSEN, tl.load(shares + pair, cache_modifier=".cg"), 0.0)
     if HAS_BIAS:
         bias = share * tl.load(biases + expert * width + n).to(tl.float32)
     tile = _tile_of(own, c < CHOSEN, n, k, 0, DEPTH, BLOCK_K)

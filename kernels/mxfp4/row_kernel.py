@@ -141,8 +141,9 @@ def mxfp4_down_kernel(
     # Past the last expert and the last output lie those, which are not counted and not written.
     pair = row * CHOSEN + tl.minimum(c, CHOSEN - 1)
     n = tl.minimum(begun + tl.arange(0, BLOCK_N), width - 1)[:, None, None, None]
-    line = tl.load(experts + pair).to(tl.int64) * width + n
-    share = tl.where(c < CHOSEN, tl.load(shares + pair), 0.0)
+    # From the L2 cache, as there.
+    line = tl.load(experts + pair, cache_modifier=".cg").to(tl.int64) * width + n
+    share = tl.where(c < CHOSEN, tl.load(shares + pair, cache_modifier=".cg"), 0.0)
     group = tl.arange(0, BLOCK_G)[None, None, :, None]
     words = _words_of(held, line, group, (c < CHOSEN) & (group < GROUPS), GROUPS)
     unit = _units_of(units, line, group, (c < CHOSEN) & (group < GROUPS), GROUPS)

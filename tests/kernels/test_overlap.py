@@ -20,12 +20,14 @@ READ_EARLY = {
     "rope_kv_write_kernel",
     "rope_attention_kernel",
     "expert_down_kernel",
+    "mxfp4_down_kernel",
 }
 """Those that read before they wait: what the step began with, or the kernel before has waited for."""
 SHOW = """
 import torch
 from triton.backends.compiler import GPUTarget
 from kernels import launches, overlap
+from kernels.mxfp4.launch import multiply_rows
 from kernels.architecture import pretending
 from kernels.recording import recording
 from kernels.streamed_linear.reference import FP8, Fp8Matrix
@@ -46,6 +48,8 @@ with pretending("sm_90"), recording() as found:
     launches.streamed_linear(x, matrix, None, x)
     launches.row_linear(x, matrix, None)
     launches.mix(launches.MIXTURES[0], torch.bfloat16)
+    held = launches._mxfp4(2048, 1024, torch.bfloat16)
+    multiply_rows(x, torch.empty(1, 1, dtype=torch.int32, device="meta"), x[:, :1].float(), held, held, "silu", None)
 for launch in found:
     if "overlaps=True" in launch.title:
         print("KERNEL", launch.kernel, compile_launch(launch, GPUTarget("cuda", 90, 32)).asm["ptx"])
@@ -62,7 +66,7 @@ def test_nothing_is_touched_before_the_kernel_before_has_ended() -> None:
     )
     assert run.returncode == 0, run.stderr[-3000:]
     kernels = run.stdout.split("KERNEL ")[1:]
-    assert len({text.split()[0] for text in kernels}) == 15
+    assert len({text.split()[0] for text in kernels}) == 17
     for text in kernels:
         touches = [match.start() for match in TOUCH.finditer(text)]
         # Programs that have nothing to do wait too, before or behind.
@@ -70,6 +74,9 @@ def test_nothing_is_touched_before_the_kernel_before_has_ended() -> None:
         early = [at for at in touches if at < text.rindex("griddepcontrol.wait", 0, writes[0])]
         assert bool(early) == (text.split()[0] in READ_EARLY), text.split()[0]
         assert len(touches) > len(early)
+        if "_down_kernel" in text.split()[0]:
+            # Which experts, and their shares: written within the step.
+            assert text[: touches[len(early)]].count("ld.global.cg") >= 2
 
 
 def test_only_where_it_is_wanted_and_a_gpu_can(monkeypatch: pytest.MonkeyPatch) -> None:
