@@ -81,7 +81,7 @@ class TritonBackend(Backend):
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
         """Keep both as they are; all steps' logits come to lie in one place, or each recording had one of its own."""
-        product = StreamedLinear(embedding if head is None else head, None)
+        product = StreamedLinear(embedding if head is None else head, None, out_dtype=torch.float32)
         self.linears.append(product)
         kept = torch.empty(self._max_samples, product.shape[0], dtype=torch.float32, device=product.device)
 

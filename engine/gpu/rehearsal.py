@@ -20,6 +20,8 @@ from engine.gpu.adapters import TritonLora
 from engine.gpu.choosing import TokenChooser
 from engine.kv_cache import KvCache
 from engine.request import SamplingParams
+from engine.scheduling.live_request import PENDING
+from kernels.embedding.launch import put_drawn
 
 LOGIT_COPIES = 3
 """Of the size of a full batch's logits: what choosing tokens may need beside them."""
@@ -59,7 +61,10 @@ class Rehearsal:
         for rows, num_decodes in _steps(config):
             for has_adapters in (False, True):
                 self._adapters.expect(len(rows) if has_adapters else 0)
-                self._decoder.forward(self._batch(rows, num_decodes, cache.null_block), cache)
+                batch = self._batch(rows, num_decodes, cache.null_block)
+                decodes = batch.attention.rows[:num_decodes]
+                put_drawn(batch.token_ids[:num_decodes], decodes, torch.zeros_like(batch.token_ids), PENDING)
+                self._decoder.forward(batch, cache)
         self._adapters.expect(0)
         logits = torch.zeros(LOGIT_COPIES, config.max_num_seqs, spec.vocab_size, device=self._device)
         self._choose(logits[0, :1], [SamplingParams(max_tokens=1)], [0])

@@ -75,6 +75,7 @@ class StreamedLinear:
         is_gate_up: whether its outputs are [gate | up], mostly to be joined (`gated`).
         is_after_norm: whether its inputs come from a norm.
         rounding: where its inputs may lie rounded, and its joined outputs are rounded for the next product.
+        out_dtype: of the room that whoever multiplies brings for what comes of it; None where nobody does.
 
     Attributes:
         rows: those of `ROWS` that our kernels may be taken for.
@@ -91,11 +92,13 @@ class StreamedLinear:
         is_gate_up: bool = False,
         is_after_norm: bool = False,
         rounding: InputRounding | None = None,
+        out_dtype: torch.dtype | None = None,
     ) -> None:
         self.is_gate_up = is_gate_up
         self.is_after_norm = is_after_norm
         self.shape = weight.shape
         self.dtype, self.device = weight.dtype, weight.device
+        self.out_dtype = out_dtype
         self.rows = ROWS if quantization else tuple(rows for rows in ROWS if rows <= MAX_DENSE_ROWS)
         self.ways = (Way.LIBRARY,) * len(self.rows)
         self.normed_rows: tuple[int, ...] = ()
@@ -161,6 +164,12 @@ class StreamedLinear:
             open_ways.append(Way.ROWS)
         return open_ways
 
+    def room(self, rows: int) -> torch.Tensor | None:
+        """Return what whoever multiplies so many rows brings, None where nobody brings anything."""
+        if self.out_dtype is None:
+            return None
+        return torch.empty(rows, self.shape[0], dtype=self.out_dtype, device=self.device)
+
     def _by_rows(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
         # No way that is open to weights of 4 bits.
         assert not isinstance(self._weight, Int4Matrix)
@@ -218,12 +227,12 @@ def stream_each(linears: Sequence[StreamedLinear]) -> None:
         for rows in linear.rows:
             x = torch.zeros(rows, linear.shape[1], dtype=linear.dtype, device=linear.device)
             for way in linear.open_ways(rows):
-                linear.multiply(x, way)
+                linear.multiply(x, way, linear.room(rows))
                 if linear.is_gate_up:
                     linear.gate(x, way)
                 if way is Way.ROWS and linear.is_after_norm:
                     linear.normed(x, x[0], 0.0)
-                elif way is Way.ROWS:
+                elif way is Way.ROWS and linear.out_dtype is None:
                     linear.add_to(x.new_zeros(rows, linear.shape[0]), x)
 
 
@@ -232,7 +241,7 @@ def _by_kind(linears: Sequence[StreamedLinear]) -> list[list[StreamedLinear]]:
     by_kind: dict[tuple[object, ...], list[StreamedLinear]] = {}
     for linear in linears:
         if linear.dtype != torch.float32:
-            kind = linear.shape, linear.rows, linear.is_gate_up, linear.is_after_norm
+            kind = linear.shape, linear.rows, linear.is_gate_up, linear.is_after_norm, linear.out_dtype
             by_kind.setdefault(kind, []).append(linear)
     return list(by_kind.values())
 
@@ -289,7 +298,7 @@ def _inputs(linear: StreamedLinear, rows: int, device: torch.device) -> torch.Te
 
 def _usual(linear: StreamedLinear, x: torch.Tensor, way: Way) -> torch.Tensor:
     """Do what a step without adapters does."""
-    return linear.gate(x, way) if linear.is_gate_up else linear.multiply(x, way)
+    return linear.gate(x, way) if linear.is_gate_up else linear.multiply(x, way, linear.room(len(x)))
 
 
 def _is_right(linear: StreamedLinear, x: torch.Tensor, way: Way) -> bool:

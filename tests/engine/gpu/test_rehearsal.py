@@ -33,12 +33,14 @@ import torch
 from engine.kv_cache import KvCache
 from engine.decoder.decoder import Decoder
 from engine.decoder.spec import read_spec
-from engine.gpu.adapters import TritonLora
+from engine.gpu.adapters import Reach, TritonLora
 from engine.gpu.backend import TritonBackend
 from engine.gpu.choosing import TokenChooser
 from engine.gpu.model import recorded_sizes
 from engine.gpu.rehearsal import Rehearsal
+from engine.gpu.streamed_linear import stream_each
 from kernels.architecture import pretending
+from kernels.embedding.launch import put_drawn
 from kernels.recording import recording
 from loadtest.geometries import CONFIG_BY_NAME
 from loadtest.gpu.engine import random_weights
@@ -47,7 +49,7 @@ from tests.engine.gpu.test_inputs import CONFIG
 
 TINY = {"hidden_size": 512, "intermediate_size": 768, "num_hidden_layers": 1, "num_attention_heads": 4,
         "num_key_value_heads": 2, "vocab_size": 320, "eos_token_id": 2, "hidden_act": "silu"}
-FEW = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+FEW = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 folder = Path(sys.argv[1])
 (folder / "config.json").write_text(json.dumps(CONFIG_BY_NAME[sys.argv[2]] | TINY | FEW))
 spec, device, runtime = read_spec(str(folder)), torch.device("cpu"), HostRuntime()
@@ -59,6 +61,7 @@ with pretending("sm_90"):
     decoder = Decoder(spec, random_weights("", spec, torch.bfloat16, device), backend, config.max_model_len)
     rehearsal = Rehearsal(decoder, adapters, TokenChooser(runtime, 24), config, torch.bfloat16, device)
     with recording() as known:
+        stream_each(backend.linears)
         rehearsal.run()
     cache = KvCache.of(spec, num_blocks=1, block_tokens=4, dtype=torch.bfloat16, device=device)
     draw = random.Random(5)
@@ -75,17 +78,25 @@ with pretending("sm_90"):
                 at += count
             if at > 2000:
                 continue
+            for linear in backend.linears:
+                linear.ways = tuple(draw.choice(linear.open_ways(rows)) for rows in linear.rows)
+                can_norm = linear.is_after_norm and draw.random() < 0.5
+                linear.normed_rows = tuple(rows for rows in (1, 2) if can_norm and linear.can_add(rows))
             for num_tiles in (0, draw.randint(1, len(rows))):
-                adapters.expect(num_tiles, has_experts=draw.random() < 0.5)
-                decoder.forward(rehearsal._batch(rows, num_decodes, cache.null_block), cache)
+                reach = draw.choice([Reach.LINEAR_MODULES, Reach.WHOLE_MODEL])
+                adapters.expect(num_tiles, reach, has_experts=draw.random() < 0.5)
+                batch = rehearsal._batch(rows, num_decodes, cache.null_block)
+                put_drawn(batch.token_ids[:num_decodes], batch.attention.rows[:num_decodes], batch.positions, -1)
+                decoder.forward(replace(batch, sampled=batch.sampled[: draw.randint(0, 24)]), cache)
 missing = [launch.title for launch in found if launch not in known]
 assert not missing, missing
 assert len(found) > 10
 """
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-30b-a3b", "gpt-oss-20b"])
 def test_random_steps_launch_what_was_rehearsed(tmp_path: Path, name: str) -> None:
+    """Whatever ways were measured to be the fastest."""
     # A process of its own: in this one kernels are interpreted, and launches cannot be noted.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(

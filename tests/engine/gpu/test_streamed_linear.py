@@ -30,10 +30,10 @@ class Timed(HostRuntime):
         for name in ("multiply", "gate"):
             monkeypatch.setattr(StreamedLinear, name, self._noted(getattr(StreamedLinear, name)))
 
-    def _noted(self, run: Callable[[StreamedLinear, torch.Tensor, Way], torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def noted(linear: StreamedLinear, x: torch.Tensor, way: Way) -> torch.Tensor:
+    def _noted(self, run: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def noted(linear: StreamedLinear, x: torch.Tensor, way: Way, *out: torch.Tensor | None) -> torch.Tensor:
             self.note(way, len(x))
-            return run(linear, x, way)
+            return run(linear, x, way, *out)
 
         return noted
 
@@ -71,6 +71,20 @@ def test_a_gated_product_is_measured_as_it_is_used(monkeypatch: pytest.MonkeyPat
     assert taken == [Way.ROWS, Way.LIBRARY]
 
 
+def test_a_product_is_measured_with_the_room_that_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that write another type are other kernels, and who converts in the end takes longer."""
+    given: set[torch.dtype | None] = set()
+    multiply = StreamedLinear.multiply
+
+    def noted(linear: StreamedLinear, x: torch.Tensor, way: Way, out: torch.Tensor | None = None) -> torch.Tensor:
+        given.add(None if out is None else out.dtype)
+        return multiply(linear, x, way, out)
+
+    monkeypatch.setattr(StreamedLinear, "multiply", noted)
+    measure([StreamedLinear(WEIGHT, None, out_dtype=torch.float32)], Timed(monkeypatch, {(Way.TILES, 1): 1.0}))
+    assert given == {torch.float32}
+
+
 def test_all_ways_multiply_by_the_same_weights() -> None:
     bias, x = WEIGHT[0].repeat(2)[:48], WEIGHT[1:3] + 1
     for quantization in (None, "int4"):
@@ -97,8 +111,8 @@ def test_a_kernel_that_is_wrong_is_not_taken(monkeypatch: pytest.MonkeyPatch) ->
     runtime = Timed(monkeypatch, {(Way.TILES, 1): 1.0, (Way.TILES, 2): 1.0})
     right = StreamedLinear.multiply
 
-    def wrong(linear: StreamedLinear, x: torch.Tensor, way: Way) -> torch.Tensor:
-        return right(linear, x, way) * (torch.nan if (way, len(x)) == (Way.TILES, 2) else 1)
+    def wrong(linear: StreamedLinear, x: torch.Tensor, way: Way, *out: torch.Tensor | None) -> torch.Tensor:
+        return right(linear, x, way, *out) * (torch.nan if (way, len(x)) == (Way.TILES, 2) else 1)
 
     monkeypatch.setattr(StreamedLinear, "multiply", wrong)
     linear = StreamedLinear(WEIGHT, None)
