@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,13 +14,13 @@ from engine.step import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """A vector that a device may still be computing: [hidden] float32."""
+    """A vector that a device may still be computing; `fetched` waits for it alone, [hidden] float32."""
 
-    numbers: torch.Tensor
+    fetched: Callable[[], torch.Tensor]
 
     def fetch(self) -> bytes | None:
         """Wait for it; return it as float32, little-endian, or None where a number is not finite."""
-        numbers = self.numbers.cpu()
+        numbers = self.fetched()
         if not bool(torch.isfinite(numbers).all()):
             return None
         return np.asarray(numbers, dtype="<f4").tobytes()
@@ -37,9 +37,14 @@ def pooled_ranges(plan: StepPlan) -> tuple[tuple[int, int], ...]:
 
 
 class Pooler:
-    """Sums of what has been computed so far, by the row that the request holds."""
+    """Sums of what has been computed so far, by the row that the request holds.
 
-    def __init__(self) -> None:
+    Args:
+        fetch: begins to bring numbers to the host; returns what waits for them.
+    """
+
+    def __init__(self, fetch: Callable[[torch.Tensor], Callable[[], torch.Tensor]]) -> None:
+        self._fetch = fetch
         self._sum_by_row: dict[int, torch.Tensor] = {}
 
     def release(self, row: int) -> None:
@@ -61,5 +66,5 @@ class Pooler:
             self._sum_by_row[row.row] = total
             if row.ends_prompt:
                 count = row.end if row.request.pooling is Pooling.MEAN else 1
-                whole[row.request.request_id] = Vector(self._sum_by_row.pop(row.row) / count)
+                whole[row.request.request_id] = Vector(self._fetch(self._sum_by_row.pop(row.row) / count))
         return whole

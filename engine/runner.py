@@ -77,7 +77,7 @@ class Runner:
         self._cache = cache
         self._sampler = sampler
         self._adapters = adapters
-        self._pooler = Pooler()
+        self._pooler = Pooler(sampler.fetch)
         # More than one where a step was put aside for another.
         self._begun: list[_Begun] = []
         self._submitted: deque[_Submitted] = deque()

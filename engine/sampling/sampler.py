@@ -195,11 +195,11 @@ class Sampler:
         if as_they_came is not None:
             num_top = max(params[line].num_logprobs or 0 for line in told)
             chosen_ids = token_ids[placed(told, self._device)].clamp(min=0)
-            fetched_told = self._fetch(tell(as_they_came, chosen_ids, num_top))
+            fetched_told = self.fetch(tell(as_they_came, chosen_ids, num_top))
         return Drawing(
             lineup=lineup,
             token_ids=token_ids,
-            fetched=self._fetch(token_ids),
+            fetched=self.fetch(token_ids),
             fetched_told=fetched_told,
         )
 
@@ -284,7 +284,8 @@ class Sampler:
             drawn = token_ids[placed(lines, self._device)]
             self._penalty_tables()[1][table_rows, drawn.clamp(min=0)] += (drawn >= 0).int()
 
-    def _fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begin to bring numbers to the host; return what waits for them, and for nothing enqueued later."""
         return (lambda: numbers) if self._choose is None else self._choose.fetch(numbers)
 
     def _penalty_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
