@@ -215,7 +215,8 @@ class Checkpoint:
 
     def logits(self, prompt: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Logits of every position by transformers, float32 [tokens, vocab]."""
-        model = AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype).eval()
+        attention = self.model.config._attn_implementation
+        model = AutoModelForCausalLM.from_pretrained(self.path, dtype=dtype, attn_implementation=attention).eval()
         with torch.inference_mode():
             logits: torch.Tensor = model(torch.tensor([list(prompt)])).logits[0].float()
         return logits
@@ -235,7 +236,11 @@ def make_model(family: str, **overrides: Any) -> PreTrainedModel:
     """Build a tiny model of a family with random weights, always the same."""
     model_class, config_class, options = FAMILIES[family]
     torch.manual_seed(11)
-    return fill(model_class(config_class(**{**GEOMETRY, **options, **overrides})))
+    model = fill(model_class(config_class(**{**GEOMETRY, **options, **overrides})))
+    if getattr(model.config, "attn_logit_softcapping", None):
+        # What transformers 5.17 takes otherwise, torch's own attention, leaves the cap out.
+        model.set_attn_implementation("eager")
+    return model
 
 
 def fill(model: PreTrainedModel) -> PreTrainedModel:
