@@ -31,6 +31,7 @@ from loadtest.gpu import attention, bench, engine, kernels, peers, summary, swee
 from loadtest.gpu.parts import LEAST_S, Notes, Part
 from loadtest.gpu.timing import Ceilings
 from loadtest.workloads import token_prompt
+from tests.architecture.source_tree import ROOT
 from tests.engine.gpu.host_runtime import HostRuntime
 
 CEILINGS = Ceilings(bytes_per_s=4e12, flop_per_s=8e14)
@@ -399,6 +400,13 @@ def test_every_part_that_a_target_needs_has_its_whole_time_as_the_readme_says() 
     readme = (Path(command.__file__).parents[1] / "README.md").read_text()
     assert [f"`{part.name}` | {part.limit_s}" for part in usual] == re.findall(r"^\| (`\S+` \| \d+) \|", readme, re.M)
     assert f"leave {left_s} of the {command.BUDGET_S} seconds" in readme
+
+
+def test_the_tests_that_it_runs_are_there() -> None:
+    for path in (*command.TOKEN_TESTS, *command.OTHER_TOKEN_TESTS, *command.KERNEL_TESTS):
+        name, _, test = path.partition("::")
+        assert (ROOT / name).exists()
+        assert not test or f"def {test}(" in (ROOT / name).read_text()
 
 
 def test_random_weights_fill_a_decoder(tmp_path: Path) -> None:
