@@ -80,7 +80,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoin
 
 
 def config_of(path: str, **options: Any) -> EngineConfig:
-    return EngineConfig(model_path=path, device="cpu", dtype="float32", num_threads=1, **options)
+    return EngineConfig(model_path=path, **dict[str, Any](device="cpu", dtype="float32", num_threads=1) | options)
 
 
 CHUNKS = {"max_batched_tokens": 7, "max_num_seqs": 7}
@@ -134,9 +134,11 @@ def test_a_gate_and_what_it_gates_may_be_one_module(saved: Callable[[str], Check
 def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
     saved: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=HostRuntime()))
-    monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
-    options = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16, "max_adapter_rank": 16}
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=HostRuntime()))
+        monkeypatch.setattr(shrink_launch, "PROGRAMS_WANTED", 8)
+    options: dict[str, Any] = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16}
+    options |= {"max_adapter_rank": 16, "device": "cuda" if torch.cuda.is_available() else "cpu"}
     checkpoint = saved(name)
     if name == "SeedOssForCausalLM":
         two = dict(list(save_adapters(make(name), tmp_path).items())[:2])
