@@ -62,7 +62,7 @@ class Rehearsal:
             for has_adapters in (False, True):
                 self._adapters.expect(len(rows) if has_adapters else 0)
                 batch = self._batch(rows, num_decodes, cache.null_block)
-                decodes = batch.attention.rows[:num_decodes]
+                decodes = batch.attention[0].rows[:num_decodes]
                 put_drawn(batch.token_ids[:num_decodes], decodes, torch.zeros_like(batch.token_ids), PENDING)
                 self._decoder.forward(batch, cache)
         self._adapters.expect(0)

@@ -23,7 +23,7 @@ def chunk(start: int, end: int, pooling: Pooling) -> StepPlan:
         output_ids=(),
         start=start,
         end=end,
-        block_ids=[0],
+        block_tables=[[0]],
         samples=False,
     )
     return StepPlan(step_id=1 + start, rows=(row,))

@@ -86,7 +86,7 @@ with pretending("sm_90"):
                 reach = draw.choice([Reach.LINEAR_MODULES, Reach.WHOLE_MODEL])
                 adapters.expect(num_tiles, reach, has_experts=draw.random() < 0.5)
                 batch = rehearsal._batch(rows, num_decodes, cache.null_block)
-                put_drawn(batch.token_ids[:num_decodes], batch.attention.rows[:num_decodes], batch.positions, -1)
+                put_drawn(batch.token_ids[:num_decodes], batch.attention[0].rows[:num_decodes], batch.positions, -1)
                 decoder.forward(replace(batch, sampled=batch.sampled[: draw.randint(0, 24)]), cache)
 missing = [launch.title for launch in found if launch not in known]
 assert not missing, missing
