@@ -42,18 +42,7 @@ def recommended(*, num_cores: int, drain_s: int = 30) -> tuple[ServeVariable, ..
     """
     return (
         *_proxy(num_cores, drain_s),
-        ServeVariable(
-            name="RAY_SERVE_THROUGHPUT_OPTIMIZED",
-            value="1",
-            purpose="gRPC between deployments, user code on the replica's own loop",
-            loss="calls between deployments take about 4 ms instead of 1 ms",
-        ),
-        ServeVariable(
-            name="RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
-            value=str(256 << 20),
-            purpose="bytes that a call between deployments may carry: the names of 16,000 adapters are more than 4 MiB",
-            loss="calls between deployments carry 4 MiB at most, which the names of 16,000 adapters take",
-        ),
+        *_calls(),
         ServeVariable(
             name="RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE",
             value="1",
@@ -134,6 +123,29 @@ def _proxy(num_cores: int, drain_s: int) -> tuple[ServeVariable, ...]:
             value="0.2",
             purpose="HAProxy is looked after every second time that the controller looks, and replaced after three "
             "failures",
+        ),
+    )
+
+
+def _calls() -> tuple[ServeVariable, ...]:
+    return (
+        ServeVariable(
+            name="RAY_SERVE_THROUGHPUT_OPTIMIZED",
+            value="1",
+            purpose="gRPC between deployments, user code on the replica's own loop",
+            loss="calls between deployments take about 4 ms instead of 1 ms",
+        ),
+        ServeVariable(
+            name="RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
+            value=str(256 << 20),
+            purpose="bytes that a call between deployments may carry: the names of 16,000 adapters are more than 4 MiB",
+            loss="calls between deployments carry 4 MiB at most, which the names of 16,000 adapters take",
+        ),
+        # gRPC heeds that variable, and for addresses a mask only: it knows no `*`.
+        ServeVariable(
+            name="no_grpc_proxy",
+            value="0.0.0.0/0,::/0",
+            purpose="calls between deployments go straight to their addresses, also where http_proxy names a proxy",
         ),
     )
 

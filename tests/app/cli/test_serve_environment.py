@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 
 from app.cli.serve_environment import missing, recommended
 
@@ -36,3 +39,41 @@ def test_what_is_lost_is_said_for_each_variable_that_costs_something() -> None:
     assert all(line.startswith("RAY_") and "is not set: " in line for line in lines)
     assert missing(values()) == []
     assert len(missing({"RAY_SERVE_ENABLE_HA_PROXY": "0"})) == 8
+
+
+_CALL = """
+import asyncio
+import grpc
+
+
+async def answer(request, context):
+    return request
+
+
+async def main():
+    server = grpc.aio.server()
+    calls = {"m": grpc.unary_unary_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("s", calls),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        print(await channel.unary_unary("/s/m")(b"heard"))
+    await server.stop(0)
+
+
+asyncio.run(main())
+"""
+
+
+def test_calls_between_deployments_go_round_the_proxy_for_the_world_outside() -> None:
+    """Serve's channels are made as this one is; nothing listens on port 9."""
+    proxy = dict.fromkeys(("http_proxy", "https_proxy", "grpc_proxy"), "http://127.0.0.1:9")
+    exempted = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+    without = {name: value for name, value in os.environ.items() if name not in exempted} | proxy
+
+    def heard(environment: dict[str, str]) -> bool:
+        done = subprocess.run([sys.executable, "-c", _CALL], env=environment, capture_output=True, timeout=60)
+        return b"heard" in done.stdout
+
+    assert not heard(without)
+    assert heard(without | values())
