@@ -228,7 +228,7 @@ def _child_environment(own: Mapping[str, str], host: str, folder: Path, *, is_lo
     if is_local and preflight.is_loopback(host):
         variables[serve_environment.LOCAL_ONLY.name] = serve_environment.LOCAL_ONLY.value
     if is_local:
-        variables |= preflight.token_of_its_own(own)
+        variables |= preflight.token_of_its_own(own) | {"RAY_TMPDIR": preflight.folder_for_ray(own)}
     if preflight.has_haproxy():
         variables |= preflight.haproxy_places(folder, own) | _connections()
         if not haproxy.PROGRAM.exists():

@@ -9,6 +9,7 @@ import random
 import resource
 import secrets
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -27,6 +28,9 @@ HAPROXY_PORTS = (
 HAPROXY_CONNECTIONS = 4096
 """At once, by Serve's default."""
 _MAX_SOCKET_PATH_BYTES = 97
+_MAX_RAY_SOCKET_PATH_BYTES = 107
+_RAY_SOCKET = "ray/session_2026-12-31_23-59-59_999999_4194304/sockets/plasma_store"
+"""Where Ray's longest path of a socket lies in its folder."""
 _NODE_ID_CHARS = 56
 """Of the folder that Serve makes for each node in what `haproxy_places` names."""
 _QUIET_PORTS = range(20_000, 30_000)
@@ -99,7 +103,7 @@ def wanted_gpus(tree: Mapping[str, Any]) -> float:
 
 def find_cluster_file(environment: Mapping[str, str]) -> ClusterFile | None:
     """Return Ray's note of a cluster on this machine, or None. A crashed cluster leaves one that nobody answers at."""
-    path = Path(environment.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    path = Path(folder_for_ray(environment)) / "ray" / "ray_current_cluster"
     try:
         address = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
@@ -116,6 +120,13 @@ def folder_for_sockets(usual: str) -> str:
     """Return the folder for temporary files in which HAProxy's can be: it takes no socket with a longer path."""
     longest = f"{usual}/antiphon-12345678/{'0' * _NODE_ID_CHARS}/metrics.sock"
     return usual if len(longest.encode()) <= _MAX_SOCKET_PATH_BYTES else "/tmp"
+
+
+def folder_for_ray(environment: Mapping[str, str]) -> str:
+    """Return the folder in which Ray makes its own: as it chooses by itself, or where its sockets can be."""
+    usual = environment.get("TMPDIR", "/tmp") if sys.platform.startswith("linux") else "/tmp"
+    fits = len(f"{usual}/{_RAY_SOCKET}".encode()) <= _MAX_RAY_SOCKET_PATH_BYTES
+    return environment.get("RAY_TMPDIR", usual if fits else "/tmp")
 
 
 def haproxy_places(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ import errno
 import json
 import socket
 import stat
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -105,6 +106,17 @@ def test_serve_sets_the_environment_tells_what_it_keeps_and_says_when_it_is_read
     assert asked == ["http://127.0.0.1:8000/health"] * 2
     assert "at http://127.0.0.1:8000" in output
     assert "curl -N http://127.0.0.1:8000/v1/chat/completions" in output
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Ray heeds TMPDIR on Linux only")
+def test_a_long_path_to_temporary_files_keeps_no_server_from_starting(
+    config: Path, server: type[FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR")
+    monkeypatch.setenv("TMPDIR", "/scratch/" + "x" * 60)
+    monkeypatch.setattr(cli, "_is_ready", lambda url: True)
+    assert cli.main(["serve", str(config)]) == 0
+    assert server.started[0].environment["RAY_TMPDIR"] == "/tmp"
 
 
 def test_nobody_else_reaches_the_socket_that_rules_haproxy_and_nothing_is_left_of_it(

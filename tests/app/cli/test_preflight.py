@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import resource
 import socket
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from app.cli.preflight import (
     HAPROXY_PORTS,
     connections_within,
     find_cluster_file,
+    folder_for_ray,
     folder_for_sockets,
     free_ports,
     haproxy_places,
@@ -52,6 +55,34 @@ def test_a_note_is_alive_only_where_something_listens(tmp_path: Path, listener: 
         found = find_cluster_file({"RAY_TMPDIR": str(tmp_path)})
         assert found is not None
         assert (found.address, found.is_alive, found.path) == (address, is_alive, note)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Ray heeds TMPDIR on Linux only")
+def test_a_note_is_looked_for_where_ray_leaves_it() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:
+        note = Path(place, "ray", "ray_current_cluster")
+        note.parent.mkdir()
+        note.write_text("127.0.0.1:1")
+        found = find_cluster_file({"TMPDIR": place})
+        assert found is not None
+        assert found.path == note
+    assert folder_for_ray({"TMPDIR": "/tmp", "RAY_TMPDIR": "/else"}) == "/else"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Ray heeds TMPDIR on Linux only")
+def test_ray_s_folder_is_where_its_sockets_have_short_enough_paths() -> None:
+    """With a job's own folder for temporary files, as batch systems make it, Ray did not start."""
+    from ray._private.utils import validate_socket_filepath
+
+    for length in range(20, 60):
+        usual = "/" + "x" * length
+        socket_path = f"{usual}/ray/session_2026-11-24_04-19-50_535618_4194304/sockets/plasma_store"
+        try:
+            validate_socket_filepath(socket_path)
+            fits = True
+        except OSError:
+            fits = False
+        assert folder_for_ray({"TMPDIR": usual}) == (usual if fits else "/tmp"), length
 
 
 def test_ports_are_free_and_no_two_the_same() -> None:
