@@ -184,11 +184,14 @@ class AdapterStore:
         self._database.execute("BEGIN IMMEDIATE")
         try:
             yield self._database
+            self._database.execute("UPDATE revision SET value = value + 1")
+            self._database.execute("COMMIT")
         except BaseException:
-            self._database.execute("ROLLBACK")
+            # SQLite itself ends a transaction that finds the disk full, but not one that fails in every other way; one
+            # that stayed open would refuse each later change.
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
             raise
-        self._database.execute("UPDATE revision SET value = value + 1")
-        self._database.execute("COMMIT")
         # One name is read again, not all: thousands are declared one by one.
         before = self._catalogue
         entries = {other: entry for other, entry in before.entries.items() if other != name} | self._entries(name)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -86,6 +87,21 @@ def test_what_is_wrong_is_refused_and_changes_nothing(store: AdapterStore) -> No
         with pytest.raises(AdapterError):
             change()
         assert store.catalogue() == before
+
+
+@pytest.mark.parametrize("step", [(sqlite3.SQLITE_UPDATE, "revision"), (sqlite3.SQLITE_TRANSACTION, "COMMIT")])
+def test_a_change_whose_end_fails_is_none_and_hinders_no_other(store: AdapterStore, step: tuple[int, str]) -> None:
+    """Its transaction stayed open, and every later change was refused until the process ended."""
+    store.add(ref("sql", "a"), "m")
+    before = store.catalogue()
+    store._database.set_authorizer(
+        lambda action, what, *_: sqlite3.SQLITE_DENY if (action, what) == step else sqlite3.SQLITE_OK
+    )
+    with pytest.raises(sqlite3.DatabaseError):
+        store.add(ref("sql", "b"), "m")
+    assert store.catalogue() == before
+    store._database.set_authorizer(None)
+    assert store.add(ref("sql", "c"), "m") == 2
 
 
 def numbers(store: AdapterStore) -> list[int]:
