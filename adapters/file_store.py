@@ -1,29 +1,38 @@
 """The files of adapters in a folder of our own, by digest: nobody else changes them. Blocks; no torch.
 
 folder / DIGEST / adapter_config.json, adapter_model.safetensors       for as long as somebody wants it
-folder / .incoming-*                                                   on its way in, not looked at yet
+folder / .incoming-*                                                   on its way in, not looked at yet, or out
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 from adapters.errors import AdapterError
 from adapters.finite import find_not_finite
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, open_under, refuse_pickle
-from adapters.identity import AdapterDigest, AdapterRef, content_digest, read_adapter
+from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest, read_adapter
 from adapters.validate import ModuleShapes, validate
 
 INCOMING = ".incoming-"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
 Fill = Callable[[str], None]
 """Puts the two files of an adapter into an empty folder."""
+
+
+def is_digest(name: str) -> bool:
+    """Tell whether a file's name is that of a content."""
+    return _DIGEST.fullmatch(name) is not None
 
 
 class FileStore:
@@ -43,6 +52,8 @@ class FileStore:
         incoming = tempfile.mkdtemp(prefix=INCOMING, dir=self._folder)
         try:
             fill(incoming)
+            # Names of contents outlive a failure of power, and so must what they stand for.
+            _sync(incoming)
         except BaseException as error:
             shutil.rmtree(incoming, ignore_errors=True)
             if isinstance(error, OSError) and error.errno not in _FULL:
@@ -73,6 +84,16 @@ class FileStore:
             # Another process may have been first.
             if not os.path.isdir(ref.path):
                 raise
+            if not self.is_whole(ref):
+                self.delete(ref)
+                os.replace(incoming, ref.path)
+
+    def is_whole(self, ref: AdapterRef) -> bool:
+        """Tell whether the files of a reference are there and are what it says."""
+        try:
+            return adapter_digest(ref.path, ref.name) == ref.digest
+        except AdapterError:
+            return False
 
     def ref(self, name: str, digest: AdapterDigest) -> AdapterRef:
         """Return the reference of a content that lies here, or will."""
@@ -82,10 +103,26 @@ class FileStore:
         """Tell whether a reference is to files of this folder."""
         return os.path.dirname(ref.path) == self._folder
 
+    def find(self, ref: AdapterRef) -> AdapterRef | None:
+        """Return the reference of a content that lies here, None where it does not."""
+        found = self.ref(ref.name, ref.digest)
+        return found if is_digest(ref.digest) and os.path.isdir(found.path) else None
+
+    def unused(self, used: Collection[str]) -> list[AdapterRef]:
+        """Return the contents that lie here and whose digests are none of those that are used."""
+        names = os.listdir(self._folder) if os.path.isdir(self._folder) else []
+        return [self.ref(name[:12], AdapterDigest(name)) for name in names if is_digest(name) and name not in used]
+
     def delete(self, ref: AdapterRef) -> None:
         """Delete a content of this folder; others are left alone."""
-        if self.has(ref):
-            shutil.rmtree(ref.path, ignore_errors=True)
+        if not self.has(ref):
+            return
+        # It goes at once and as a whole: a process that dies on the way leaves no part that would pass for it.
+        going = os.path.join(self._folder, f"{INCOMING}{ref.digest}")
+        shutil.rmtree(going, ignore_errors=True)
+        with suppress(OSError):
+            os.rename(ref.path, going)
+        shutil.rmtree(going, ignore_errors=True)
 
     def clear(self) -> None:
         """Delete what processes that died have left on its way; nobody may be bringing anything."""
@@ -103,3 +140,13 @@ def copy_from(name: str, path: str) -> Fill:
                 shutil.copyfileobj(source, copy, 1 << 20)
 
     return fill
+
+
+def _sync(folder: str) -> None:
+    """Wait until the content of a folder's files is on the disk; their names follow with a store's next change."""
+    for entry in os.scandir(folder):
+        descriptor = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

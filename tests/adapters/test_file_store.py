@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from adapters.errors import AdapterError
-from adapters.file_store import FileStore, copy_from
-from adapters.identity import AdapterRef, adapter_digest
+from adapters.file_store import INCOMING, FileStore, copy_from
+from adapters.folder import TENSOR_FILE
+from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
 from tests.adapters.handmade import SHAPES, write
 
 
@@ -56,3 +59,48 @@ def test_what_fails_on_its_way_leaves_nothing(store: FileStore, tmp_path: Path) 
     with pytest.raises(AdapterError, match="missing"):
         store.bring("a", copy_from("a", str(tmp_path)))
     assert names(tmp_path) == []
+
+
+def test_what_was_half_deleted_or_has_rotted_is_no_content_and_is_brought_anew(
+    store: FileStore, tmp_path: Path
+) -> None:
+    """A process that died while it deleted left a folder that later passed for the content, for ever."""
+    source = write(tmp_path / "a")
+    ref = store.keep("a", store.bring("a", copy_from("a", source)), SHAPES, 16)
+    for damage in (
+        (Path(ref.path) / TENSOR_FILE).unlink,
+        lambda: (Path(ref.path) / TENSOR_FILE).write_bytes(b"\0" * 100),
+    ):
+        damage()
+        assert not store.is_whole(ref)
+        assert store.keep("a", store.bring("a", copy_from("a", source)), SHAPES, 16) == ref
+        assert store.is_whole(ref)
+        assert names(tmp_path) == [ref.digest]
+
+
+def test_a_content_goes_at_once_however_long_its_files_take(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path / "a")
+    ref = store.keep("a", store.bring("a", copy_from("a", source)), SHAPES, 16)
+    with monkeypatch.context() as dying:
+        dying.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+        store.delete(ref)
+    assert not os.path.exists(ref.path)
+    assert names(tmp_path) == [f"{INCOMING}{ref.digest}"]
+    store.delete(ref)
+    assert names(tmp_path) == []
+
+
+def test_contents_that_nobody_uses_are_found_and_what_is_no_content_is_left_alone(
+    store: FileStore, tmp_path: Path
+) -> None:
+    assert store.unused([]) == []
+    source = write(tmp_path / "a")
+    ref = store.keep("a", store.bring("a", copy_from("a", source)), SHAPES, 16)
+    (tmp_path / "store" / "lost+found").mkdir()
+    assert store.unused([ref.digest]) == []
+    assert [found.path for found in store.unused([])] == [ref.path]
+    assert store.find(ref) == ref
+    assert store.find(AdapterRef(name="a", path=ref.path, digest=AdapterDigest(f"../store/{ref.digest}"))) is None
+    assert store.find(AdapterRef(name="a", path=ref.path, digest=AdapterDigest("0" * 64))) is None
