@@ -1,7 +1,7 @@
 """Files of adapters that lie on another node: fetched once and kept by digest, least recently used out first.
 
-For any thread; processes of one node may share the folder. A content that came is checked against its digest, so that
-nothing else is ever served under it.
+For any thread; processes of one node may share the folder. A content that came is checked against its digest, and once
+what another process has left: nothing else is ever served under it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from functools import partial
 from pathlib import Path
 
 from adapters.errors import AdapterError
-from adapters.file_store import INCOMING, FileStore
+from adapters.file_store import INCOMING, FileStore, is_digest
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
-from adapters.identity import AdapterRef, adapter_digest
+from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
 
 ABANDONED_S = 3600.0
 """What has been on its way for so long has lost its process."""
+RECENT_S = 60.0
+"""What was located so recently may not have been read yet, by this process or another; the bound waits for it."""
 
 ReadFile = Callable[[AdapterRef, str, int], bytes]
 """Returns some bytes of a file of an adapter from an offset on, none at its end; raises AdapterError."""
 
 
 class FileCache:
-    """A folder of at most `max_bytes`, or of the one adapter that was wanted last."""
+    """A folder of at most `max_bytes`, or of what was wanted last: that is kept for `RECENT_S`."""
 
     def __init__(self, folder: str, *, max_bytes: int, read: ReadFile) -> None:
         self._store = FileStore(folder)
         self._folder = Path(folder)
         self._max_bytes = max_bytes
         self._read = read
+        self._checked: set[AdapterDigest] = set()
 
     def locate(self, ref: AdapterRef) -> AdapterRef:
         """Return a reference to files of this node.
@@ -44,19 +47,31 @@ class FileCache:
         if os.path.isdir(ref.path):
             return ref
         here = self._store.ref(ref.name, ref.digest)
-        if not os.path.isdir(here.path):
-            incoming = self._store.bring(ref.name, partial(self._fill, ref))
-            try:
-                if adapter_digest(incoming, ref.name) != ref.digest:
-                    raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
-                self._store.move(incoming, here)
-            finally:
-                shutil.rmtree(incoming, ignore_errors=True)
-        # Whoever is read now is the last to be evicted, by this process or another.
-        os.utime(here.path)
-        with suppress(FileNotFoundError):
-            self._evict(keep=here)
+        if not self._is_here(here):
+            self._fetch(ref, here)
+        self._evict(keep=here)
         return here
+
+    def _is_here(self, here: AdapterRef) -> bool:
+        """Tell whether a content is kept, which is now the last to be evicted, by this process or another."""
+        try:
+            os.utime(here.path)
+        except FileNotFoundError:
+            return False
+        if here.digest not in self._checked and not self._store.is_whole(here):
+            return False
+        self._checked.add(here.digest)
+        return True
+
+    def _fetch(self, ref: AdapterRef, here: AdapterRef) -> None:
+        incoming = self._store.bring(ref.name, partial(self._fill, ref))
+        try:
+            if adapter_digest(incoming, ref.name) != ref.digest:
+                raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
+            self._store.move(incoming, here)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
+        self._checked.add(ref.digest)
 
     def _fill(self, ref: AdapterRef, target: str) -> None:
         for file in (CONFIG_FILE, TENSOR_FILE):
@@ -65,15 +80,25 @@ class FileCache:
                     copy.write(content)
 
     def _evict(self, keep: AdapterRef) -> None:
-        """Meet the bound; what another process deletes meanwhile raises FileNotFoundError."""
-        folders = sorted((path.stat().st_mtime, path) for path in self._folder.iterdir())
-        bytes_of = {path: sum(file.stat().st_size for file in path.iterdir()) for _, path in folders}
-        left = sum(bytes_of.values())
-        for used_s, path in folders:
+        """Meet the bound."""
+        folders = self._folders()
+        left, now_s = sum(num_bytes for _, num_bytes, _ in folders), time.time()
+        for used_s, num_bytes, path in folders:
             if path.name.startswith(INCOMING):
-                may_go = time.time() - used_s > ABANDONED_S
-            else:
-                may_go = left > self._max_bytes and path.name != keep.digest
-            if may_go:
-                left -= bytes_of[path]
-                shutil.rmtree(path, ignore_errors=True)
+                if now_s - used_s > ABANDONED_S:
+                    left -= num_bytes
+                    shutil.rmtree(path, ignore_errors=True)
+            elif left > self._max_bytes and now_s - used_s >= RECENT_S and path.name != keep.digest:
+                left -= num_bytes
+                self._store.delete(self._store.ref(keep.name, AdapterDigest(path.name)))
+
+    def _folders(self) -> list[tuple[float, int, Path]]:
+        """Return when each content was last used, its bytes and its folder, the oldest first."""
+        found = []
+        for path in self._folder.iterdir():
+            # What another process deletes meanwhile is no more.
+            with suppress(OSError):
+                if is_digest(path.name) or path.name.startswith(INCOMING):
+                    num_bytes = sum(file.stat().st_size for file in path.iterdir())
+                    found.append((path.stat().st_mtime, num_bytes, path))
+        return sorted(found)

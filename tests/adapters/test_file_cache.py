@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from adapters.errors import AdapterError
-from adapters.file_cache import ABANDONED_S, FileCache
+from adapters.file_cache import ABANDONED_S, RECENT_S, FileCache
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef, adapter_digest
 from adapters.registry import reference
@@ -74,10 +76,9 @@ def test_the_least_recently_used_goes_first_and_the_one_that_is_wanted_stays(nod
     refs = [nodes.ref(f"a{seed}", seed) for seed in range(4)]
     size = sum((nodes.far / "a0" / file).stat().st_size for file in (CONFIG_FILE, TENSOR_FILE))
     cache = nodes.cache(max_bytes=2 * size)
-    for age, ref in enumerate((refs[0], refs[1])):
+    for age, ref in enumerate((refs[1], refs[0])):
         os.utime(cache.locate(ref).path, (1000 + age, 1000 + age))
-    cache.locate(refs[0])
-    cache.locate(refs[2])
+    os.utime(cache.locate(refs[2]).path, (2000, 2000))
     assert nodes.kept() == {refs[0].digest, refs[2].digest}
     nodes.cache(max_bytes=1).locate(refs[3])
     assert nodes.kept() == {refs[3].digest}
@@ -90,3 +91,52 @@ def test_what_lost_its_process_on_the_way_is_deleted_in_the_end(nodes: Nodes) ->
     ref = nodes.ref("a")
     nodes.cache().locate(ref)
     assert nodes.kept() == {".incoming-new", ref.digest}
+
+
+def test_what_another_process_has_left_in_pieces_is_fetched_anew(nodes: Nodes) -> None:
+    """It stayed where it was, and its adapter could not be served on that node any more."""
+    ref = nodes.ref("a")
+    here = Path(nodes.cache().locate(ref).path)
+    content = (here / TENSOR_FILE).read_bytes()
+    for damage in ((here / TENSOR_FILE).unlink, lambda: (here / TENSOR_FILE).write_bytes(content[:-8])):
+        damage()
+        cache = nodes.cache()
+        assert adapter_digest(cache.locate(ref).path) == ref.digest
+    assert nodes.kept() == {ref.digest}
+
+
+def test_what_others_have_just_located_is_not_taken_from_them(nodes: Nodes) -> None:
+    """With a bound of less than two adapters the replicas of a node deleted each other's before they were read."""
+    refs = [nodes.ref(f"a{seed}", seed) for seed in range(2)]
+    first, second = (nodes.cache(max_bytes=1) for _ in refs)
+    here = first.locate(refs[0])
+    second.locate(refs[1])
+    assert adapter_digest(here.path) == refs[0].digest
+    os.utime(here.path, (0, time.time() - RECENT_S))
+    second.locate(refs[1])
+    assert nodes.kept() == {refs[1].digest}
+
+
+def test_a_copy_that_goes_while_it_is_looked_for_is_fetched_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = nodes.ref("a")
+    cache = nodes.cache()
+    cache.locate(ref)
+    utime = os.utime
+
+    def too_late(path: str) -> None:
+        monkeypatch.setattr(os, "utime", utime)
+        shutil.rmtree(path)
+        utime(path)
+
+    monkeypatch.setattr(os, "utime", too_late)
+    assert adapter_digest(cache.locate(ref).path) == ref.digest
+
+
+def test_files_of_others_in_the_folder_hinder_nobody(nodes: Nodes) -> None:
+    (nodes.near / "lost+found" / "deep").mkdir(parents=True)
+    (nodes.near / ".DS_Store").write_text("x")
+    ref = nodes.ref("a")
+    nodes.cache(max_bytes=1).locate(ref)
+    assert nodes.kept() == {ref.digest, "lost+found", ".DS_Store"}
