@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 RELEASE_POLL_S = 0.01
+SETTLE_S = 2.0
+"""So long gateways that were not reached may still send requests for an adapter that was unloaded."""
 _GATEWAY_GONE = ReplicaLostError("The gateway has closed its channel.")
 
 
@@ -38,6 +40,7 @@ class _Generation:
 
     call: GenerationCall
     ended: asyncio.Future[GenerationResult]
+    opened_s: float = field(default_factory=time.monotonic)
     unread: asyncio.Queue[Emission | GenerationResult] = field(default_factory=asyncio.Queue)
     num_tokens: int = 0
 
@@ -161,12 +164,19 @@ class ReplicaServer:
             raise EngineError(trouble)
 
     async def release_adapter(self, digest: AdapterDigest) -> int:
-        """Wait for the generations that use an adapter, forget it, and return the bytes that this freed."""
+        """Wait for the generations that use an adapter, forget it, and return the bytes that this freed.
+
+        Those that begin well after this was asked use it because it was loaded again: it stays theirs.
+        """
+        last_s = time.monotonic() + SETTLE_S
         while True:
-            using = [g.ended for g in self._generations.values() if g.adapter == digest and not g.ended.done()]
-            if using:
-                await asyncio.wait(using)
+            using = [g for g in self._generations.values() if g.adapter == digest and not g.ended.done()]
+            leaving = [g.ended for g in using if g.opened_s <= last_s]
+            if leaving:
+                await asyncio.wait(leaving)
                 continue
+            if using:
+                return 0
             freed = self._engine.adapters.release(digest)
             if freed is not None:
                 return freed
@@ -219,6 +229,8 @@ class ReplicaServer:
             self._orphans.finished(generation.call, generation.num_tokens)
         if not generation.ended.done() or generation.ended.result().fault is _GATEWAY_GONE:
             self._engine.cancel(request_id)
+        # Who waits for it to end would wait for ever.
+        generation.ended.cancel()
 
     def _on_step(self, emissions: Sequence[Emission]) -> None:
         by_gateway: dict[TokenAddress, list[Emission]] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ import torch
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.registry import reference
 from deployments.gateway.gateway import Gateway
+from deployments.generation_calls import GenerationResult
+from deployments.replica import replica_server
 from engine.decoder.spec import read_spec
 from engine.errors import FailedAloneError
 from tests.adapters.handmade import write
@@ -74,3 +77,61 @@ async def test_unloading_waits_for_who_uses_it_and_changes_nothing_for_him(
     assert text_of(await stream) == expected
     assert await release >= sum(tensor.nbytes for tensor in tensors.values())
     assert engine.adapters.places() == {}
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_true():
+            await asyncio.sleep(0.001)
+
+
+async def test_unloading_does_not_wait_for_who_has_left(
+    gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path
+) -> None:
+    """It waited for an answer that nobody would ever end, for as long as an unload may wait."""
+    catalogue, _ = make_adapter(serving, tmp_path / "a")
+    ref = catalogue.entries["a"].versions[0].ref
+    opened = await gateway()
+    opened.adapters.adopt(catalogue)
+    engine, server = serving.replicas.engine, serving.replicas.server
+    engine.hold_after_steps = engine.snapshot().num_steps + 10
+    stream = asyncio.create_task(events_of(opened, ask(model="a", max_tokens=60)))
+    await until(lambda: engine.snapshot().num_running > 0)
+    release = asyncio.create_task(server.release_adapter(ref.digest))
+    await asyncio.sleep(0)
+    stream.cancel()
+    async with asyncio.timeout(60):
+        assert await release > 0
+    assert engine.adapters.places() == {}
+
+
+async def test_unloading_does_not_wait_for_those_who_ask_after_it_was_loaded_again(
+    gateway: Callable[..., Awaitable[Gateway]],
+    serving: Serving,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While somebody always asked for it, the unload did not end."""
+    monkeypatch.setattr(replica_server, "SETTLE_S", 0.0)
+    catalogue, _ = make_adapter(serving, tmp_path / "a")
+    ref = catalogue.entries["a"].versions[0].ref
+    opened = await gateway()
+    opened.adapters.adopt(catalogue)
+    request = ask(model="a", max_tokens=60)
+    expected = text_of(await events_of(opened, request))
+    engine, server = serving.replicas.engine, serving.replicas.server
+    engine.hold_after_steps = engine.snapshot().num_steps + 10
+    streams = [asyncio.create_task(events_of(opened, request))]
+    await until(lambda: engine.snapshot().num_running > 0)
+    release = asyncio.create_task(server.release_adapter(ref.digest))
+    await asyncio.sleep(0)
+    streams.append(asyncio.create_task(events_of(opened, replace(request, request_id="later"))))
+    await until(lambda: len(server._generations) == 2)
+    first = next(iter(server._generations.values()))
+    server._end(first, GenerationResult())
+    async with asyncio.timeout(60):
+        assert await release == 0
+    assert ref.digest in engine.adapters.places()
+    engine.release()
+    assert text_of(await streams[1]) == expected
+    streams[0].cancel()
