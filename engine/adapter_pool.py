@@ -199,10 +199,7 @@ class AdapterPool:
 
     def _load(self, digest: AdapterDigest) -> AdapterWeights:
         """Read an adapter on a loader thread."""
-        with self._lock:
-            ref = self._ref_by_digest.get(digest)
-        if ref is None:
-            raise AdapterError(digest[:12], "it was unloaded before it was read")
+        ref = self._declared(digest)
         started_s = self._clock()
         weights = self._loader.load(self._locate(ref))
         if weights.num_bytes > self._max_bytes:
@@ -211,9 +208,18 @@ class AdapterPool:
             )
             raise AdapterError(ref.name, reason)
         weights = weights.pinned() if self._device.type == "cuda" else weights
+        self._declared(digest)
         took_s = self._clock() - started_s
         self._load_s = (self._load_s + took_s) / 2 if self._load_s else took_s
         return weights
+
+    def _declared(self, digest: AdapterDigest) -> AdapterRef:
+        """Return where an adapter lies that somebody may still want."""
+        with self._lock:
+            ref = self._ref_by_digest.get(digest)
+        if ref is None:
+            raise AdapterError(digest[:12], "it was unloaded before it was read")
+        return ref
 
     def _try_place(self, digest: AdapterDigest) -> bool:
         """Give a slot to an adapter that has none, evicting if need be; the lock is held."""

@@ -331,3 +331,26 @@ def test_what_is_known_is_not_tried_again_by_every_request_that_names_it(bench: 
     assert pool.error(ref.digest) is not None
     pool.declare(ref)
     assert pool.error(ref.digest) is None
+
+
+def test_what_is_unloaded_while_it_is_read_does_not_stay(bench: Bench) -> None:
+    """Nobody could free it any more: no name stands for it."""
+    ref = bench.refs(1)[0]
+    is_read, may_end = threading.Event(), threading.Event()
+
+    def locate(found: AdapterRef) -> AdapterRef:
+        is_read.set()
+        assert may_end.wait(WAIT_S)
+        return found
+
+    pool = bench.pool([ref], locate=locate)
+    pool.prepare(ref.digest)
+    assert is_read.wait(WAIT_S)
+    assert pool.release(ref.digest) == 0
+    may_end.set()
+    bench.wait_until(lambda: "loading" not in pool.places().values())
+    assert pool.places() == {}
+    # Loaded again it is read again, at once.
+    pool.learn(ref)
+    bench.pin(pool, ref.digest)
+    pool.unpin(ref.digest)
