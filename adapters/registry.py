@@ -49,6 +49,9 @@ def check_name(name: str) -> None:
         raise AdapterError(name[:128], "a name has 1 to 128 letters, digits, dots, underscores or hyphens")
 
 
+Signature = str
+"""Of files: where it is the same, they have not changed."""
+
 Check = Callable[[str, LoraConfig, TensorFile], object]
 """Refuses an adapter, given its name and what was read of it, by an AdapterError."""
 
@@ -111,13 +114,18 @@ def sub_folders(root: str) -> list[str]:
     ]
 
 
-def signatures(root: str) -> dict[str, tuple[int, ...]]:
-    """Return time and size of the files of every sub-folder that looks like an adapter."""
+def signatures(root: str) -> dict[str, Signature]:
+    """Return the signature of every sub-folder that looks like an adapter.
+
+    Raises:
+        AdapterError: there is no such folder.
+    """
     found = {}
     for name in sub_folders(root):
         try:
             stats = [os.stat(os.path.join(root, name, file)) for file in (CONFIG_FILE, TENSOR_FILE)]
         except OSError:
             continue
-        found[name] = tuple(number for stat in stats for number in (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+        # Programs set the first of the times as they like, and give numbers of files again.
+        found[name] = " ".join(f"{s.st_mtime_ns} {s.st_ctime_ns} {s.st_size} {s.st_ino}" for s in stats)
     return found

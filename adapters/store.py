@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from pathlib import Path
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.errors import AdapterError
 from adapters.identity import AdapterDigest, AdapterRef
-from adapters.registry import check_name
+from adapters.registry import Signature, check_name
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS version (
@@ -31,6 +31,9 @@ CREATE TABLE IF NOT EXISTS revision (
     only INTEGER PRIMARY KEY CHECK (only = 0), value INTEGER NOT NULL, store TEXT NOT NULL
 );
 INSERT OR IGNORE INTO revision VALUES (0, 0, lower(hex(randomblob(16))));
+CREATE TABLE IF NOT EXISTS last_removed (name TEXT PRIMARY KEY, number INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS told (name TEXT PRIMARY KEY, digest TEXT NOT NULL, signature TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS build (only INTEGER PRIMARY KEY CHECK (only = 0), value TEXT NOT NULL);
 """
 
 
@@ -74,6 +77,7 @@ class AdapterStore:
     def add(self, ref: AdapterRef, base: str, *, takes_traffic: bool = True) -> int:
         """Make a content the newest version of its name and give it all of the name's traffic; return its number.
 
+        A number stands for one content for ever, also where that was removed.
         Without traffic it can be asked by its version only, and the split stays as it is: for a new name, empty.
         The content that the newest version has already stays that version. Where a name has as many versions as it may,
         the oldest without traffic make room.
@@ -95,7 +99,7 @@ class AdapterStore:
                 )
             else:
                 self._make_room(database, ref.name, [int(row[0]) for row in rows])
-                number = int(rows[-1][0]) + 1 if rows else 1
+                number = 1 + max(self._last_removed(database, ref.name), *(int(row[0]) for row in rows), 0)
                 created_s = int(self._clock())
                 row = (ref.name, number, base, ref.digest, ref.path, created_s)
                 database.execute("INSERT INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
@@ -133,6 +137,9 @@ class AdapterStore:
                 raise AdapterError(name[:128], "there is no adapter of this name")
             if number is not None and entry.version(number) is None:
                 raise AdapterError(name, f"it has no version {number}")
+            removed = max(v.number for v in entry.versions if number in (None, v.number))
+            removed = max(removed, self._last_removed(database, name))
+            database.execute("INSERT OR REPLACE INTO last_removed VALUES (?, ?)", (name, removed))
             left = [version.number for version in entry.versions if number is not None and version.number != number]
             if number is None or not left:
                 database.execute("DELETE FROM version WHERE name = ?", (name,))
@@ -144,6 +151,38 @@ class AdapterStore:
             if freed:
                 shares[max(left)] = shares.get(max(left), 0) + freed
             self._split(database, name, shares)
+
+    def repoint(self, ref: AdapterRef) -> None:
+        """Note where the files of a content of a name lie now."""
+        with self._change(ref.name) as database:
+            place = (ref.path, ref.name, ref.digest)
+            database.execute("UPDATE version SET path = ? WHERE name = ? AND digest = ?", place)
+
+    @property
+    def build(self) -> str:
+        """What `tell` was given last as that."""
+        row = self._database.execute("SELECT value FROM build").fetchone()
+        return "" if row is None else str(row[0])
+
+    def told(self, name: str) -> str | None:
+        """Return the digest that `tell` noted last of a name."""
+        row = self._database.execute("SELECT digest FROM told WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def signatures(self) -> dict[str, Signature]:
+        """Return the signatures that `tell` noted last, by name."""
+        return dict(self._database.execute("SELECT name, signature FROM told"))
+
+    def tell(self, contents: Iterable[tuple[str, AdapterDigest, Signature]], build: str | None = None) -> None:
+        """Note which contents names have where somebody keeps files for them, and which build told of that.
+
+        Args:
+            contents: name, digest, and signature of the files, empty where these are not watched.
+        """
+        with self._whole():
+            self._database.executemany("INSERT OR REPLACE INTO told VALUES (?, ?, ?)", contents)
+            if build is not None:
+                self._database.execute("INSERT OR REPLACE INTO build VALUES (0, ?)", (build,))
 
     def catalogue(self) -> Catalogue:
         """Return all names as they stand, in their order."""
@@ -181,10 +220,20 @@ class AdapterStore:
     @contextmanager
     def _change(self, name: str) -> Iterator[sqlite3.Connection]:
         """Make one transaction of a block that changes one name; it grows the revision by one."""
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
+        with self._whole():
             yield self._database
             self._database.execute("UPDATE revision SET value = value + 1")
+        # One name is read again, not all: thousands are declared one by one.
+        before = self._catalogue
+        entries = {other: entry for other, entry in before.entries.items() if other != name} | self._entries(name)
+        self._catalogue = replace(before, revision=before.revision + 1, entries=dict(sorted(entries.items())))
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Make one transaction of a block."""
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
             self._database.execute("COMMIT")
         except BaseException:
             # SQLite itself ends a transaction that finds the disk full, but not one that fails in every other way; one
@@ -192,10 +241,10 @@ class AdapterStore:
             if self._database.in_transaction:
                 self._database.execute("ROLLBACK")
             raise
-        # One name is read again, not all: thousands are declared one by one.
-        before = self._catalogue
-        entries = {other: entry for other, entry in before.entries.items() if other != name} | self._entries(name)
-        self._catalogue = replace(before, revision=before.revision + 1, entries=dict(sorted(entries.items())))
+
+    def _last_removed(self, database: sqlite3.Connection, name: str) -> int:
+        row = database.execute("SELECT number FROM last_removed WHERE name = ?", (name,)).fetchone()
+        return 0 if row is None else int(row[0])
 
     def _make_room(self, database: sqlite3.Connection, name: str, numbers: Sequence[int]) -> None:
         """Forget as many versions as are too many for one more; the newest, which may be asked for as that, stays."""

@@ -6,12 +6,16 @@ Binds the deployments, each with what `app.resolved` makes of the settings for i
 # No postponed annotations here: Serve reads the type of `build`'s argument as it stands.
 
 import logging
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
+from adapters.errors import AdapterError
+from adapters.registry import Signature, signatures
 from app.access.tenants import ADMIN_KEY_VARIABLE, key_digest
 from app.cli import serve_environment
 from app.http.api import create_app
@@ -30,7 +34,7 @@ from deployments.config import (
     model_deployment,
 )
 from deployments.gateway.gateway import Gateway
-from deployments.registry.adapter_registry import Registry
+from deployments.registry.registry_actor import Registry
 from deployments.replica.model_replica import ModelReplica
 from deployments.tokenizer.tokenizer import Tokenizer
 
@@ -61,6 +65,7 @@ def build(settings: Settings) -> serve.Application:
     """
     for loss in serve_environment.missing(serve_environment.of_this_process()):
         _logger.warning(loss)
+    seen = _seen_folders(settings)
     config = gateway_config(settings)
     told = {"has_accounts": config.accounts is not None, "adapter_cache": adapter_cache_config(settings)}
     models: dict[str, Any] = {model.name: _model(model, config.channel, told) for model in config.models}
@@ -88,7 +93,7 @@ def build(settings: Settings) -> serve.Application:
         max_surge_percent=_SURGE,
         **_LIFE_CYCLE,
     )
-    registry = None if settings.registry is None else _registry(settings, settings.registry, config.models)
+    registry = None if settings.registry is None else _registry(settings, settings.registry, config.models, seen)
     accounts = None if config.accounts is None else _accounts(config.accounts)
     batches = None if settings.batches is None else _batches(settings, settings.batches)
     bound: serve.Application = gateway.bind(
@@ -158,9 +163,23 @@ def _helper(name: str, actor: type, config: object, *, max_requests: int, num_cp
     return bound
 
 
-def _registry(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> serve.Application:
+def _seen_folders(settings: Settings) -> dict[str, dict[str, Signature]]:
+    """Return the signatures of what lies in drop-in folders; taken before that is read, no change is overlooked."""
+    seen = {}
+    for model in settings.models:
+        with suppress(AdapterError, OSError):
+            seen[model.name] = {} if model.adapter_folder is None else signatures(model.adapter_folder)
+    return seen
+
+
+def _registry(
+    settings: Settings,
+    registry: RegistrySettings,
+    models: tuple[ModelConfig, ...],
+    seen: Mapping[str, Mapping[str, Signature]],
+) -> serve.Application:
     # It bounds by itself what it works on, and answers the rest meanwhile.
-    return _the_only(REGISTRY, Registry, registry_config(settings, registry, models))
+    return _the_only(REGISTRY, Registry, registry_config(settings, registry, models, seen))
 
 
 def _accounts(config: AccountsConfig) -> serve.Application:

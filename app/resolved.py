@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -17,7 +17,7 @@ from typing import NoReturn
 from adapters.errors import AdapterError
 from adapters.identity import AdapterRef
 from adapters.peft_format import LoraConfig
-from adapters.registry import DeclaredNames, reference, reference_in, sub_folders
+from adapters.registry import DeclaredNames, Signature, reference, reference_in, sub_folders
 from adapters.tensor_file import TensorFile
 from adapters.validate import validate
 from app.access.tenants import KeyRing, Tenant
@@ -71,8 +71,16 @@ NUM_ADAPTER_READERS = 4
 """Each holds one adapter whole."""
 
 
-def registry_config(settings: Settings, registry: RegistrySettings, models: tuple[ModelConfig, ...]) -> RegistryConfig:
+def registry_config(
+    settings: Settings,
+    registry: RegistrySettings,
+    models: tuple[ModelConfig, ...],
+    seen: Mapping[str, Mapping[str, Signature]] | None = None,
+) -> RegistryConfig:
     """Return what the registry of adapters is told; its paths are absolute.
+
+    Args:
+        seen: signatures of what lay in drop-in folders before the models were read.
 
     Raises:
         ConfigError: the library is missing that a source needs.
@@ -98,6 +106,8 @@ def registry_config(settings: Settings, registry: RegistrySettings, models: tupl
             for asked, model in zip(settings.models, models, strict=True)
         ),
         declared_by_base={model.name: model.adapters for model in models},
+        seen_by_base={base: dict(found) for base, found in (seen or {}).items()},
+        build=secrets.token_hex(8),
         cross_encoders=tuple(reranker.name for reranker in settings.rerankers),
         watch_period_s=registry.watch_period_s,
     )

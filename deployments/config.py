@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from adapters.identity import AdapterRef
+from adapters.registry import Signature
 from adapters.validate import ModuleShapes
 from deployments.slo import Slo
 from engine.config import EngineConfig
@@ -136,6 +137,8 @@ class RegistryConfig:
         max_versions: of a name; the oldest without traffic make room for more.
         bases: the models that adapters are for.
         declared_by_base: adapters that the configuration names.
+        seen_by_base: signatures of what there was in each drop-in folder before it was read for that.
+        build: tells one build of the application from another.
         cross_encoders: their names, which no adapter may have.
     """
 
@@ -147,6 +150,8 @@ class RegistryConfig:
     source_timeout_s: float = 300.0
     bases: tuple[AdapterBase, ...] = ()
     declared_by_base: dict[str, tuple[AdapterRef, ...]] = field(default_factory=dict)
+    seen_by_base: dict[str, dict[str, Signature]] = field(default_factory=dict)
+    build: str = ""
     cross_encoders: tuple[str, ...] = ()
     watch_period_s: float = 2.0
 

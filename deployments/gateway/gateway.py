@@ -39,7 +39,7 @@ from deployments.gateway.dialect import dialect_of
 from deployments.gateway.embedding import Embedding
 from deployments.gateway.front_gate import FrontGate
 from deployments.gateway.inside import answer_inside
-from deployments.gateway.overview import Overview, gateways
+from deployments.gateway.overview import Overview
 from deployments.gateway.resumption import TokenSource
 from deployments.gateway.served_model import ServedModel, check_vocabulary
 from deployments.gateway.served_names import ServedNames
@@ -112,7 +112,7 @@ class Gateway:
         self._tokenizer_handle = tokenizer
         self._safety_handle = safety
         self._rerankers = Rerankers(config.rerankers, rerankers or {})
-        self.adapters = AdapterDirectory(config.models, models, registry, gateways)
+        self.adapters = AdapterDirectory(config.models, models, registry)
         self._names = ServedNames(config, self.adapters, self._rerankers)
         self._metrics = GatewayMetrics(config.slo, models)
         self._gates = {model.name: FrontGate(max_wait_s=model.engine.max_queue_s) for model in config.models}

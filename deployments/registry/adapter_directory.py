@@ -1,7 +1,7 @@
 """What a gateway knows of adapters, and how it has them changed: the registry decides, every gateway follows.
 
-A change is told to all gateways before it is answered, so that no request after the answer meets what was before. A
-gateway that could not be told asks by itself, every `REFRESH_S`.
+The registry tells all gateways of a change before it answers it, so that no request after the answer meets what was
+before. A gateway that could not be told asks by itself, every `REFRESH_S`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
-from adapters.identity import AdapterRef
 from deployments.config import ModelConfig
 from deployments.handle_calls import UNREACHED, ask_actor
-from deployments.handles import TELL_TIMEOUT_S, ask_all, release_adapter, tell_gateways
+from deployments.handles import TELL_TIMEOUT_S, ask_all
 from deployments.registry.adapter_changes import AdapterStatus, Registration
 from engine.errors import RequestError
 
@@ -37,7 +35,6 @@ class AdapterDirectory:
         models: their declared adapters are known before the registry has been asked.
         replicas: handle of each base model's deployment, by its name.
         registry: None where names cannot be changed.
-        gateways: returns the handle of all gateways.
     """
 
     def __init__(
@@ -45,17 +42,14 @@ class AdapterDirectory:
         models: Sequence[ModelConfig],
         replicas: Mapping[str, DeploymentHandle],
         registry: DeploymentHandle | None,
-        gateways: Callable[[], DeploymentHandle],
         *,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._catalogue = declared_catalogue(models)
         self._replicas = replicas
         self._registry = registry
-        self._gateways = gateways
         self._draw = draw
         self._refresh: asyncio.Task[None] | None = None
-        self._unloading: set[asyncio.Task[list[int]]] = set()
 
     async def start(self) -> None:
         """Ask the registry, and go on asking."""
@@ -90,7 +84,7 @@ class AdapterDirectory:
             OverloadError: too many are being loaded.
         """
         catalogue: Catalogue = await self._changed("register", wanted)
-        await self._tell(catalogue)
+        self.adopt(catalogue)
         return catalogue.entries[wanted.name]
 
     async def load_if(self, wanted: Registration, trial: Callable[[str], Awaitable[None]]) -> AdapterEntry:
@@ -106,7 +100,9 @@ class AdapterDirectory:
         try:
             await trial(f"{entry.name}@{number}")
         except BaseException:
-            if before is None or before.version(number) is None:
+            is_new = before is None or before.version(number) is None
+            now = self._catalogue.entries.get(entry.name)
+            if is_new and (now is None or number not in dict(now.split)):
                 await self.unload(entry.name, number)
             raise
         return await self.route(entry.name, {number: 100})
@@ -114,32 +110,18 @@ class AdapterDirectory:
     async def route(self, name: str, split: Mapping[int, int]) -> AdapterEntry:
         """Split a name's traffic among its versions, by percentages; errors as `load`."""
         catalogue: Catalogue = await self._changed("route", name, dict(split))
-        await self._tell(catalogue)
+        self.adopt(catalogue)
         return catalogue.entries[name]
 
     async def unload(self, name: str, number: int | None = None) -> list[int]:
         """Forget a name or a version, wait for the requests that use it, and free it everywhere; errors as `load`.
 
-        Returns the bytes that this freed on each replica. Who leaves meanwhile ends nothing: files would stay for ever.
+        Returns the bytes that this freed on each replica. Who leaves meanwhile ends nothing.
         """
-        # In nobody's context: Serve cancels what a request has asked for with the request itself.
-        task = asyncio.create_task(self._unload(name, number), context=Context())
-        # The event loop keeps no reference to it.
-        self._unloading.add(task)
-        task.add_done_callback(self._unloading.discard)
-        return await asyncio.shield(task)
-
-    async def _unload(self, name: str, number: int | None) -> list[int]:
-        entry = self._catalogue.entries.get(name)
         catalogue: Catalogue
-        gone: tuple[AdapterRef, ...]
-        catalogue, gone = await self._changed("unregister", name, number)
-        await self._tell(catalogue)
-        freed: list[int] = []
-        if entry is not None and entry.base in self._replicas:
-            for ref in gone:
-                freed += await release_adapter(self._replicas[entry.base], ref.digest)
-        await self._changed("discard", gone)
+        freed: list[int]
+        catalogue, freed = await self._changed("unload", name, number)
+        self.adopt(catalogue)
         return freed
 
     async def status(self) -> list[AdapterStatus]:
@@ -169,10 +151,6 @@ class AdapterDirectory:
             raise RequestError("This server's adapters cannot be changed while it runs.", field="lora_name")
         absence = "The registry of adapters cannot be reached."
         return await ask_actor(self._registry, method, *args, absence=absence, retry_after_s=RETRY_AFTER_S)
-
-    async def _tell(self, catalogue: Catalogue) -> None:
-        self.adopt(catalogue)
-        await tell_gateways(self._gateways(), catalogue)
 
     async def _ask(self, registry: DeploymentHandle) -> None:
         async with asyncio.timeout(TELL_TIMEOUT_S):

@@ -14,41 +14,40 @@ import logging
 import os
 import shutil
 import sqlite3
-import time
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import NamedTuple
 
-from ray import serve
-
-from adapters.catalogue import AdapterEntry, Catalogue
+from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from adapters.errors import AdapterError
 from adapters.file_store import FileStore, copy_from
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef, adapter_digest
-from adapters.registry import check_name, permitted_folder, signatures
+from adapters.registry import Signature, check_name, permitted_folder, reference_in, signatures
 from adapters.sources import AdapterSources, SourceError
-from adapters.store import AdapterStore, StoreTakenError
-from deployments.actor_process import begin_actor
-from deployments.config import GATEWAY, AdapterBase, RegistryConfig, model_deployment
+from adapters.store import AdapterStore
+from deployments.config import AdapterBase
 from deployments.disk_trouble import unavailable_on
 from deployments.errors import UnavailableError, unknown_model
-from deployments.handles import release_adapter, tell_gateways
 from deployments.registry.adapter_changes import Registration
 from engine.errors import OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-LOCK_POLL_S = 0.2
-NUM_LOCK_TRIES = 25
 NUM_FETCHERS = 4
 MAX_REGISTERING = 256
 """Registrations under way at once; more are told to come back."""
 RETRY_AFTER_S = 5.0
+
+
+class Displaced(NamedTuple):
+    """A content that no name stands for any more, and a base model whose replicas may have it."""
+
+    base: str
+    ref: AdapterRef
 
 
 class RegistryServer:
@@ -58,6 +57,7 @@ class RegistryServer:
         files: where those of registered adapters are copied to.
         sources: where else than in folders adapters may come from.
         cross_encoders: names that no adapter may have, like those of `bases`.
+        seen_by_base: what there was in drop-in folders when the configuration was read.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class RegistryServer:
         files: FileStore,
         sources: AdapterSources,
         cross_encoders: Sequence[str] = (),
+        seen_by_base: Mapping[str, Mapping[str, Signature]] | None = None,
     ) -> None:
         self._store = store
         self._bases = {base.name: base for base in bases}
@@ -78,35 +79,85 @@ class RegistryServer:
         # Threads of their own: a slow source holds up nothing but other sources.
         self._fetchers = ThreadPoolExecutor(max_workers=NUM_FETCHERS, thread_name_prefix="adapter-fetch")
         self._lock = asyncio.Lock()
-        self._seen_by_base: dict[str, dict[str, tuple[int, ...]]] = {}
+        self._read_by_base = seen_by_base or {}
+        self._seen_by_base: dict[str, dict[str, Signature]] = {}
         """Signature of each sub-folder's files at the last look at a drop-in folder."""
         self._unread: set[str] = set()
         """Bases whose drop-in folder could not be read at the last look."""
-        self._displaced: list[tuple[str, AdapterRef]] = []
+        # Of a process that ended before it had freed them.
+        orphans = files.unused(self.catalogue.digests())
+        self._displaced = [Displaced(base, ref) for ref in orphans for base in self._bases]
 
     @property
     def catalogue(self) -> Catalogue:
         """All names as they stand."""
         return self._store.catalogue()
 
-    async def declare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]]) -> None:
-        """Take over the adapters that the configuration names; those that are known already stay as they are.
+    async def declare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]], build: str) -> None:
+        """Take over the adapters that a configuration names, once for each build of the application.
 
-        What an earlier configuration named and this one does not is forgotten: its files may be anything by now.
+        When a registry has to begin anew, what its configuration says is old: names may have been unloaded since, and
+        folders changed. What an earlier configuration named and this one does not is forgotten: its files may be
+        anything by now.
         """
-        declared = {(ref.name, ref.digest) for refs in refs_by_base.values() for ref in refs}
         async with self._lock:
-            for entry in self.catalogue.entries.values():
-                for version in entry.versions:
-                    if not self._files.has(version.ref) and (entry.name, version.ref.digest) not in declared:
-                        await asyncio.to_thread(self._store.remove, entry.name, version.number)
-            for name in self.catalogue.entries.keys() & self._taken.keys():
-                _logger.warning("the adapter %r was loaded earlier; %s has its name now", name, self._taken[name])
-            for base, ref in ((base, ref) for base, refs in refs_by_base.items() for ref in refs):
-                known = self.catalogue.entries.get(ref.name)
-                if known is not None and any(version.ref.digest == ref.digest for version in known.versions):
+            if self._store.build != build:
+                await self._take_over(refs_by_base, build)
+            seen = await asyncio.to_thread(self._store.signatures)
+            self._seen_by_base = {base: dict(seen) for base in self._bases}
+
+    async def _take_over(self, refs_by_base: Mapping[str, Sequence[AdapterRef]], build: str) -> None:
+        for name in self.catalogue.entries.keys() & self._taken.keys():
+            _logger.warning("the adapter %r was loaded earlier; %s has its name now", name, self._taken[name])
+        before = self.catalogue
+        await asyncio.to_thread(self._compare, refs_by_base)
+        told = [
+            (ref.name, ref.digest, self._read_by_base.get(base, {}).get(ref.name, ""))
+            for base, refs in refs_by_base.items()
+            for ref in refs
+        ]
+        await asyncio.to_thread(self._store.tell, told, build)
+        used = self.catalogue.digests()
+        versions = ((entry.base, version.ref) for entry in before.entries.values() for version in entry.versions)
+        self._displaced += [Displaced(base, ref) for base, ref in versions if ref.digest not in used]
+
+    def _compare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]]) -> None:
+        """Make names stand for what the configuration says, where it says something new."""
+        declared = {(ref.name, ref.digest): ref for refs in refs_by_base.values() for ref in refs}
+        base_by_name = {ref.name: base for base, refs in refs_by_base.items() for ref in refs}
+        for entry in self.catalogue.entries.values():
+            if base_by_name.get(entry.name, entry.base) != entry.base:
+                _logger.warning(
+                    "the adapter %r, loaded earlier, is one of %s; the configuration has another of this name for %s",
+                    *(entry.name, entry.base, base_by_name[entry.name]),
+                )
+                self._store.remove(entry.name)
+                continue
+            for version in entry.versions:
+                self._settle(version, declared.get((entry.name, version.ref.digest)))
+        for base, refs in refs_by_base.items():
+            for ref in refs:
+                entry_now = self.catalogue.entries.get(ref.name)
+                known = () if entry_now is None else entry_now.versions
+                # A version that was unloaded does not come back while its name has others.
+                if any(ref.digest in (version.ref.digest, self._store.told(ref.name)) for version in known):
                     continue
-                await self._add(ref, base)
+                try:
+                    self._store.add(ref, base)
+                except AdapterError as error:
+                    _logger.warning("of the configuration: %s", error)
+
+    def _settle(self, version: AdapterVersion, declared: AdapterRef | None) -> None:
+        """See to it that a version from before this configuration has its files, or forget it."""
+        ref = version.ref
+        if self._files.has(ref):
+            return
+        # It lies elsewhere now, or is ours, and our folder was moved.
+        found = declared or self._files.find(ref)
+        if found is None:
+            self._store.remove(ref.name, version.number)
+        elif found.path != ref.path:
+            self._store.repoint(replace(ref, path=found.path))
 
     async def register(self, wanted: Registration) -> Catalogue:
         """Make the content of a folder or a URL the newest version of a name, with all of the name's traffic.
@@ -163,8 +214,8 @@ class RegistryServer:
                 await asyncio.to_thread(self._store.route, name, dict(split))
         return self.catalogue
 
-    async def unregister(self, name: str, number: int | None = None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
-        """Forget a name or a version of it; return also the contents that no name stands for any more.
+    async def unregister(self, name: str, number: int | None = None) -> list[Displaced]:
+        """Forget a name or a version of it; return the contents that no name stands for any more.
 
         Raises:
             RequestError: there is no such name or version.
@@ -173,10 +224,11 @@ class RegistryServer:
             before = self.catalogue
             with _refusing("lora_name", code="model_not_found"):
                 await asyncio.to_thread(self._store.remove, name, number)
-            return self.catalogue, self.catalogue.gone(name, before)
+            base = before.entries[name].base
+            return [Displaced(base, ref) for ref in self.catalogue.gone(name, before)]
 
-    def take_displaced(self) -> list[tuple[str, AdapterRef]]:
-        """Return contents, each with its base, that made room for new versions; they are the caller's to free."""
+    def take_displaced(self) -> list[Displaced]:
+        """Return contents that made room for others, or that nobody freed yet; they are the caller's to free."""
         displaced, self._displaced = self._displaced, []
         return displaced
 
@@ -189,13 +241,16 @@ class RegistryServer:
         """Return a part of a file of a registered content, for a node that does not have it.
 
         Raises:
-            AdapterError: no name stands for the content, or it cannot be read.
+            AdapterError: no name stands for the content and nobody uses it, or it cannot be read.
         """
-        versions = (version for entry in self.catalogue.entries.values() for version in entry.versions)
-        path = next((version.ref.path for version in versions if version.ref.digest == ref.digest), None)
-        if path is None or file not in (CONFIG_FILE, TENSOR_FILE):
+        # Also of one that was unloaded: as long as it lies here, somebody may still use it.
+        found = self._files.find(ref)
+        if found is None:
+            versions = (version for entry in self.catalogue.entries.values() for version in entry.versions)
+            found = next((version.ref for version in versions if version.ref.digest == ref.digest), None)
+        if found is None or file not in (CONFIG_FILE, TENSOR_FILE):
             raise AdapterError(ref.name, "it is not loaded any more")
-        return await asyncio.to_thread(read_part, ref.name, path, file, offset)
+        return await asyncio.to_thread(read_part, ref.name, found.path, file, offset)
 
     async def look(self) -> bool:
         """Look at the drop-in folders; register what is new or changed, and say whether anything was."""
@@ -215,22 +270,37 @@ class RegistryServer:
 
     async def _look_into(self, root: str, base: AdapterBase) -> None:
         found = await asyncio.to_thread(signatures, root)
-        is_first = base.name not in self._seen_by_base
-        seen = self._seen_by_base.get(base.name, {})
-        changed = [name for name, signature in found.items() if seen.get(name) != signature]
-        self._seen_by_base[base.name] = found
-        for name in changed:
-            entry = self.catalogue.entries.get(name)
-            if is_first and entry is not None:
-                continue  # the configuration has told of it already
+        seen = self._seen_by_base.setdefault(base.name, {})
+        for name in seen.keys() - found.keys():
+            del seen[name]
+        for name, signature in found.items():
+            if seen.get(name) == signature:
+                continue
             try:
-                place = os.path.join(root, name)
-                await self.register(Registration(name=name, place=place, base=base.name, replaces=True))
+                await self._take_in(name, signature, base)
             except OverloadError:
-                found.pop(name)
+                continue  # the next look is another chance
             except RequestError as error:
                 # It may be on its way still; the next change of its files is another chance.
                 _logger.warning("drop-in folder: %s", error.message)
+            seen[name] = signature
+
+    async def _take_in(self, name: str, signature: Signature, base: AdapterBase) -> None:
+        """Register the content of a sub-folder that looks new; that of the last look, with other times, is not."""
+        assert base.watched is not None
+        with _refusing("lora_path"):
+            ref = await asyncio.to_thread(reference_in, base.watched, name, base.allowed)
+        async with self._lock:
+            told = await asyncio.to_thread(self._store.told, name)
+        entry = self.catalogue.entries.get(name)
+        versions = () if entry is None else entry.versions
+        # Who routes its traffic elsewhere means it; who puts back what was unloaded, too.
+        if told != ref.digest or all(version.ref.digest != ref.digest for version in versions):
+            place = os.path.join(base.watched, name)
+            await self.register(Registration(name=name, place=place, base=base.name, replaces=True))
+        async with self._lock:
+            with _refusing("lora_path"):
+                await asyncio.to_thread(self._store.tell, [(name, ref.digest, signature)])
 
     async def _bring(self, wanted: Registration, base: AdapterBase) -> str:
         """Return a folder of the store with the files that are meant.
@@ -288,105 +358,9 @@ class RegistryServer:
         before = self.catalogue
         await asyncio.to_thread(self._store.add, ref, base, takes_traffic=takes_traffic)
         gone = self.catalogue.gone(ref.name, before)
-        self._displaced += [(base, ref) for ref in gone]
+        self._displaced += [Displaced(base, ref) for ref in gone]
         if gone:
             _logger.info("%d old versions of the adapter %r make room for a new one", len(gone), ref.name)
-
-
-class Registry:
-    """The actor: a shell around `RegistryServer` that also looks at the drop-in folders.
-
-    A change that has begun is carried through, even where whoever asked for it has gone.
-    """
-
-    async def __init__(self, config: RegistryConfig) -> None:  # type: ignore[misc]
-        """Open the store, take over what the configuration names, and begin to look; Serve awaits it."""
-        begin_actor()
-        files = FileStore(config.folder)
-        store = await asyncio.to_thread(_open_store, config, files)
-        sources = AdapterSources(config.sources, max_bytes=config.max_source_bytes, timeout_s=config.source_timeout_s)
-        self._server = RegistryServer(
-            store, config.bases, files=files, sources=sources, cross_encoders=config.cross_encoders
-        )
-        self._changes: set[asyncio.Task[Any]] = set()
-        await self._server.declare(config.declared_by_base)
-        self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
-
-    async def catalogue(self, store: str, revision: int) -> Catalogue | None:
-        """Return all names, or None where the caller knows them as they stand."""
-        found = self._server.catalogue
-        return None if (found.store, found.revision) == (store, revision) else found
-
-    async def register(self, wanted: Registration) -> Catalogue:
-        """Make the content of a folder or a URL the newest version of a name."""
-        return await self._whole(self._server.register(wanted))
-
-    async def route(self, name: str, split: dict[int, int]) -> Catalogue:
-        """Split a name's traffic among its versions."""
-        return await self._whole(self._server.route(name, split))
-
-    async def unregister(self, name: str, number: int | None = None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
-        """Forget a name or a version of it."""
-        return await self._whole(self._server.unregister(name, number))
-
-    async def discard(self, refs: tuple[AdapterRef, ...]) -> None:
-        """Delete the copies of contents that nobody uses any more."""
-        await self._whole(self._server.discard(refs))
-
-    async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
-        """Return a part of a file of a registered content, for a node that does not have it."""
-        return await self._server.read_file(ref, file, offset)
-
-    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
-        return await asyncio.shield(self._start(change))
-
-    def _start(self, change: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(change)
-        # The event loop keeps no reference to a task, and this one may outlive the call.
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        return task
-
-    async def _free(self, displaced: Sequence[tuple[str, AdapterRef]]) -> None:
-        """Do what an unload does, for versions that made room; no load waits for the requests that use them."""
-        await self._tell()
-        for base, ref in displaced:
-            handle = serve.get_deployment_handle(model_deployment(base), serve.get_replica_context().app_name)
-            await release_adapter(handle, ref.digest)
-        await self._server.discard([ref for _, ref in displaced])
-
-    async def _tell(self) -> None:
-        """Tell the gateways at once; one that is not reached asks by itself."""
-        gateways = serve.get_deployment_handle(GATEWAY, serve.get_replica_context().app_name)
-        await tell_gateways(gateways, self._server.catalogue)
-
-    async def _look_for_ever(self, period_s: float) -> None:
-        while True:
-            try:
-                displaced = self._server.take_displaced()
-                if displaced:
-                    self._start(self._free(displaced))
-                if await self._server.look():
-                    await self._tell()
-            except Exception:
-                # The task's border: a folder that cannot be read today may be tomorrow.
-                _logger.exception("looking at the drop-in folders failed")
-            await asyncio.sleep(period_s)
-
-
-def _open_store(config: RegistryConfig, files: FileStore) -> AdapterStore:
-    """Open the store, which one registry at a time may have; without it names last as long as this process."""
-    path = config.store_path
-    for _ in range(NUM_LOCK_TRIES):
-        try:
-            store = AdapterStore(path, max_versions=config.max_versions)
-        except StoreTakenError:
-            time.sleep(LOCK_POLL_S)
-        else:
-            files.clear()
-            return store
-    _logger.warning("%s is another server's: adapters loaded here are forgotten as this one ends", path)
-    return AdapterStore(":memory:", max_versions=config.max_versions)
 
 
 @contextmanager

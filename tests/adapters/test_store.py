@@ -71,6 +71,32 @@ def test_removing_a_version_gives_its_share_to_the_newest(store: AdapterStore) -
     assert store.catalogue().entries == {}
 
 
+def test_a_number_never_stands_for_another_content(store: AdapterStore) -> None:
+    """Whoever asked for `sql@2` got what was loaded next."""
+    for digest in "abc":
+        store.add(ref("sql", digest), "m")
+    store.remove("sql", 3)
+    store.remove("sql", 2)
+    assert store.add(ref("sql", "d"), "m") == 4
+    store.remove("sql")
+    assert store.add(ref("sql", "e"), "m") == 5
+    assert store.add(ref("other", "e"), "m") == 1
+
+
+def test_what_was_told_outlives_the_process(tmp_path: Path) -> None:
+    path = str(tmp_path / "adapters.sqlite")
+    store = AdapterStore(path)
+    assert (store.build, store.told("sql")) == ("", None)
+    store.tell([("sql", AdapterDigest("a"), "1"), ("other", AdapterDigest("b"), "")], "first")
+    store.tell([("sql", AdapterDigest("c"), "2")])
+    store.close()
+    store = AdapterStore(path)
+    assert (store.build, store.told("sql"), store.told("other")) == ("first", "c", "b")
+    assert store.signatures() == {"sql": "2", "other": ""}
+    assert store.catalogue().revision == 0
+    store.close()
+
+
 def test_what_is_wrong_is_refused_and_changes_nothing(store: AdapterStore) -> None:
     store.add(ref("sql", "a"), "m")
     before = store.catalogue()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,9 +47,9 @@ class RegistryHandle:
     def __init__(self) -> None:
         self.store = AdapterStore(":memory:")
         self.store.add(REF, "m")
-        self.discarded: list[AdapterRef] = []
+        self.unloaded: list[str] = []
         self.dies = False
-        for name in ("catalogue", "register", "unregister", "discard", "route"):
+        for name in ("catalogue", "register", "unload", "route"):
             setattr(self, name, Call(getattr(self, f"_{name}")))
 
     def _alive(self) -> None:
@@ -77,14 +76,11 @@ class RegistryHandle:
         self.store.route(name, split)
         return self.store.catalogue()
 
-    def _unregister(self, name: str, number: int | None) -> tuple[Catalogue, tuple[AdapterRef, ...]]:
+    def _unload(self, name: str, number: int | None) -> tuple[Catalogue, list[int]]:
         versions = self.store.catalogue().entries[name].versions
-        gone = tuple(version.ref for version in versions if number in (None, version.number))
+        self.unloaded += [version.ref.digest for version in versions if number in (None, version.number)]
         self.store.remove(name, number)
-        return self.store.catalogue(), gone
-
-    def _discard(self, refs: tuple[AdapterRef, ...]) -> None:
-        self.discarded += refs
+        return self.store.catalogue(), [100, 50]
 
 
 class Broadcast:
@@ -105,8 +101,8 @@ class Broadcast:
         return Response()
 
 
-def a_directory(registry: RegistryHandle | None, replicas: Broadcast, gateways: Broadcast) -> AdapterDirectory:
-    return AdapterDirectory([MODEL], {"m": replicas}, registry, lambda: gateways, draw=lambda: 0.0)  # type: ignore
+def a_directory(registry: RegistryHandle | None, replicas: Broadcast | None = None) -> AdapterDirectory:
+    return AdapterDirectory([MODEL], {"m": replicas or Broadcast()}, registry, draw=lambda: 0.0)  # type: ignore
 
 
 def digest(directory: AdapterDirectory, name: str) -> str | None:
@@ -114,17 +110,15 @@ def digest(directory: AdapterDirectory, name: str) -> str | None:
     return None if found is None else found[1].ref.digest
 
 
-async def test_a_change_is_told_to_every_gateway_before_it_is_answered() -> None:
-    registry, gateways = RegistryHandle(), Broadcast()
-    directory = a_directory(registry, Broadcast(), gateways)
+async def test_a_change_is_followed_and_nothing_older_is() -> None:
+    registry = RegistryHandle()
+    directory = a_directory(registry)
     await directory.start()
     entry = await directory.load(Registration(name="sql", place="d1", replaces=True))
     assert [version.number for version in entry.versions] == [1, 2]
     assert digest(directory, "sql") == "d1"
-    ((method, told),) = gateways.asked
-    assert method == "adopt"
-    assert told.entries["sql"] == entry
-    sibling = a_directory(registry, Broadcast(), gateways)
+    told = registry.store.catalogue()
+    sibling = a_directory(registry)
     assert digest(sibling, "sql") == "d0"
     sibling.adopt(told)
     assert digest(sibling, "sql") == "d1"
@@ -134,44 +128,19 @@ async def test_a_change_is_told_to_every_gateway_before_it_is_answered() -> None
     assert digest(directory, "sql") == "d0"
 
 
-async def test_unloading_frees_what_no_name_stands_for_and_says_how_much() -> None:
-    registry, replicas = RegistryHandle(), Broadcast(100, ActorDiedError(), 50)
-    directory = a_directory(registry, replicas, Broadcast())
+async def test_unloading_says_how_much_was_freed() -> None:
+    registry = RegistryHandle()
+    directory = a_directory(registry)
     await directory.start()
-    freed = await directory.unload("sql")
-    assert freed == [100, 50]
-    assert replicas.asked == [("release_adapter", "d0")]
-    assert registry.discarded == [REF]
+    assert await directory.unload("sql") == [100, 50]
+    assert registry.unloaded == ["d0"]
     assert digest(directory, "sql") is None
-
-
-async def test_an_unload_whose_client_has_left_is_carried_through() -> None:
-    """Nobody else would ever delete the files: no name stands for them any more."""
-    registry, replicas = RegistryHandle(), Broadcast(512)
-    has_begun, may_end = asyncio.Event(), asyncio.Event()
-    handle = a_directory(registry, replicas, Broadcast())
-
-    async def results_async(*, return_exceptions: bool) -> list[Any]:
-        has_begun.set()
-        await may_end.wait()
-        return [512]
-
-    replicas.broadcast = lambda method, *args: SimpleNamespace(results_async=results_async)  # type: ignore[method-assign]
-    client = asyncio.create_task(handle.unload("sql"))
-    await has_begun.wait()
-    client.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await client
-    assert registry.discarded == []
-    may_end.set()
-    while registry.discarded != [REF]:
-        await asyncio.sleep(0)
 
 
 async def test_a_gateway_that_was_not_told_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.registry.adapter_directory.REFRESH_S", 0.001)
     registry = RegistryHandle()
-    directory = a_directory(registry, Broadcast(), Broadcast())
+    directory = a_directory(registry)
     registry.dies = True
     await directory.start()
     assert digest(directory, "sql") == "d0"
@@ -184,7 +153,7 @@ async def test_a_gateway_that_was_not_told_finds_out(monkeypatch: pytest.MonkeyP
 
 async def test_a_registry_with_another_store_is_believed_from_its_start() -> None:
     registry = RegistryHandle()
-    directory = a_directory(registry, Broadcast(), Broadcast())
+    directory = a_directory(registry)
     await directory.start()
     for index in range(5):
         await directory.load(Registration(name="sql", place=f"d{index + 1}", replaces=True))
@@ -197,7 +166,7 @@ async def test_a_registry_with_another_store_is_believed_from_its_start() -> Non
 
 async def test_errors_are_the_registry_s_and_its_absence_is_overload() -> None:
     registry = RegistryHandle()
-    directory = a_directory(registry, Broadcast(), Broadcast())
+    directory = a_directory(registry)
     with pytest.raises(RequestError, match="bad"):
         await directory.load(Registration(name="sql", place="bad"))
     with pytest.raises(OverloadError, match=r"^busy$") as refused:
@@ -207,13 +176,13 @@ async def test_errors_are_the_registry_s_and_its_absence_is_overload() -> None:
     with pytest.raises(UnavailableError, match="registry"):
         await directory.load(Registration(name="sql", place="d1"))
     with pytest.raises(RequestError, match="cannot be changed"):
-        await a_directory(None, Broadcast(), Broadcast()).load(Registration(name="sql", place="d1"))
+        await a_directory(None).load(Registration(name="sql", place="d1"))
 
 
 @pytest.mark.parametrize("name", ["sql", "new"])
 async def test_a_content_on_trial_is_asked_by_its_version_and_forgotten_where_it_fails(name: str) -> None:
     registry = RegistryHandle()
-    directory = a_directory(registry, Broadcast(), Broadcast())
+    directory = a_directory(registry)
     await directory.start()
     before, number = digest(directory, name), 2 if name == "sql" else 1
 
@@ -227,18 +196,34 @@ async def test_a_content_on_trial_is_asked_by_its_version_and_forgotten_where_it
     with pytest.raises(RequestError, match="No"):
         await directory.load_if(wanted, fail)
     assert (digest(directory, name), digest(directory, f"{name}@{number}")) == (before, None)
-    assert [ref.digest for ref in registry.discarded] == ["d1"]
+    assert registry.unloaded == ["d1"]
 
     async def succeed(model: str) -> None:
         assert digest(directory, model) == "d1"
 
     entry = await directory.load_if(wanted, succeed)
-    assert entry.split == ((number, 100),)
+    assert entry.split == ((number + 1, 100),)
     assert digest(directory, name) == "d1"
     # A version that was there before its trial stays.
     with pytest.raises(RequestError):
         await directory.load_if(wanted, refuse)
     assert digest(directory, name) == "d1"
+
+
+async def test_a_trial_that_fails_takes_nothing_from_who_has_loaded_the_same_content_meanwhile() -> None:
+    registry = RegistryHandle()
+    directory = a_directory(registry)
+    await directory.start()
+    wanted = Registration(name="sql", place="d1", replaces=True)
+
+    async def fail_late(model: str) -> None:
+        await directory.load(wanted)
+        raise RequestError("No.", field="canary")
+
+    with pytest.raises(RequestError, match="No"):
+        await directory.load_if(wanted, fail_late)
+    assert digest(directory, "sql") == "d1"
+    assert registry.unloaded == []
 
 
 async def refuse(model: str) -> None:
@@ -247,12 +232,12 @@ async def refuse(model: str) -> None:
 
 async def test_the_status_says_where_contents_lie() -> None:
     replicas = Broadcast(("r1", {"d0": "device"}), ("r2", {"d9": "host"}), ("r3", {"d0": "loading"}))
-    (status,) = await a_directory(None, replicas, Broadcast()).status()
+    (status,) = await a_directory(None, replicas).status()
     assert status.places_by_replica == {1: {"r1": "device", "r3": "loading"}}
 
 
 def test_what_belongs_to_a_model_that_is_not_served_is_not_there() -> None:
-    directory = AdapterDirectory([MODEL], {}, None, Broadcast)  # type: ignore[arg-type]
+    directory = AdapterDirectory([MODEL], {}, None)
     assert directory.find("sql") is None
     assert directory.entries() == []
     assert declared_catalogue([MODEL]).revision < 0

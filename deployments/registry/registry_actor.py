@@ -1,0 +1,174 @@
+"""The actor of the registry: a shell around `RegistryServer` that watches folders, tells gateways, and frees.
+
+    unload --> forgotten --> every gateway told --> on every replica: requests ended, memory freed --> files deleted
+
+It does all of this itself, so that it is carried through whoever asked for it; where this process ends in the midst of
+it, the next one frees what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from adapters.catalogue import Catalogue
+from adapters.file_store import FileStore
+from adapters.identity import AdapterRef
+from adapters.sources import AdapterSources
+from adapters.store import AdapterStore, StoreTakenError
+from deployments.actor_process import begin_actor
+from deployments.config import GATEWAY, RegistryConfig, model_deployment
+from deployments.handles import release_adapter, tell_gateways
+from deployments.registry.adapter_changes import Registration
+from deployments.registry.adapter_registry import Displaced, RegistryServer
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOCK_POLL_S = 0.2
+NUM_LOCK_TRIES = 25
+
+
+class Registry:
+    """The deployment `Registry`; there is one replica of it.
+
+    A change that has begun is carried through, even where whoever asked for it has gone, and is told to every gateway
+    before it is answered.
+    """
+
+    async def __init__(self, config: RegistryConfig) -> None:  # type: ignore[misc]
+        """Open the store, take over what the configuration names, and begin to look; Serve awaits it."""
+        begin_actor()
+        store, files = await asyncio.to_thread(open_store, config)
+        sources = AdapterSources(config.sources, max_bytes=config.max_source_bytes, timeout_s=config.source_timeout_s)
+        self._server = RegistryServer(
+            store,
+            config.bases,
+            files=files,
+            sources=sources,
+            cross_encoders=config.cross_encoders,
+            seen_by_base=config.seen_by_base,
+        )
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._handles: dict[str, DeploymentHandle] = {}
+        self._telling = asyncio.Lock()
+        self._told: Catalogue | None = None
+        await self._server.declare(config.declared_by_base, config.build)
+        self._watch = asyncio.create_task(self._look_for_ever(config.watch_period_s))
+
+    async def catalogue(self, store: str, revision: int) -> Catalogue | None:
+        """Return all names, or None where the caller knows them as they stand."""
+        found = self._server.catalogue
+        return None if (found.store, found.revision) == (store, revision) else found
+
+    async def register(self, wanted: Registration) -> Catalogue:
+        """Make the content of a folder or a URL the newest version of a name."""
+        return await self._whole(self._register(wanted))
+
+    async def route(self, name: str, split: dict[int, int]) -> Catalogue:
+        """Split a name's traffic among its versions."""
+        return await self._whole(self._route(name, split))
+
+    async def unload(self, name: str, number: int | None = None) -> tuple[Catalogue, list[int]]:
+        """Forget a name or a version of it, wait for the requests that use it, and free it everywhere.
+
+        Returns also the bytes that this freed on each replica.
+        """
+        return await self._whole(self._unload(name, number))
+
+    async def read_file(self, ref: AdapterRef, file: str, offset: int) -> bytes:
+        """Return a part of a file of a registered content, for a node that does not have it."""
+        return await self._server.read_file(ref, file, offset)
+
+    async def _register(self, wanted: Registration) -> Catalogue:
+        catalogue = await self._server.register(wanted)
+        await self._tell()
+        return catalogue
+
+    async def _route(self, name: str, split: dict[int, int]) -> Catalogue:
+        catalogue = await self._server.route(name, split)
+        await self._tell()
+        return catalogue
+
+    async def _unload(self, name: str, number: int | None) -> tuple[Catalogue, list[int]]:
+        displaced = await self._server.unregister(name, number)
+        catalogue = self._server.catalogue
+        return catalogue, await self._free(displaced)
+
+    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._start(change))
+
+    def _start(self, change: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(change)
+        # The event loop keeps no reference to a task, and this one may outlive the call.
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return task
+
+    async def _free(self, displaced: Sequence[Displaced]) -> list[int]:
+        """Wait for the requests that use contents, and delete them everywhere; return the bytes freed on replicas."""
+        await self._tell()
+        freed = await asyncio.gather(
+            *(release_adapter(self._handle(model_deployment(base)), ref.digest) for base, ref in displaced)
+        )
+        await self._server.discard([ref for _, ref in displaced])
+        return [num_bytes for answers in freed for num_bytes in answers]
+
+    async def _tell(self) -> None:
+        """Tell the gateways of the names as they stand; one that is not reached asks by itself.
+
+        Changes that are made while others are told of share the next telling: names of thousands are some MiB.
+        """
+        wanted = self._server.catalogue
+        async with self._telling:
+            if self._told is not None and self._told.revision >= wanted.revision:
+                return
+            told = self._server.catalogue
+            await tell_gateways(self._handle(GATEWAY), told)
+            self._told = told
+
+    def _handle(self, deployment: str) -> DeploymentHandle:
+        if deployment not in self._handles:
+            app_name = serve.get_replica_context().app_name
+            self._handles[deployment] = serve.get_deployment_handle(deployment, app_name)
+        return self._handles[deployment]
+
+    async def _look_for_ever(self, period_s: float) -> None:
+        while True:
+            try:
+                displaced = self._server.take_displaced()
+                if displaced:
+                    self._start(self._free(displaced))
+                if await self._server.look():
+                    await self._tell()
+            except Exception:
+                # The task's border: a folder that cannot be read today may be tomorrow.
+                _logger.exception("looking at the drop-in folders failed")
+            await asyncio.sleep(period_s)
+
+
+def open_store(config: RegistryConfig) -> tuple[AdapterStore, FileStore]:
+    """Open the store, which one registry at a time may have; without it names last as long as this process.
+
+    Nor are the files another registry's then: it would delete what it does not know of.
+    """
+    path = config.store_path
+    for _ in range(NUM_LOCK_TRIES):
+        try:
+            store = AdapterStore(path, max_versions=config.max_versions)
+        except StoreTakenError:
+            time.sleep(LOCK_POLL_S)
+        else:
+            files = FileStore(config.folder)
+            files.clear()
+            return store, files
+    _logger.warning("%s is another server's: adapters loaded here are forgotten as this one ends", path)
+    return AdapterStore(":memory:", max_versions=config.max_versions), FileStore(tempfile.mkdtemp(prefix="adapters-"))

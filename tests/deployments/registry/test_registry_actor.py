@@ -1,0 +1,173 @@
+"""The registry's actor: what it carries through, whom it tells, and whose files it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.file_store import copy_from
+from adapters.store import AdapterStore
+from deployments.config import AdapterBase, RegistryConfig
+from deployments.registry import registry_actor
+from deployments.registry.adapter_changes import Registration
+from deployments.registry.registry_actor import Registry, open_store
+from tests.adapters.handmade import SHAPES, make_tensors, write
+
+
+class Replicas:
+    """The handle of a deployment whose replicas answer when they may."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    def broadcast(self, method: str, argument: Any) -> Any:
+        self.asked.append((method, argument))
+        replicas = self
+
+        class Response:
+            async def results_async(self, *, return_exceptions: bool) -> list[Any]:
+                await replicas.may_answer.wait()
+                return [512, RuntimeError("one has died")]
+
+        return Response()
+
+
+class Actor:
+    """A registry without a cluster, over a folder that others open later."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.dropin = folder, folder / "dropin"
+        self.gateways, self.replicas = Replicas(), Replicas()
+        self.dropin.mkdir(exist_ok=True)
+
+    @property
+    def config(self) -> RegistryConfig:
+        base = AdapterBase(name="m", module_shapes=SHAPES, max_rank=16, allowed=(str(self.dropin),))
+        return RegistryConfig(
+            store_path=str(self.folder / "store" / "adapters.sqlite"),
+            folder=str(self.folder / "store" / "adapters"),
+            bases=(base,),
+            watch_period_s=0.01,
+        )
+
+    async def open(self, monkeypatch: pytest.MonkeyPatch) -> Registry:
+        handles = {"Gateway": self.gateways, "Model-m": self.replicas}
+        monkeypatch.setattr(Registry, "_handle", lambda _, deployment: handles[deployment])
+        registry = object.__new__(Registry)
+        await registry.__init__(self.config)  # type: ignore[misc]
+        return registry
+
+    async def end(self, registry: Registry) -> None:
+        """End it as a kill does: whatever it was about stays undone."""
+        tasks = [registry._watch, *registry._changes]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        registry._server._store.close()
+
+    def put(self, name: str, seed: int = 0) -> Registration:
+        write(self.dropin / name, tensors=make_tensors(seed=seed))
+        return Registration(name=name, place=name, base="m")
+
+    def kept(self) -> set[str]:
+        return {path.name for path in (self.folder / "store" / "adapters").iterdir()}
+
+
+@pytest.fixture
+def actor(tmp_path: Path) -> Actor:
+    return Actor(tmp_path)
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not is_true():
+            await asyncio.sleep(0.001)
+
+
+async def test_an_unload_tells_waits_frees_and_deletes_though_its_client_has_left(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = await actor.open(monkeypatch)
+    catalogue = await registry.register(actor.put("a"))
+    (version,) = catalogue.entries["a"].versions
+    assert actor.gateways.asked == [("adopt", catalogue)]
+    actor.replicas.may_answer.clear()
+    clients = [asyncio.create_task(registry.unload("a"))]
+    await until(lambda: bool(actor.replicas.asked))
+    assert actor.replicas.asked == [("release_adapter", version.ref.digest)]
+    ((_, told),) = actor.gateways.asked[1:]
+    assert told.entries == {}
+    clients[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await clients[0]
+    assert actor.kept() == {version.ref.digest}
+    actor.replicas.may_answer.set()
+    await until(lambda: not actor.kept())
+    await registry.register(actor.put("b"))
+    catalogue, freed = await registry.unload("b", 1)
+    assert (catalogue.entries, freed, actor.kept()) == ({}, [512], set())
+    await actor.end(registry)
+
+
+async def test_what_a_process_left_undone_is_done_by_the_next(actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = await actor.open(monkeypatch)
+    for seed, name in enumerate("ab"):
+        await registry.register(actor.put(name, seed))
+    actor.replicas.may_answer.clear()
+    unload = asyncio.create_task(registry.unload("a"))
+    await until(lambda: bool(actor.replicas.asked))
+    await actor.end(registry)
+    await asyncio.gather(unload, return_exceptions=True)
+    assert len(actor.kept()) == 2
+    # Requests that use it may go on: replicas outlive a registry.
+    registry = await actor.open(monkeypatch)
+    await until(lambda: len(actor.replicas.asked) == 2)
+    assert actor.replicas.asked[0] == actor.replicas.asked[1]
+    assert len(actor.kept()) == 2
+    actor.replicas.may_answer.set()
+    await until(lambda: len(actor.kept()) == 1)
+    assert set((await registry.catalogue("", -1)).entries) == {"b"}  # type: ignore[union-attr]
+    await actor.end(registry)
+
+
+async def test_changes_that_are_made_while_others_are_told_of_are_told_together(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = await actor.open(monkeypatch)
+    actor.gateways.may_answer.clear()
+    wanted = [actor.put(f"a{seed}", seed) for seed in range(6)]
+    changes = [asyncio.create_task(registry.register(one)) for one in wanted]
+    await until(lambda: len(registry._server.catalogue.entries) == len(wanted))
+    assert not any(change.done() for change in changes)
+    actor.gateways.may_answer.set()
+    await asyncio.gather(*changes)
+    assert len(actor.gateways.asked) == 2
+    assert set(actor.gateways.asked[-1][1].entries) == {one.name for one in wanted}
+    await actor.end(registry)
+
+
+async def test_another_server_s_registry_leaves_the_files_of_the_first_alone(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It deleted contents that its own names did not stand for, though the first one's did."""
+    monkeypatch.setattr(registry_actor, "NUM_LOCK_TRIES", 1)
+    first, files = open_store(actor.config)
+    actor.put("a")
+    copy = copy_from("a", str(actor.dropin / "a"))
+    ref = files.keep("a", files.bring("a", copy), SHAPES, 16)
+    first.add(ref, "m")
+    second = await actor.open(monkeypatch)
+    assert await second.catalogue("", -1) is not None
+    await second.register(Registration(name="b", place="a", base="m"))
+    await second.unload("b")
+    assert os.path.isdir(ref.path)
+    assert isinstance(first, AdapterStore)
+    first.close()
+    await actor.end(second)
