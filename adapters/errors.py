@@ -10,6 +10,8 @@ class AdapterError(ValueError):
     """
 
     def __init__(self, name: str, reason: str) -> None:
+        # A reason may quote what a file has in it: control characters, and halves of characters that no text may have.
+        reason = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in reason)
         super().__init__(f"Adapter {name!r} cannot be used: {reason}.")
         self.name = name
         self.reason = reason
