@@ -215,3 +215,25 @@ def test_the_time_of_a_fetch_is_bounded(server: Server, target: Path, files: dic
     now_s = iter([0.0, 9.0, 11.0])
     with pytest.raises(SourceError, match="longer than 10 s"):
         sources(f"{server.url}/", clock=lambda: next(now_s)).fetch("a", f"{server.url}/x", str(target))
+
+
+def test_a_source_that_sends_little_by_little_is_looked_at_as_often(
+    server: Server, target: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound of time was looked at once in a MiB, which such a source takes hours for."""
+    put(server, "/x", files)
+    may_end = threading.Event()
+
+    def send_a_byte(answer: Answer, status: int, content: bytes) -> None:
+        answer.send_response(status)
+        answer.send_header("content-length", str(len(content)))
+        answer.end_headers()
+        answer.wfile.write(content[:1])
+        may_end.wait(60)
+
+    monkeypatch.setattr(Answer, "_send", send_a_byte)
+    monkeypatch.setattr("adapters.sources.READ_TIMEOUT_S", 5.0)
+    now_s = iter([0.0, 11.0])
+    with pytest.raises(SourceError, match="longer than 10 s"):
+        sources(f"{server.url}/", clock=lambda: next(now_s)).fetch("a", f"{server.url}/x", str(target))
+    may_end.set()
