@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from adapters.errors import AdapterError
@@ -67,8 +68,7 @@ class FileStore:
         Raises:
             AdapterError: it is malformed, does not fit the base model, or holds numbers that are not finite.
         """
-        config, tensors = read_adapter(name, incoming)
-        validate(name, config, tensors.entry_by_name, shapes, max_rank)
+        config, tensors = read_adapter(name, incoming, partial(validate, shapes=shapes, max_rank=max_rank))
         bad = find_not_finite(tensors)
         if bad is not None:
             raise AdapterError(name, f"tensor {bad!r} holds NaN or infinity")

@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NewType
 
 from adapters.folder import read_config_bytes, refuse_pickle
@@ -45,14 +46,22 @@ def adapter_digest(folder: str, name: str | None = None) -> AdapterDigest:
     return content_digest(*read_adapter(name, folder))
 
 
-def read_adapter(name: str, folder: str) -> tuple[LoraConfig, TensorFile]:
-    """Return the configuration and the tensors, mapped, of the adapter in a folder; `name` is what errors call it.
+Check = Callable[[str, LoraConfig, Mapping[str, TensorEntry]], object]
+"""Refuses an adapter, given its name, configuration and what its header tells, by an AdapterError."""
+
+
+def read_adapter(name: str, folder: str, check: Check | None = None) -> tuple[LoraConfig, TensorFile]:
+    """Return the configuration and the tensors of the adapter in a folder; `name` is what errors call it.
+
+    Args:
+        check: called before any number is read.
 
     Raises:
-        AdapterError: a file is missing, leads out of the folder, or is not what it claims to be.
+        AdapterError: a file is missing, leads out of the folder, is not what it claims to be, or `check` raises it.
     """
     refuse_pickle(name, folder)
-    return parse_config(name, read_config_bytes(name, folder)), read_tensor_file(name, folder)
+    config = parse_config(name, read_config_bytes(name, folder))
+    return config, read_tensor_file(name, folder, None if check is None else partial(check, name, config))
 
 
 def content_digest(config: LoraConfig, tensors: TensorFile) -> AdapterDigest:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from adapters.errors import AdapterError
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
-from adapters.identity import AdapterRef, content_digest, read_adapter
-from adapters.peft_format import LoraConfig
-from adapters.tensor_file import TensorFile
+from adapters.identity import AdapterRef, Check, content_digest, read_adapter
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -52,9 +50,6 @@ def check_name(name: str) -> None:
 Signature = str
 """Of files: where it is the same, they have not changed."""
 
-Check = Callable[[str, LoraConfig, TensorFile], object]
-"""Refuses an adapter, given its name and what was read of it, by an AdapterError."""
-
 
 def reference(name: str, folder: str, check: Check | None = None) -> AdapterRef:
     """Make the reference of the adapter that lies in a folder now, under a name.
@@ -64,9 +59,7 @@ def reference(name: str, folder: str, check: Check | None = None) -> AdapterRef:
     """
     check_name(name)
     path = os.path.realpath(folder)
-    config, tensors = read_adapter(name, path)
-    if check is not None:
-        check(name, config, tensors)
+    config, tensors = read_adapter(name, path, check)
     return AdapterRef(name=name, path=path, digest=content_digest(config, tensors))
 
 

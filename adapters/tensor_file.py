@@ -50,13 +50,25 @@ class TensorFile:
         return memoryview(self.data)[entry.start : entry.end]
 
 
-def read_tensor_file(name: str, folder: str) -> TensorFile:
+def read_tensor_file(
+    name: str, folder: str, check: Callable[[Mapping[str, TensorEntry]], object] | None = None
+) -> TensorFile:
     """Read the folder's adapter_model.safetensors whole.
 
+    Args:
+        check: given what the header tells, before any number is read.
+
     Raises:
-        AdapterError: the file is missing, pickled, truncated, or its header lies.
+        AdapterError: the file is missing, pickled, truncated, its header lies, or `check` raises it.
     """
-    entries, data = read_with(name, folder, lambda header, data_bytes: parse_header(name, header, data_bytes))
+
+    def understand(header: bytes, data_bytes: int) -> dict[str, TensorEntry]:
+        entry_by_name = parse_header(name, header, data_bytes)
+        if check is not None:
+            check(entry_by_name)
+        return entry_by_name
+
+    entries, data = read_with(name, folder, understand)
     return TensorFile(entry_by_name=entries, data=data)
 
 

@@ -16,9 +16,7 @@ from typing import NoReturn
 
 from adapters.errors import AdapterError
 from adapters.identity import AdapterRef
-from adapters.peft_format import LoraConfig
 from adapters.registry import DeclaredNames, Signature, reference, reference_in, sub_folders
-from adapters.tensor_file import TensorFile
 from adapters.validate import validate
 from app.access.tenants import KeyRing, Tenant
 from app.checkpoint_source import is_hub_id, local_folder
@@ -340,11 +338,7 @@ def _adapters(
     allowed: tuple[str, ...],
     on_unfit: Callable[[str], None],
 ) -> Iterator[AdapterRef]:
-    shapes, max_rank = spec.module_shapes(), model.engine.max_adapter_rank
-
-    def check(name: str, config: LoraConfig, tensors: TensorFile) -> None:
-        validate(name, config, tensors.entry_by_name, shapes, max_rank)
-
+    check = partial(validate, shapes=spec.module_shapes(), max_rank=model.engine.max_adapter_rank)
     # They are read from end to end, and a thousand of a large model are a hundred GB.
     readers = ThreadPoolExecutor(NUM_ADAPTER_READERS)
     try:

@@ -58,6 +58,19 @@ def write(folder: Path, config: dict[str, Any] | None = None, tensors: dict[str,
     return str(folder)
 
 
+HOLE_BYTES = 256 << 20
+
+
+def write_a_hole(folder: Path) -> None:
+    """Write an adapter that fits nothing, and whose one tensor is a hole in its file."""
+    write(folder)
+    shape = [HOLE_BYTES // 4]
+    header = json.dumps({"model.huge.weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, HOLE_BYTES]}})
+    with open(folder / "adapter_model.safetensors", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header.encode())
+        file.truncate(8 + len(header) + HOLE_BYTES)
+
+
 def packed(
     raw: dict[tuple[int, str], RawProjection], dtype: torch.dtype, extras: Extras | None = None
 ) -> AdapterWeights:

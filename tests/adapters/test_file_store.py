@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from adapters.errors import AdapterError
 from adapters.file_store import INCOMING, FileStore, copy_from
 from adapters.folder import TENSOR_FILE
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
-from tests.adapters.handmade import SHAPES, write
+from tests.adapters.handmade import HOLE_BYTES, SHAPES, write, write_a_hole
 
 
 @pytest.fixture
@@ -104,3 +105,13 @@ def test_contents_that_nobody_uses_are_found_and_what_is_no_content_is_left_alon
     assert store.find(ref) == ref
     assert store.find(AdapterRef(name="a", path=ref.path, digest=AdapterDigest(f"../store/{ref.digest}"))) is None
     assert store.find(AdapterRef(name="a", path=ref.path, digest=AdapterDigest("0" * 64))) is None
+
+
+def test_what_does_not_fit_is_refused_before_its_numbers_are_read(store: FileStore, tmp_path: Path) -> None:
+    write_a_hole(tmp_path / "a")
+    incoming = store.bring("a", copy_from("a", str(tmp_path / "a")))
+    tracemalloc.start()
+    with pytest.raises(AdapterError, match="no module"):
+        store.keep("a", incoming, SHAPES, 16)
+    assert tracemalloc.get_traced_memory()[1] < HOLE_BYTES / 4
+    tracemalloc.stop()

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from adapters.errors import AdapterError
-from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest
+from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
 from adapters.peft_format import LoraConfig
 from adapters.registry import DeclaredNames, check_name, reference, reference_in, sub_folders
-from adapters.tensor_file import TensorFile
-from tests.adapters.handmade import make_tensors, write
+from adapters.tensor_file import TensorEntry
+from tests.adapters.handmade import HOLE_BYTES, make_tensors, write, write_a_hole
 
 
 def make_ref(name: str, digest: str = "d") -> AdapterRef:
@@ -86,16 +88,21 @@ def test_a_reference_has_a_resolved_path_and_errors_use_the_alias(tmp_path: Path
         reference("alias", str(tmp_path / "gone"))
 
 
-def test_what_was_read_for_a_reference_is_checked_before_it_is_digested(tmp_path: Path) -> None:
+def test_what_a_reference_is_made_of_is_checked_before_its_numbers_are_read(tmp_path: Path) -> None:
+    """Gigabytes of another model were read into memory before they were refused."""
     write(tmp_path / "x")
-    seen: list[tuple[str, object]] = []
+    seen: list[tuple[str, int, int]] = []
 
-    def check(name: str, config: LoraConfig, tensors: TensorFile) -> None:
-        seen.append((name, content_digest(config, tensors)))
+    def check(name: str, config: LoraConfig, entry_by_name: Mapping[str, TensorEntry]) -> None:
+        seen.append((name, config.rank, len(entry_by_name)))
         if name == "refused":
             raise AdapterError(name, "it does not fit")
 
-    found = reference_in(str(tmp_path), "x", check=check)
-    assert seen == [("x", found.digest)]
+    assert reference_in(str(tmp_path), "x", check=check) == reference_in(str(tmp_path), "x")
+    assert seen == [("x", 4, 4)]
+    write_a_hole(tmp_path / "x")
+    tracemalloc.start()
     with pytest.raises(AdapterError, match="it does not fit"):
         reference("refused", str(tmp_path / "x"), check)
+    assert tracemalloc.get_traced_memory()[1] < HOLE_BYTES / 4
+    tracemalloc.stop()
