@@ -47,9 +47,9 @@ class ServedNames:
 
     def has(self, name: str) -> bool:
         """Tell whether something is served under a name."""
-        if name in self._model_by_name or self._adapters.find(name) is not None:
+        if name in self._model_by_name or any(card.name == name for card in self._rerankers.cards(self._created_s)):
             return True
-        return any(card.name == name for card in self._rerankers.cards(self._created_s))
+        return self._adapters.find(name) is not None
 
     def card(self, name: str) -> ModelCard | None:
         """Return what `/v1/models/{name}` shows, also of a version by its number or as the latest."""

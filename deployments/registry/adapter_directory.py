@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
 from deployments.config import ModelConfig
+from deployments.errors import UnavailableError
 from deployments.handle_calls import UNREACHED, ask_actor
 from deployments.handles import TELL_TIMEOUT_S, ask_all
 from deployments.registry.adapter_changes import AdapterStatus, Registration
@@ -26,6 +28,8 @@ _logger = logging.getLogger(__name__)
 
 REFRESH_S = 1.0
 RETRY_AFTER_S = 2.0
+FIRST_WORD_S = 30.0
+"""A registry that has to begin anew takes some seconds; a gateway that starts waits so long for it."""
 
 
 class AdapterDirectory:
@@ -48,22 +52,35 @@ class AdapterDirectory:
         self._catalogue = declared_catalogue(models)
         self._replicas = replicas
         self._registry = registry
+        self._has_heard = registry is None
         self._draw = draw
         self._refresh: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Ask the registry, and go on asking."""
+        """Ask the registry until it answers, at most for a while, and go on asking."""
         if self._registry is None:
             return
-        try:
-            await self._ask(self._registry)
-        except UNREACHED as error:
-            _logger.warning("the registry of adapters cannot be reached yet: %s", error)
+        # What the configuration says is as old as the server: names may stand for other contents by now.
+        last_s = time.monotonic() + FIRST_WORD_S
+        while not self._has_heard:
+            try:
+                await self._ask(self._registry)
+            except UNREACHED as error:
+                if time.monotonic() > last_s:
+                    _logger.warning("the registry of adapters cannot be reached yet: %s", error)
+                    break
+                await asyncio.sleep(REFRESH_S)
         self._refresh = asyncio.create_task(self._ask_for_ever(self._registry))
 
     def find(self, name: str) -> tuple[AdapterEntry, AdapterVersion] | None:
-        """Return what a name stands for, for one request; None where it is not that of an adapter."""
+        """Return what a name stands for, for one request; None where it is not that of an adapter.
+
+        Raises:
+            UnavailableError: the registry has not told yet whether it is.
+        """
         found = self._catalogue.find(name, self._draw())
+        if found is None and not self._has_heard:
+            raise UnavailableError("The names of adapters are not known yet.", retry_after_s=RETRY_AFTER_S)
         return None if found is None or found[0].base not in self._replicas else found
 
     def entries(self) -> list[AdapterEntry]:
@@ -72,6 +89,7 @@ class AdapterDirectory:
 
     def adopt(self, catalogue: Catalogue) -> None:
         """Follow a change, unless a later one is known already."""
+        self._has_heard = True
         if catalogue.replaces(self._catalogue):
             self._catalogue = catalogue
 

@@ -139,16 +139,39 @@ async def test_unloading_says_how_much_was_freed() -> None:
 
 async def test_a_gateway_that_was_not_told_finds_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.registry.adapter_directory.REFRESH_S", 0.001)
+    monkeypatch.setattr("deployments.registry.adapter_directory.FIRST_WORD_S", 0.0)
     registry = RegistryHandle()
     directory = a_directory(registry)
     registry.dies = True
     await directory.start()
+    # What it knows of is what the configuration says; of other names it cannot say that there are none.
+    with pytest.raises(UnavailableError, match="not known yet"):
+        directory.find("other")
     assert digest(directory, "sql") == "d0"
     registry.dies = False
     registry.store.add(replace(REF, digest=AdapterDigest("d5")), "m")
     async with asyncio.timeout(20):
         while digest(directory, "sql") != "d5":
             await asyncio.sleep(0.001)
+    assert directory.find("other") is None
+
+
+async def test_a_gateway_begins_with_what_the_registry_says_though_that_comes_a_little_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that started while the registry did answered by contents that names had stood for when the server started."""
+    monkeypatch.setattr("deployments.registry.adapter_directory.REFRESH_S", 0.001)
+    registry = RegistryHandle()
+    registry.store.add(replace(REF, digest=AdapterDigest("d5")), "m")
+    registry.dies = True
+    directory = a_directory(registry)
+    start = asyncio.create_task(directory.start())
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+    assert not start.done()
+    registry.dies = False
+    await start
+    assert digest(directory, "sql") == "d5"
 
 
 async def test_a_registry_with_another_store_is_believed_from_its_start() -> None:
