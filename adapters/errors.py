@@ -1,5 +1,10 @@
 """What can be wrong with an adapter: one sentence that names the adapter and the reason, fit for a client to read."""
 
+import errno
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of errors that are no fault of an adapter, and that pass."""
+
 
 class AdapterError(ValueError):
     """An adapter that cannot be used.

@@ -6,7 +6,6 @@ folder / .incoming-*                                                   on its wa
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -16,14 +15,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from adapters.errors import AdapterError
+from adapters.errors import FULL_DISK, AdapterError
 from adapters.finite import find_not_finite
-from adapters.folder import CONFIG_FILE, TENSOR_FILE, open_under, refuse_pickle
+from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE, open_under, refuse_pickle
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest, content_digest, read_adapter
+from adapters.tensor_file import MAX_FILE_BYTES
 from adapters.validate import ModuleShapes, validate
 
 INCOMING = ".incoming-"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -57,7 +56,7 @@ class FileStore:
             _sync(incoming)
         except BaseException as error:
             shutil.rmtree(incoming, ignore_errors=True)
-            if isinstance(error, OSError) and error.errno not in _FULL:
+            if isinstance(error, OSError) and error.errno not in FULL_DISK:
                 raise AdapterError(name, f"its files cannot be copied ({error.strerror})") from error
             raise
         return incoming
@@ -135,8 +134,10 @@ def copy_from(name: str, path: str) -> Fill:
 
     def fill(target: str) -> None:
         refuse_pickle(name, path)
-        for file in (CONFIG_FILE, TENSOR_FILE):
+        for file, max_bytes in ((CONFIG_FILE, MAX_CONFIG_BYTES), (TENSOR_FILE, MAX_FILE_BYTES)):
             with open_under(name, path, file) as source, open(os.path.join(target, file), "xb") as copy:
+                if os.fstat(source.fileno()).st_size > max_bytes:
+                    raise AdapterError(name, f"{file} has more than {max_bytes} bytes")
                 shutil.copyfileobj(source, copy, 1 << 20)
 
     return fill

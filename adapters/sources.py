@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from adapters.errors import AdapterError
+from adapters.errors import FULL_DISK, AdapterError
 from adapters.folder import CONFIG_FILE, MAX_CONFIG_BYTES, TENSOR_FILE
 
 _logger = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class AdapterSources:
         Raises:
             AdapterError: there is none, it may not be read, or it is too large.
             SourceError: its source fails or is too slow.
+            OSError: our disk is full.
         """
         until_s = self._clock() + self._timeout_s
         left = self._max_bytes
@@ -98,6 +99,8 @@ class AdapterSources:
         except (AdapterError, SourceError):
             raise
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in FULL_DISK:
+                raise
             # Every library behind fsspec has errors of its own. They tell addresses: the log gets them, a client none.
             _logger.warning("fetching adapter %r from %s: %r", name, url, error)
             if _is_absent(error):

@@ -12,8 +12,9 @@ import pytest
 
 from adapters.errors import AdapterError
 from adapters.file_store import INCOMING, FileStore, copy_from
-from adapters.folder import TENSOR_FILE
+from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
+from adapters.tensor_file import MAX_FILE_BYTES
 from tests.adapters.handmade import HOLE_BYTES, SHAPES, write, write_a_hole
 
 
@@ -115,3 +116,13 @@ def test_what_does_not_fit_is_refused_before_its_numbers_are_read(store: FileSto
         store.keep("a", incoming, SHAPES, 16)
     assert tracemalloc.get_traced_memory()[1] < HOLE_BYTES / 4
     tracemalloc.stop()
+
+
+def test_what_is_too_large_to_be_read_is_not_copied(store: FileStore, tmp_path: Path) -> None:
+    """A file that was meant for something else filled the disk before it was refused."""
+    for file in (CONFIG_FILE, TENSOR_FILE):
+        write(tmp_path / "a")
+        os.truncate(tmp_path / "a" / file, MAX_FILE_BYTES + 1)
+        with pytest.raises(AdapterError, match=f"{file} has more than"):
+            store.bring("a", copy_from("a", str(tmp_path / "a")))
+        assert names(tmp_path) == []

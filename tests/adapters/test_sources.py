@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -237,3 +238,16 @@ def test_a_source_that_sends_little_by_little_is_looked_at_as_often(
     with pytest.raises(SourceError, match="longer than 10 s"):
         sources(f"{server.url}/", clock=lambda: next(now_s)).fetch("a", f"{server.url}/x", str(target))
     may_end.set()
+
+
+def test_a_full_disk_of_ours_is_no_fault_of_a_source(
+    server: Server, target: Path, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(server, "/x", files)
+    monkeypatch.setattr("builtins.open", lambda *args: open_full())
+
+    def open_full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        sources(f"{server.url}/").fetch("a", f"{server.url}/x", str(target))
