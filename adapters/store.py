@@ -10,7 +10,7 @@ import fcntl
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +38,17 @@ CREATE TABLE IF NOT EXISTS build (only INTEGER PRIMARY KEY CHECK (only = 0), val
 
 
 class StoreTakenError(Exception):
-    """Another process has the store."""
+    """Another process has the store.
+
+    Attributes:
+        build: see `AdapterStore.build`; of what the other has told.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.build = ""
+        with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as database:
+            self.build = _build(database)
 
 
 class AdapterStore:
@@ -161,8 +171,7 @@ class AdapterStore:
     @property
     def build(self) -> str:
         """What `tell` was given last as that."""
-        row = self._database.execute("SELECT value FROM build").fetchone()
-        return "" if row is None else str(row[0])
+        return _build(self._database)
 
     def told(self, name: str) -> str | None:
         """Return the digest that `tell` noted last of a name."""
@@ -262,3 +271,8 @@ class AdapterStore:
     def _split(self, database: sqlite3.Connection, name: str, split: Mapping[int, int]) -> None:
         database.execute("DELETE FROM split WHERE name = ?", (name,))
         database.executemany("INSERT INTO split VALUES (?, ?, ?)", [(name, *share) for share in split.items()])
+
+
+def _build(database: sqlite3.Connection) -> str:
+    row = database.execute("SELECT value FROM build").fetchone()
+    return "" if row is None else str(row[0])

@@ -13,6 +13,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Coroutine, Sequence
+from itertools import count
 from typing import Any, TypeVar
 
 from ray import serve
@@ -158,13 +159,16 @@ class Registry:
 def open_store(config: RegistryConfig) -> tuple[AdapterStore, FileStore]:
     """Open the store, which one registry at a time may have; without it names last as long as this process.
 
-    Nor are the files another registry's then: it would delete what it does not know of.
+    Nor are the files another registry's then: it would delete what it does not know of. The one before this of the same
+    server is waited for however long it takes to end: gateways know the names meanwhile.
     """
     path = config.store_path
-    for _ in range(NUM_LOCK_TRIES):
+    for attempt in count(1):
         try:
             store = AdapterStore(path, max_versions=config.max_versions)
-        except StoreTakenError:
+        except StoreTakenError as taken:
+            if attempt >= NUM_LOCK_TRIES and (not config.build or taken.build != config.build):
+                break
             time.sleep(LOCK_POLL_S)
         else:
             files = FileStore(config.folder)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from adapters.file_store import copy_from
-from adapters.store import AdapterStore
+from adapters.identity import AdapterDigest
+from adapters.store import AdapterStore, StoreTakenError
 from deployments.config import AdapterBase, RegistryConfig
 from deployments.registry import registry_actor
 from deployments.registry.adapter_changes import Registration
@@ -171,3 +174,33 @@ async def test_another_server_s_registry_leaves_the_files_of_the_first_alone(
     assert isinstance(first, AdapterStore)
     first.close()
     await actor.end(second)
+
+
+async def test_a_registry_waits_for_the_one_before_it_which_may_be_frozen(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began without the names that its own server had loaded, and told every gateway that they were gone."""
+    monkeypatch.setattr(registry_actor, "NUM_LOCK_TRIES", 1)
+    monkeypatch.setattr(registry_actor, "LOCK_POLL_S", 0.001)
+    config = replace(actor.config, build="1")
+    frozen, _ = open_store(config)
+    frozen.tell([], "1")
+    taken = threading.Semaphore(0)
+
+    class Counted(AdapterStore):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            try:
+                super().__init__(*args, **options)
+            except StoreTakenError:
+                taken.release()
+                raise
+
+    monkeypatch.setattr(registry_actor, "AdapterStore", Counted)
+    opening = asyncio.create_task(asyncio.to_thread(open_store, config))
+    for _ in range(5):
+        assert await asyncio.to_thread(taken.acquire, timeout=30)
+    assert not opening.done()
+    frozen.close()
+    store, files = await opening
+    assert (store.build, files.ref("a", AdapterDigest("d")).path) == ("1", os.path.realpath(config.folder) + "/d")
+    store.close()
