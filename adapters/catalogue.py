@@ -44,6 +44,11 @@ class AdapterEntry:
         """Return a version by its number."""
         return next((version for version in self.versions if version.number == number), None)
 
+    def heir(self, number: int) -> int | None:
+        """Return the version that takes over the share of another that is removed; None where there is none to take."""
+        left = [version.number for version in self.versions if version.number != number]
+        return max(left) if left and number in dict(self.split) else None
+
     def pick(self, draw: float) -> AdapterVersion:
         """Return the version that a request gets; `draw` is uniform in [0, 1)."""
         reached = 0

@@ -157,9 +157,9 @@ class AdapterStore:
                 return
             database.execute("DELETE FROM version WHERE name = ? AND number = ?", (name, number))
             shares = dict(entry.split)
-            freed = shares.pop(number, 0)
-            if freed:
-                shares[max(left)] = shares.get(max(left), 0) + freed
+            freed, heir = shares.pop(number, 0), entry.heir(number)
+            if heir is not None:
+                shares[heir] = shares.get(heir, 0) + freed
             self._split(database, name, shares)
 
     def repoint(self, ref: AdapterRef) -> None:

@@ -218,10 +218,14 @@ class RegistryServer:
         """Forget a name or a version of it; return the contents that no name stands for any more.
 
         Raises:
-            RequestError: there is no such name or version.
+            RequestError: there is no such name or version, or its traffic would be left to one that is lost.
         """
         async with self._lock:
             before = self.catalogue
+            entry = before.entries.get(name)
+            if entry is not None and number is not None and (heir := entry.heir(number)) is not None:
+                with _refusing("version"):
+                    await asyncio.to_thread(self._check_not_lost, entry, (heir,))
             with _refusing("lora_name", code="model_not_found"):
                 await asyncio.to_thread(self._store.remove, name, number)
             base = before.entries[name].base

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
@@ -47,3 +49,9 @@ def test_what_does_not_exist_stands_for_nothing(name: str) -> None:
 
 def test_all_contents_are_known() -> None:
     assert CATALOGUE.digests() == {"d1", "d2", "d4"}
+
+
+def test_the_newest_that_is_left_takes_over_a_share() -> None:
+    entry = CATALOGUE.entries["sql"]
+    assert [entry.heir(number) for number in (1, 2, 4)] == [4, 4, None]
+    assert replace(entry, versions=entry.versions[:1], split=((1, 100),)).heir(1) is None

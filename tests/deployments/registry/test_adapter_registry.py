@@ -360,6 +360,23 @@ async def test_traffic_goes_to_no_version_whose_files_are_lost(place: Place) -> 
         await registry.route("a", {1: 100})
 
 
+async def test_nothing_is_unloaded_where_that_would_leave_the_traffic_to_lost_files(place: Place) -> None:
+    """Whoever took back a bad version that had been dropped in over a good one got nothing but failures."""
+    registry, _ = await a_declared(place)
+    place.put("a", seed=2)
+    assert await registry.look()
+    with pytest.raises(RequestError, match="version 1 have been overwritten") as refused:
+        await registry.unregister("a", 2)
+    assert refused.value.field == "version"
+    assert [share for _, _, share in contents(registry)] == [0, 100]
+    place.put("b", seed=3)
+    await registry.register(wanted("a", "b", replaces=True))
+    await registry.unregister("a", 2)
+    await registry.unregister("a", 1)
+    await registry.unregister("a", 3)
+    assert contents(registry) == []
+
+
 async def test_the_configuration_is_taken_over_and_what_it_names_no_more_is_forgotten(place: Place) -> None:
     place.put("a", seed=1)
     place.put("b", seed=2)
