@@ -37,7 +37,7 @@ from engine.errors import OverloadError, RequestError
 
 _logger = logging.getLogger(__name__)
 
-NUM_FETCHERS = 4
+NUM_FETCHERS, NUM_COPIERS = 4, 8
 MAX_REGISTERING = 256
 """Registrations under way at once; more are told to come back."""
 RETRY_AFTER_S = 5.0
@@ -76,8 +76,9 @@ class RegistryServer:
         self._files = files
         self._sources = sources
         self._num_registering = 0
-        # Threads of their own: a slow source holds up nothing but other sources.
+        # Threads of their own: a slow source holds up nothing but other sources, a folder nothing but other folders.
         self._fetchers = ThreadPoolExecutor(max_workers=NUM_FETCHERS, thread_name_prefix="adapter-fetch")
+        self._copiers = ThreadPoolExecutor(max_workers=NUM_COPIERS, thread_name_prefix="adapter-copy")
         self._lock = asyncio.Lock()
         self._read_by_base = seen_by_base or {}
         self._seen_by_base: dict[str, dict[str, Signature]] = {}
@@ -313,14 +314,20 @@ class RegistryServer:
             AdapterError: there is no such place, it may not be used, or lacks them.
             SourceError: as `AdapterSources.fetch`.
         """
-        name, place = wanted.name, wanted.place
-        path = None if "://" in place else permitted_folder(place, base.roots)
-        if path is not None:
-            return await asyncio.to_thread(self._files.bring, name, copy_from(name, path))
-        if "://" not in place and not self._sources.may_be_hub_id(place):
-            raise AdapterError(name, "there is no such folder among those that adapters may be loaded from")
+        name, place, loop = wanted.name, wanted.place, asyncio.get_running_loop()
+        if "://" not in place:
+            incoming = await loop.run_in_executor(self._copiers, self._copied, name, place, base.roots)
+            if incoming is not None:
+                return incoming
+            if not self._sources.may_be_hub_id(place):
+                raise AdapterError(name, "there is no such folder among those that adapters may be loaded from")
         fill = partial(self._sources.fetch, name, self._sources.url_of(name, place))
-        return await asyncio.get_running_loop().run_in_executor(self._fetchers, self._files.bring, name, fill)
+        return await loop.run_in_executor(self._fetchers, self._files.bring, name, fill)
+
+    def _copied(self, name: str, place: str, roots: Sequence[str]) -> str | None:
+        """Return a folder of the store with the files of a permitted one, None where there is none."""
+        path = permitted_folder(place, roots)
+        return None if path is None else self._files.bring(name, copy_from(name, path))
 
     def _check_name(self, wanted: Registration) -> None:
         check_name(wanted.name)

@@ -8,7 +8,7 @@ import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,11 +22,12 @@ from adapters.errors import AdapterError
 from adapters.file_store import FileStore
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.identity import AdapterRef
-from adapters.registry import Signature, reference, signatures
+from adapters.registry import Signature, permitted_folder, reference, signatures
 from adapters.sources import AdapterSources
 from adapters.store import AdapterStore
 from deployments.config import AdapterBase
 from deployments.errors import UnavailableError
+from deployments.registry import adapter_registry
 from deployments.registry.adapter_changes import Registration
 from deployments.registry.adapter_registry import MAX_REGISTERING, NUM_FETCHERS, RegistryServer
 from engine.errors import OverloadError, RequestError
@@ -616,6 +617,27 @@ async def test_a_slow_source_holds_up_nobody_and_its_name_is_decided_when_it_is_
     await asyncio.gather(*slow)
     assert set(registry.catalogue.entries) == set(names)
     assert len(list(place.copies.iterdir())) == 2
+
+
+async def test_a_folder_that_hangs_holds_up_nobody(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its threads were those of every change, and of nodes that ask for files."""
+    registry = place.open()
+    place.put("a")
+    (version,) = (await registry.register(wanted("a"))).entries["a"].versions
+    may_end = threading.Event()
+
+    def hang(folder: str, roots: Sequence[str]) -> str | None:
+        assert may_end.wait(60)
+        return permitted_folder(folder, roots)
+
+    monkeypatch.setattr(adapter_registry, "permitted_folder", hang)
+    waiting = [asyncio.create_task(registry.register(wanted(f"n{index}", "a"))) for index in range(64)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        await registry.route("a", {1: 100})
+        assert await registry.read_file(version.ref, CONFIG_FILE, 0)
+    may_end.set()
+    await asyncio.gather(*waiting)
 
 
 async def test_a_thousand_registrations_at_once_are_served_or_refused(place: Place) -> None:
