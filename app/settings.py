@@ -251,7 +251,9 @@ class RegistrySettings(SettingsNode):
         default="~/.cache/antiphon/adapters",
         description="Folder on each node for adapters whose files it does not have: it does not share `folder`.",
     )
-    max_cache_bytes: int = Field(default=16 << 30, ge=1, description="Bytes of `cache_folder`.")
+    max_cache_bytes: int = Field(
+        default=16 << 30, ge=1, description="Bytes of `cache_folder`, or of what the last minute needed of it."
+    )
     watch_period_s: float = Field(
         default=2.0, gt=0, description="Seconds between two looks at each model's `adapter_folder`."
     )
