@@ -124,7 +124,7 @@ def route_adapter(
     shares = {}
     for part in split:
         number, _, percent = part.partition("=")
-        if not (number.isdigit() and percent.isdigit()):
+        if not (part.isascii() and number.isdigit() and percent.isdigit()):
             raise AskError(f"'{part}' is not VERSION=PERCENT")
         shares[number] = int(percent)
     with connected(url, key) as client:

@@ -57,8 +57,9 @@ def test_what_the_server_says_is_one_line(url: str, capsys: pytest.CaptureFixtur
     assert told.endswith("Give it by --key.\n")
     assert run("http://127.0.0.1:1", "models") == 1
     assert "does not answer" in capsys.readouterr().err
-    assert run(url, "adapters", "route", "sql", "all") == 1
-    assert "VERSION=PERCENT" in capsys.readouterr().err
+    for split in ("all", "²=100", "1=-5"):
+        assert run(url, "adapters", "route", "sql", split) == 1
+        assert "VERSION=PERCENT" in capsys.readouterr().err
     assert run(f"{url}/nowhere", "models") == 1
 
 
