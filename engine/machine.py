@@ -41,6 +41,15 @@ def available_bytes(root: Path = ROOT) -> int:
     return available
 
 
+def num_killed(root: Path = ROOT) -> int:
+    """Return how many processes the kernel has killed because a group had no memory left; 0 where nobody counts."""
+    for group in _groups(root, "memory"):
+        count_by_name = _counts(group / "memory.events") or _counts(group / "memory.oom_control")
+        if "oom_kill" in count_by_name:
+            return count_by_name["oom_kill"]
+    return 0
+
+
 def _meminfo_bytes(root: Path) -> int:
     for line in (root / "proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
@@ -50,12 +59,17 @@ def _meminfo_bytes(root: Path) -> int:
 
 def _unread_file_bytes(group: Path) -> int:
     """Return what counts as a group's and is given up for who needs it: pages of files, a checkpoint's say."""
+    count_by_name = _counts(group / "memory.stat")
+    return count_by_name.get("total_inactive_file", count_by_name.get("inactive_file", 0))
+
+
+def _counts(file: Path) -> dict[str, int]:
+    """Return the numbers of a file that has one to a line, behind its name; none where it is not there."""
     try:
-        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+        lines = file.read_text(encoding="ascii").splitlines()
     except OSError:
-        return 0
-    count_by_name = dict(line.split() for line in lines)
-    return int(count_by_name.get("total_inactive_file", count_by_name.get("inactive_file", 0)))
+        return {}
+    return {name: int(count) for name, count in (line.split() for line in lines)}
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

@@ -31,11 +31,13 @@ from app.cli import preflight, serve_environment, worker_forks
 from app.cli.config_file import read_config
 from app.cli.server_process import COLOUR, REASON
 from deployments.config import GATEWAY
+from engine import machine
 
 DRAIN_MARGIN_S = 5.0
 """Beyond the seconds of the answers, for the word to reach the gateways and their last ones to reach the clients."""
 POLL_S = 0.1
 STATUS_PERIOD_S = 1.0
+LACKS_MEMORY = "of the processes here: the memory limit of this container or service is too low for the configuration."
 
 if TYPE_CHECKING:
     from ray.serve.schema import ApplicationStatusOverview
@@ -87,8 +89,15 @@ def _end(drain_s: float, number: int, frame: FrameType | None) -> None:
 
 
 def wait_until_deployed() -> str | None:
-    """Wait until all applications run; returns why one of them never will, None where they do."""
+    """Wait until all applications run; returns why one of them never will, None where they do.
+
+    Ray starts anew whatever dies, and the kernel kills it anew where memory is too small: that is told.
+    """
+    num_killed = machine.num_killed()
     while True:
+        num_before, num_killed = num_killed, machine.num_killed()
+        if num_killed > num_before:
+            sys.stdout.write(f"\nThe kernel has killed {num_killed - num_before} {LACKS_MEMORY}\n")
         applications = _applications()
         for name, application in applications.items():
             if application.status == "DEPLOY_FAILED":

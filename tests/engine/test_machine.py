@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.machine import available_bytes, num_cores
+from engine.machine import available_bytes, num_cores, num_killed
 
 GIB = 1 << 30
 NO_LIMIT = 0x7FFFFFFFFFFFF000
@@ -71,3 +71,16 @@ def test_version_1_of_groups_is_known_and_a_container_that_is_told_of_a_path_out
     for name, text in (("cpu,cpuacct/cpu.cfs_quota_us", -1), ("memory/memory.limit_in_bytes", NO_LIMIT)):
         (tmp_path / "sys/fs/cgroup" / name).write_text(f"{text}\n")
     assert (num_cores(root), available_bytes(root)) == (16, 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file"),
+    [
+        ("0::/a.service", "sys/fs/cgroup/a.service/memory.events"),
+        ("4:memory:/docker/0a1b", "sys/fs/cgroup/memory/docker/0a1b/memory.oom_control"),
+    ],
+)
+def test_what_the_kernel_has_killed_is_counted(tmp_path: Path, cgroup: str, file: str) -> None:
+    root = machine(tmp_path, cgroup)
+    assert num_killed(root) == 0
+    assert num_killed(machine(tmp_path, cgroup, **{file: "oom_kill_disable 0\noom 3\noom_kill 2"})) == 2
