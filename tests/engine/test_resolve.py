@@ -44,6 +44,22 @@ def test_the_cache_holds_what_its_bytes_hold(spec: DecoderSpec) -> None:
     assert resolve(config(kv_cache_bytes=block_bytes * blocks + 1), spec, PLAIN).num_blocks == blocks
 
 
+def test_layers_with_a_window_need_no_room_for_what_lies_before_it(spec: DecoderSpec) -> None:
+    """Of as many layers with a window as without; of a text in the window, it is none."""
+    windowed = tuple(replace(form, window=32) for form in spec.layers)
+    half = replace(spec, layers=(*spec.layers, *windowed), max_position=4096)
+    least = config(max_batched_tokens=16, kv_cache_bytes=1)
+    found = resolve(config(max_batched_tokens=16), half, PLAIN)
+    assert found.windows == (0, 32)
+    # 4,096 tokens, and at most what a window, a tile of keys and two steps touch.
+    most = 4096 // 16 + (32 + 128 + 2 * 16) // 16 + 2
+    needed = most * 16 * spec.kv_bytes_per_token(4)
+    with pytest.raises(ConfigError, match=f"{needed} bytes are needed"):
+        resolve(least, half, PLAIN)
+    assert resolve(replace(least, kv_cache_bytes=needed), half, PLAIN).num_blocks == most
+    assert resolve(config(max_model_len=32), half, PLAIN).windows == (0,)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
