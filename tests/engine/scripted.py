@@ -238,7 +238,9 @@ class ScriptedRunner:
         """Return what lies before a position, and see to it that each window has of it what it shows."""
         seen: list[int] = []
         if self._config.windows[0]:
-            for token_id in (*row.request.prompt_ids, *row.output_ids, *row.draft_ids)[:end]:
+            # What is told of the outputs may be ahead of the row.
+            known = (*row.request.prompt_ids, *row.output_ids)[: row.end]
+            for token_id in (*known, *row.draft_ids)[:end]:
                 drawn = self._last_by_row[row.row] if token_id == PENDING else token_id
                 seen.append(cell(row.request, seen[-1] if seen else 0, drawn))
         else:

@@ -21,6 +21,8 @@ from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
 from tests.engine.simulated import ExactCosts
 from tests.oracles.naive_scheduler import VOCAB_SIZE, answer_alone
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 LookUp = Callable[[Request, list[int], int, frozenset[int]], list[int]]
 
 
@@ -101,7 +103,8 @@ def test_any_draft_whatever_changes_no_answer(
 ) -> None:
     """True ones, false ones, and some that go wrong, among chunks of prompts, pre-emptions, ends and grammars."""
     config, all_requests = batch
-    num_blocks = max(config.max_blocks_per_request, config.num_blocks // 2) if has_few_blocks else config.num_blocks
+    least = config.reach.most(config.max_model_len)
+    num_blocks = max(least, config.num_blocks // 2) if has_few_blocks else config.num_blocks
     config = replace(config, num_speculative_tokens=num_speculative_tokens, num_blocks=num_blocks)
 
     def some(request: Request, output_ids: list[int], count: int, stop_ids: frozenset[int]) -> list[int]:
