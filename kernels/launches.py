@@ -34,7 +34,7 @@ from kernels.token_choice.launch import choose_tokens
 
 BLOCK_TOKENS, NUM_BLOCKS, VOCAB = 16, 1024, 128256
 MAX_RANK = 64
-BATCHES = ((1, 1), (64, 64), (2048, 32))
+BATCHES = ((1, 1), (64, 64), (2048, 64))
 """Tokens of a step, and how many of them are rows of one token."""
 
 

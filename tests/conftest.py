@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests import quick_interpreter
+
 # A shell ignores Ctrl-C for what it starts in the background, and so would every server that a test starts and
 # interrupts: whoever ignores a signal hands that down.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -21,6 +23,7 @@ settings.load_profile("same")
 # Where there is no GPU its kernels run in Triton's interpreter; Triton looks at this as it meets a kernel.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    quick_interpreter.remember_names()
 
 # Threads that spin at barriers make products as small as those of most tests many times slower on a busy machine.
 torch.set_num_threads(1)
