@@ -11,7 +11,7 @@ constexpr int64_t STEP = 4, TILE_DEPTH = 64;
 constexpr int64_t UNIT_PANELS = 2, UNIT_ROWS = 256, BLOCK_ROWS = 32, UNIT_QUANTIZED = 4;
 
 typedef uint8_t LaneBytes __attribute__((vector_size(LANES)));
-alignas(64) typedef int32_t Sums[BLOCK_ROWS][UNIT_PANELS * COLUMNS];
+typedef int32_t Sums[BLOCK_ROWS][UNIT_PANELS * COLUMNS];
 
 // at: x [rows, depth], q [rows, padded], scales [rows]; size: depth, padded. A row that is not finite has no finite scale.
 template <typename T> static int64_t quantize(const Op &op, int64_t unit) {
@@ -157,7 +157,7 @@ template <typename T> static int64_t kernel(const Op &op, int64_t unit) {
     const float *column_scales = static_cast<const float *>(op.at[3]) + column;
     const T *bias = op.at[4] ? static_cast<const T *>(op.at[4]) + column : nullptr;
     const int64_t begin = unit / panel_units * UNIT_ROWS, end = std::min(rows, begin + UNIT_ROWS);
-    Sums sums;
+    alignas(64) Sums sums;
     for (int64_t block = begin; block < end; block += BLOCK_ROWS) {
         const int64_t count = std::min(BLOCK_ROWS, end - block);
         multiply(count, q + block * depth, static_cast<const int8_t *>(op.at[2]) + column * depth, panels, depth, sums);

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +22,21 @@ def test_who_compiles_at_once_disturbs_nobody_and_later_ones_find_it_done(compil
     assert [path.name for path in tmp_path.iterdir()] == [paths[0].name]
 
 
-def test_the_kernels_compile_for_a_processor_without_wide_vectors(compiler: str, tmp_path: Path) -> None:
-    """What a compiler does for an older machine must at least be accepted; the plain path is also what ARM takes."""
+@pytest.mark.parametrize("name", ["g++", "clang++"])
+def test_the_kernels_compile_for_a_processor_without_wide_vectors(tmp_path: Path, name: str) -> None:
+    """What a compiler does for an older machine must at least be accepted; the plain path is also what ARM takes.
+
+    Clang took an alignment of a `typedef` for an error, and whoever had no other compiler got no kernels.
+    """
     if compiling.platform.machine() != "x86_64":
         pytest.skip("-march=haswell is an x86 processor")
+    if shutil.which(name) is None:
+        pytest.skip(f"there is no {name} here")
     source = tmp_path / "all.cpp"
     source.write_text("".join(f'#include "{path}"\n' for path in compiling.SOURCES))
-    flags = (*compiling.FLAGS, "-march=haswell", "-Wall", "-Wextra", "-Werror", "-Wno-psabi")
-    command = [compiler, *flags, str(source), "-o", "/dev/null"]
+    # Clang also warns of a loop that stays as it is.
+    warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi", *(["-Wno-pass-failed"] if name == "clang++" else []))
+    command = [name, *compiling.FLAGS, "-march=haswell", *warnings, str(source), "-o", "/dev/null"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
