@@ -72,12 +72,13 @@ class Pool {
             progress[i].verdict.store(Verdict::NONE, std::memory_order_relaxed);
         }
         ops = first, num_ops = count, wished = wish;
-        open = generation.load() + 1;
-        generation.store(open);
+        const uint32_t next = generation.load() + 1;
+        open = next;
+        generation.store(next);
         generation.notify_all();
         const int64_t num_run = work();
         // Nobody enters any more; whoever is inside has at most to see that all is done.
-        open = 0;
+        open = CLOSED;
         for (int64_t spins = 0; num_inside.load() != 0; spins++)
             spins < SPINS ? relax() : std::this_thread::yield();
         return num_run;
@@ -148,7 +149,10 @@ class Pool {
     int64_t capacity = 0, num_ops = 0;
     const Op *ops = nullptr;
     const int64_t *wished = nullptr;
-    std::atomic<uint32_t> generation{0}, open{0};
+    // Generations begin anew after 2^32 runs; none of them is what stands for a closed pool.
+    static constexpr int64_t CLOSED = -1;
+    std::atomic<uint32_t> generation{0};
+    std::atomic<int64_t> open{CLOSED};
     std::atomic<int64_t> num_inside{0};
     std::atomic<bool> is_ending{false};
 };

@@ -51,7 +51,9 @@ class Pool:
         self.num_threads = num_threads
         self._kernels = kernels
         self._handle = kernels.create_pool(num_threads)
-        self._finalizer = weakref.finalize(self, kernels.destroy_pool, self._handle)
+        finalizer = weakref.finalize(self, kernels.destroy_pool, self._handle)
+        # As the process ends an engine's thread may be in a step, and goes on until there is no process.
+        finalizer.atexit = False
 
     def op(
         self,

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from kernels import native
+from kernels import compiling, native
 from kernels.program import Pool, Program
 
 
@@ -97,6 +100,58 @@ def test_pools_come_and_go_and_do_not_meet(pool: Pool, num_threads: int) -> None
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_process_that_ends_leaves_its_pools_to_who_runs_in_them(pool: Pool) -> None:
+    """An engine's thread goes on with its step as the process ends; it died of a pool that was gone."""
+    code = """
+from kernels import native
+from kernels.program import Pool
+kernels = native.load()
+kernels.destroy_pool = lambda handle: print("destroyed")
+pool, other = Pool(kernels, 2), Pool(kernels, 2)
+del other
+print("ends")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["destroyed", "ends"]
+
+
+def test_nobody_comes_late_to_a_run_that_is_over_however_many_there_were(compiler: str, tmp_path: Path) -> None:
+    """Runs are numbered in 32 bits, and 0 stood for no run: whoever came late to that one read ops that were gone."""
+    (source := tmp_path / "late.cpp").write_text("""
+#include "panels.h"
+#include <atomic>
+#include <memory>
+#include <thread>
+#define private public
+#include "program.cpp"
+static std::atomic<bool> is_over{true};
+static std::atomic<int64_t> late{0};
+static int64_t kernel(const Op &, int64_t unit) {
+    late += is_over;
+    return unit < 0 ? 4 : 0;
+}
+int main() {
+    Pool pool(4);
+    const int64_t count = 1, wish = 0;
+    Op op{};
+    op.kernel = kernel, op.count = &count;
+    for (int64_t run = 0; run < 300 && !late; run++) {
+        pool.generation = 0xffffffff;
+        pool.generation.notify_all();
+        is_over = false;
+        pool.run(&op, 1, &wish);
+        is_over = true;
+        for (int64_t turn = 0; turn < 1000 && !late; turn++)
+            std::this_thread::yield();
+    }
+    return late != 0;
+}
+""")
+    flags = ("-std=c++20", "-O1", "-pthread", f"-I{compiling.SOURCES[0].parent}")
+    subprocess.run([compiler, *flags, str(source), "-o", str(tmp_path / "late")], check=True)
+    assert subprocess.run([tmp_path / "late"], check=False).returncode == 0
 
 
 def pausing_chain(pool: Pool, length: int) -> tuple[Program, torch.Tensor, torch.Tensor]:
