@@ -7,7 +7,7 @@ URL ?= http://127.0.0.1:8000
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install clients serve test check fast format e2e test-faults gpu loadtest models bench
+.PHONY: help install clients serve test check fast format e2e test-faults sanitize gpu loadtest models bench
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -57,6 +57,13 @@ e2e: $(STAMP)  ## only the tests that start a real server
 
 test-faults: $(STAMP)  ## only the tests that kill, stop or starve parts of a running server (docs/faults.md); minutes
 	$(BIN)/python -m pytest $(addprefix tests/e2e/test_,$(addsuffix .py,faults nodes accounts batches disk stop))
+
+# The sanitizer finds what throws exceptions only where that is preloaded too.
+sanitize: $(STAMP)  ## the tests of the CPU kernels under g++'s sanitizers of addresses and undefined behaviour
+	CXX="g++ -O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=undefined" ASAN_OPTIONS=detect_leaks=0 \
+		LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+		$(BIN)/python -m pytest -m "not gpu and not thorough and not e2e" tests/engine/cpu \
+		$(patsubst kernels/%/cpu.cpp,tests/kernels/test_%.py,$(wildcard kernels/*/cpu.cpp)) tests/kernels/test_program.py
 
 gpu: $(STAMP)  ## only the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -35,23 +36,31 @@ def cache_folder() -> Path:
 
 
 def build(folder: Path, compiler: str | None = None) -> Path:
-    """Return the library in `folder`, compiled by `compiler` (or the first one found) unless it is there already.
+    """Return the library in `folder`, compiled unless it is there already.
+
+    Args:
+        compiler: as in `CXX`, with options or without: "ccache g++ -g"; None for that, or else the first one found.
 
     Raises:
         RuntimeError: there is no compiler, or it refuses.
-        OSError: the folder cannot be written.
-        subprocess.TimeoutExpired: the compiler hangs.
+        OSError: the compiler is not there, or the folder cannot be written.
+        subprocess.SubprocessError: the compiler hangs or is broken.
     """
-    compiler = compiler or _compiler()
-    flags = (*FLAGS, *_target_flags())
-    target = folder / f"kernels-{_digest(compiler, flags)}.so"
+    words = (compiler or os.environ.get("CXX", "")).split() or [_compiler()]
+    command = list(takewhile(lambda word: not word.startswith("-"), words))
+    # Of options that contradict each other the last holds.
+    flags = (*FLAGS, *_target_flags(), *words[len(command) :])
+    target = folder / f"kernels-{_digest(command, flags)}.so"
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
         source, library = Path(work) / "all.cpp", Path(work) / "all.so"
         source.write_text("".join(f'#include "{path}"\n' for path in SOURCES), encoding="utf-8")
-        _run([compiler, *flags, str(source), "-o", str(library)])
+        _run([*command, *flags, str(source), "-o", str(library)])
+        # A name that outlives a power cut, over bytes that did not, would end every process that loads it.
+        with library.open("rb") as file:
+            os.fsync(file.fileno())
         # Whoever comes second puts the same bytes in the same place.
         os.replace(library, target)
     return target
@@ -68,11 +77,10 @@ def begin() -> None:
 
 
 def _compiler() -> str:
-    names = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
-    for name in names:
-        if found := shutil.which(name):
-            return found
-    raise RuntimeError(f"there is no C++ compiler ({', '.join(names)})")
+    for name in COMPILERS:
+        if shutil.which(name):
+            return name
+    raise RuntimeError(f"there is no C++ compiler ({', '.join(COMPILERS)})")
 
 
 def _target_flags() -> tuple[str, ...]:
@@ -82,8 +90,8 @@ def _target_flags() -> tuple[str, ...]:
     return ("-march=native", "-mprefer-vector-width=512")
 
 
-def _digest(compiler: str, flags: Sequence[str]) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
+def _digest(command: Sequence[str], flags: Sequence[str]) -> str:
+    version = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=30, check=True).stdout
     described = [version, *flags, _processor(), *(path.read_text(encoding="utf-8") for path in (*HEADERS, *SOURCES))]
     return hashlib.sha256("\0".join(described).encode()).hexdigest()[:16]
 
@@ -100,5 +108,7 @@ def _processor() -> str:
 def _run(command: Sequence[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
     if done.returncode:
-        first = next(iter(done.stderr.strip().splitlines()), "no reason given")
-        raise RuntimeError(f"{command[0]} failed: {first}")
+        lines = done.stderr.strip().splitlines() or ["no reason given"]
+        # Before an error stands in which file it is, and what that was included from.
+        reason = next((line for line in lines if "error" in line.lower()), lines[0])
+        raise RuntimeError(f"{command[0]} failed: {reason}")

@@ -41,6 +41,40 @@ def test_the_kernels_compile_for_a_processor_without_wide_vectors(tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
+def quick_compiler(folder: Path) -> tuple[Path, Path]:
+    """Return a compiler of empty libraries, and where it notes what it was called with."""
+    (compiler := folder / "cxx").write_text("""#!/bin/sh
+echo "$@" >> "$0.calls"
+while [ $# -gt 1 ]; do shift; done
+[ "$1" = --version ] || touch "$1"
+""")
+    compiler.chmod(0o755)
+    return compiler, folder / "cxx.calls"
+
+
+def test_options_in_the_name_of_a_compiler_are_its_last_and_make_another_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in CXX="ccache g++ -m64"; it was looked for as one program of that name."""
+    compiler, calls = quick_compiler(tmp_path)
+    monkeypatch.setenv("CXX", f"env {compiler} -g -march=x86-64")
+    first = compiling.build(tmp_path / "cache")
+    asked, compiled = calls.read_text().splitlines()
+    assert asked == "--version"
+    assert compiled.split()[-5:-3] == ["-g", "-march=x86-64"]
+    assert compiling.build(tmp_path / "cache", f"env {compiler}") != first
+
+
+def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut a library of zeros might have the name, and end every process that loads it."""
+    done: list[str] = []
+    for name in ("fsync", "replace"):
+        act = getattr(compiling.os, name)
+        monkeypatch.setattr(compiling.os, name, lambda *given, name=name, act=act: (done.append(name), act(*given)))
+    compiling.build(tmp_path / "cache", str(quick_compiler(tmp_path)[0]))
+    assert done == ["fsync", "replace"]
+
+
 def compile_early() -> None:
     compiling.begin()
     for thread in threading.enumerate():

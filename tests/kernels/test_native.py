@@ -48,9 +48,13 @@ def test_without_a_compiler_torch_does_the_work(
     [
         ("echo 'no space left' >&2; exit 1", "returned non-zero exit status 1"),
         ('[ "$1" = --version ] && exit 0; echo "all.cpp: no such flag" >&2; exit 1', "no such flag"),
+        (
+            '[ "$1" = --version ] && exit 0; printf "In file of all.cpp:1:\nx.h:2: error: no wait" >&2; exit 1',
+            "failed: x.h:2: error: no wait",
+        ),
         ("exit 0", "No such file"),
     ],
-    ids=["broken", "refuses", "compiles nothing"],
+    ids=["broken", "refuses", "is too old", "compiles nothing"],
 )
 def test_a_compiler_that_fails_is_told_and_does_no_harm(
     fresh: Path,
