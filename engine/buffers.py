@@ -6,6 +6,7 @@ They never move, so that a recorded step can be run again over what is in them n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -46,11 +47,11 @@ class InputBuffers:
         self._windows = config.windows
         self._tables = np.full((len(config.windows), config.num_rows, width), null_block, dtype=np.int64)
         self._num_blocks = [[0] * config.num_rows for _ in config.windows]
+        self._slots_by_table = list(zip(self._tables, self._slots, strict=True))
 
     def fill(self, plan: StepPlan, adapters: tuple[AdapterSegment, ...] = ()) -> DecoderBatch:
         """Write a plan's rows; returns views that are valid until the next `fill`."""
-        for row in plan.rows:
-            self._update_tables(row)
+        self._update_tables(plan.rows)
         at = num_decodes = plan.num_decodes
         decodes = plan.rows[:num_decodes]
         # Most rows: a column at a time, for numpy takes longer over one number than over a list of them.
@@ -59,8 +60,7 @@ class InputBuffers:
         self._rows[:at, 0] = range(at)
         self._rows[:at, 2] = 1
         self._rows[:at, 3] = [row.row for row in decodes]
-        for table, slots in enumerate(self._slots):
-            slots[:at] = self._slots_of(table, self._rows[:at, 3], self._positions[:at])
+        self._put_slots(0, self._rows[:at, 3], self._positions[:at])
         sampled = [index for index, row in enumerate(decodes) if row.num_logits]
         for index, row in enumerate(plan.rows[num_decodes:], num_decodes):
             stop = at + row.num_tokens
@@ -68,8 +68,7 @@ class InputBuffers:
             self._rows[index] = at, row.start, row.num_tokens, row.row
             self._token_ids[at:stop] = row.token_ids()
             self._positions[at:stop] = positions
-            for table, slots in enumerate(self._slots):
-                slots[at:stop] = self._slots_of(table, row.row, positions)
+            self._put_slots(at, row.row, positions)
             sampled += range(stop - row.num_logits, stop)
             at = stop
         self._sampled[: len(sampled)] = sampled
@@ -114,25 +113,33 @@ class InputBuffers:
                     num_decodes=num_decodes,
                     window=window,
                 )
-                for slots, table, window in zip(self._slots, self._seen(self._tables), self._windows, strict=True)
+                for slots, table, window in zip(self._slots, self._seen_tables, self._windows, strict=True)
             ),
             adapters=adapters,
         )
 
-    def _slots_of(self, table: int, rows: Integers | int, positions: Integers) -> Integers:
-        blocks: Integers = self._tables[table, rows, positions // self._block_tokens]
-        return blocks * self._block_tokens + positions % self._block_tokens
+    def _put_slots(self, start: int, rows: Integers | int, positions: Integers) -> None:
+        """Write where the keys of some tokens go, from the `start`-th of the batch on."""
+        blocks, offsets = np.divmod(positions, self._block_tokens)
+        for table, slots in self._slots_by_table:
+            slots[start : start + len(positions)] = table[rows, blocks] * self._block_tokens + offsets
+
+    @cached_property
+    def _seen_tables(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self._seen(self._tables))
 
     def _seen(self, array: Integers) -> torch.Tensor:
         """Return an array as the decoder sees it."""
         return torch.from_numpy(array)
 
-    def _update_tables(self, row: StepRow) -> None:
-        for table, (blocks, num_blocks) in enumerate(zip(row.block_tables, self._num_blocks, strict=True)):
-            known, count = 0 if row.is_admission else num_blocks[row.row], len(blocks)
-            if count != known:
-                num_blocks[row.row] = count
-                self._extend_table(table, row.row, known, blocks[known:])
+    def _update_tables(self, rows: Sequence[StepRow]) -> None:
+        for table, num_blocks in enumerate(self._num_blocks):
+            for row in rows:
+                blocks = row.block_tables[table]
+                known, count = 0 if row.is_admission else num_blocks[row.row], len(blocks)
+                if count != known:
+                    num_blocks[row.row] = count
+                    self._extend_table(table, row.row, known, blocks[known:])
 
     def _extend_table(self, table: int, row: int, known: int, block_ids: Sequence[int]) -> None:
         """Write what follows the first `known` blocks of one of a row's tables."""

@@ -38,6 +38,10 @@ class BlockTables:
         self._clock = clock
         self._block_tokens = config.block_tokens
         self._reach = config.reach
+        self._tables_by_window: dict[int, list[int]] = {}
+        for table, window in enumerate(config.windows):
+            if window:
+                self._tables_by_window.setdefault(window, []).append(table)
         self._null = BlockId(config.num_blocks)
         self._has_index = config.enable_prefix_cache
         self.landmarks = Landmarks(config.num_blocks // len(config.windows))
@@ -89,6 +93,9 @@ class BlockTables:
 
     def try_extend(self, live: LiveRequest) -> bool:
         """Lengthen a request's tables to all its known tokens, or the next step's; False changes nothing."""
+        # As nearly always, and of every request in every step. The last table is the shortest: those that forget are.
+        if len(live.tables[-1]) * self._block_tokens >= live.num_tokens:
+            return True
         return self._try_lengthen(live.tables, self._lacking(live.tables, live.num_computed, live.num_tokens))
 
     def extend_beyond(self, live: LiveRequest, count: int, *, spare: int) -> int:
@@ -116,9 +123,11 @@ class BlockTables:
             for table, blocks in enumerate(live.tables):
                 for i in range(first, last):
                     self._index.insert(name_in(names[i], table), blocks[i], ASIDE if table else i)
-        for blocks, window in zip(live.tables, self._reach.windows, strict=True):
-            if window:
-                self._leave_behind(blocks, self._reach.num_left(window, end))
+        for window, tables in self._tables_by_window.items():
+            num_left = self._reach.num_left(window, end)
+            if num_left and live.tables[tables[0]][num_left - 1] != self._null:
+                for table in tables:
+                    self._leave_behind(live.tables[table], num_left)
 
     def close(self, live: LiveRequest) -> None:
         """Take a request's blocks back; those with names stay findable until they are reused."""
@@ -219,11 +228,10 @@ class BlockTables:
         start = count
         while start and blocks[start - 1] != self._null:
             start -= 1
-        if start < count:
-            left = blocks[start:count]
-            blocks[start:count] = [self._null] * len(left)
-            self._pool.release(left)
-            self.tiers.let_go(left)
+        left = blocks[start:count]
+        blocks[start:count] = [self._null] * len(left)
+        self._pool.release(left)
+        self.tiers.let_go(left)
 
     def _shareable_names(self, live: LiveRequest) -> list[BlockName]:
         """Return the names of the blocks that a request need not compute if it finds them."""
