@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 
 from adapters.identity import AdapterDigest
+from engine.cache import reach
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
 from engine.metrics import StepTimes
@@ -296,8 +297,13 @@ class ScriptedRunner:
             assert self._owner_by_row[row.row] == row.request.request_id, "a row changed hands without admission"
             held: list[int] = []
             for table, blocks, window in zip(tables, row.block_tables, self._config.windows, strict=True):
-                num_left = self._config.reach.num_left(window, row.start)
-                assert list(blocks[num_left : len(table)]) == table[num_left:], "a block table changed under a row"
+                # By the definition: kernels read whole tiles, from that of the first position that the row sees.
+                tile = max(0, row.start - window + 1) // reach.TILE_TOKENS * reach.TILE_TOKENS if window else 0
+                first = tile // self._config.block_tokens
+                # What was not seen as the row was given away was never there: the null block is read as nothing.
+                while first < len(table) and table[first] == self._config.num_blocks:
+                    first += 1
+                assert list(blocks[first : len(table)]) == table[first:], "a block table changed under a row"
                 table += blocks[len(table) :]
                 held += [block for block in blocks if block != self._config.num_blocks]
             assert len(set(held)) == len(held), "a block stands twice in one row's tables"

@@ -28,6 +28,11 @@ def test_every_other_layer_with_a_window() -> None:
     assert layout.places[:4] == (Place(1, 0), Place(0, 0), Place(1, 1), Place(0, 1))
 
 
+def test_there_are_as_many_tables_as_may_be_before_places_stay_empty() -> None:
+    assert CacheLayout.of([0] + [9] * (MAX_TABLES - 1)).num_places == 1
+    assert CacheLayout.of([0] + [9] * MAX_TABLES).num_places == 2
+
+
 @given(st.lists(st.sampled_from([0, 0, 8, 8, 20]), min_size=1, max_size=60))
 def test_every_layer_has_a_place_of_its_own_in_a_table_of_its_window(windows: list[int]) -> None:
     layout = CacheLayout.of(windows)

@@ -18,14 +18,16 @@ windows = st.lists(st.sampled_from([0, 1, 2, 3, 7, 20]), min_size=1, max_size=3)
 NAMES = [child_name(root_name(None, ""), [number]) for number in range(12)]
 
 
-@given(st.integers(1, 300), st.integers(0, 1000), st.integers(1, 40))
-def test_what_is_left_behind_is_in_no_tile_that_a_later_token_reads(
-    window: int, position: int, block_tokens: int
-) -> None:
-    left = Reach((window,), block_tokens, 1).num_left(window, position)
-    first_tile = max(0, position - window + 1) // TILE_TOKENS
-    assert left * block_tokens <= first_tile * TILE_TOKENS < (left + 1) * block_tokens + TILE_TOKENS
-    assert Reach((0,), block_tokens, 1).num_left(0, position) == 0
+@pytest.mark.parametrize("block_tokens", [1, 16, 48, 128, 200])
+@pytest.mark.parametrize("window", [1, 2, 100, TILE_TOKENS, TILE_TOKENS + 1])
+def test_what_is_left_behind_is_in_no_tile_that_a_later_token_reads(window: int, block_tokens: int) -> None:
+    reach = Reach((window,), block_tokens, 1)
+    for position in range(4 * TILE_TOKENS):
+        first_seen = next(key for key in range(position + 1) if key > position - window)
+        first_read = first_seen - first_seen % TILE_TOKENS
+        unread = [i for i in range(position + 1) if (i + 1) * block_tokens <= first_read]
+        assert reach.num_left(window, position) == len(unread)
+        assert reach.num_left(0, position) == 0
 
 
 @given(windows, st.integers(1, 5), st.sets(st.tuples(st.integers(0, 2), st.integers(0, 11))), st.integers(0, 12))
@@ -72,6 +74,13 @@ def test_no_request_ever_holds_more_than_the_most(
     capacity = reach.capacity(reach.most(num_tokens), 300)
     assert capacity >= num_tokens
     assert capacity == 300 or reach.most(capacity + 1) > reach.most(num_tokens)
+
+
+def test_what_one_table_lacks_another_one_may_want_again() -> None:
+    """The last table ends the beginning earlier, where the first one has a hole that it did not see before."""
+    reach = Reach((2, 3), 1, 1)
+    missing = {name_in(NAMES[1], 0), name_in(NAMES[2], 1)}
+    assert reach.longest(NAMES[:4], lambda name: name not in missing) == 1
 
 
 def test_names_of_parts_are_told_apart() -> None:
