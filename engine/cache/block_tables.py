@@ -110,7 +110,7 @@ class BlockTables:
         lacking = self._lacking(live.tables, live.num_computed, live.num_tokens + count)
         if sum(lacking) <= self._pool.num_free - spare * len(lacking):
             self._try_lengthen(live.tables, lacking)
-        return min(count, min(map(len, live.tables)) * self._block_tokens - live.num_tokens)
+        return min(count, len(live.tables[-1]) * self._block_tokens - live.num_tokens)
 
     def settle(self, live: LiveRequest, start: int, end: int) -> None:
         """Take it as a fact that the cache holds the request's tokens from `start` to `end`.
