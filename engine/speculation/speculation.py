@@ -21,7 +21,7 @@ from heapq import heapify, heappop, heapreplace
 from engine.cache.block_tables import BlockTables
 from engine.config import ResolvedConfig
 from engine.metrics import SchedulerCounters
-from engine.scheduling.live_request import PENDING, LiveRequest
+from engine.scheduling.live_request import LiveRequest
 from engine.scheduling.step_costs import StepCosts
 from engine.scheduling.step_draft import StepDraft
 from engine.speculation.drafter import Drafter
@@ -84,8 +84,6 @@ class Speculation:
         return num_right
 
     def _offer(self, live: LiveRequest) -> list[int]:
-        if live.output_ids[-1:] == [PENDING]:
-            return []
         # The last token that it may have is drawn, and never computed.
         params, num_tokens, limit = live.request.params, live.num_tokens, self._config.max_model_len
         num_left = min(params.max_tokens - len(live.output_ids), limit - num_tokens) - 1
