@@ -80,7 +80,8 @@ class ScriptedMover:
         for _, order in [store for store in self._stores if store[0] <= 0]:
             self._stored.append((order, self._write(order)))
         for _, ticket, orders in [fetch for fetch in self._fetches if fetch[0] <= 0]:
-            self._fetched.append((ticket, 0 if ticket in self._given_up else self._read(orders)))
+            # Of what was given up some may have been written before: it is somebody else's by now.
+            self._fetched.append((ticket, len(orders) - 1 if ticket in self._given_up else self._read(orders)))
         self._stores = [store for store in self._stores if store[0] > 0]
         self._fetches = [fetch for fetch in self._fetches if fetch[0] > 0]
 

@@ -136,6 +136,23 @@ def test_a_fetch_gives_way_to_who_runs() -> None:
     harness.finish()
 
 
+def test_what_a_fetch_had_brought_before_it_was_given_up_is_not_found() -> None:
+    """Its blocks are somebody else's by then, whatever they hold."""
+    mover = ScriptedMover([64])
+    harness = forgotten(mover)
+    mover._steps = 10**9
+    harness.add(a_request("again", PROMPT))
+    harness.step()
+    assert harness.scheduler.tiers.give_up_one()
+    harness.cancel("again")
+    mover._steps = 0
+    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    harness.step()
+    assert harness.scheduler.tiers.num_fetched_blocks == 0
+    serve(harness, a_request("later", PROMPT))
+    assert cached(harness, "later") == 16
+
+
 def test_who_shares_little_with_a_long_fetch_does_not_wait_for_it() -> None:
     mover = ScriptedMover([64])
     harness = forgotten(mover)
