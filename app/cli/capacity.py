@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from engine.cache.reach import Reach
 from engine.costs import (
     cache_bytes,
     num_idle_weights,
@@ -19,6 +20,9 @@ from engine.costs import (
 )
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.stored_fp8 import StoredFp8
+
+BLOCK_TOKENS = 16
+"""As the engine has it unless it is told otherwise."""
 
 BYTES_BY_DTYPE = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 
@@ -103,9 +107,13 @@ def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, tr
     adapter_bytes = float(traffic.num_adapters * per_adapter * cache_itemsize)
     per_token = spec.kv_bytes_per_token(cache_itemsize)
     left = device.memory_bytes * memory_fraction - total_bytes - adapter_bytes
-    cache_tokens = max(0, int(left // per_token))
+    layout, block_tokens = spec.cache_layout(spec.max_position), BLOCK_TOKENS
+    # Some places of a block may be empty, and windows keep whole blocks.
+    block_bytes = block_tokens * per_token * layout.num_places / spec.num_layers
+    cache_tokens = max(0, int(left // (block_bytes * len(layout.windows)) * block_tokens))
     length = traffic.prompt_tokens + traffic.answer_tokens
-    max_concurrency = max(0, int(left // cache_bytes(spec, length, cache_itemsize)))
+    num_blocks = Reach(layout.windows, block_tokens, length).resting(length)
+    max_concurrency = max(0, int(left // (num_blocks * block_bytes)))
     batch = min(traffic.concurrency, max_concurrency)
     # Of each token; products of 8 bits take half the time.
     spared_flop = num_layer_weights(spec) - num_idle_weights(spec) if isinstance(spec.stored, StoredFp8) else 0.0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.capacity import DEVICES, Traffic, as_kept, plan
+from app.cli.capacity import BLOCK_TOKENS, DEVICES, Traffic, as_kept, plan
+from engine.config import EngineConfig
 from engine.costs import num_step_weights, num_weights, prompt_flop, step_weight_bytes
 from engine.decoder.spec import DecoderSpec, read_spec
 from engine.decoder.stored_fp8 import StoredFp8
@@ -132,9 +133,19 @@ def test_cost_is_price_over_tokens(llama: DecoderSpec) -> None:
     assert found.cost_per_million == pytest.approx(1000 / found.tokens_per_s)
 
 
+def test_places_that_stay_empty_hold_no_tokens(tmp_path: Path) -> None:
+    """Three layers see everything and four do not: there are three tables of three places, for seven layers."""
+    changed = {"num_hidden_layers": 7, "layer_types": ["full_attention"] * 3 + ["sliding_attention"] * 4}
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2} | CONFIG_BY_NAME["gpt-oss-20b"] | changed))
+    found = plan(read_spec(str(tmp_path)), "bfloat16", DEVICES["h200"], 0.9, TRAFFIC)
+    left = 0.9 * 141e9 - found.weight_bytes
+    assert found.cache_tokens == pytest.approx(left / (found.kv_bytes_per_token * 9 / 7), rel=1e-3)
+
+
 def test_windows_leave_room_for_more(tmp_path: Path) -> None:
-    """Of gpt-oss every other layer keeps 128 tokens of an answer."""
+    """Of gpt-oss every other layer sees 128 tokens of an answer, and keeps 128 more and up to two blocks."""
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2} | CONFIG_BY_NAME["gpt-oss-20b"]))
     spec = read_spec(str(tmp_path))
     found = plan(spec, "bfloat16", DEVICES["h200"], 0.9, replace(TRAFFIC, prompt_tokens=8000, answer_tokens=192))
-    assert found.max_concurrency == pytest.approx(found.cache_tokens / ((8192 + 128) / 2), rel=1e-3)
+    assert found.max_concurrency == int(found.cache_tokens / ((8192 + 288) / 2))
+    assert EngineConfig(model_path="").block_tokens == BLOCK_TOKENS
