@@ -224,13 +224,13 @@ def _check_ranges(config: EngineConfig) -> None:
 def _quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware, dtype: str) -> str | None:
     """Return what is wanted, or on a GPU what keeps the weights of a checkpoint as they are."""
     stored = spec.stored
-    if hardware.device != "cuda" or stored is None:
+    if hardware.device != "cuda" or stored is None or not stored.stays:
         return wanted
     if isinstance(stored, StoredInt4):
         if wanted not in (None, "int4"):
             raise ConfigError(f"quantization: {wanted!r}, but the checkpoint's weights have 4 bits already.")
         return "int4"
-    can_stay = isinstance(stored, StoredFp8) and stored.stays and _why_not_fp8(spec, hardware, dtype) is None
+    can_stay = isinstance(stored, StoredFp8) and _why_not_fp8(spec, hardware, dtype) is None
     return wanted or ("fp8" if can_stay else None)
 
 

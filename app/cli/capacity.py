@@ -143,6 +143,7 @@ def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, tr
 
 
 def as_kept(spec: ModelSpec, dtype: str, device: Device) -> ModelSpec:
-    """Return a model as the engine holds it: where it cannot multiply weights of 8 bits, they are numbers."""
+    """Return a model as the engine holds it: weights of few bits that it cannot multiply by are numbers."""
     stored, has_products = spec.stored, device.has_fp8_products and dtype == "bfloat16"
-    return replace(spec, stored=None) if isinstance(stored, StoredFp8) and not (stored.stays and has_products) else spec
+    stays = stored is None or (stored.stays and (has_products or not isinstance(stored, StoredFp8)))
+    return spec if stays else replace(spec, stored=None)

@@ -24,7 +24,7 @@ from engine.decoder.json_file import read_json
 from engine.decoder.layer_forms import LayerForm, layer_forms
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.scales import Scales, parse_scales
-from engine.decoder.stored import parse_stored
+from engine.decoder.stored import parse_stored, quantization_fields
 from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.decoder.wrapped import decoder_fields
 from engine.errors import CheckpointError
@@ -232,7 +232,7 @@ def read_spec(model_path: str) -> DecoderSpec:
     layers = layer_forms(fields, family, scales, num_layers=fields.count("num_hidden_layers"), head_dim=head_dim)
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(f"{where}: {heads} heads over {kv_heads} kv heads of dimension {head_dim} do not divide.")
-    quantization = fields.config.get("quantization_config")
+    quantization = quantization_fields(folder, fields.config)
     spec = DecoderSpec(
         architecture=name,
         vocab_size=fields.count("vocab_size"),

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-from engine.decoder.stored_fields import COMPRESSED, PACKED
-from engine.decoder.stored_fp8 import FP8_METHODS, StoredFp8, parse_fp8
+from engine.decoder.json_file import read_json
+from engine.decoder.stored_fields import COMPRESSED, FLOATS, INTEGERS, NVFP4, PACKED, check_fields
+from engine.decoder.stored_fp8 import FP8, StoredFp8, parse_fp8
 from engine.decoder.stored_int4 import INT4_METHODS, StoredInt4, parse_int4, parse_packed
 from engine.decoder.stored_mxfp4 import MXFP4, StoredMxfp4
+from engine.decoder.stored_numbers import (
+    BITSANDBYTES,
+    MODELOPT,
+    NVFP4_OF_MODELOPT,
+    StoredBnb4,
+    StoredInt8,
+    StoredNvfp4,
+    parse_bitsandbytes,
+    parse_integers,
+    parse_nvfp4,
+)
 from engine.errors import CheckpointError
 
-Stored = StoredInt4 | StoredFp8 | StoredMxfp4
+Stored = StoredInt4 | StoredFp8 | StoredMxfp4 | StoredInt8 | StoredBnb4 | StoredNvfp4
+
+
+def quantization_fields(folder: Path, config: Mapping[str, object]) -> object:
+    """Return `quantization_config` of a checkpoint, None where there is none; ModelOpt may write a file of its own.
+
+    Raises:
+        CheckpointError: that file cannot be read.
+    """
+    beside = folder / "hf_quant_config.json"
+    if config.get("quantization_config") is not None or not beside.is_file():
+        return config.get("quantization_config")
+    fields = read_json(beside).get("quantization")
+    return {"quant_method": MODELOPT, **fields} if isinstance(fields, Mapping) else fields
 
 
 def parse_stored(fields: object, where: str) -> Stored:
@@ -22,15 +48,42 @@ def parse_stored(fields: object, where: str) -> Stored:
     if not isinstance(fields, Mapping):
         raise CheckpointError(f"{where}: quantization_config is no JSON object.")
     method = fields.get("quant_method")
-    if method in INT4_METHODS:
-        return parse_int4(fields, where)
-    if method == COMPRESSED and fields.get("format") == PACKED:
-        return parse_packed(fields, where)
-    if method in FP8_METHODS:
-        return parse_fp8(fields, where)
-    if method == MXFP4:
-        return StoredMxfp4()
-    known = ", ".join((*INT4_METHODS, *FP8_METHODS, MXFP4))
-    raise CheckpointError(
-        f"{where}: quantization_config.quant_method is {method!r}; of quantized weights those of {known} are read."
-    )
+    if not isinstance(method, str) or method not in _PARSER_BY_METHOD:
+        known = ", ".join(_PARSER_BY_METHOD)
+        raise CheckpointError(
+            f"{where}: quantization_config.quant_method is {method!r}; of quantized weights those of {known} are read."
+        )
+    return _PARSER_BY_METHOD[method](fields, where)
+
+
+def _parse_compressed(fields: Mapping[str, object], where: str) -> Stored:
+    check_fields(fields, {"format": tuple(_PARSER_BY_FORMAT)}, f"{where}: quantization_config")
+    return _PARSER_BY_FORMAT[str(fields["format"])](fields, where)
+
+
+def _parse_modelopt(fields: Mapping[str, object], where: str) -> Stored:
+    check_fields(fields, {"quant_algo": tuple(_STORED_BY_ALGORITHM)}, f"{where}: quantization_config")
+    return _STORED_BY_ALGORITHM[str(fields["quant_algo"])]
+
+
+_Parser = Callable[[Mapping[str, object], str], Stored]
+_PARSER_BY_FORMAT: dict[str, _Parser] = {
+    FLOATS: parse_fp8,
+    PACKED: parse_packed,
+    INTEGERS: parse_integers,
+    NVFP4: parse_nvfp4,
+}
+_STORED_BY_ALGORITHM: dict[str, Stored] = {
+    "FP8": StoredFp8(),
+    "FP8_PER_CHANNEL_PER_TOKEN": StoredFp8(has_row_scales=True),
+    "NVFP4": NVFP4_OF_MODELOPT,
+    "W4A16_NVFP4": NVFP4_OF_MODELOPT,
+}
+_PARSER_BY_METHOD: dict[str, _Parser] = {
+    **dict.fromkeys(INT4_METHODS, parse_int4),
+    COMPRESSED: _parse_compressed,
+    FP8: parse_fp8,
+    MXFP4: lambda fields, where: StoredMxfp4(),
+    BITSANDBYTES: parse_bitsandbytes,
+    MODELOPT: _parse_modelopt,
+}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
+from engine.decoder.tensor_kinds import Shape
 from engine.errors import CheckpointError
 
 COMPRESSED = "compressed-tensors"
-FLOATS, PACKED = "float-quantized", "pack-quantized"
+FLOATS, PACKED, INTEGERS, NVFP4 = "float-quantized", "pack-quantized", "int-quantized", "nvfp4-pack-quantized"
 """Formats of compressed-tensors."""
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -37,9 +38,7 @@ def parse_groups(
     Raises:
         CheckpointError: naming the field that asks for what is not supported.
     """
-    check_fields(
-        fields, {"format": (FLOATS, PACKED), "transform_config": (None, {}), "kv_cache_scheme": (None,)}, within
-    )
+    check_fields(fields, {"transform_config": (None, {})}, within)
     sparsity = fields.get("sparsity_config")
     check_fields(
         sparsity if isinstance(sparsity, Mapping) else {}, {"format": ("dense", None)}, f"{within}.sparsity_config"
@@ -58,3 +57,8 @@ def parse_groups(
     if len(found) > 1:
         raise CheckpointError(f"{within}.config_groups has {len(found)} kinds of weights; only one is read.")
     return found.pop()
+
+
+def scale_shapes(out: int, has_each: bool) -> tuple[Shape, ...]:
+    """Return which shapes the scales of `out` outputs may have, or the one of a tensor."""
+    return ((out, 1), (out,)) if has_each else ((), (1,))

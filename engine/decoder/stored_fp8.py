@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.decoder.stored_fields import COMPRESSED, check_fields, parse_groups
+from engine.decoder.stored_fields import COMPRESSED, check_fields, parse_groups, scale_shapes
 from engine.decoder.tensor_kinds import Shape, TensorKind
 from engine.errors import CheckpointError
 
 FP8 = "fp8"
-FP8_METHODS = (COMPRESSED, FP8)
 FP8_DTYPE = "F8_E4M3"
 SCALE_BYTES = 4
 
@@ -68,11 +67,11 @@ class StoredFp8:
         if self.block is not None:
             rows, columns = self.block
             return ((-(-out // rows), -(-depth // columns)),)
-        return ((out, 1), (out,)) if self.has_row_scales else ((), (1,))
+        return scale_shapes(out, self.has_row_scales)
 
 
 def parse_fp8(fields: Mapping[str, object], where: str) -> StoredFp8:
-    """Read the `quantization_config` of one of `FP8_METHODS`.
+    """Read the `quantization_config` of compressed-tensors' 8-bit floats, or of "fp8".
 
     Raises:
         CheckpointError: it asks for what is not supported; the message names the field.
@@ -80,7 +79,6 @@ def parse_fp8(fields: Mapping[str, object], where: str) -> StoredFp8:
     within = f"{where}: quantization_config"
     if fields["quant_method"] == COMPRESSED:
         return parse_groups(fields, within, _parse_group)
-    check_fields(fields, {"kv_cache_scheme": (None,)}, within)
     return _parse_plain(fields, within)
 
 

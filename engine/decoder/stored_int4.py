@@ -32,17 +32,29 @@ class StoredInt4:
         group_size: inputs that share a scale and a zero point, `WHOLE_COLUMN` for all of a module.
         zero_offset: what is added to a zero point as it is stored.
         has_zeros: zero points are stored; else each is in the middle.
+        has_order: which group each input is of is stored; else they lie in the order of their groups.
     """
 
     method: str
     group_size: int
     zero_offset: int = 0
     has_zeros: bool = True
+    has_order: bool = False
 
     @property
     def title(self) -> str:
         """What the weights are."""
         return f"4-bit ({self.method})"
+
+    @property
+    def stays(self) -> bool:
+        """Whether the kernels multiply by the weights as they are: each group's inputs beside each other."""
+        return not self.has_order
+
+    @property
+    def order(self) -> str:
+        """The last name of the tensor that says which group each input is of."""
+        return "weight_g_idx" if self.method == COMPRESSED else "g_idx"
 
     def group(self, depth: int) -> int:
         """Return how many inputs of a module of `depth` of them share a scale."""
@@ -54,21 +66,27 @@ class StoredInt4:
             return {f"{module}.weight": TensorKind((shape,))}
         out, depth = shape
         groups = depth // self.group(depth)
+        order = {f"{module}.{self.order}": TensorKind(((depth,),), PACKED_DTYPES)} if self.has_order else {}
         if self.method == COMPRESSED:
             zeros = {f"{module}.weight_zero_point": TensorKind(((out // PACKED, groups),), PACKED_DTYPES)}
             return {
                 f"{module}.weight_packed": TensorKind(((out, depth // PACKED),), PACKED_DTYPES),
                 f"{module}.weight_scale": TensorKind(((out, groups),)),
-            } | (zeros if self.has_zeros else {})
+                **(zeros if self.has_zeros else {}),
+                **order,
+            }
         packed = (depth, out // PACKED) if self.method == AWQ else (depth // PACKED, out)
         return {
             f"{module}.qweight": TensorKind((packed,), PACKED_DTYPES),
             f"{module}.qzeros": TensorKind(((groups, out // PACKED),), PACKED_DTYPES),
             f"{module}.scales": TensorKind(((groups, out),)),
+            **order,
         }
 
     def num_bytes(self, out: int, depth: int, element_bytes: int) -> float:
-        """Return what a module takes on a GPU, whatever a number takes there."""
+        """Return what a module takes on a GPU, where numbers take `element_bytes`."""
+        if not self.stays:
+            return out * depth * element_bytes
         return out * depth / 2 + UNIT_BYTES * out * (depth // self.group(depth))
 
     def check_sizes(self, sizes: Mapping[str, tuple[int, int]], where: str) -> None:
@@ -100,7 +118,7 @@ def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
         fields = {"checkpoint_format": fields.get("format"), **fields}
         formats = ("gptq", "gptq_v2", None)
         wanted = {
-            "desc_act": (False,),
+            "desc_act": (True, False),
             "checkpoint_format": formats,
             "pack_dtype": ("int32", None),
         }
@@ -109,7 +127,12 @@ def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
         is_less_one = fields["checkpoint_format"] != "gptq_v2"
     check_fields(fields, {**wanted, "bits": (4,), "lm_head": (False, None)}, f"{where}: quantization_config")
     group_size = _group_size(fields.get("group_size"), f"{where}: quantization_config")
-    return StoredInt4(method=str(fields["quant_method"]), group_size=group_size, zero_offset=int(is_less_one))
+    return StoredInt4(
+        method=str(fields["quant_method"]),
+        group_size=group_size,
+        zero_offset=int(is_less_one),
+        has_order=fields.get("desc_act") is True,
+    )
 
 
 def _check_dynamic(patterns: object, within: str) -> None:
@@ -126,14 +149,14 @@ def parse_packed(fields: Mapping[str, object], where: str) -> StoredInt4:
 def _parse_group(group: Mapping[str, object], weights: Mapping[str, object], within: str) -> StoredInt4:
     check_fields(group, {"input_activations": (None,)}, within)
     wanted = {"num_bits": (4,), "type": ("int",), "strategy": ("group", "channel"), "symmetric": (True, False, None)}
-    # Other orders of inputs need `weight_g_idx`.
-    wanted |= {"dynamic": (False, None), "actorder": (None, "weight", "static")}
+    wanted |= {"dynamic": (False, None), "actorder": (None, "weight", "static", "group", "dynamic")}
     check_fields(weights, wanted, f"{within}.weights")
     size = weights.get("group_size") if weights.get("strategy") == "group" else WHOLE_COLUMN
     return StoredInt4(
         method=COMPRESSED,
         group_size=_group_size(size, f"{within}.weights"),
         has_zeros=weights.get("symmetric") is False,
+        has_order=weights.get("actorder") in ("group", "dynamic"),
     )
 
 

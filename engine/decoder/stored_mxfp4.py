@@ -31,6 +31,11 @@ class StoredMxfp4:
         """What the weights are."""
         return "4-bit (mxfp4)"
 
+    @property
+    def stays(self) -> bool:
+        """Whether a GPU multiplies by the weights as they are."""
+        return True
+
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
         """Return the tensors that experts of (experts, in, out) must have; `dtype`: of their numbers, None for none."""
         if dtype is not None:

@@ -10,7 +10,7 @@ FLOATS = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """Any of some shapes, and any of some types, by the names that safetensors files have for them."""
+    """Any of some shapes, None for any at all, and any of some types, by safetensors' names for them."""
 
-    shapes: tuple[Shape, ...]
+    shapes: tuple[Shape, ...] | None
     dtypes: tuple[str, ...] = FLOATS

@@ -71,9 +71,8 @@ def _build(
     adapters = _adapters(spec, checked, runtime)
     stored, quantization = spec.stored, checked.quantization
     # What a checkpoint of few bits has in more was left so on purpose.
-    is_mixed = isinstance(stored, StoredInt4) or (
-        isinstance(stored, StoredFp8) and stored.stays and quantization == "fp8"
-    )
+    stays = stored is not None and stored.stays
+    is_mixed = stays and (isinstance(stored, StoredInt4) or (isinstance(stored, StoredFp8) and quantization == "fp8"))
     backend = TritonBackend(adapters, checked.max_num_seqs, quantization, is_mixed=is_mixed)
     decoder = _load(spec, backend, checked, weights, runtime.device)
     choose = TokenChooser(runtime, checked.max_num_seqs)

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.decoder.stored import Stored
-from engine.decoder.stored_fields import COMPRESSED
-from engine.decoder.stored_fp8 import StoredFp8
+from engine.decoder.stored_int4 import StoredInt4
 from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.decoder.tensor_kinds import TensorKind
 from engine.errors import CheckpointError
@@ -179,7 +178,7 @@ def _as_of_whole(found: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor
 def _check_kind(where: str, name: str, kind: TensorKind, found: StoredTensor | None) -> None:
     if found is None:
         raise CheckpointError(f"{where}: the tensor {name} is missing.")
-    if found.shape not in kind.shapes:
+    if kind.shapes is not None and found.shape not in kind.shapes:
         known = " or ".join(str(list(shape)) for shape in kind.shapes)
         raise CheckpointError(f"{where}: the tensor {name} has shape {list(found.shape)}, config.json says {known}.")
     if found.dtype not in kind.dtypes:
@@ -199,15 +198,14 @@ def _changes_nothing(tensor: StoredTensor, stored: Stored) -> bool:
     """Tell whether a tensor that comes along with weights of 4 or 8 bits changes nothing.
 
     A bias of zeros does not, nor does `g_idx`, the group of each input, while inputs are in their order (no desc_act),
-    nor the static scale of a layer's inputs, which are rounded by what each row spans, nor a shape told once more.
+    nor the static scale of a layer's inputs, which are rounded by what each row spans or not at all, nor a shape told
+    once more, nor a format of number 0, that of rows.
     """
-    if isinstance(stored, StoredFp8):
-        return tensor.name.endswith(".input_scale")
     if isinstance(stored, StoredMxfp4):
         return False
-    if tensor.name.endswith(".g_idx") and tensor.dtype == "I32":
+    if isinstance(stored, StoredInt4) and tensor.name.endswith(".g_idx") and tensor.dtype == "I32":
         groups = array("i", b"".join(tensor.pieces())).tolist()
         return groups == [index // stored.group(len(groups)) for index in range(len(groups))]
-    if stored.method == COMPRESSED and tensor.name.endswith(".weight_shape"):
+    if tensor.name.endswith((".input_scale", ".input_zero_point", ".input_global_scale", ".weight_shape")):
         return True
-    return tensor.name.endswith(".bias") and not any(map(any, tensor.pieces()))
+    return tensor.name.endswith((".bias", ".weight_format")) and not any(map(any, tensor.pieces()))

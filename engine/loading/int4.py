@@ -23,6 +23,7 @@ import torch
 
 from engine.decoder.stored_fields import COMPRESSED
 from engine.decoder.stored_int4 import StoredInt4
+from engine.errors import CheckpointError
 from kernels.streamed_linear.reference import Int4Matrix, pack_int4
 
 MIDDLE = 8
@@ -73,8 +74,25 @@ class Int4Weight:
         return pack_int4(self.levels, self.scales.to(self.dtype), self.zeros)
 
 
-def read_int4(read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype) -> Int4Weight:
-    """Unpack the weight of one linear module whose tensors `read` returns by name."""
+def read_int4(
+    read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype
+) -> Int4Weight | torch.Tensor:
+    """Unpack the weight of one linear module whose tensors `read` returns by name; as numbers where it does not stay.
+
+    Raises:
+        CheckpointError: an input is of a group that is not there.
+    """
+    weight = _unpacked(read, module, stored, dtype)
+    if stored.stays:
+        return weight
+    order = read(f"{module}.{stored.order}")
+    if not 0 <= int(order.min()) <= int(order.max()) < len(weight.scales):
+        raise CheckpointError(f"{module}.{stored.order} names groups of which there are {len(weight.scales)}.")
+    zeros, scales = (each.t().float().index_select(1, order) for each in (weight.zeros, weight.scales))
+    return ((weight.levels.float() - zeros) * scales).to(dtype)
+
+
+def _unpacked(read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype) -> Int4Weight:
     if stored.method == COMPRESSED:
         return _read_compressed(read, module, stored, dtype)
     packed, zeros, scales = (read(f"{module}.{part}") for part in ("qweight", "qzeros", "scales"))

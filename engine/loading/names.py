@@ -15,8 +15,8 @@ from engine.decoder.experts import ExpertSpec
 from engine.decoder.spec import SHARED_EXPERT, DecoderSpec
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
-"""Buffers that old exports kept though they follow from config.json."""
+IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".k_scale", ".v_scale")
+"""What old exports kept though it follows from config.json, and scales for a cache of few bits: ours has its own."""
 PREFIX_BY_PART = {"language_model.": "", "model.language_model.": "model."}
 """What a whole decoder's names begin with, by what they do where it is the part for text of a model that sees."""
 SIGHT = tuple(f"{at}{part}." for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))

@@ -7,12 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from engine.decoder.stored import Stored
+from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4
 from engine.decoder.stored_mxfp4 import StoredMxfp4
+from engine.decoder.stored_numbers import StoredBnb4, StoredInt8, StoredNvfp4
 from engine.loading import fp8, int4
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.mxfp4 import Mxfp4Weight, read_mxfp4
+from engine.loading.numbers import read_bnb4, read_int8, read_nvfp4
 
 Weight = torch.Tensor | Int4Weight | Fp8Weight | Mxfp4Weight
 Read = Callable[[str], torch.Tensor]
@@ -25,11 +28,19 @@ def dense(weight: Weight) -> torch.Tensor:
 
 def read_stored(read: Read, module: str, stored: Stored, dtype: torch.dtype) -> Weight:
     """Return the weight of one linear module, or of several experts, whose tensors `read` returns by name."""
-    if isinstance(stored, StoredInt4):
-        return int4.read_int4(read, module, stored, dtype)
-    if isinstance(stored, StoredMxfp4):
-        return read_mxfp4(read, module, dtype)
-    return fp8.read_fp8(read, module, stored, dtype)
+    match stored:
+        case StoredInt4():
+            return int4.read_int4(read, module, stored, dtype)
+        case StoredMxfp4():
+            return read_mxfp4(read, module, dtype)
+        case StoredFp8():
+            return fp8.read_fp8(read, module, stored, dtype)
+        case StoredInt8():
+            return read_int8(read, module, stored, dtype)
+        case StoredBnb4():
+            return read_bnb4(read, module, stored, dtype)
+        case StoredNvfp4():
+            return read_nvfp4(read, module, stored, dtype)
 
 
 def stack(parts: Sequence[Weight]) -> Weight:

@@ -45,10 +45,44 @@ def test_a_weight_stands_for_what_its_format_says_dense_and_packed(kind: str, gr
     stored = parse_stored(config_of(kind, group), "here")
     assert isinstance(stored, StoredInt4)
     found = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float32)
-    assert torch.equal(found.dense(), meant)
     half = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float16)
+    assert isinstance(found, Int4Weight)
+    assert isinstance(half, Int4Weight)
+    assert torch.equal(found.dense(), meant)
     assert torch.equal(from_int4(half.packed()), meant.half())
     assert half.packed().group == (384 if group == -1 else group)
+
+
+def ordered(kind: str) -> tuple[dict[str, torch.Tensor], torch.Tensor, StoredInt4]:
+    """A weight whose inputs were sorted before they were put into groups: its tensors, numbers and layout."""
+    place = torch.randperm(384)
+    tensors, meant = quantize(torch.randn(24, 384), kind)
+    packed, order = ("weight_packed", "weight_g_idx") if kind == "packed" else ("qweight", "g_idx")
+    rows = tensors[packed] if kind == "packed" else tensors[packed].t()
+    back = torch.from_numpy(packed_rows(unpack(rows, IN_ORDER)[:, place].numpy()))
+    tensors[packed] = back if kind == "packed" else back.t()
+    tensors[order] = (place // 128).int()
+    config = config_of(kind, actorder="group") if kind == "packed" else config_of(kind) | {"desc_act": True}
+    stored = parse_stored(config, "here")
+    assert isinstance(stored, StoredInt4)
+    return tensors, meant[:, place], stored
+
+
+@pytest.mark.parametrize("kind", ["gptq", "gptq_v2", "packed"])
+def test_inputs_in_another_order_than_their_groups_make_numbers(kind: str) -> None:
+    torch.manual_seed(0)
+    tensors, meant, stored = ordered(kind)
+    found = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float32)
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(found, meant)
+
+
+@pytest.mark.parametrize("group", [-1, 3])
+def test_an_input_of_no_group_is_refused(group: int) -> None:
+    tensors, _, stored = ordered("gptq")
+    tensors["g_idx"][5] = group
+    with pytest.raises(CheckpointError, match=r"module.g_idx names groups of which there are 3"):
+        read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float32)
 
 
 def test_a_zero_point_of_sixteen_is_kept() -> None:
@@ -57,6 +91,7 @@ def test_a_zero_point_of_sixteen_is_kept() -> None:
     tensors["qzeros"] = torch.full_like(tensors["qzeros"], -1)
     stored = StoredInt4(method="gptq", group_size=128, zero_offset=1)
     found = read_int4(lambda name: tensors[name.rpartition(".")[2]], "module", stored, torch.float16)
+    assert isinstance(found, Int4Weight)
     assert (found.zeros == 16).all()
     assert torch.equal(from_int4(found.packed()), found.dense())
 

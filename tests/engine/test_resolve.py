@@ -8,9 +8,11 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.stored import Stored
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4
 from engine.decoder.stored_mxfp4 import StoredMxfp4
+from engine.decoder.stored_numbers import StoredInt8
 from engine.errors import ConfigError
 from engine.resolve import LENT_PAGE_BYTES, Hardware, check, resolve
 from tests.deployments.tiny_models import CONTEXT, write_chat_model
@@ -183,6 +185,13 @@ def test_weights_that_have_four_bits_stay_so_on_a_gpu(spec: DecoderSpec) -> None
         resolve(config(quantization="fp8"), stored, gpu)
     with pytest.raises(ConfigError, match="dtype is 'float32'"):
         resolve(config(dtype="float32"), stored, gpu)
+
+
+@pytest.mark.parametrize("stored", [StoredInt4(method="gptq", group_size=128, has_order=True), StoredInt8()])
+def test_weights_that_nothing_multiplies_by_are_rounded_as_numbers_are(spec: DecoderSpec, stored: Stored) -> None:
+    wide = replace(spec, hidden_size=128, intermediate_size=256, num_heads=8, head_dim=64, stored=stored)
+    for wanted in (None, "fp8", "int4"):
+        assert resolve(config(quantization=wanted), wide, NEW_GPU).quantization == wanted
 
 
 def test_weights_that_have_eight_bits_stay_so_where_they_are_multiplied(spec: DecoderSpec) -> None:

@@ -15,7 +15,13 @@ def test_each_method_has_its_layout() -> None:
     assert all(isinstance(parse_stored(fields, "here"), StoredFp8) for fields in fp8_checkpoints.CONFIGS.values())
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", None, ["awq"]])
+def test_modelopt_has_the_8_bit_floats_of_others() -> None:
+    each = {"FP8": StoredFp8(), "FP8_PER_CHANNEL_PER_TOKEN": StoredFp8(has_row_scales=True)}
+    for algorithm, stored in each.items():
+        assert parse_stored({"quant_method": "modelopt", "quant_algo": algorithm}, "here") == stored
+
+
+@pytest.mark.parametrize("method", ["aqlm", None, ["awq"]])
 def test_a_method_that_is_not_read_is_named_beside_those_that_are(method: object) -> None:
     with pytest.raises(
         CheckpointError, match=r"here: quantization_config.quant_method is .*compressed-tensors"

@@ -33,6 +33,11 @@ def test_groups_that_agree_are_one() -> None:
         parse_fp8(fields | {"config_groups": groups | {"group_1": GROUP}}, "here")
 
 
+def test_a_cache_of_few_bits_is_no_affair_of_the_weights() -> None:
+    fields = CONFIGS["channel"] | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}
+    assert parse_fp8(fields, "here") == StoredFp8(has_row_scales=True)
+
+
 def test_sparsity_that_is_none_is_passed_over() -> None:
     fields = CONFIGS["channel"] | {"sparsity_config": {"format": "dense", "global_sparsity": 0.1}}
     assert parse_fp8(fields, "here") == StoredFp8(has_row_scales=True)
@@ -45,8 +50,6 @@ def test_sparsity_that_is_none_is_passed_over() -> None:
         (PLAIN | {"fmt": "e5m2"}, "fmt"),
         (PLAIN | {"weight_block_size": [128]}, "weight_block_size"),
         (PLAIN | {"weight_block_size": [128, 0]}, "weight_block_size"),
-        (PLAIN | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
-        (CONFIGS["tensor"] | {"format": "int-quantized"}, "format"),
         (CONFIGS["tensor"] | {"transform_config": {"config_groups": {}}}, "transform_config"),
         (CONFIGS["tensor"] | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.format"),
         (CONFIGS["tensor"] | {"config_groups": {}}, "config_groups"),

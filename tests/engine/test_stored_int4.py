@@ -27,7 +27,6 @@ def test_only_the_first_format_of_gptq_keeps_zero_points_less_one() -> None:
         ("gptq", {"group_size": True}),
         ("awq", {"version": "gemv"}),
         ("awq", {"zero_point": False}),
-        ("gptq", {"desc_act": True}),
         ("gptq", {"desc_act": None}),
         ("gptq", {"checkpoint_format": "marlin"}),
         ("gptq", {"pack_dtype": "int16"}),
@@ -44,6 +43,19 @@ def test_what_is_not_read_is_refused_by_its_field(kind: str, changes: dict[str, 
         parse_int4({**CONFIGS[kind], **changes}, "here")
 
 
+def test_an_order_of_their_own_makes_numbers_of_weights() -> None:
+    gptq, packed = (
+        parse_int4(CONFIGS["gptq"] | {"desc_act": True}, "here"),
+        parse_packed(config_of("packed", actorder="group"), "here"),
+    )
+    assert [stored.order for stored in (gptq, packed)] == ["g_idx", "weight_g_idx"]
+    for stored in (gptq, packed):
+        assert not stored.stays
+        assert stored.num_bytes(24, 128, 2) == 24 * 128 * 2
+        assert f"m.{stored.order}" in stored.tensors("m", (24, 128), None)
+    assert parse_packed(config_of("packed", actorder="static"), "here").stays
+
+
 def test_modules_may_be_left_out() -> None:
     assert parse_int4({**CONFIGS["gptq"], "dynamic": {r"-:.*mlp\.gate$": {}}}, "here").group_size == 128
 
@@ -51,7 +63,7 @@ def test_modules_may_be_left_out() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"num_bits": 8}, {"type": "float"}, {"strategy": "tensor"}, {"actorder": "group"}, {"dynamic": True},
+        {"num_bits": 8}, {"type": "float"}, {"strategy": "tensor"}, {"actorder": "input"}, {"dynamic": True},
         {"group_size": 16}, {"group_size": None},
     ],
 )  # fmt: skip

@@ -12,8 +12,10 @@ from app.cli.capacity import BLOCK_TOKENS, DEVICES, Traffic, as_kept, plan
 from engine.config import EngineConfig
 from engine.costs import num_step_weights, num_weights, prompt_flop, step_weight_bytes
 from engine.decoder.spec import DecoderSpec, read_spec
+from engine.decoder.stored import Stored
 from engine.decoder.stored_fp8 import StoredFp8
 from engine.decoder.stored_int4 import StoredInt4
+from engine.decoder.stored_numbers import NVFP4_OF_MODELOPT
 from loadtest.geometries import CONFIG_BY_NAME
 
 TRAFFIC = Traffic(prompt_tokens=1024, answer_tokens=0, concurrency=1)
@@ -99,6 +101,16 @@ def test_weights_of_8_bits_stay_so_where_they_are_multiplied(
     assert plain.weight_bytes - found.weight_bytes == pytest.approx((2 - per_weight) * 6.980e9, rel=3e-3)
     # Their products are twice as fast, attention's are not.
     assert found.ttft_s == pytest.approx(plain.ttft_s * (per_weight / 2), rel=0.03)
+
+
+@pytest.mark.parametrize("stored", [StoredInt4(method="gptq", group_size=128, has_order=True), NVFP4_OF_MODELOPT])
+def test_weights_that_nothing_multiplies_by_are_numbers(llama: DecoderSpec, stored: Stored) -> None:
+    assert as_kept(replace(llama, stored=stored), "bfloat16", DEVICES["h200"]) == llama
+
+
+def test_weights_of_4_bits_stay_so(llama: DecoderSpec) -> None:
+    kept = replace(llama, stored=StoredInt4(method="gptq", group_size=128))
+    assert as_kept(kept, "float16", DEVICES["a100-80"]) == kept
 
 
 def test_more_at_once_is_slower_for_each_and_faster_for_all(llama: DecoderSpec) -> None:

@@ -1,0 +1,71 @@
+"""Reads weights of few bits that become numbers as they are loaded; `engine.decoder.stored_numbers` has the layouts.
+
+    int8            W[o, i] = scale[o] / unit * w8[o, i]
+    bitsandbytes    W[n] = absmax[n // 64] * map[level[n]],        n = in * o + i
+                    absmax[b] = nested_absmax[b // 256] * nested_map[absmax8[b]] + offset, where those have 8 bits
+    nvfp4           W[o, i] = whole * scale[o, i // 16] * E2M1[level[o, i]]
+
+All is multiplied in float32 and rounded once. Sources: Dettmers et al., 2023 (QLoRA, arXiv 2305.14314, section 3);
+Dettmers et al., 2022 (LLM.int8(), arXiv 2208.07339); names and shapes as checkpoints on the Hugging Face hub have them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import torch
+
+from engine.decoder.stored_numbers import BLOCK, NESTED_BLOCK, NVFP4_GROUP, StoredBnb4, StoredInt8, StoredNvfp4
+from engine.errors import CheckpointError
+from kernels.packed_linear_int4.reference import E2M1
+
+Read = Callable[[str], torch.Tensor]
+
+
+def read_int8(read: Read, module: str, stored: StoredInt8, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers [out, in] of one linear module whose tensors `read` returns by name."""
+    scales = read(f"{module}.{stored.scale}").float().view(-1, 1) / stored.unit
+    return (read(f"{module}.weight").float() * scales).to(dtype)
+
+
+def read_bnb4(read: Read, module: str, stored: StoredBnb4, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers [out, in] of one linear module.
+
+    Raises:
+        CheckpointError: what lies beside the weight tells of another one, or nothing that can be read.
+    """
+    pairs, scales = read(f"{module}.weight").flatten(), read(f"{module}.weight.absmax")
+    shape, offset = _state(read(f"{module}.{stored.state}"), f"{module}.{stored.state}", stored, 2 * len(pairs))
+    if stored.is_nested:
+        shared = read(f"{module}.weight.nested_absmax").repeat_interleave(NESTED_BLOCK)[: len(scales)]
+        scales = read(f"{module}.weight.nested_quant_map")[scales.int()] * shared + offset
+    # The first of two has the higher bits.
+    levels = torch.stack((pairs >> 4, pairs & 15), dim=-1).flatten()
+    numbers = read(f"{module}.weight.quant_map")[levels.int()][: shape[0] * shape[1]]
+    return (numbers * scales.repeat_interleave(BLOCK)[: len(numbers)]).view(shape).to(dtype)
+
+
+def read_nvfp4(read: Read, module: str, stored: StoredNvfp4, dtype: torch.dtype) -> torch.Tensor:
+    """Return the numbers [out, in] of one linear module."""
+    pairs = read(f"{module}.{stored.held}")
+    levels = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)
+    whole = read(f"{module}.{stored.whole_scale}").float().view(())
+    scales = read(f"{module}.weight_scale").float() * (1 / whole if stored.divides else whole)
+    numbers = torch.tensor(E2M1, device=pairs.device)[levels.int()]
+    return (numbers.view(*scales.shape, NVFP4_GROUP) * scales.unsqueeze(-1)).flatten(1).to(dtype)
+
+
+def _state(state: torch.Tensor, name: str, stored: StoredBnb4, count: int) -> tuple[tuple[int, int], float]:
+    """Return what shape `count` numbers have, or one less, and what is added to their scales."""
+    sizes = {"blocksize": BLOCK, **({"nested_blocksize": NESTED_BLOCK} if stored.is_nested else {})}
+    try:
+        told = json.loads(bytes(state.tolist()))
+        out, depth = map(int, told["shape"])
+        offset = float(told["nested_offset"]) if stored.is_nested else 0.0
+        is_known = {name: told[name] for name in sizes} == sizes and out * depth in (count, count - 1)
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{name} is not what bitsandbytes writes.") from None
+    if not is_known:
+        raise CheckpointError(f"{name} is {json.dumps(told)[:300]}; {count} numbers in blocks of {sizes} are there.")
+    return (out, depth), offset
