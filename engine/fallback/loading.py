@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from weakref import WeakMethod
 
@@ -15,8 +16,9 @@ from engine.backend import Backend
 from engine.decoder.decoder import DecoderBatch
 from engine.errors import CheckpointError
 from engine.fallback.decoder import FallbackDecoder
+from engine.fallback.few_bits import read_numbers
 from engine.fallback.probe import keep_angles
-from engine.fallback.reading import classes_of
+from engine.fallback.reading import classes_of, read_stored_layout
 from engine.fallback.spec import FallbackSpec
 from engine.kv_cache import KvCache
 from engine.loading.weight_files import check_weight_files
@@ -53,11 +55,17 @@ def load_fallback(
 def _load(path: str, architecture: str, dtype: torch.dtype) -> PreTrainedModel:
     check_weight_files(Path(path))
     model_class, config = classes_of(path, architecture)
+    stored, numbers = read_stored_layout(Path(path)), None
+    if stored is not None:
+        # It would be read by a package of its own, to be multiplied by that.
+        config.__dict__.pop("quantization_config", None)
+        numbers = read_numbers(path, stored, dtype)
     logging.disable_progress_bar()
     try:
         model, told = model_class.from_pretrained(
-            path,
+            path if numbers is None else None,
             config=config,
+            state_dict=numbers,
             dtype=dtype,
             attn_implementation="eager",
             # A product of all experts at once is not known on every device and for every dtype.
@@ -71,10 +79,15 @@ def _load(path: str, architecture: str, dtype: torch.dtype) -> PreTrainedModel:
     except Exception as error:
         raise CheckpointError(f"{path}: transformers cannot load it: {error}") from error
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if found := sorted(map(str, told.get(what) or ())):
+        if found := sorted(name for name in map(str, told.get(what) or ()) if not _is_idle(name, numbers or {})):
             raise CheckpointError(f"{path}: {what.replace('_', ' ')}: {found[0]} ({len(found)} in all)")
     keep_angles(model)
     return model.eval()
+
+
+def _is_idle(name: str, numbers: Mapping[str, torch.Tensor]) -> bool:
+    """Tell whether what is left over is one of the biases of zeros that tools add to modules of few bits."""
+    return name.endswith(".bias") and name in numbers and not numbers[name].any()
 
 
 def _tokens(vocab_size: int, device: torch.device) -> torch.Tensor:

@@ -15,8 +15,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from adapters.peft_format import parse_module_name
 from engine.decoder.ends import eos_ids
 from engine.decoder.fields import Fields
+from engine.decoder.json_file import read_json
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope import NO_ROPE
+from engine.decoder.stored import Stored, parse_stored, quantization_fields
 from engine.errors import CheckpointError
 from engine.fallback.probe import on_no_device, try_out
 from engine.fallback.spec import GATE_UP, FallbackSpec
@@ -32,10 +34,24 @@ def read_fallback_spec(folder: Path, fields: Fields, architecture: str) -> Fallb
     Raises:
         CheckpointError: transformers does not know it as a decoder, or it does more than attend to the tokens before.
     """
-    if fields.config.get("quantization_config") is not None:
-        raise CheckpointError(f"{fields.where}: quantization_config is not served with {architecture}.")
+    read_stored_layout(folder)
     geometry = _geometry(str(folder), architecture, json.dumps(fields.config))
     return FallbackSpec(**geometry, eos_ids=eos_ids(folder, fields.config, geometry["vocab_size"]))
+
+
+def read_stored_layout(folder: Path) -> Stored | None:
+    """Return how the weights of a checkpoint lie that has them in few bits.
+
+    Raises:
+        CheckpointError: in a way that is not read; the message names the field.
+    """
+    where = f"{folder}/config.json"
+    fields = quantization_fields(folder, read_json(folder / "config.json"))
+    stored = None if fields is None else parse_stored(fields, where)
+    if stored is not None:
+        # Numbers have no sizes that are not taken; MXFP4 is no other model's than gpt-oss'.
+        stored.check_sizes({}, where)
+    return stored
 
 
 @lru_cache(maxsize=8)
