@@ -40,20 +40,28 @@ def read_bnb4(read: Read, module: str, stored: StoredBnb4, dtype: torch.dtype) -
     if stored.is_nested:
         shared = read(f"{module}.weight.nested_absmax").repeat_interleave(NESTED_BLOCK)[: len(scales)]
         scales = read(f"{module}.weight.nested_quant_map")[scales.int()] * shared + offset
-    # The first of two has the higher bits.
-    levels = torch.stack((pairs >> 4, pairs & 15), dim=-1).flatten()
-    numbers = read(f"{module}.weight.quant_map")[levels.int()][: shape[0] * shape[1]]
-    return (numbers * scales.repeat_interleave(BLOCK)[: len(numbers)]).view(shape).to(dtype)
+    numbers = _look_up(read(f"{module}.weight.quant_map"), pairs, is_first_higher=True)[: shape[0] * shape[1]]
+    whole = len(numbers) // BLOCK
+    numbers[: whole * BLOCK].view(whole, BLOCK).mul_(scales[:whole].unsqueeze(1))
+    numbers[whole * BLOCK :].mul_(scales[-1])
+    return numbers.view(shape).to(dtype)
 
 
 def read_nvfp4(read: Read, module: str, stored: StoredNvfp4, dtype: torch.dtype) -> torch.Tensor:
     """Return the numbers [out, in] of one linear module."""
     pairs = read(f"{module}.{stored.held}")
-    levels = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)
     whole = read(f"{module}.{stored.whole_scale}").float().view(())
     scales = read(f"{module}.weight_scale").float() * (1 / whole if stored.divides else whole)
-    numbers = torch.tensor(E2M1, device=pairs.device)[levels.int()]
-    return (numbers.view(*scales.shape, NVFP4_GROUP) * scales.unsqueeze(-1)).flatten(1).to(dtype)
+    numbers = _look_up(torch.tensor(E2M1, device=pairs.device), pairs, is_first_higher=False)
+    return numbers.view(*scales.shape, NVFP4_GROUP).mul_(scales.unsqueeze(-1)).flatten(1).to(dtype)
+
+
+def _look_up(numbers: torch.Tensor, pairs: torch.Tensor, *, is_first_higher: bool) -> torch.Tensor:
+    """Return what levels stand for, one behind the other, of bytes with two of them."""
+    byte = torch.arange(256, device=pairs.device)
+    first, second = (byte >> 4, byte & 15) if is_first_higher else (byte & 15, byte >> 4)
+    of_byte = torch.stack((numbers[first], numbers[second]), dim=1)
+    return of_byte.index_select(0, pairs.flatten().int()).flatten()
 
 
 def _state(state: torch.Tensor, name: str, stored: StoredBnb4, count: int) -> tuple[tuple[int, int], float]:
