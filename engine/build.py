@@ -175,7 +175,7 @@ def build_model(
             if kernels is None
             else CalledBackend(Pool(kernels, config.num_threads), dtype, config.quantization)
         )
-        return buffers, load_fallback(config.model_path, spec, called, dtype, device), cache
+        return buffers, load_fallback(config.model_path, spec, called, dtype, device, config.num_rows), cache
     assert isinstance(spec, DecoderSpec)
     parameters = weights(config.model_path, spec, dtype, device)
     if kernels is None:

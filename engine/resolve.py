@@ -89,20 +89,21 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     _check_quantization(quantization, spec, hardware, dtype)
     max_model_len = _max_model_len(config, spec)
     blocks_per_request = -(-max_model_len // config.block_tokens)
-    _check_cache_dtype(config, hardware)
-    element_bytes = BYTES_BY_DTYPE[dtype] if config.kv_cache_dtype is None else 1
+    element_bytes = _cache_element_bytes(config, hardware, dtype)
     layout = spec.cache_layout(max_model_len)
     # Every layer takes the same.
     block_bytes = config.block_tokens * spec.kv_bytes_per_token(element_bytes) // spec.num_layers * layout.num_places
     reach = Reach(layout.windows, config.block_tokens, config.max_batched_tokens)
     num_guest_rows = config.max_num_seqs // GUEST_SHARE if hardware.device == "cpu" else 0
-    # More than every row at full length can never be held, and is only memory taken from others.
     num_rows = config.max_num_seqs + num_guest_rows
-    num_blocks = _cache_bytes(config, hardware) // block_bytes
+    state_bytes = num_rows * spec.state_bytes(BYTES_BY_DTYPE[dtype])
+    num_blocks = _cache_bytes(config, hardware, state_bytes) // block_bytes
     if num_blocks < reach.most(max_model_len):
-        raise _too_small(config, hardware, max_model_len, reach, num_blocks, block_bytes)
+        raise _too_small(config, hardware, max_model_len, reach, num_blocks, block_bytes, state_bytes)
+    # More than every row at full length can never be held, and is only memory taken from others.
     num_blocks = min(num_blocks, num_rows * blocks_per_request * len(layout.windows))
-    _check_tiers(config, hardware, block_bytes)
+    has_index = config.enable_prefix_cache and not state_bytes  # nobody keeps what a state was at a prefix's end
+    _check_tiers(config, hardware, block_bytes, has_index=has_index)
     return ResolvedConfig(
         model_path=config.model_path,
         device=hardware.device,
@@ -120,7 +121,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
         block_tokens=config.block_tokens,
         num_blocks=num_blocks,
         max_blocks_per_request=blocks_per_request,
-        enable_prefix_cache=config.enable_prefix_cache,
+        enable_prefix_cache=has_index,
         max_queued_requests=config.max_queued_requests,
         max_adapter_rank=config.max_adapter_rank,
         max_device_adapters=config.max_device_adapters,
@@ -128,7 +129,7 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
         lent_run_blocks=_lent_run_blocks(config, spec, hardware, element_bytes),
         max_lent_blocks=min(int(num_blocks * config.max_lent_cache_share), num_blocks - reach.most(max_model_len)),
         max_host_adapter_bytes=_host_adapter_bytes(config, hardware),
-        num_speculative_tokens=_num_speculative_tokens(config, hardware),
+        num_speculative_tokens=_num_speculative_tokens(config, hardware, has_states=state_bytes > 0),
         max_prefill_tokens_with_decodes=config.max_prefill_tokens_with_decodes,
         max_decode_gap_s=config.max_decode_gap_s or (CPU_DECODE_GAP_S if hardware.device == "cpu" else None),
         max_queue_s=config.max_queue_s,
@@ -138,21 +139,29 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     )
 
 
-def _cache_bytes(config: EngineConfig, hardware: Hardware) -> int:
-    share = CPU_CACHE_SHARE if hardware.device == "cpu" else 1.0
-    return config.kv_cache_bytes or max(0, int(hardware.free_bytes * share))
+def _cache_bytes(config: EngineConfig, hardware: Hardware, state_bytes: int) -> int:
+    # On a GPU states lie there already when what is free is measured.
+    share, taken = (CPU_CACHE_SHARE, state_bytes) if hardware.device == "cpu" else (1.0, 0)
+    return config.kv_cache_bytes or max(0, int(hardware.free_bytes * share) - taken)
 
 
 def _too_small(
-    config: EngineConfig, hardware: Hardware, max_model_len: int, reach: Reach, num_blocks: int, block_bytes: int
+    config: EngineConfig,
+    hardware: Hardware,
+    max_model_len: int,
+    reach: Reach,
+    num_blocks: int,
+    block_bytes: int,
+    state_bytes: int,
 ) -> ConfigError:
-    cache_bytes, knob = _cache_bytes(config, hardware), "kv_cache_bytes:"
+    cache_bytes, knob = _cache_bytes(config, hardware, state_bytes), "kv_cache_bytes:"
     num_tokens = reach.capacity(num_blocks, max_model_len)
     if hardware.device == "cuda" and config.kv_cache_bytes is None:
         knob = f"gpu_memory_fraction: {config.gpu_memory_fraction:g} leaves the cache"
     return ConfigError(
         f"{knob} {cache_bytes} bytes, which hold {num_tokens} tokens, fewer than one request of max_model_len "
         f"{max_model_len}; {reach.most(max_model_len) * block_bytes} bytes are needed."
+        + (f" The states of max_num_seqs {config.max_num_seqs} take {state_bytes} more." if state_bytes else "")
     )
 
 
@@ -181,7 +190,14 @@ def _dtype(config: EngineConfig, hardware: Hardware) -> str:
     return dtype
 
 
-def _num_speculative_tokens(config: EngineConfig, hardware: Hardware) -> int:
+def _num_speculative_tokens(config: EngineConfig, hardware: Hardware, *, has_states: bool) -> int:
+    if has_states:
+        if config.num_speculative_tokens:
+            raise ConfigError(
+                f"num_speculative_tokens: {config.num_speculative_tokens}, but this model's layers keep states, which "
+                "cannot be taken back where a draft is wrong."
+            )
+        return 0
     if config.num_speculative_tokens is not None:
         return config.num_speculative_tokens
     return CPU_SPECULATIVE_TOKENS if hardware.device == "cpu" else 0
@@ -267,27 +283,30 @@ def _odd_size(multiple: int, sizes: set[int]) -> str | None:
     return None if odd is None else f"multiplies sizes that {multiple} divides; this model has {odd}."
 
 
-def _check_cache_dtype(config: EngineConfig, hardware: Hardware) -> None:
+def _cache_element_bytes(config: EngineConfig, hardware: Hardware, dtype: str) -> int:
+    """Return what a number in the cache takes, if there can be a cache of such."""
     wanted = config.kv_cache_dtype
     if wanted is None:
-        return
+        return BYTES_BY_DTYPE[dtype]
     if wanted not in CACHE_DTYPES:
         raise ConfigError(f"kv_cache_dtype: {wanted!r} is not one of {', '.join(CACHE_DTYPES)}.")
     if hardware.device == "cpu":
         raise ConfigError(f"kv_cache_dtype: {wanted!r} is for device 'cuda'; this model runs on 'cpu'.")
     if wanted == "fp8" and not hardware.has_fp8:
         raise ConfigError("kv_cache_dtype: 'fp8' needs a GPU that converts e4m3 numbers; take 'int8'.")
+    return 1
 
 
-def _check_tiers(config: EngineConfig, hardware: Hardware, block_bytes: int) -> None:
+def _check_tiers(config: EngineConfig, hardware: Hardware, block_bytes: int, *, has_index: bool) -> None:
     for name in ("kv_host_bytes", "kv_disk_bytes"):
         value = getattr(config, name)
         if not value:
             continue
         if value < block_bytes:
             raise ConfigError(f"{name}: {value} bytes hold no block of the KV cache, which takes {block_bytes}.")
-        if not config.enable_prefix_cache:
-            raise ConfigError(f"{name}: {value}, but enable_prefix_cache is false: nothing would be found there.")
+        if not has_index:
+            why = "this model's layers keep states" if config.enable_prefix_cache else "enable_prefix_cache is false"
+            raise ConfigError(f"{name}: {value}, but {why}: nothing would be found there.")
     if config.kv_disk_folder is not None and not config.kv_disk_bytes:
         raise ConfigError(f"kv_disk_folder: {config.kv_disk_folder!r}, but kv_disk_bytes is 0: nothing would be kept.")
     if config.kv_host_bytes and hardware.device == "cpu":

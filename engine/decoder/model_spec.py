@@ -43,8 +43,16 @@ class ModelSpec(ABC):
 
     @property
     def num_layers(self) -> int:
-        """How many layers there are."""
+        """How many layers have keys and values."""
         return len(self.layers)
+
+    def num_model_layers(self) -> int:
+        """Return how many layers there are, those included that keep a state instead of keys."""
+        return self.num_layers
+
+    def state_bytes(self, element_bytes: int) -> int:
+        """Return what layers keep of a text, however long it is, instead of keys or beside them."""
+        return 0
 
     @property
     def q_size(self) -> int:

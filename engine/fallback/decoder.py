@@ -5,7 +5,7 @@ The tokens of a step are one long row for it, each with its position; that they 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -20,6 +20,7 @@ from engine.backend import Backend
 from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
+from engine.fallback.states import RowStates, cache_name
 from engine.kv_cache import KvCache
 from engine.lora import LoraProducts
 
@@ -29,12 +30,17 @@ if TYPE_CHECKING:
     from engine.fallback.spec import FallbackSpec
 
 
+MULTIPLIED = ".dt_proj"
+"""A module of Mamba's by whose weight its layer multiplies by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Step:
     attention: tuple[AttentionBatch, ...]
     cache: KvCache
     lora: LoraProducts | None
     still: torch.Tensor  # [tokens, 2, head_dim]: cosines and sines of no rotation
+    rows: Sequence[Sequence[int]]  # as of an `AttentionBatch`, where layers keep states
 
 
 class FallbackDecoder:
@@ -53,10 +59,19 @@ class FallbackDecoder:
         self._step: _Step | None = None
         self._last_hidden: torch.Tensor | None = None
         self._still = rope_table(NO_ROPE, spec.head_dim, 1, dtype)
+        self._number_by_layer = {layer: number for number, layer in enumerate(spec.attending)}
 
-    def take_over(self, model: PreTrainedModel) -> None:
-        """Compute by a model whose attention is to be `attend`, which it changes: linear modules are laid out anew."""
+    def take_over(self, model: PreTrainedModel, states: RowStates) -> None:
+        """Compute by a model whose attention is to be `attend`, which it changes: linear modules are laid out anew.
+
+        Args:
+            states: what its layers keep of each row instead of keys, or beside them.
+        """
         self._model = model
+        for name in self.spec.state_modules:
+            module = model.get_submodule(name)
+            told = module.forward, module.layer_idx, cache_name(module)
+            module.forward = partial(self._by_states, *told, states)  # type: ignore[arg-type]
         self._still = self._still.to(model.device)
         decoder, head = model.get_decoder(), model.get_output_embeddings()
         # Some call their output matrix a decoder.
@@ -64,7 +79,7 @@ class FallbackDecoder:
         for name, module in model.named_modules():
             # What chooses experts may be float32 in a model of fewer bits, and what it reads is then too.
             is_plain = type(module) is torch.nn.Linear and module.weight.dtype == self._dtype
-            if is_plain and module is not head:
+            if is_plain and module is not head and not name.endswith(MULTIPLIED):
                 self._lay_out(name, module)
         if type(head) is torch.nn.Linear:
             self._lay_out_vocabulary(model.get_input_embeddings(), head)
@@ -80,6 +95,7 @@ class FallbackDecoder:
             cache,
             self._backend.lora(batch.adapters, batch.sample_adapters),
             self._still.repeat(len(batch.token_ids), 1, 1),
+            batch.attention[0].rows.tolist() if self.spec.states else (),
         )
         try:
             output = self._model(
@@ -110,13 +126,13 @@ class FallbackDecoder:
         """Attend as transformers asks for it, with [1, heads, tokens, head_dim], to [1, tokens, heads, value_dim]."""
         step, spec = self._step, self.spec
         assert step is not None, "attention is asked for outside of a step"
-        if spec.value_dim < spec.head_dim:
-            value = functional.pad(value, (0, spec.head_dim - spec.value_dim))
-        qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, value)], dim=1)
-        layer: int = module.layer_idx  # type: ignore[assignment]  # the module's own, and not a tensor
+        counts = spec.num_heads, spec.num_kv_heads, spec.num_kv_heads
+        parts = [_widened(part[0], n, spec.head_dim) for part, n in zip((query, key, value), counts, strict=True)]
+        qkv = torch.cat([part.transpose(0, 1).flatten(1) for part in parts], dim=1)
+        layer = self._number_by_layer[module.layer_idx]  # type: ignore[index]  # the module's own, and not a tensor
         cache, form = step.cache.layer(layer), spec.layers[layer]
         out = self._backend.attend(qkv.to(self._dtype), step.still, None, 0.0, cache, step.attention[cache.table], form)
-        return out[..., : spec.value_dim].unsqueeze(0).to(query.dtype), None
+        return out[..., : value.shape[-1]].unsqueeze(0).to(query.dtype), None
 
     def _lay_out(self, name: str, module: torch.nn.Linear) -> None:
         product = self._backend.linear(name, _own(module.weight), None if module.bias is None else _own(module.bias))
@@ -154,8 +170,30 @@ class FallbackDecoder:
             return product(x)
         return lora.multiply(product, x, layer, tuple(splits), tuple(splits.values()))
 
+    def _by_states(
+        self,
+        forward: Callable[..., torch.Tensor],
+        layer: int,
+        cache: str,
+        states: RowStates,
+        *arguments: torch.Tensor,
+        **told: Any,
+    ) -> torch.Tensor:
+        """Call a module that keeps a state on the tokens of each row; outside of a step, as it is called."""
+        if self._step is None:
+            return forward(*arguments, **told)
+        (x,) = arguments or (told["hidden_states"],)
+        return states.call(lambda part, held: forward(part, **{cache: held}), layer, x, self._step.rows)
+
     def _keep_hidden(self, _module: torch.nn.Module, _arguments: object, output: Any) -> None:
         self._last_hidden = output[0][0]
+
+
+def _widened(heads: torch.Tensor, count: int, dim: int) -> torch.Tensor:
+    """Return [count, tokens, dim] of fewer or shorter heads: one that more queries share is several that are alike."""
+    if heads.shape[0] < count:
+        heads = heads.repeat_interleave(count // heads.shape[0], dim=0)
+    return functional.pad(heads, (0, dim - heads.shape[-1])) if heads.shape[-1] < dim else heads
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:

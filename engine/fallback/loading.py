@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
+from itertools import count, pairwise
 from pathlib import Path
 from weakref import WeakMethod
 
@@ -16,10 +16,11 @@ from engine.backend import Backend
 from engine.decoder.decoder import DecoderBatch
 from engine.errors import CheckpointError
 from engine.fallback.decoder import FallbackDecoder
-from engine.fallback.few_bits import read_numbers
 from engine.fallback.probe import keep_angles
 from engine.fallback.reading import classes_of, read_stored_layout
 from engine.fallback.spec import FallbackSpec
+from engine.fallback.states import RowStates
+from engine.fallback.weights import read_tensors
 from engine.kv_cache import KvCache
 from engine.loading.weight_files import check_weight_files
 
@@ -28,13 +29,13 @@ TRIED_BLOCK_TOKENS = 16
 MAX_ERROR = 0.1
 """Of logits, as a part of what they are: far above roundings, far below what another mask makes."""
 
-_numbers = itertools.count()
+_numbers = count()
 
 
 def load_fallback(
-    path: str, spec: FallbackSpec, backend: Backend, dtype: torch.dtype, device: torch.device
+    path: str, spec: FallbackSpec, backend: Backend, dtype: torch.dtype, device: torch.device, num_rows: int
 ) -> FallbackDecoder:
-    """Load a checkpoint.
+    """Load a checkpoint, to compute at most `num_rows` texts at once.
 
     Raises:
         CheckpointError: files or tensors are missing, broken or left over, or attention is not what it seemed.
@@ -45,7 +46,7 @@ def load_fallback(
     attend = WeakMethod(decoder.attend)
     AttentionInterface.register(name, lambda *parts, **told: attend()(*parts, **told))  # type: ignore[misc]
     model = _load(path, spec.architecture, dtype).to(device)
-    decoder.take_over(model)
+    decoder.take_over(model, RowStates(spec.states, num_rows, dtype, device))
     expected = _logits(model, device)
     model.set_attn_implementation(name)
     _compare(decoder, expected, device, dtype, path)
@@ -54,12 +55,12 @@ def load_fallback(
 
 def _load(path: str, architecture: str, dtype: torch.dtype) -> PreTrainedModel:
     check_weight_files(Path(path))
-    model_class, config = classes_of(path, architecture)
+    model_class, config, is_part = classes_of(path, architecture)
     stored, numbers = read_stored_layout(Path(path)), None
-    if stored is not None:
-        # It would be read by a package of its own, to be multiplied by that.
+    if stored is not None or is_part:
+        # What has few bits would be read by a package of its own, to be multiplied by that.
         config.__dict__.pop("quantization_config", None)
-        numbers = read_numbers(path, stored, dtype)
+        numbers = read_tensors(path, stored, dtype, is_part=is_part)
     logging.disable_progress_bar()
     try:
         model, told = model_class.from_pretrained(
@@ -105,11 +106,11 @@ def _logits(model: PreTrainedModel, device: torch.device) -> torch.Tensor:
 def _compare(
     decoder: FallbackDecoder, expected: torch.Tensor, device: torch.device, dtype: torch.dtype, path: str
 ) -> None:
-    """Compute the same by ours, the last token by itself."""
+    """Compute the same by ours: a chunk, another that goes on from it, and the last token by itself."""
     num_blocks = -(-TRIED_TOKENS // TRIED_BLOCK_TOKENS)
     cache = KvCache.of(decoder.spec, num_blocks=num_blocks, block_tokens=TRIED_BLOCK_TOKENS, dtype=dtype, device=device)
     tokens, logits = _tokens(decoder.spec.vocab_size, device), expected
-    for start, end in ((0, TRIED_TOKENS - 1), (TRIED_TOKENS - 1, TRIED_TOKENS)):
+    for start, end in pairwise((0, TRIED_TOKENS // 2, TRIED_TOKENS - 1, TRIED_TOKENS)):
         positions = torch.arange(start, end, device=device)
         batch = DecoderBatch(
             token_ids=tokens[start:end],
@@ -130,6 +131,6 @@ def _compare(
     error = float((logits - expected).norm() / expected.norm())
     if not error < MAX_ERROR:
         raise CheckpointError(
-            f"{path}: {decoder.spec.architecture} is not served: by the engine's attention its logits differ by "
-            f"{error:.0%} from transformers' own."
+            f"{path}: {decoder.spec.architecture} is not served: computed in parts, by the engine's attention, "
+            f"its logits differ by {error:.0%} from transformers' own."
         )

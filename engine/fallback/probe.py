@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from engine.errors import CheckpointError
+from engine.fallback.states import NotedStates, cache_name
 
 NAME = "antiphon_probe"
 FAR = 1_000_003
@@ -46,10 +48,12 @@ class AttentionCall:
     window: int
     softcap: float
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """What a cache must be alike for."""
-        return self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
+
+class Tried(NamedTuple):
+    """What a model asks for: of attention, by layers that attend, and of what its layers keep instead of keys."""
+
+    calls: list[AttentionCall]
+    states: NotedStates
 
 
 def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
@@ -81,18 +85,29 @@ def keep_angles(model: PreTrainedModel) -> None:
             module.rope_type = dict.fromkeys(kind, STILL)
 
 
-def try_out(model: PreTrainedModel, what: str) -> list[AttentionCall]:
-    """Return what each layer asks of attention.
+def try_out(model: PreTrainedModel, what: str) -> Tried:
+    """Return what the layers ask for; the model's modules are not as they were.
 
     Raises:
         CheckpointError: it cannot run so, or does what the engine does not: with the first thing that is found.
     """
     _calls.clear()
+    states = NotedStates(model.dtype)
+    for name, module in model.named_modules():
+        if (told := cache_name(module)) is not None:
+            module.forward = partial(_with_states, module.forward, name, told, states)
     tokens = torch.zeros(1, NUM_TOKENS, dtype=torch.int64, device="meta")
     positions = torch.arange(NUM_TOKENS, device="meta").unsqueeze(0)
+    nothing_padded = torch.ones_like(tokens).as_subclass(_Ones)
     try:
         with torch.inference_mode():
-            model(input_ids=tokens, position_ids=positions, attention_mask=torch.ones_like(tokens), use_cache=False)
+            model(
+                input_ids=tokens,
+                position_ids=positions,
+                attention_mask=nothing_padded,
+                use_cache=False,
+                logits_to_keep=positions[0],
+            )
     except _NotServed as error:
         raise CheckpointError(f"{what} is not served: {error}") from None
     except Exception as error:
@@ -100,11 +115,30 @@ def try_out(model: PreTrainedModel, what: str) -> list[AttentionCall]:
     calls = list(_calls)
     if not calls:
         raise CheckpointError(f"{what} is not served: it has no layer that attends.")
-    if [call.layer for call in calls] != list(range(model.config.num_hidden_layers)):
-        raise CheckpointError(f"{what} is not served: not every layer attends once, so that it keeps more than keys.")
-    if len({call.shape for call in calls}) > 1:
-        raise CheckpointError(f"{what} is not served: its layers have heads of different numbers or sizes.")
-    return calls
+    attending = [call.layer for call in calls]
+    if attending != sorted(set(attending)):
+        raise CheckpointError(f"{what} is not served: a layer attends more than once.")
+    idle = set(range(model.config.num_hidden_layers)) - {*attending, *(key.layer for key in states.form_by_key)}
+    if idle and not states.form_by_key:
+        raise CheckpointError(f"{what} is not served: its layer {min(idle)} keeps neither keys nor a known state.")
+    most = max(call.num_kv_heads for call in calls)
+    if len({call.num_heads for call in calls}) > 1 or any(most % call.num_kv_heads for call in calls):
+        raise CheckpointError(f"{what} is not served: its layers have heads of numbers that do not go together.")
+    return Tried(calls, states)
+
+
+def _with_states(
+    forward: Callable[..., Any], name: str, cache: str, states: NotedStates, *arguments: Any, **told: Any
+) -> Any:
+    """Call a module with a cache that notes what it keeps."""
+    outer, states.module = states.module, name
+    try:
+        result = forward(*arguments, **{**told, cache: states})
+    finally:
+        states.module = outer
+    if name in states.modules and not isinstance(result, torch.Tensor):
+        raise _NotServed("a layer that keeps a state brings more than hidden states")
+    return result
 
 
 class _NotServed(Exception):
@@ -112,6 +146,13 @@ class _NotServed(Exception):
 
 
 _calls: list[AttentionCall] = []
+
+
+class _Ones(torch.Tensor):
+    """Without numbers too it is true that all are what they are compared with."""
+
+    def __bool__(self) -> bool:
+        return True
 
 
 class _Mask(torch.Tensor):

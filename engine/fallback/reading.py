@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from engine.decoder.stored import Stored, parse_stored, quantization_fields
 from engine.errors import CheckpointError
 from engine.fallback.probe import on_no_device, try_out
 from engine.fallback.spec import GATE_UP, FallbackSpec
+from engine.loading.contents import opened
+from engine.loading.names import HEAD
 from engine.lora import MODULES
 
 DYNAMIC, LONG = "dynamic", "longrope"
@@ -36,7 +39,9 @@ def read_fallback_spec(folder: Path, fields: Fields, architecture: str) -> Fallb
     """
     read_stored_layout(folder)
     geometry = _geometry(str(folder), architecture, json.dumps(fields.config))
-    return FallbackSpec(**geometry, eos_ids=eos_ids(folder, fields.config, geometry["vocab_size"]))
+    text = fields.config.get("text_config")
+    told = {**text, **fields.config} if isinstance(text, Mapping) else fields.config
+    return FallbackSpec(**geometry, eos_ids=eos_ids(folder, told, geometry["vocab_size"]))
 
 
 def read_stored_layout(folder: Path) -> Stored | None:
@@ -57,22 +62,20 @@ def read_stored_layout(folder: Path) -> Stored | None:
 @lru_cache(maxsize=8)
 def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
     """Return all of a `FallbackSpec` but the ends; a start asks for it several times, and each takes seconds."""
-    model_class, config = classes_of(folder, architecture)
+    model_class, config, _ = classes_of(folder, architecture)
     model = on_no_device(model_class, config)
-    calls = try_out(model, f"{folder}: {architecture}")
-    first = calls[0]
+    modules = _modules(model)
+    calls, states = try_out(model, f"{folder}: {architecture}")
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     ends = {id(weight): weight.numel() for weight in (embedding.weight, head.weight)}
-    modules = _modules(model)
     num_weights = sum(weight.numel() for weight in model.parameters())
     return {
         "architecture": architecture,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
-        "num_heads": first.num_heads,
-        "num_kv_heads": first.num_kv_heads,
-        "head_dim": first.head_dim,
-        "value_dim": first.value_dim,
+        "num_heads": calls[0].num_heads,
+        "num_kv_heads": max(call.num_kv_heads for call in calls),
+        "head_dim": max(call.head_dim for call in calls),
         "layers": tuple(
             LayerForm(rope=NO_ROPE, scale=call.scale, window=call.window, softcap=call.softcap) for call in calls
         ),
@@ -82,28 +85,47 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
         "gate_up_size": next((shape[-1] for name, shape in modules.items() if name.endswith(f".{GATE_UP}")), 0),
         "num_weights": num_weights,
         "num_layer_weights": num_weights - sum(ends.values()),
+        "attending": tuple(call.layer for call in calls),
+        "depth": config.num_hidden_layers,
+        "states": states.form_by_key,
+        "state_modules": tuple(states.modules),
     }
 
 
-def classes_of(folder: str, architecture: str) -> tuple[type[PreTrainedModel], PretrainedConfig]:
-    """Return what transformers makes of a checkpoint: the class of the model and its configuration.
+def classes_of(folder: str, architecture: str) -> tuple[type[PreTrainedModel], PretrainedConfig, bool]:
+    """Return the class of a checkpoint's decoder, its configuration, and whether it is a part of a model that sees.
 
     Raises:
-        CheckpointError: it knows none that goes on with a text and lets others do the attention.
+        CheckpointError: transformers knows none that goes on with a text.
     """
-    known = {name for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() for name in _as_tuple(names)}
-    if architecture not in known:
-        raise CheckpointError(f"{folder}/config.json: transformers {transformers.__version__} has no {architecture}.")
-    model_class: type[PreTrainedModel] = getattr(transformers, architecture)
-    if not model_class._supports_attention_backend:
-        raise CheckpointError(f"{folder}: {architecture} is not served: its attention cannot be done by another.")
+    where = f"{folder}/config.json"
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
-        raise CheckpointError(f"{folder}/config.json: {_told(error)}") from error
-    if type(config) is not model_class.config_class or config.get_text_config() is not config:
-        raise CheckpointError(f"{folder}/config.json: model_type {config.model_type!r} is not that of {architecture}.")
-    return model_class, config
+        raise CheckpointError(f"{where}: {_told(error)}") from error
+    text = config.get_text_config()
+    is_part = text is not config
+    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    name = next(iter(_as_tuple(known.get(text.model_type, ()))), None) if is_part else architecture
+    if name not in {name for names in known.values() for name in _as_tuple(names)}:
+        what = f"decoder for the text of a {architecture}" if is_part else architecture
+        raise CheckpointError(f"{where}: transformers {transformers.__version__} has no {what}.")
+    model_class: type[PreTrainedModel] = getattr(transformers, name)
+    if type(text) is not model_class.config_class:
+        raise CheckpointError(f"{where}: model_type {text.model_type!r} is not that of {name}.")
+    if is_part and (names := _names(Path(folder))):
+        # The whole and its part may say different things of it.
+        text.tie_word_embeddings = HEAD not in names
+    return model_class, text, is_part
+
+
+def _names(folder: Path) -> Collection[str]:
+    """Return what the tensors of a checkpoint are called; none where there are no files."""
+    try:
+        with opened(folder) as tensors:
+            return list(tensors)
+    except CheckpointError:
+        return ()
 
 
 def _told(error: Exception) -> str:

@@ -121,7 +121,7 @@ def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: GpuRuntime) -> T
 
 
 def _lay_out_for(spec: ModelSpec, config: ResolvedConfig, page_bytes: int) -> LayOut:
-    sizes = spec.num_layers, config.quantization, page_bytes, _num_experts(spec)
+    sizes = spec.num_model_layers(), config.quantization, page_bytes, _num_experts(spec)
     return lambda raw: TabledAdapter.of(raw.packed(), *sizes)
 
 
@@ -137,7 +137,7 @@ def _load(
     if isinstance(spec, FallbackSpec):
         from engine.fallback.loading import load_fallback
 
-        return load_fallback(config.model_path, spec, backend, dtype, device)
+        return load_fallback(config.model_path, spec, backend, dtype, device, config.num_rows)
     assert isinstance(spec, DecoderSpec)
     return Decoder(spec, weights(config.model_path, spec, dtype, device), backend, config.max_model_len)
 

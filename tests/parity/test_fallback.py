@@ -37,6 +37,19 @@ LATENT = {
     "v_head_dim": 16,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1, "topk_group": 1}
+# Layers of two kinds have heads of two lengths, and the longer ones one head of keys.
+GEMMA4 = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 20,
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "vocab_size_per_layer_input": GEOMETRY["vocab_size"],
+}
 MODELS: dict[str, dict[str, Any]] = {
     "ApertusForCausalLM": {},
     "CohereForCausalLM": {},
@@ -45,6 +58,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "Exaone4ForCausalLM": {"sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
     "GPT2LMHeadModel": OLD_NAMES,
     "GPTNeoXForCausalLM": {},
+    "Gemma4ForCausalLM": GEMMA4
+    | {"use_double_wide_mlp": True, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2},
     "Glm4ForCausalLM": {"head_dim": 16},
     "Glm4MoeForCausalLM": {"head_dim": 16, "n_routed_experts": 8, **EXPERTS},
     "DeepseekV3ForCausalLM": {**LATENT, **EXPERTS, "n_routed_experts": 8, "first_k_dense_replace": 1},
@@ -55,6 +70,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "PhiForCausalLM": {},
     "SeedOssForCausalLM": {"head_dim": 16},
+    "StableLmForCausalLM": {},
     "Starcoder2ForCausalLM": {"sliding_window": 20},
 }
 NUM_TOKENS = 8
@@ -84,7 +100,13 @@ def config_of(path: str, **options: Any) -> EngineConfig:
 
 
 CHUNKS = {"max_batched_tokens": 7, "max_num_seqs": 7}
-IN_CHUNKS = ("Cohere2ForCausalLM", "DeepseekV3ForCausalLM", "GPT2LMHeadModel", "ModernBertDecoderForCausalLM")
+IN_CHUNKS = (
+    "Cohere2ForCausalLM",
+    "Gemma4ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "GPT2LMHeadModel",
+    "ModernBertDecoderForCausalLM",
+)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +122,18 @@ def test_a_mixed_batch_gets_the_tokens_of_transformers(
         [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)],
     )
     assert found == {str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
+
+
+def test_experts_beside_an_mlp_over_heads_of_two_lengths(tmp_path: Path) -> None:
+    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+    model = make("Gemma4ForCausalLM", **GEMMA4, **experts, use_double_wide_mlp=False)
+    model.save_pretrained(tmp_path)
+    prompts = random_prompts(4, longest=40)
+    requests = [greedy(str(i), prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)]
+    checkpoint = Checkpoint(path=str(tmp_path), model=model)
+    assert run_engine(build_engine(config_of(checkpoint.path)), requests) == {
+        str(i): checkpoint.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)
+    }
 
 
 def check_adapters(base: Checkpoint, name: str, path_by_name: dict[str, str], **options: Any) -> None:
@@ -130,7 +164,9 @@ def test_a_gate_and_what_it_gates_may_be_one_module(saved: Callable[[str], Check
     check_adapters(saved(name), name, {"fused": str(tmp_path)})
 
 
-@pytest.mark.parametrize("name", ["SeedOssForCausalLM", "Cohere2ForCausalLM", "MiniCPM3ForCausalLM"])
+@pytest.mark.parametrize(
+    "name", ["SeedOssForCausalLM", "Cohere2ForCausalLM", "Gemma4ForCausalLM", "MiniCPM3ForCausalLM"]
+)
 def test_the_kernels_of_a_gpu_attend_for_it_and_add_its_adapters(
     saved: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

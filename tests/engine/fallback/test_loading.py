@@ -25,7 +25,7 @@ from tests.engine.fallback.saved import save
 def load(folder: Path) -> FallbackDecoder:
     spec = read_model_spec(str(folder))
     assert isinstance(spec, FallbackSpec)
-    return loading.load_fallback(str(folder), spec, TorchBackend(), torch.float32, torch.device("cpu"))
+    return loading.load_fallback(str(folder), spec, TorchBackend(), torch.float32, torch.device("cpu"), 2)
 
 
 def change(folder: Path, **tensors: torch.Tensor | None) -> None:
@@ -102,7 +102,7 @@ def test_output_matrix_and_embedding_are_held_once_and_as_they_are(
     spec = read_model_spec(str(folder))
     assert isinstance(spec, FallbackSpec)
     backend = CalledBackend(Pool(kernels, 1), torch.float32, "int4")
-    model = loading.load_fallback(str(folder), spec, backend, torch.float32, torch.device("cpu"))._model
+    model = loading.load_fallback(str(folder), spec, backend, torch.float32, torch.device("cpu"), 2)._model
     assert model is not None
     assert model.lm_head.weight.numel() == model.model.embed_tokens.weight.numel() == 0
     ids, h = torch.tensor([[7, 59, 0]]), torch.randn(3, spec.hidden_size)

@@ -16,7 +16,7 @@ MIXED = ["sliding_attention", "full_attention"]
 
 def tried(architecture: str, **fields: Any) -> list[AttentionCall]:
     model_class = getattr(transformers, architecture)
-    return try_out(on_no_device(model_class, config_of(architecture, **fields)), architecture)
+    return try_out(on_no_device(model_class, config_of(architecture, **fields)), architecture).calls
 
 
 def test_heads_and_scale_are_what_the_layers_compute_with() -> None:
@@ -52,8 +52,8 @@ def test_caps_and_values_shorter_than_keys_are_seen() -> None:
         ("BertLMHeadModel", {}, "do not see all tokens before them"),
         ("Llama4ForCausalLM", {"num_local_experts": 2, "attention_chunk_size": 16}, "do not see all tokens before"),
         ("GptOssForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}, "wants s_aux"),
-        ("DiffLlamaForCausalLM", {}, "not every layer attends once"),
-        ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}, "is not served"),
+        ("DiffLlamaForCausalLM", {}, "a layer attends more than once"),
+        ("MambaForCausalLM", {}, "it has no layer that attends"),
     ],
 )
 def test_what_the_engine_does_not_compute_is_refused(architecture: str, fields: dict[str, Any], words: str) -> None:

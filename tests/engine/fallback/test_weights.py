@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from engine.errors import CheckpointError
 from engine.fallback import loading
-from engine.fallback.few_bits import read_numbers
 from engine.fallback.reading import read_stored_layout
+from engine.fallback.weights import read_tensors
 from tests.engine import fp8_checkpoints, int4_checkpoints, number_checkpoints
 from tests.engine.fallback.saved import save
 
@@ -40,7 +40,7 @@ def write(folder: Path, kind: str, **more: torch.Tensor) -> dict[str, torch.Tens
 def numbers_of(folder: Path) -> dict[str, torch.Tensor]:
     layout = read_stored_layout(folder)
     assert layout is not None
-    return read_numbers(str(folder), layout, torch.float32)
+    return read_tensors(str(folder), layout, torch.float32, is_part=False)
 
 
 def load(folder: Path) -> PreTrainedModel:

@@ -1,0 +1,158 @@
+"""Layers that keep a state instead of keys: what each row of a step has kept, and their modules called by rows.
+
+A state is of one length whatever the text's: the last inputs of a convolution, and a matrix or vector for each head
+(Gu and Dao, 2023, Mamba, arXiv 2312.00752; Yang et al., 2024, gated delta networks, arXiv 2412.06464). What a module
+does with it is its own affair; it asks for it by the methods of transformers' caches, which is what is answered here.
+
+    tokens   0 ........ D ............ D + n1
+             [ D rows   )[ row of n1   )         the first at once, [D, 1, hidden]; the others each by itself
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from engine.fallback.spec import StateForm, StateKey
+
+CACHE_NAMES = ("cache_params", "past_key_values")
+"""By one of these a module is given a cache."""
+
+
+class _Cache:
+    """What modules ask a cache of transformers for."""
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """No state is ever taken back."""
+        return False
+
+
+class NotedStates(_Cache):
+    """Notes what is kept, of the first tokens of a text; `modules` are the names of those that keep it.
+
+    Args:
+        dtype: of the model.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self.form_by_key: dict[StateKey, StateForm] = {}
+        self.modules: list[str] = []
+        self.module = ""
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """There is none yet."""
+
+    get_recurrent_state = get_conv_state
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """There is none yet."""
+        return False
+
+    def update_conv_state(
+        self, x: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
+    ) -> torch.Tensor:
+        """Note how many of the last inputs, [1, channels, tokens], are kept."""
+        width = x.shape[-1] if conv_kernel_size is None else conv_kernel_size
+        self._note(StateKey(layer_idx, "conv", state_idx), (*x.shape[1:-1], width), x.dtype)
+        return x
+
+    def update_recurrent_state(self, state: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
+        """Note what is kept of a state [1, ...]."""
+        self._note(StateKey(layer_idx, "recurrent", state_idx), tuple(state.shape[1:]), state.dtype)
+        return state
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Leave keys and values to attention."""
+        return key, value
+
+    def _note(self, key: StateKey, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.form_by_key[key] = StateForm(shape, dtype is torch.float32 and dtype is not self._dtype)
+        if self.module not in self.modules:
+            self.modules.append(self.module)
+
+
+class _Handed(_Cache):
+    """The states of some rows, by key [rows, ...], given to one module and taken back changed."""
+
+    def __init__(self, states: Mapping[StateKey, torch.Tensor]) -> None:
+        self._states = states
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
+        return self._states[StateKey(layer_idx, "conv", state_idx)]
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
+        return self._states[StateKey(layer_idx, "recurrent", state_idx)]
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        # Zeros, where a text begins.
+        return True
+
+    def update_conv_state(self, x: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
+        state = self.get_conv_state(layer_idx, state_idx)
+        whole = torch.cat([state, x], dim=-1)
+        state.copy_(whole[..., -state.shape[-1] :])
+        return whole
+
+    def update_recurrent_state(self, new: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
+        return self.get_recurrent_state(layer_idx, state_idx).copy_(new)
+
+
+class RowStates:
+    """The states of all rows of the engine.
+
+    Args:
+        dtype: of the model.
+    """
+
+    def __init__(
+        self, form_by_key: Mapping[StateKey, StateForm], num_rows: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._states: dict[int, dict[StateKey, torch.Tensor]] = {}
+        for key, form in form_by_key.items():
+            state = torch.zeros(num_rows, *form.shape, dtype=torch.float32 if form.is_wide else dtype, device=device)
+            self._states.setdefault(key.layer, {})[key] = state
+
+    def call(
+        self, module: Callable[..., torch.Tensor], layer: int, x: torch.Tensor, rows: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        """Call a layer's module on each row with its state, and keep what that has become.
+
+        Args:
+            module: takes [rows, tokens, hidden] and a cache, and returns as much.
+            x: [1, tokens, hidden].
+            rows: as of `engine.attention.AttentionBatch`; those of one token come first.
+        """
+        num_single = sum(count == 1 for _, _, count, _ in rows)
+        parts = []
+        if num_single:
+            singles = rows[:num_single]
+            parts.append(self._call(module, layer, x[0, :num_single].unsqueeze(1), singles).transpose(0, 1))
+        for first, start, count, row in rows[num_single:]:
+            parts.append(self._call(module, layer, x[:, first : first + count], [(first, start, count, row)]))
+        return torch.cat(parts, dim=1)
+
+    def _call(
+        self, module: Callable[..., torch.Tensor], layer: int, x: torch.Tensor, rows: Sequence[Sequence[int]]
+    ) -> torch.Tensor:
+        held = self._states[layer]
+        places = torch.tensor([row for _, _, _, row in rows], device=x.device)
+        states = {key: state[places] for key, state in held.items()}
+        for index, (_, start, _, _) in enumerate(rows):
+            if not start:
+                for state in states.values():
+                    state[index] = 0
+        y = module(x, _Handed(states))
+        for key, state in states.items():
+            held[key][places] = state
+        return y
+
+
+def cache_name(module: torch.nn.Module) -> str | None:
+    """Return by which name a module of a layer is given a cache, None for one that is not."""
+    if not hasattr(module, "layer_idx"):
+        return None
+    return next((name for name in CACHE_NAMES if name in inspect.signature(module.forward).parameters), None)

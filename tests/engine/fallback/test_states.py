@@ -1,0 +1,90 @@
+"""What layers keep of each row: noted without numbers, and handed to their modules by rows."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from random import Random
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from engine.fallback.spec import StateForm, StateKey
+from engine.fallback.states import NotedStates, RowStates, cache_name
+
+CONV, SUM = StateKey(3, "conv", 0), StateKey(3, "recurrent", 0)
+FORMS = {CONV: StateForm((2, 3), is_wide=False), SUM: StateForm((2,), is_wide=True)}
+
+
+def remember(x: torch.Tensor, cache: Any) -> torch.Tensor:
+    """Stand for a module: to each token the sum of all before it, and what came three tokens ago."""
+    ago = cache.update_conv_state(x.transpose(1, 2), 3, conv_kernel_size=3)[..., -x.shape[1] - 3 : -3]
+    sums = cache.get_recurrent_state(3).unsqueeze(1) + x.cumsum(dim=1)
+    cache.update_recurrent_state(sums[:, -1], layer_idx=3)
+    return sums + 100 * ago.transpose(1, 2)
+
+
+def expected(text: torch.Tensor) -> torch.Tensor:
+    ago = torch.cat([torch.zeros(3, 2), text])[: len(text)]
+    return text.cumsum(dim=0) + 100 * ago
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10_000), lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7))
+def test_each_text_is_computed_as_if_it_were_alone_in_whatever_parts(seed: int, lengths: list[int]) -> None:
+    """More texts than rows: a row is given to another one when its text has ended."""
+    chance, numbers = Random(seed), torch.Generator().manual_seed(seed)
+    states = RowStates(FORMS, 3, torch.float32, torch.device("cpu"))
+    texts = [torch.randint(1, 9, (length, 2), generator=numbers).float() for length in lengths]
+    done = [torch.empty(0, 2) for _ in texts]
+    waiting, row_by_text = list(range(len(texts))), dict[int, int]()
+    while waiting or row_by_text:
+        for row in sorted({0, 1, 2} - set(row_by_text.values()))[: len(waiting)]:
+            row_by_text[waiting.pop()] = row
+        counts = {text: chance.randint(0, len(texts[text]) - len(done[text])) for text in row_by_text}
+        order = sorted((text for text in counts if counts[text]), key=lambda text: counts[text] > 1)
+        ends = list(accumulate((counts[text] for text in order), initial=0))
+        rows = [[at, len(done[text]), counts[text], row_by_text[text]] for at, text in zip(ends, order, strict=False)]
+        if rows:
+            x = torch.cat([texts[text][start : start + n] for text, (_, start, n, _) in zip(order, rows, strict=True)])
+            y = states.call(remember, 3, x.unsqueeze(0), rows)[0]
+            for text, (first, _, count, _) in zip(order, rows, strict=True):
+                done[text] = torch.cat([done[text], y[first : first + count]])
+        row_by_text = {text: row for text, row in row_by_text.items() if len(done[text]) < len(texts[text])}
+    for found, text in zip(done, texts, strict=True):
+        assert torch.equal(found, expected(text))
+
+
+def test_what_a_failed_text_has_left_is_not_found_by_the_next_one() -> None:
+    states = RowStates(FORMS, 2, torch.float32, torch.device("cpu"))
+    states.call(remember, 3, torch.full((1, 4, 2), torch.nan), [[0, 0, 4, 1]])
+    text = torch.ones(4, 2)
+    assert torch.equal(states.call(remember, 3, text.unsqueeze(0), [[0, 0, 4, 1]])[0], expected(text))
+
+
+def test_shapes_and_types_are_noted_with_the_modules_that_keep_them() -> None:
+    noted = NotedStates(torch.bfloat16)
+    noted.module = "layers.3.mixer"
+    x = torch.empty(1, 2, 8, dtype=torch.bfloat16, device="meta")
+    assert noted.update_conv_state(x, 3, conv_kernel_size=3) is x
+    noted.update_recurrent_state(torch.empty(1, 2, device="meta"), layer_idx=3)
+    noted.module = "layers.4.conv"
+    noted.update_conv_state(x, 4)
+    assert noted.form_by_key == FORMS | {StateKey(4, "conv", 0): StateForm((2, 8), is_wide=False)}
+    assert noted.modules == ["layers.3.mixer", "layers.4.conv"]
+    assert noted.get_conv_state(3) is None
+    assert noted.get_recurrent_state(3) is None
+
+
+@pytest.mark.parametrize("name", ["cache_params", "past_key_values"])
+def test_modules_of_layers_are_known_by_what_they_take(name: str) -> None:
+    namespace: dict[str, Any] = {}
+    exec(f"def forward(self, x, {name}=None): return x", namespace)
+    module = type("Mixer", (nn.Module,), {"forward": namespace["forward"]})()
+    assert cache_name(module) is None
+    module.layer_idx = 0
+    assert cache_name(module) == name
+    assert cache_name(nn.Linear(1, 1)) is None

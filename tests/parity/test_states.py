@@ -1,0 +1,192 @@
+"""Models with layers that keep a state instead of keys: transformers' own tokens, whatever a step mixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from engine import build
+from engine.build import build_engine
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import CheckpointError, ConfigError
+from engine.gpu.build import gpu_parts
+from engine.loading.spec import read_model_spec
+from tests.engine.gpu.host_runtime import HostRuntime
+from tests.parity.conftest import GEOMETRY, Checkpoint, fill, greedy, random_prompts, run_engine
+from tests.parity.test_fallback import GEMMA4
+
+DELTA = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen3_5ForCausalLM": DELTA,
+    "Qwen3_5MoeForCausalLM": {**DELTA, **EXPERTS},
+    "Qwen3NextForCausalLM": {**DELTA, **EXPERTS},
+    "OlmoHybridForCausalLM": DELTA,
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention", "conv"]},
+    "Lfm3ForCausalLM": {"layer_types": ["conv", "full_attention", "conv"]},
+    "GraniteMoeHybridForCausalLM": {
+        **MAMBA,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+    },
+    "BambaForCausalLM": {**MAMBA, "attn_layer_indices": [1]},
+    "FalconH1ForCausalLM": {**MAMBA, "mamba_d_ssm": 128},
+    "NemotronHForCausalLM": {
+        "head_dim": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 1,
+        "chunk_size": 16,
+        "layers_block_type": ["mamba", "attention", "mlp"],
+    },
+}
+JAMBA = {
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "num_experts": 2,
+    "mamba_d_state": 8,
+    "mamba_dt_rank": 8,
+}
+NUM_TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """Give the checkpoint of an architecture, made at the first call."""
+
+    @cache
+    def get(name: str) -> Checkpoint:
+        folder, model = tmp_path_factory.mktemp(name), make(name)
+        model.save_pretrained(folder)
+        return Checkpoint(path=str(folder), model=model)
+
+    return get
+
+
+def make(name: str) -> PreTrainedModel:
+    model_class = getattr(transformers, name)
+    torch.manual_seed(11)
+    return fill(model_class(model_class.config_class(**{**GEOMETRY, **(MODELS | {"JambaForCausalLM": JAMBA})[name]})))
+
+
+def engine_of(checkpoint: Checkpoint, **options: Any) -> Engine:
+    fields = dict[str, Any](device="cpu", dtype="float32", num_threads=1) | options
+    return build_engine(EngineConfig(model_path=checkpoint.path, **fields))
+
+
+def check(
+    checkpoint: Checkpoint, prompts: Sequence[tuple[int, ...]], num_tokens: int = NUM_TOKENS, **options: Any
+) -> Engine:
+    """Compare an engine's tokens with transformers'; return it."""
+    engine = engine_of(checkpoint, **options)
+    found = run_engine(engine, [greedy(str(i), prompt, num_tokens) for i, prompt in enumerate(prompts)])
+    assert found == {str(i): checkpoint.generate(prompt, num_tokens) for i, prompt in enumerate(prompts)}
+    return engine
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mixed_batch_gets_the_tokens_of_transformers(saved: Callable[[str], Checkpoint], name: str) -> None:
+    check(saved(name), random_prompts(6, longest=60))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_in_chunks_go_on_from_their_states(saved: Callable[[str], Checkpoint], name: str) -> None:
+    check(saved(name), random_prompts(6, longest=60), max_batched_tokens=7, max_num_seqs=7)
+
+
+def test_a_row_begins_anew_for_each_request_that_gets_it(saved: Callable[[str], Checkpoint]) -> None:
+    check(saved("Qwen3_5ForCausalLM"), random_prompts(9, longest=60), max_num_seqs=2)
+
+
+def test_who_had_to_give_way_computes_its_state_again(saved: Callable[[str], Checkpoint]) -> None:
+    prompts = [prompt * 20 for prompt in random_prompts(1, longest=60)] * 3
+    sizes = {"block_tokens": 16, "max_model_len": 64, "kv_cache_bytes": 7 * 16 * 2 * 2 * 16 * 4}
+    engine = check(saved("Qwen3_5ForCausalLM"), prompts, 40, **sizes)
+    assert engine.snapshot().counters.num_preemptions > 0
+
+
+def test_the_same_beginning_is_computed_again_and_nothing_is_guessed(saved: Callable[[str], Checkpoint]) -> None:
+    checkpoint, prompt = saved("Lfm2ForCausalLM"), (5, 6, 7, 8) * 12
+    engine = check(checkpoint, [prompt, prompt], max_num_seqs=1)
+    assert not engine.config.enable_prefix_cache
+    assert engine.config.num_speculative_tokens == 0
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens: 4, but this model's layers keep states"):
+        engine_of(checkpoint, num_speculative_tokens=4)
+    with pytest.raises(ConfigError, match=r"kv_disk_bytes: .*this model's layers keep states"):
+        engine_of(checkpoint, kv_disk_bytes=1 << 30)
+
+
+def test_a_model_that_cannot_go_on_with_several_tokens_is_refused(saved: Callable[[str], Checkpoint]) -> None:
+    """As transformers has Jamba: more than one token at once begin from no state."""
+    with pytest.raises(CheckpointError, match=r"computed in parts.* its logits differ"):
+        engine_of(saved("JambaForCausalLM"))
+
+
+def test_the_kernels_of_a_gpu_attend_for_the_layers_that_do(
+    saved: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(build, "_cpu_parts", partial(gpu_parts, runtime=HostRuntime()))
+    sizes = {"kv_cache_bytes": 1 << 22, "max_num_seqs": 4, "max_batched_tokens": 16}
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    check(saved("Qwen3_5ForCausalLM"), random_prompts(3, longest=40), **sizes, device=device)
+
+
+def test_states_take_memory_of_the_cache(saved: Callable[[str], Checkpoint]) -> None:
+    spec = read_model_spec(saved("Qwen3_5ForCausalLM").path)
+    # In three layers the last four inputs of 64 + 32 + 32 channels, and four heads' matrices of 16 by 16.
+    assert spec.state_bytes(2) == 3 * (4 * 128 * 2 + 4 * 16 * 16 * 4)
+    assert spec.num_layers == 1
+    assert spec.num_model_layers() == 4
+
+
+SIGHT = {"hidden_size": 32, "depth": 1, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("Qwen3_5ForConditionalGeneration", DELTA),
+        ("Qwen3_5MoeForConditionalGeneration", {**DELTA, **EXPERTS}),
+        ("Gemma4ForConditionalGeneration", {**GEMMA4, "pad_token_id": 0, "tie_word_embeddings": True}),
+    ],
+)
+def test_of_a_model_that_sees_the_part_for_text_is_served(tmp_path: Path, name: str, text: dict[str, Any]) -> None:
+    model_class = getattr(transformers, name)
+    config = model_class.config_class(text_config={**GEOMETRY, **text}, vision_config=SIGHT)
+    torch.manual_seed(11)
+    model = fill(model_class(config))
+    model.save_pretrained(tmp_path)
+    check(Checkpoint(path=str(tmp_path), model=model), random_prompts(4, longest=60))
