@@ -138,16 +138,19 @@ class RowStates:
     def _call(
         self, module: Callable[..., torch.Tensor], layer: int, x: torch.Tensor, rows: Sequence[Sequence[int]]
     ) -> torch.Tensor:
-        held = self._states[layer]
-        places = torch.tensor([row for _, _, _, row in rows], device=x.device)
+        held, first, last = self._states[layer], rows[0][3], rows[-1][3]
+        # Side by side, as they mostly are, their states are changed where they lie.
+        are_neighbours = [row for _, _, _, row in rows] == list(range(first, last + 1))
+        places = slice(first, last + 1) if are_neighbours else torch.tensor([row for *_, row in rows], device=x.device)
         states = {key: state[places] for key, state in held.items()}
         for index, (_, start, _, _) in enumerate(rows):
             if not start:
                 for state in states.values():
                     state[index] = 0
         y = module(x, _Handed(states))
-        for key, state in states.items():
-            held[key][places] = state
+        if not are_neighbours:
+            for key, state in states.items():
+                held[key][places] = state
         return y
 
 
