@@ -7,11 +7,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
 
+from adapters.registry import reference
 from engine import build
 from engine.build import build_engine
 from engine.config import EngineConfig
@@ -170,6 +172,22 @@ def test_states_take_memory_of_the_cache(saved: Callable[[str], Checkpoint]) -> 
     assert spec.state_bytes(2) == 3 * (4 * 128 * 2 + 4 * 16 * 16 * 4)
     assert spec.num_layers == 1
     assert spec.num_model_layers() == 4
+
+
+def test_adapters_of_attention_and_mlps_are_added(saved: Callable[[str], Checkpoint], tmp_path: Path) -> None:
+    name, targets = "Qwen3_5ForCausalLM", ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
+    model = peft.get_peft_model(make(name), peft.LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=targets))
+    for key, parameter in model.named_parameters():
+        if "lora_B" in key:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(tmp_path)
+    base, adapter, prompts = saved(name), reference("tuned", str(tmp_path)), random_prompts(3, longest=40)
+    engine = build_engine(EngineConfig(model_path=base.path, device="cpu", dtype="float32", num_threads=1), [adapter])
+    requests = [greedy(str(i), prompt, NUM_TOKENS, adapter=adapter.digest) for i, prompt in enumerate(prompts)]
+    tuned = Checkpoint(path=str(tmp_path), model=model.eval())
+    expected = {str(i): tuned.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
+    found = run_engine(engine, [*requests, greedy("base", prompts[1], NUM_TOKENS)])
+    assert found == expected | {"base": base.generate(prompts[1], NUM_TOKENS)}
 
 
 SIGHT = {"hidden_size": 32, "depth": 1, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
