@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from deployments.gateway.dialect import Dialect
 from deployments.gateway.grammars import admitted, check_grammar, followable, unfollowable
-from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolUse
+from deployments.generation import CallDelta, ChatPrompt, GenerationRequest, Grammar, ToolSpec, ToolUse
 from deployments.stream.harmony import CALL, RETURN, SIGN_BY_MARK, HarmonyCounter, HarmonyParts
 from deployments.stream.reasoning import ReasoningCounter, ReasoningSplit
 from deployments.tools.formats import ToolFormat
 from deployments.tools.grammar import AnswerGrammar, CallRules
 from deployments.tools.harmony_grammar import write_harmony
 from deployments.tools.parser import CallParser
+from deployments.tools.tagged import parameters_of
 from engine.errors import GrammarError, RequestError
 
 
@@ -83,7 +85,8 @@ class AnswerShape:
         use = self._tool_use
         if use is None or not use.callable_names:
             return AnswerParts(split)
-        calls = CallParser(self._tool_format(), sorted(use.callable_names), is_required=use.is_required)
+        tools = {tool.name: parameters_of(tool.parameters) for tool in use.tools if tool.name in use.callable_names}
+        calls = CallParser(self._tool_format(), tools, is_required=use.is_required)
         return AnswerParts(split, calls)
 
     def counter(self) -> ReasoningCounter | HarmonyCounter | None:
@@ -122,9 +125,12 @@ class AnswerShape:
         tool_format = self._tool_format()
         if self._content is not None and not use.is_required and tool_format.is_alone:
             await self._check_distinct(self._content, use.callable_names, tool_format)
+        tools = await followable(use.tools)
+        if tool_format.is_tagged:
+            _check_lists(tools)
         return CallRules(
             tool_format=tool_format,
-            tools=await followable(use.tools),
+            tools=tools,
             callable_names=use.callable_names,
             is_required=use.is_required,
             # A turn that the template refuses would end the conversation.
@@ -149,6 +155,21 @@ class AnswerShape:
                 field="tools",
             )
         return self._dialect.tool_format
+
+
+def _check_lists(tools: Sequence[ToolSpec]) -> None:
+    """Refuse tools that are strict where their schemas are no mere lists of parameters, which is what tags can say.
+
+    Raises:
+        RequestError: naming the first.
+    """
+    for index, tool in enumerate(tools):
+        if tool.is_strict and parameters_of(tool.parameters) is None:
+            raise RequestError(
+                f"The parameters of '{tool.name}' must be 'properties' and what is 'required' of them: this model "
+                "writes each argument by itself, so that nothing else of a strict schema can be followed.",
+                field=f"tools[{index}].function.parameters",
+            )
 
 
 class _HarmonyShape(AnswerShape):

@@ -6,6 +6,7 @@
     mistral_args [TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]g[ARGS]{}
     nemotron     <TOOLCALL>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]</TOOLCALL>
     functionary  Let me see. <function=f>{}</function><function=g>{}</function>
+    qwen3_coder  <tool_call><function=f><parameter=a>text</parameter></function></tool_call>
     xlam         [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]
     json         {"name": "f", "arguments": {}}
 
@@ -13,7 +14,7 @@ Pure. A format is a sequence of literal pieces, between any two of which white s
 
 **Sources:** the chat templates of NousResearch/Hermes-2-Pro and Qwen/Qwen2.5 (hermes), meta-llama/Llama-3.1 (llama3),
 mistralai's tokenizers v3 and v11 (mistral, mistral_args), nvidia/Llama-3.1-Nemotron-Nano (nemotron),
-meetkai/functionary v3.1 (functionary), Salesforce/xLAM-2 (xlam).
+meetkai/functionary v3.1 (functionary), Qwen/Qwen3-Coder and Qwen/Qwen3.5 (qwen3_coder), Salesforce/xLAM-2 (xlam).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import secrets
 import string
 from dataclasses import dataclass
 
+from deployments.tools import tagged
 from deployments.tools.sample import ARGUMENTS, NAMES, CallSample
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
@@ -38,6 +40,7 @@ class ToolFormat:
         opening: before the first call; its first piece tells a call from text, unless calls are alone.
         before_name, before_arguments: what stands in a call's head, around the name.
         quotes_name: the name is a JSON string.
+        is_tagged: arguments are tags (`deployments.tools.tagged`), and no JSON object.
         id_prefix, id_chars: what the ids of calls look like, as the model's template wants them back.
     """
 
@@ -51,6 +54,7 @@ class ToolFormat:
     after_arguments: tuple[str, ...] = ("}",)
     between: tuple[str, ...] = ()
     closing: tuple[str, ...] = ()
+    is_tagged: bool = False
     id_prefix: str = "call_"
     id_chars: int = 24
 
@@ -72,7 +76,9 @@ class ToolFormat:
 
     def begins(self, sample: CallSample) -> bool:
         """Whether a template's sample begins with a call in this format."""
-        call = "".join([*self.opening, *self.head(NAMES[0]), ARGUMENTS])
+        ((key, value),) = json.loads(ARGUMENTS).items()
+        arguments = f"{tagged.OPENING}{key}{tagged.NAME_END}{value}{tagged.CLOSING}" if self.is_tagged else ARGUMENTS
+        call = "".join([*self.opening, *self.head(NAMES[0]), arguments])
         return sample.text.startswith("".join(call.split()))
 
     def new_call_id(self) -> str:
@@ -114,12 +120,22 @@ FUNCTIONARY = ToolFormat(
     after_arguments=("</function>",),
     between=("<function=",),
 )
+QWEN3_CODER = ToolFormat(
+    name="qwen3_coder",
+    opening=("<tool_call>",),
+    before_name=("<function=",),
+    quotes_name=False,
+    before_arguments=(">",),
+    after_arguments=(tagged.END, "</tool_call>"),
+    between=("<tool_call>",),
+    is_tagged=True,
+)
 XLAM = ToolFormat(name="xlam", is_alone=True, opening=("[",), between=(",",), closing=("]",))
 JSON = ToolFormat(name="json", is_alone=True)
 
 FORMATS = {
     tool_format.name: tool_format
-    for tool_format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, NEMOTRON, FUNCTIONARY, XLAM, JSON)
+    for tool_format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, NEMOTRON, FUNCTIONARY, QWEN3_CODER, XLAM, JSON)
 }
 
 _FOREIGN = ("<function=", "<arg_key>", "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>", "<|channel|>")
@@ -136,6 +152,8 @@ def format_of_template(template: str, sample: CallSample) -> ToolFormat | None:
     if sample.text:
         return next((tool_format for tool_format in FORMATS.values() if tool_format.begins(sample)), None)
     # It shows no earlier calls: what it says of them is all there is.
+    if "<tool_call>" in template and "<function=" in template and tagged.OPENING in template:
+        return QWEN3_CODER
     if any(mark in template for mark in _FOREIGN):
         return None
     if "<tool_call>" in template:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.generation import ToolSpec, ToolUse
 from deployments.stream.reasoning import ReasoningFormat
+from deployments.tools import tagged
 from deployments.tools.formats import ToolFormat
 
 # As much white space as people write: a small model would go on with it for ever.
@@ -105,7 +106,8 @@ class AnswerGrammar:
         after = rules.sequence(tool_format.after_arguments)
         heads: dict[str, tuple[str, ...]] = {"first": opening, "call": ()} if opening else {"call": ()}
         for index, tool in enumerate(tools):
-            rules.add(f"arguments_{index}", arguments_of(tool))
+            body = _tagged_arguments(rules, index, tool) if tool_format.is_tagged else arguments_of(tool)
+            rules.add(f"arguments_{index}", body)
             for name, lead in heads.items():
                 head = rules.sequence((*lead, *tool_format.head(tool.name)))
                 rules.add(f"{name}_{index}", f"{head} arguments_{index} {after}")
@@ -141,6 +143,31 @@ def with_content(rules: str, content: str | None) -> str:
 def arguments_of(tool: ToolSpec) -> str:
     """Return the body of the rule for a call's arguments."""
     return f"%json {json.dumps({**tool.parameters, 'x-guidance': JSON_STYLE})}"
+
+
+def _tagged_arguments(rules: _Rules, index: int, tool: ToolSpec) -> str:
+    """Return the body of the rule for arguments that are tags, each at its place and those that are wanted there."""
+    rules.add("text_value[lazy]", f"/{_ANYTHING}{escaped(tagged.CLOSING)}/")
+    parameters = tagged.parameters_of(tool.parameters)
+    if parameters is None:
+        rules.add("ANY_NAME", rf"/{_SPACE}{escaped(tagged.OPENING)}[^<>\n]+>/")
+        return "(ANY_NAME text_value)*"
+    body = []
+    for place, parameter in enumerate(parameters):
+        opening = f"{_SPACE}{escaped(tagged.OPENING + parameter.name + tagged.NAME_END)}"
+        if parameter.choices is not None:
+            each = "|".join(escaped(c if isinstance(c, str) else json.dumps(c)) for c in parameter.choices)
+            choice = rules.lexeme(rf"\n?({each})\n?{escaped(tagged.CLOSING)}")
+            rule = f"{rules.lexeme(opening)} {choice}"
+        elif parameter.is_text and "string" in parameter.types:
+            rule = f"{rules.lexeme(opening)} text_value"
+        else:
+            name = f"value_{index}_{place}"
+            rules.add(name, arguments_of(replace(tool, parameters=dict(parameter.schema))))
+            rule = f"{rules.lexeme(opening + _SPACE)} {name} {rules.sequence((tagged.CLOSING,))}"
+        body.append(rule if parameter.is_required else f"({rule})?")
+    # A rule of nothing at all is none.
+    return " ".join(body) or '""'
 
 
 class _Rules:
@@ -189,10 +216,11 @@ class _Rules:
 
     def _run(self, pieces: Sequence[str]) -> str:
         if self._is_piecewise:
-            return "SPACE? " + " ".join(f"{self._lexeme(escaped(piece))} SPACE?" for piece in pieces)
-        return self._lexeme(_joined(pieces))
+            return "SPACE? " + " ".join(f"{self.lexeme(escaped(piece))} SPACE?" for piece in pieces)
+        return self.lexeme(_joined(pieces))
 
-    def _lexeme(self, pattern: str) -> str:
+    def lexeme(self, pattern: str) -> str:
+        """Return the name of the lexeme that a regular expression spells."""
         name = self._lexeme_by_pattern.setdefault(pattern, f"PIECE_{len(self._lexeme_by_pattern)}")
         self.add(name, f"/{pattern}/")
         return name

@@ -6,12 +6,13 @@ only the end can be missing from a call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 
 from deployments.generation import CallDelta
 from deployments.stream.reasoning import WHITE_SPACE, overlap
 from deployments.tools.formats import ToolFormat
+from deployments.tools.tagged import Parameter, TagScan
 
 
 class _State(Enum):
@@ -30,7 +31,7 @@ class CallParser:
     """The calls of one answer.
 
     Args:
-        tools: names that can be called.
+        tools: those that can be called, by name; of each what parameters it has, where a format has to know.
         is_required: the answer is nothing but calls.
         new_call_id: draws the id of each call.
     """
@@ -38,19 +39,19 @@ class CallParser:
     def __init__(
         self,
         tool_format: ToolFormat,
-        tools: Sequence[str],
+        tools: Mapping[str, tuple[Parameter, ...] | None],
         *,
         is_required: bool = False,
         new_call_id: Callable[[], str] | None = None,
     ) -> None:
         self._format = tool_format
-        self._tools = tuple(tools)
+        self._tools = tools
         self._is_required = is_required
         self._new_call_id = new_call_id or tool_format.new_call_id
         self._state = _State.CONTENT
         self._before: tuple[str, ...] = tool_format.opening
         self._held = ""
-        self._arguments = _ObjectScan()
+        self._arguments: _ObjectScan | TagScan = _ObjectScan()
         self._num_started = 0
         self._num_complete = 0
 
@@ -109,17 +110,17 @@ class CallParser:
         return True
 
     def _read_head(self, calls: list[CallDelta]) -> bool:
-        is_open = False
-        for tool in self._tools:
+        is_open, is_tagged = False, self._format.is_tagged
+        for tool, parameters in self._tools.items():
             # The brace belongs to the arguments, and shows that they are an object.
-            end = _match(self._held, (*self._before, *self._format.head(tool), "{"))
+            end = _match(self._held, (*self._before, *self._format.head(tool), *(() if is_tagged else ("{",))))
             if end is None:
                 is_open = True
             elif end >= 0:
                 calls.append(CallDelta(index=self._num_started, call_id=self._new_call_id(), name=tool))
                 self._num_started += 1
-                self._held = self._held[end - 1 :]
-                self._arguments = _ObjectScan()
+                self._held = self._held[end if is_tagged else end - 1 :]
+                self._arguments = TagScan(parameters) if is_tagged else _ObjectScan()
                 self._state = _State.ARGUMENTS
                 return True
         if not is_open:
@@ -127,9 +128,9 @@ class CallParser:
         return not is_open
 
     def _read_arguments(self, calls: list[CallDelta]) -> bool:
-        length = self._arguments.feed(self._held)
-        if length:
-            calls.append(CallDelta(index=self._num_started - 1, arguments=self._held[:length]))
+        length, arguments = self._arguments.feed(self._held)
+        if arguments:
+            calls.append(CallDelta(index=self._num_started - 1, arguments=arguments))
         self._held = self._held[length:]
         if self._arguments.is_complete:
             self._num_complete += 1
@@ -166,8 +167,8 @@ class _ObjectScan:
         self._is_escaped = False
         self.is_complete = False
 
-    def feed(self, text: str) -> int:
-        """Return how many characters of the text belong to the object."""
+    def feed(self, text: str) -> tuple[int, str]:
+        """Return how many characters of the text belong to the object, and those."""
         for place, char in enumerate(text):
             if self._is_escaped:
                 self._is_escaped = False
@@ -182,8 +183,8 @@ class _ObjectScan:
                 self._depth -= 1
                 if self._depth == 0:
                     self.is_complete = True
-                    return place + 1
-        return len(text)
+                    return place + 1, text[: place + 1]
+        return len(text), text
 
 
 def _match(text: str, pieces: Sequence[str]) -> int | None:

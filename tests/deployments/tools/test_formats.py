@@ -27,7 +27,7 @@ from deployments.tools.sample import CallSample
         ('[{"name":"first_call","arguments":{"key":"value"}}]', "xlam"),
         ('{"name":"first_call","arguments":{"key":"value"}}', "json"),
         ("[first_call(key='value')]", None),
-        ("<tool_call><function=first_call><parameter=key>value</parameter></function></tool_call>", None),
+        ("<tool_call><function=first_call><parameter=key>value</parameter></function></tool_call>", "qwen3_coder"),
         ('<tool_calls>[{"name":"first_call","arguments":{"key":"value"}}]</tool_calls>', None),
     ],
 )

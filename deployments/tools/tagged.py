@@ -1,0 +1,223 @@
+"""Calls whose arguments are tags, one for each, and no JSON: what their values may be, and JSON of what was written.
+
+    <parameter=city>
+    Paris
+    </parameter>
+    <parameter=days>
+    [1, 2]
+    </parameter>                {"city": "Paris", "days": [1, 2]}
+
+Text stands as it is, between the first line break and the last; all else is JSON. Where a parameter may be text or
+something else it is that which it reads as. Pure.
+
+**Source:** the chat templates of Qwen/Qwen3-Coder and Qwen/Qwen3.5.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.stream.reasoning import WHITE_SPACE, overlap
+
+OPENING, NAME_END, CLOSING = "<parameter=", ">", "</parameter>"
+END = "</function>"
+"""What follows the last parameter."""
+ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
+_TYPE_BY_CLASS = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object", float: "number"}
+_UNIONS = ("anyOf", "oneOf")
+_TEXT_BOUNDS = ("pattern", "format", "minLength", "maxLength")
+_KNOWN = {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "title",
+    "description",
+    "$defs",
+    "definitions",
+    "$schema",
+}
+_MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """One of a tool's parameters.
+
+    Attributes:
+        types: of JSON that its value may have.
+        choices: all values that there are, None for no end of them.
+        is_text: text may stand as it is; else it is quoted, because a schema asks more of it than to be text.
+        schema: of its value, by itself.
+    """
+
+    name: str
+    is_required: bool
+    types: frozenset[str]
+    choices: tuple[Any, ...] | None
+    is_text: bool
+    schema: Mapping[str, Any]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is nothing but text, which can be told as it comes."""
+        return self.is_text and self.types == {"string"}
+
+    def value(self, written: str) -> str:
+        """Return the JSON of what was written."""
+        text = written.removeprefix("\n").removesuffix("\n")
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            return json.dumps(text, ensure_ascii=False)
+        if self.is_text and "string" in self.types and not _types_of_value(found) & (self.types - {"string"}):
+            return json.dumps(text, ensure_ascii=False)
+        return text.strip()
+
+
+def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
+    """Return a tool's parameters in their order, None where its schema is more, or less, than a list of them."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    is_open = not properties and schema.get("additionalProperties", True) is not False
+    if is_open or schema.keys() - _KNOWN or not isinstance(properties, Mapping) or not isinstance(required, list):
+        return None
+    if any(name not in properties for name in map(str, required)) or any(
+        set(name) & set("<>\n") or not name for name in properties
+    ):
+        return None
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    found = []
+    for name, own in properties.items():
+        parts = list(_parts(own, shared, 0))
+        choices = _choices(parts)
+        found.append(
+            Parameter(
+                name=name,
+                is_required=name in required,
+                types=frozenset().union(*(_types(part) for part in parts)),
+                choices=choices,
+                is_text=choices is not None or not any(bound in part for part in parts for bound in _TEXT_BOUNDS),
+                schema={**own, **shared} if isinstance(own, Mapping) else {},
+            )
+        )
+    return tuple(found)
+
+
+class TagScan:
+    """Makes a JSON object of tags as they come, up to what follows the last of them.
+
+    Args:
+        parameters: those that are known; others are what they read as.
+    """
+
+    def __init__(self, parameters: tuple[Parameter, ...] | None) -> None:
+        self._by_name = {parameter.name: parameter for parameter in parameters or ()}
+        self._parameter: Parameter | None = None
+        self._num = 0
+        self._is_at_front = True
+        self.is_complete = False
+
+    def feed(self, text: str) -> tuple[int, str]:
+        """Return how many characters of the text are used, and the JSON that they have made certain."""
+        place, made = 0, ""
+        while not self.is_complete:
+            used, json_text = self._step(text[place:])
+            place += used
+            made += json_text
+            if not used:
+                break
+        return place, made
+
+    def _step(self, text: str) -> tuple[int, str]:
+        if self._parameter is not None:
+            return self._read_value(self._parameter, text)
+        start = len(text) - len(text.lstrip(WHITE_SPACE))
+        if text.startswith(END, start):
+            self.is_complete = True
+            return start, "}" if self._num else "{}"
+        end = text.find(NAME_END, start)
+        if end < 0 or not text.startswith(OPENING, start):
+            return 0, ""
+        name = text[start + len(OPENING) : end]
+        self._parameter = self._by_name.get(name) or _any_parameter(name)
+        self._num += 1
+        self._is_at_front = True
+        opening = "{" if self._num == 1 else ", "
+        quote = '"' if self._parameter.is_plain else ""
+        return end + 1, f"{opening}{json.dumps(name, ensure_ascii=False)}: {quote}"
+
+    def _read_value(self, parameter: Parameter, text: str) -> tuple[int, str]:
+        end = text.find(CLOSING)
+        is_whole = end >= 0
+        if not parameter.is_plain:
+            self._parameter = None if is_whole else parameter
+            return (end + len(CLOSING), parameter.value(text[:end])) if is_whole else (0, "")
+        if not is_whole:
+            end = len(text) - max(overlap(text, mark) for mark in (CLOSING, f"\n{CLOSING}"))
+        told = text[:end]
+        if told and self._is_at_front:
+            told, self._is_at_front = told.removeprefix("\n"), False
+        if not is_whole:
+            return end, _inside(told)
+        self._parameter = None
+        return end + len(CLOSING), _inside(told.removesuffix("\n")) + '"'
+
+
+def _inside(text: str) -> str:
+    """Return what stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _any_parameter(name: str) -> Parameter:
+    return Parameter(name=name, is_required=False, types=ALL_TYPES, choices=None, is_text=True, schema={})
+
+
+def _parts(schema: object, shared: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
+    """Yield what a value may be one of, references followed."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        yield {}
+        return
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        table, _, name = reference.removeprefix("#/").partition("/")
+        held = shared.get(table)
+        yield from _parts(held.get(name) if isinstance(held, Mapping) else None, shared, depth + 1)
+        return
+    for union in _UNIONS:
+        if isinstance(schema.get(union), list):
+            for part in schema[union]:
+                yield from _parts(part, shared, depth + 1)
+            return
+    yield schema
+
+
+def _choices(parts: list[Mapping[str, Any]]) -> tuple[Any, ...] | None:
+    found: list[Any] = []
+    for part in parts:
+        if "const" in part:
+            found.append(part["const"])
+        elif isinstance(part.get("enum"), list):
+            found.extend(part["enum"])
+        elif part.get("type") == "null":
+            found.append(None)
+        else:
+            return None
+    return tuple(found)
+
+
+def _types(part: Mapping[str, Any]) -> frozenset[str]:
+    choices = _choices([part])
+    if choices is not None:
+        return frozenset().union(*map(_types_of_value, choices))
+    told = part.get("type")
+    names = [told] if isinstance(told, str) else told if isinstance(told, list) else None
+    return ALL_TYPES if names is None else ALL_TYPES & frozenset(map(str, names))
+
+
+def _types_of_value(value: object) -> frozenset[str]:
+    if type(value) is int:
+        return frozenset({"integer", "number"})
+    return frozenset({_TYPE_BY_CLASS[type(value)]})

@@ -1,0 +1,217 @@
+"""Arguments that are tags: what a schema says of their values, and the JSON that they become however they are cut."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from deployments.generation import ToolSpec
+from deployments.tools.formats import FORMATS
+from deployments.tools.grammar import AnswerGrammar, CallRules
+from deployments.tools.parser import CallParser
+from deployments.tools.tagged import ALL_TYPES, TagScan, parameters_of
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "count": {"type": "integer"},
+        "either": {"type": ["string", "number"]},
+        "unit": {"enum": ["C", "F", None]},
+        "day": {"type": "string", "format": "date"},
+        "where": {"$ref": "#/$defs/Place"},
+        "any": {},
+    },
+    "required": ["text"],
+    "$defs": {"Place": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+}
+TOOL = ToolSpec(name="f", parameters=SCHEMA)
+CODER = FORMATS["qwen3_coder"]
+
+
+def tags(**values: str) -> str:
+    return "\n".join(f"<parameter={name}>\n{value}\n</parameter>" for name, value in values.items())
+
+
+def call(**values: str) -> str:
+    return f"<tool_call>\n<function=f>\n{tags(**values)}\n</function>\n</tool_call>"
+
+
+def scanned(pieces: Sequence[str], schema: dict[str, Any] = SCHEMA) -> tuple[str, bool]:
+    scan, held, made = TagScan(parameters_of(schema)), "", ""
+    for piece in pieces:
+        held += piece
+        used, text = scan.feed(held)
+        held, made = held[used:], made + text
+    return made, scan.is_complete
+
+
+def test_what_a_schema_says_of_each_parameter() -> None:
+    found = {parameter.name: parameter for parameter in parameters_of(SCHEMA) or ()}
+    assert [name for name, parameter in found.items() if parameter.is_required] == ["text"]
+    assert {name: set(parameter.types) for name, parameter in found.items()} == {
+        "text": {"string"},
+        "note": {"string", "null"},
+        "count": {"integer"},
+        "either": {"string", "number"},
+        "unit": {"string", "null"},
+        "day": {"string"},
+        "where": {"object"},
+        "any": set(ALL_TYPES),
+    }
+    assert found["unit"].choices == ("C", "F", None)
+    assert [name for name, parameter in found.items() if not parameter.is_text] == ["day"]
+    assert [name for name, parameter in found.items() if parameter.is_plain] == ["text"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object"},
+        {"type": "object", "properties": {"a": {}}, "required": ["b"]},
+        {"type": "object", "properties": {"a": {}}, "required": "a"},
+        {"type": "object", "properties": {"a": {}}, "minProperties": 1},
+        {"anyOf": [{"type": "object", "properties": {"a": {}}}]},
+        {"type": "object", "properties": {"a>b": {}}},
+        {"type": "object", "properties": []},
+        {"type": "object", "properties": {"": {}}},
+    ],
+)
+def test_a_schema_that_is_no_list_of_parameters_has_none(schema: dict[str, Any]) -> None:
+    assert parameters_of(schema) is None
+
+
+def test_a_tool_may_have_no_parameters() -> None:
+    assert parameters_of({"type": "object", "properties": {}, "additionalProperties": False}) == ()
+
+
+def test_references_without_end_end() -> None:
+    loop = {"$ref": "#/$defs/A"}
+    (found,) = parameters_of({"type": "object", "properties": {"a": loop}, "$defs": {"A": loop}}) or ()
+    assert found.types == ALL_TYPES
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"text": "Paris"}, {"text": "Paris"}),
+        ({"text": ""}, {"text": ""}),
+        ({"text": "  two\n  lines\n"}, {"text": "  two\n  lines\n"}),
+        ({"text": '"quoted" \\ <parameter=x> </parameter'}, {"text": '"quoted" \\ <parameter=x> </parameter'}),
+        ({"text": "5"}, {"text": "5"}),
+        ({"note": "null"}, {"note": None}),
+        ({"note": "nullable"}, {"note": "nullable"}),
+        ({"note": "true"}, {"note": "true"}),
+        ({"count": " 5 "}, {"count": 5}),
+        ({"either": "5"}, {"either": 5}),
+        ({"either": "007"}, {"either": "007"}),
+        ({"either": "true"}, {"either": "true"}),
+        ({"unit": "F"}, {"unit": "F"}),
+        ({"unit": "null"}, {"unit": None}),
+        ({"day": '"2026-01-02"'}, {"day": "2026-01-02"}),
+        ({"where": '{"x": 1.5}'}, {"where": {"x": 1.5}}),
+        ({"any": "[1, 2]"}, {"any": [1, 2]}),
+        ({"unknown": "word"}, {"unknown": "word"}),
+        ({"text": "a", "count": "1"}, {"text": "a", "count": 1}),
+        ({}, {}),
+    ],
+)
+def test_what_was_written_becomes_what_it_stands_for(values: dict[str, str], expected: dict[str, Any]) -> None:
+    text = f"\n{tags(**values)}\n</function>"
+    for pieces in ([text], list(text)):
+        made, is_complete = scanned(pieces)
+        assert is_complete
+        assert json.loads(made) == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.lists(st.sampled_from(["\n", "</param", "</parameter", "\\", '"', "é", "word", "<parameter=", " "])).map(
+        "".join
+    ),
+    places=st.lists(st.integers(0, 10_000), max_size=8),
+)
+def test_text_is_the_same_however_it_is_cut(text: str, places: list[int]) -> None:
+    whole = f"<parameter=text>\n{text}\n</parameter></function>"
+    edges = [0, *sorted(place % len(whole) for place in places), len(whole)]
+    made, is_complete = scanned([whole[start:end] for start, end in itertools.pairwise(edges)])
+    assert is_complete
+    assert json.loads(made) == {"text": text}
+
+
+def test_text_is_told_as_it_comes() -> None:
+    parser = CallParser(CODER, {"f": parameters_of(SCHEMA)}, new_call_id=lambda: "id")
+    parser.feed("<tool_call>\n<function=f>\n<parameter=text>\nPa")
+    _, (delta,) = parser.feed("ris is")
+    assert delta.arguments == "ris is"
+    assert parser.feed("\n</par")[1] == ()
+    assert not parser.has_calls
+    (end,) = parser.feed("ameter>\n</function>")[1]
+    assert end.arguments == '"}'
+    assert parser.has_calls
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    return LLTokenizer(Path("models/stdlib-chat/tokenizer.json").read_text())
+
+
+def may_be_whole(tokenizer: LLTokenizer, text: str, tool: ToolSpec = TOOL) -> bool:
+    rules = CallRules(tool_format=CODER, tools=(tool,), callable_names=frozenset({"f"}), is_required=True)
+    matcher = LLMatcher(tokenizer, AnswerGrammar({}).write(calls=rules), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    token_ids = tokenizer.tokenize_str(text)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+VALID = [
+    {"text": "Paris"},
+    {"text": "two\n  lines <b>", "note": "null", "count": "5"},
+    {"text": "", "either": "x", "unit": "C", "day": '"2026-01-02"', "where": '{"x": 1}', "any": "anything"},
+    {"text": "a", "unit": "null"},
+]
+
+
+@pytest.mark.parametrize("values", VALID)
+def test_valid_arguments_pass_and_are_valid(tokenizer: LLTokenizer, values: dict[str, str]) -> None:
+    assert may_be_whole(tokenizer, call(**values))
+    made, _ = scanned([tags(**values) + "</function>"])
+    jsonschema.validate(json.loads(made), SCHEMA, format_checker=jsonschema.FormatChecker())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"note": "no text"},
+        {"text": "a", "count": "many"},
+        {"text": "a", "unit": "K"},
+        {"text": "a", "day": "2026-01-02"},
+        {"text": "a", "day": '"tomorrow"'},
+        {"text": "a", "where": "{}"},
+        {"text": "a", "other": "b"},
+        {"count": "5", "text": "a"},
+    ],
+)
+def test_others_do_not_pass(tokenizer: LLTokenizer, values: dict[str, str]) -> None:
+    assert not may_be_whole(tokenizer, call(**values))
+
+
+def test_where_nothing_is_known_of_arguments_any_pass(tokenizer: LLTokenizer) -> None:
+    free = ToolSpec(name="f", parameters={"type": "object"})
+    assert may_be_whole(tokenizer, call(), free)
+    assert may_be_whole(tokenizer, call(a="b", c="1"), free)
+    bare = ToolSpec(name="f", parameters={"type": "object", "properties": {}, "additionalProperties": False})
+    assert may_be_whole(tokenizer, call(), bare)
+    assert not may_be_whole(tokenizer, call(a="b"), bare)
