@@ -13,6 +13,10 @@ from pydantic import Field, StringConstraints, model_validator
 from app.settings_access import AccountSettings, HostName, KeyDigest, Origin, TenantLimitSettings, TenantSettings
 from app.settings_node import FolderPath, PublicName, SettingsNode
 
+ToolFormatName = Literal[
+    "hermes", "llama3", "mistral", "mistral_args", "nemotron", "functionary", "qwen3_coder", "xlam", "json", "none"
+]  # fmt: skip
+
 
 class AdapterSettings(SettingsNode):
     """One LoRA adapter and the name that clients ask it by."""
@@ -119,9 +123,9 @@ class ModelSettings(SettingsNode):
     adapter_folder: FolderPath | None = Field(
         default=None, description="Folder whose subfolders are adapters of this model, named by the subfolder."
     )
-    tool_format: (
-        Literal["hermes", "llama3", "mistral", "mistral_args", "nemotron", "functionary", "xlam", "json", "none"] | None
-    ) = Field(default=None, description="How this model writes calls of tools; null: as its chat template shows.")
+    tool_format: ToolFormatName | None = Field(
+        default=None, description="How this model writes calls of tools; null: as its chat template shows."
+    )
     reasoning_format: Literal["think", "mistral", "none"] | None = Field(
         default=None, description="How this model marks its thoughts; null: as its chat template shows."
     )

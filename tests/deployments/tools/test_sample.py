@@ -9,6 +9,10 @@ from deployments.tools.sample import CallSample, call_sample
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}CALLS<|end|>{% endfor %}{{ tools }}"
 EACH = "{% for c in m.tool_calls or [] %}ONE{% endfor %}"
 OBJECT = '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+TAGS = (
+    "\n<call>\n<function={{ c.function.name }}>\n{% for name, value in c.function.arguments | items %}"
+    "<parameter={{ name }}>\n{{ value }}\n</parameter>\n{% endfor %}</function>"
+)
 SINGLE = "{% if m.tool_calls and m.tool_calls | length > 1 %}{{ raise_exception('one, please') }}{% endif %}"
 
 
@@ -33,6 +37,7 @@ def sample_of(calls: str) -> CallSample:
             '{"name":"first_call","arguments":{"key":"value"}}',
             True,
         ),
+        (EACH.replace("ONE", TAGS), "<call><function=first_call><parameter=key>value</parameter></function>", True),
         ("", "", True),
         ("{% if m.tool_calls %}{{ raise_exception('no calls') }}{% endif %}", "", True),
     ],
