@@ -113,7 +113,8 @@ def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, tr
     cache_tokens = max(0, int(left // (block_bytes * len(layout.windows)) * block_tokens))
     length = traffic.prompt_tokens + traffic.answer_tokens
     num_blocks = Reach(layout.windows, block_tokens, length).resting(length)
-    max_concurrency = max(0, int(left // (num_blocks * block_bytes)))
+    state_bytes = spec.state_bytes(itemsize)
+    max_concurrency = max(0, int(left // (num_blocks * block_bytes + state_bytes)))
     batch = min(traffic.concurrency, max_concurrency)
     # Of each token; products of 8 bits take half the time.
     spared_flop = num_layer_weights(spec) - num_idle_weights(spec) if isinstance(spec.stored, StoredFp8) else 0.0
@@ -124,6 +125,8 @@ def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, tr
     # On the way an answer has, in the middle, half of its tokens.
     step_bytes = step_weight_bytes(spec, itemsize, max(1, batch)) + adapter_bytes
     step_bytes += batch * cache_bytes(spec, traffic.prompt_tokens + traffic.answer_tokens / 2, cache_itemsize)
+    # Read and written.
+    step_bytes += batch * 2.0 * state_bytes
     step_flop = batch * (2.0 * num_step_weights(spec) - spared_flop)
     tpot_s = max(step_bytes / device.bytes_per_s, step_flop / device.flop_per_s)
     answer_s = traffic.answer_tokens * tpot_s / batch + ttft_s if batch else float("inf")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -106,6 +106,20 @@ def test_weights_of_8_bits_stay_so_where_they_are_multiplied(
 @pytest.mark.parametrize("stored", [StoredInt4(method="gptq", group_size=128, has_order=True), NVFP4_OF_MODELOPT])
 def test_weights_that_nothing_multiplies_by_are_numbers(llama: DecoderSpec, stored: Stored) -> None:
     assert as_kept(replace(llama, stored=stored), "bfloat16", DEVICES["h200"]) == llama
+
+
+def test_what_layers_keep_instead_of_keys_is_counted(llama: DecoderSpec) -> None:
+    class WithStates(DecoderSpec):
+        def state_bytes(self, element_bytes: int) -> int:
+            return 50 << 20
+
+    traffic = replace(TRAFFIC, answer_tokens=256, concurrency=8)
+    plain = plan(llama, "bfloat16", DEVICES["h200"], 0.9, traffic)
+    kept = plan(
+        WithStates(**{f.name: getattr(llama, f.name) for f in fields(llama)}), "bfloat16", DEVICES["h200"], 0.9, traffic
+    )
+    assert kept.max_concurrency < plain.max_concurrency
+    assert kept.tpot_s - plain.tpot_s == pytest.approx(8 * 2 * (50 << 20) / DEVICES["h200"].bytes_per_s)
 
 
 def test_weights_of_4_bits_stay_so(llama: DecoderSpec) -> None:
