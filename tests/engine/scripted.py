@@ -236,19 +236,17 @@ class ScriptedRunner:
         return own
 
     def _seen(self, row: StepRow, end: int, cells: dict[int, int]) -> list[int]:
-        """Return what lies before a position, and see to it that each window has of it what it shows."""
+        """Return what lies before a position, and see to it that each table has of it what its window shows."""
         seen: list[int] = []
-        if self._config.windows[0]:
-            # What is told of the outputs may be ahead of the row.
-            known = (*row.request.prompt_ids, *row.output_ids)[: row.end]
-            for token_id in (*known, *row.draft_ids)[:end]:
-                drawn = self._last_by_row[row.row] if token_id == PENDING else token_id
-                seen.append(cell(row.request, seen[-1] if seen else 0, drawn))
-        else:
-            seen += [cells[self._slots(row, position)[0]] for position in range(end)]
+        # What is told of the outputs may be ahead of the row.
+        known = (*row.request.prompt_ids, *row.output_ids)[: row.end]
+        for token_id in (*known, *row.draft_ids)[:end]:
+            drawn = self._last_by_row[row.row] if token_id == PENDING else token_id
+            seen.append(cell(row.request, seen[-1] if seen else 0, drawn))
         for table, window in enumerate(self._config.windows):
-            for position in range(max(0, end + 1 - window), end) if window else ():
-                assert cells[self._slots(row, position)[table]] == seen[position], "what a window shows is gone"
+            for position in range(max(0, end + 1 - window) if window else 0, end):
+                found = cells.get(self._slots(row, position)[table])
+                assert found == seen[position], f"what table {table} shows at {position} is gone, or somebody else's"
         return seen
 
     def _slots(self, row: StepRow, position: int) -> list[int]:
