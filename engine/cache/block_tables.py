@@ -167,7 +167,7 @@ class BlockTables:
 
     def is_coming(self, live: LiveRequest) -> bool:
         """Return whether what a waiting request begins with is on its way to the device."""
-        return self.tiers.is_worth_waiting_for(live.ticket, self._clock())
+        return self.tiers.is_worth_waiting_for(live.ticket)
 
     def try_lend(self, count: int) -> range | None:
         """Lend a run of blocks that nobody holds, with the prefixes they had, if half of all blocks stay free."""

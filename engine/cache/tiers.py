@@ -63,7 +63,6 @@ class _Tier:
     def open(self, name: BlockName) -> int:
         """Return the slot of a name that it holds, kept from being overwritten until `close`."""
         self._reading.add(name)
-        self.touch(name)
         return self.slot_by_name[name]
 
     def close(self, name: BlockName, *, is_good: bool) -> None:
@@ -141,10 +140,10 @@ class CacheTiers:
         """Return whether some tier holds a block."""
         return any(name in tier.slot_by_name for tier in self._tiers)
 
-    def is_worth_waiting_for(self, ticket: int | None, now_s: float) -> bool:
-        """Return whether a fetch is not done yet, and has not taken too long."""
+    def is_worth_waiting_for(self, ticket: int | None) -> bool:
+        """Return whether a fetch is not done yet, and has not been given up."""
         fetch = None if ticket is None else self._fetch_by_ticket.get(ticket)
-        return fetch is not None and not fetch.is_given_up and now_s < fetch.until_s
+        return fetch is not None and not fetch.is_given_up
 
     def held(self) -> Iterable[BlockId]:
         """Yield the blocks that fetches hold, each as often as they do."""
@@ -228,9 +227,10 @@ class CacheTiers:
             return None
         assert self._mover is not None
         count = self._reach.longest(names, self._index.__contains__)
-        could = self._reach.longest(names, lambda name: name in self._index or self.holds(name) or self._comes(name))
+        # What is on its way is held until it is there.
+        could = self._reach.longest(names, lambda name: name in self._index or self.holds(name))
         _, missing = self._parts(names, could)
-        if could == count or not missing:
+        if not missing:
             return None
         ticket = self._ticket_by_name.get(missing[0][0])
         if ticket is not None:
