@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from engine.cache.prefix_index import child_name, landmark, root_name
+from engine.cache.prefix_index import BlockName, child_name, landmark, root_name
 from engine.ports import KeptBlock
 from engine.request import FinishReason, Request
 from tests.engine.scripted import Harness, a_config, a_request
@@ -40,12 +42,39 @@ def teach(harness: Harness, *, token_s: float) -> None:
         harness.scheduler.admission.costs.observe(num_decodes=1, num_prompt_tokens=64, took_s=took_s, now_s=0.0)
 
 
-def forgotten(mover: ScriptedMover | None) -> Harness:
+def names_of(prompt: tuple[int, ...], salt: str = "") -> list[BlockName]:
+    """The names of a prompt's full blocks."""
+    names = [root_name(None, salt)]
+    for start in range(0, len(prompt) - 3, 4):
+        names.append(child_name(names[-1], prompt[start : start + 4]))
+    return names[1:]
+
+
+def hang(mover: ScriptedMover) -> None:
+    mover._steps = 10**9
+
+
+def end_hanging(mover: ScriptedMover) -> None:
+    """What hangs is done with the next step."""
+    mover._steps = 0
+    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+
+
+def forgotten(mover: ScriptedMover | None, **options: Any) -> Harness:
     """Return a harness that has served PROMPT, and then so much else that no block of it is on the device."""
-    harness = Harness(CONFIG, mover=mover)
+    harness = Harness(CONFIG, mover=mover, **options)
     serve(harness, a_request("first", PROMPT))
     for other in others(6):
         serve(harness, other)
+    return harness
+
+
+def begun(mover: ScriptedMover) -> Harness:
+    """Return a harness whose device holds the first two blocks of PROMPT, which no tier does, and a tier the others."""
+    harness = forgotten(mover)
+    mover._losing = 1
+    serve(harness, a_request("begins", PROMPT[:9]))
+    mover._losing = 0
     return harness
 
 
@@ -74,18 +103,15 @@ def test_others_go_on_while_a_prefix_is_on_its_way() -> None:
         harness.step()
     assert harness.reason("quick") is not None
     assert not harness.emissions["again"]
-    mover._steps = 0
-    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    end_hanging(mover)
     harness.finish()
     assert cached(harness, "again") == 16
 
 
 def test_nobody_waits_for_a_disk_that_hangs() -> None:
     now_s, mover = [0.0], ScriptedMover([64])
-    harness = Harness(CONFIG, mover=mover, clock=lambda: now_s[0])
-    for request in (a_request("first", PROMPT), *others(6)):
-        serve(harness, request)
-    mover._steps = 10**9
+    harness = forgotten(mover, clock=lambda: now_s[0])
+    hang(mover)
     harness.add(a_request("again", PROMPT), a_request("same", (*PROMPT[:16], 3)))
     for _ in range(50):
         harness.step()
@@ -97,25 +123,23 @@ def test_nobody_waits_for_a_disk_that_hangs() -> None:
     assert harness.reason("again") is harness.reason("same") is FinishReason.LENGTH
     assert cached(harness, "again") == 0
     # Whoever comes now finds no fetch to wait for that is not hanging.
-    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    end_hanging(mover)
     harness.finish()
 
 
 def test_a_fetch_that_hangs_holds_nothing_for_ever() -> None:
     now_s, mover = [0.0], ScriptedMover([64])
-    harness = Harness(CONFIG, mover=mover, clock=lambda: now_s[0])
-    for request in (a_request("first", PROMPT), *others(6)):
-        serve(harness, request)
-    mover._steps = 10**9
+    harness = forgotten(mover, clock=lambda: now_s[0])
+    hang(mover)
     harness.add(a_request("again", PROMPT))
     harness.step()
     assert harness.scheduler.kv_usage > 0
     harness.cancel("again")
     now_s[0] = 11.0
-    serve(harness, a_request("large", tuple(range(20)) * 2, salt="other", max_tokens=20))
+    # It is let in where nothing is held.
+    serve(harness, a_request("large", tuple(range(20)) * 3, salt="other"))
     # What it was about is read again once it no longer hangs.
-    mover._steps = 0
-    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    end_hanging(mover)
     serve(harness, *others(1))
     serve(harness, a_request("later", PROMPT))
     assert cached(harness, "later") == 16
@@ -124,7 +148,7 @@ def test_a_fetch_that_hangs_holds_nothing_for_ever() -> None:
 def test_a_fetch_gives_way_to_who_runs() -> None:
     mover = ScriptedMover([64])
     harness = forgotten(mover)
-    mover._steps = 10**9
+    hang(mover)
     harness.add(a_request("runs", tuple(range(19, 1, -1)), salt="other", max_tokens=40))
     harness.step()
     harness.add(a_request("again", PROMPT))
@@ -132,7 +156,11 @@ def test_a_fetch_gives_way_to_who_runs() -> None:
         harness.step()
     assert harness.reason("runs") is FinishReason.LENGTH
     assert harness.scheduler.counters.num_preemptions == 0
-    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    # Who waited for it waits no longer.
+    for _ in range(10):
+        harness.step()
+    assert harness.reason("again") is FinishReason.LENGTH
+    end_hanging(mover)
     harness.finish()
 
 
@@ -140,13 +168,12 @@ def test_what_a_fetch_had_brought_before_it_was_given_up_is_not_found() -> None:
     """Its blocks are somebody else's by then, whatever they hold."""
     mover = ScriptedMover([64])
     harness = forgotten(mover)
-    mover._steps = 10**9
+    hang(mover)
     harness.add(a_request("again", PROMPT))
     harness.step()
     assert harness.scheduler.tiers.give_up_one()
     harness.cancel("again")
-    mover._steps = 0
-    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    end_hanging(mover)
     harness.step()
     assert harness.scheduler.tiers.num_fetched_blocks == 0
     serve(harness, a_request("later", PROMPT))
@@ -156,7 +183,7 @@ def test_what_a_fetch_had_brought_before_it_was_given_up_is_not_found() -> None:
 def test_who_shares_little_with_a_long_fetch_does_not_wait_for_it() -> None:
     mover = ScriptedMover([64])
     harness = forgotten(mover)
-    mover._steps = 10**9
+    hang(mover)
     mover.block_s = 1.0
     teach(harness, token_s=1.0)
     harness.add(a_request("long", PROMPT), a_request("short", (*PROMPT[:4], 9, 9)))
@@ -164,7 +191,7 @@ def test_who_shares_little_with_a_long_fetch_does_not_wait_for_it() -> None:
         harness.step()
     assert harness.reason("short") is not None
     assert not harness.emissions["long"]
-    mover._fetches = [(0, *fetch[1:]) for fetch in mover._fetches]
+    end_hanging(mover)
     harness.finish()
 
 
@@ -197,24 +224,6 @@ def test_a_request_that_is_cancelled_meanwhile_leaves_nothing_behind() -> None:
     harness.finish()
 
 
-def test_an_idle_engine_copies_all_that_has_a_name() -> None:
-    mover = ScriptedMover([64])
-    harness = Harness(a_config(num_blocks=200, max_blocks_per_request=16), mover=mover)
-    serve(harness, a_request("first", PROMPT))
-    assert not mover.slots[0]
-    for _ in range(3):
-        harness.step()
-    # Four blocks of the prompt, and one of its last token and the answer.
-    assert len(mover.slots[0]) == 5
-
-
-def test_what_is_worth_less_than_a_step_is_computed() -> None:
-    harness = forgotten(ScriptedMover([64]))
-    teach(harness, token_s=0.0001)
-    serve(harness, a_request("again", PROMPT))
-    assert cached(harness, "again") == 0
-
-
 def test_other_salts_and_adapters_find_nothing() -> None:
     harness = forgotten(ScriptedMover([64]))
     serve(harness, a_request("salted", PROMPT, salt="other"), a_request("adapted", PROMPT, adapter="x"))
@@ -222,7 +231,7 @@ def test_other_salts_and_adapters_find_nothing() -> None:
 
 
 def test_what_a_tier_held_before_the_start_is_found() -> None:
-    name = child_name(root_name(None, ""), PROMPT[:4])
+    name = names_of(PROMPT)[0]
 
     class Kept(ScriptedMover):
         def contents(self) -> list[list[KeptBlock]]:
@@ -239,12 +248,3 @@ def test_what_a_tier_held_before_the_start_is_found() -> None:
     assert landmark(name) in harness.scheduler.landmarks.copy()
     serve(harness, a_request("first", PROMPT))
     assert cached(harness, "first") == 4
-
-
-def test_landmarks_tell_what_lies_in_any_tier() -> None:
-    harness = forgotten(ScriptedMover([64]))
-    names = [child_name(root_name(None, ""), PROMPT[:4])]
-    names.append(child_name(names[0], PROMPT[4:8]))
-    assert all(landmark(name) in harness.scheduler.landmarks.copy() for name in names)
-    small = forgotten(ScriptedMover([1]))
-    assert not any(landmark(name) in small.scheduler.landmarks.copy() for name in names)

@@ -1,0 +1,215 @@
+"""What goes down and what is kept there, what is brought back and how long that is waited for, and who is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.cache.prefix_index import landmark
+from engine.cache.tiers import MAX_FETCHES, MAX_STORING
+from engine.request import FinishReason
+from tests.engine.cache.test_tiers import (
+    CONFIG,
+    PROMPT,
+    begun,
+    cached,
+    end_hanging,
+    forgotten,
+    hang,
+    names_of,
+    others,
+    serve,
+    teach,
+)
+from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
+from tests.engine.scripted_mover import ScriptedMover
+
+LARGE = a_config(num_blocks=200, max_blocks_per_request=16)
+"""Nothing in it is ever reused for want of room."""
+
+
+def rest(harness: Harness) -> None:
+    """A moment in which nobody asks for anything."""
+    for _ in range(5):
+        harness.step()
+
+
+def held(harness: Harness, salt: str = "") -> list[bool]:
+    """Which full blocks of PROMPT lie in a tier."""
+    return [harness.scheduler.tiers.holds(name) for name in names_of(PROMPT, salt)]
+
+
+def test_only_an_idle_engine_copies_all_that_has_a_name() -> None:
+    mover = ScriptedMover([64])
+    harness = Harness(LARGE, ScriptedGate(load_steps={"late": 10**9}), mover=mover)
+    serve(harness, a_request("first", PROMPT))
+    harness.add(a_request("waits", adapter="late"))
+    rest(harness)
+    harness.cancel("waits")
+    harness.add(a_request("runs", (7, 7, 7), max_tokens=20))
+    rest(harness)
+    assert harness.emissions["runs"]
+    assert not mover.slots[0]
+    harness.finish()
+    rest(harness)
+    # Four blocks of the prompt, one of its last token and the answer, and what has come after them.
+    assert len(mover.slots[0]) == 5 + (3 + 19) // 4
+
+
+def test_what_somebody_wants_kept_goes_down_too() -> None:
+    harness = Harness(LARGE, mover=ScriptedMover([64]))
+    serve(harness, a_request("first", PROMPT, retention_s=100.0))
+    rest(harness)
+    assert all(held(harness))
+
+
+def test_no_more_is_on_its_way_down_at_once_than_may_be() -> None:
+    mover = ScriptedMover([200])
+    harness = Harness(a_config(num_blocks=200, block_tokens=1, max_blocks_per_request=64), mover=mover)
+    for salt in "abcd":
+        serve(harness, a_request(salt, PROMPT, salt=salt))
+    hang(mover)
+    rest(harness)
+    assert len(mover._stores) == MAX_STORING
+
+
+def test_a_tier_that_is_full_keeps_the_beginning_of_a_chain() -> None:
+    """Without it what follows is of no use."""
+    harness = Harness(LARGE, mover=ScriptedMover([2]))
+    serve(harness, a_request("first", PROMPT))
+    rest(harness)
+    assert held(harness) == [True, True, False, False]
+
+
+def test_a_tier_that_is_full_keeps_what_was_used_last() -> None:
+    harness = Harness(LARGE, mover=ScriptedMover([10]))
+    for number, salt in enumerate("abac"):
+        serve(harness, a_request(str(number), PROMPT, salt=salt))
+        rest(harness)
+    assert all(held(harness, "a"))
+    assert all(held(harness, "c"))
+
+
+@pytest.mark.parametrize("token_s", [0.0001, 0.1])
+def test_what_is_worth_less_than_a_step_is_computed(token_s: float) -> None:
+    """The device has half of it; the whole of it would be worth it."""
+    harness = begun(ScriptedMover([64]))
+    teach(harness, token_s=token_s)
+    serve(harness, a_request("again", PROMPT))
+    assert cached(harness, "again") == 8
+
+
+def test_the_beginning_is_on_the_device_and_the_end_is_brought() -> None:
+    mover = ScriptedMover([64], steps=3)
+    harness = begun(mover)
+    num_fetches, num_blocks = mover.num_fetches, harness.scheduler.tiers.num_fetched_blocks
+    serve(harness, a_request("a", PROMPT), a_request("b", (*PROMPT[:16], 3, 2)))
+    assert mover.num_fetches == num_fetches + 1
+    assert harness.scheduler.tiers.num_fetched_blocks == num_blocks + 2
+    assert cached(harness, "a") == cached(harness, "b") == 16
+
+
+@pytest.mark.parametrize(
+    ("is_begun", "num_free", "brought"), [(False, 5, [[0, 1, 2]]), (True, 5, [[2]]), (True, 4, []), (False, 2, [])]
+)
+def test_of_what_has_no_room_the_beginning_is_brought(is_begun: bool, num_free: int, brought: list[list[int]]) -> None:
+    """Those that run, and who waits, each find a block free; what the device has of it is no longer free."""
+    mover = ScriptedMover([64])
+    harness = begun(mover) if is_begun else forgotten(mover)
+    harness.add(a_request("runs", (tuple(range(19, -1, -1)) * 3)[: 4 * (16 - num_free) - 2]))
+    harness.step()
+    hang(mover)
+    harness.add(a_request("again", PROMPT))
+    harness.step()
+    names = names_of(PROMPT)
+    assert [[names.index(order.name) for order in orders] for _, _, orders in mover._fetches] == brought
+    end_hanging(mover)
+    harness.finish()
+
+
+def test_who_would_gain_little_by_a_fetch_does_not_wait_for_it() -> None:
+    """A block, for the device has what comes before."""
+    mover = ScriptedMover([64])
+    harness = begun(mover)
+    hang(mover)
+    mover.block_s = 1.4
+    teach(harness, token_s=0.5)
+    harness.add(a_request("long", PROMPT), a_request("short", (*PROMPT[:12], 9, 9)))
+    rest(harness)
+    assert harness.reason("short") is not None
+    assert not harness.emissions["long"]
+    end_hanging(mover)
+    harness.finish()
+
+
+@pytest.mark.parametrize(("worth_s", "patience_s"), [(0.01, 0.1), (2.0, 2.0), (100.0, 10.0)])
+def test_a_fetch_is_waited_for_as_long_as_to_compute_would_take_within_bounds(
+    worth_s: float, patience_s: float
+) -> None:
+    now_s, mover = [0.0], ScriptedMover([64])
+    harness = forgotten(mover, clock=lambda: now_s[0])
+    teach(harness, token_s=(worth_s + 1.0) / 16)
+    hang(mover)
+    harness.add(a_request("again", PROMPT))
+    harness.step()
+    now_s[0] = 0.9 * patience_s
+    rest(harness)
+    assert not harness.emissions["again"]
+    now_s[0] = 1.1 * patience_s
+    rest(harness)
+    assert harness.reason("again") is FinishReason.LENGTH
+    end_hanging(mover)
+    harness.finish()
+
+
+def test_a_disk_that_hangs_is_asked_for_no_more_than_may_be_on_its_way() -> None:
+    now_s, mover = [0.0], ScriptedMover([64])
+    harness = forgotten(mover, clock=lambda: now_s[0])
+    for other in others(10)[6:]:
+        serve(harness, other)
+    hang(mover)
+    before = mover.num_fetches
+    for other in others(6):
+        harness.add(a_request(f"{other.request_id} again", other.prompt_ids, salt=other.salt))
+        for _ in range(10):
+            harness.step()
+            now_s[0] += 2.0
+        assert harness.reason(f"{other.request_id} again") is FinishReason.LENGTH
+    assert mover.num_fetches == before + MAX_FETCHES
+    end_hanging(mover)
+    harness.finish()
+
+
+@pytest.mark.parametrize("capacities", [[64], [64, 2], [2, 64]])
+def test_landmarks_tell_what_lies_in_any_tier(capacities: list[int]) -> None:
+    harness = forgotten(ScriptedMover(capacities))
+    assert {*map(landmark, names_of(PROMPT))} <= harness.scheduler.landmarks.copy()
+
+
+def test_landmarks_tell_nothing_of_what_lies_nowhere() -> None:
+    mover = ScriptedMover([6])
+    harness = Harness(CONFIG, mover=mover)
+    serve(harness, a_request("first", PROMPT))
+    rest(harness)
+    assert all(held(harness))
+    for other in others(6):
+        serve(harness, other)
+    assert not {*map(landmark, names_of(PROMPT))} & harness.scheduler.landmarks.copy()
+
+
+def test_landmarks_tell_what_is_on_the_device_whatever_a_tier_has_lost() -> None:
+    harness = Harness(LARGE, mover=ScriptedMover([2]))
+    serve(harness, a_request("first", PROMPT))
+    rest(harness)
+    assert {*map(landmark, names_of(PROMPT))} <= harness.scheduler.landmarks.copy()
+
+
+def test_landmarks_tell_nothing_of_what_could_not_be_read() -> None:
+    mover = ScriptedMover([64])
+    harness = forgotten(mover)
+    mover._losing = 1
+    harness.add(a_request("again", PROMPT))
+    harness.step()
+    harness.cancel("again")
+    rest(harness)
+    assert held(harness) == [False, True, True, True]
+    assert landmark(names_of(PROMPT)[0]) not in harness.scheduler.landmarks.copy()
