@@ -179,6 +179,33 @@ def test_a_disk_that_hangs_is_asked_for_no_more_than_may_be_on_its_way() -> None
     harness.finish()
 
 
+def test_what_a_fetch_was_to_go_on_from_goes_down_when_it_has_come_to_nothing() -> None:
+    mover = ScriptedMover([64])
+    harness = begun(mover)
+    hang(mover)
+    harness.add(a_request("again", PROMPT))
+    harness.step()
+    harness.cancel("again")
+    assert harness.scheduler.tiers.give_up_one()
+    end_hanging(mover)
+    rest(harness)
+    assert all(held(harness))
+
+
+def test_who_is_sent_back_to_wait_may_fetch_again() -> None:
+    now_s, mover = [0.0], ScriptedMover([64])
+    harness = forgotten(mover, clock=lambda: now_s[0])
+    harness.add(a_request("again", PROMPT, priority=1, max_tokens=46))
+    for number in range(2):
+        harness.add(a_request(f"runs{number}", (7, 7, number), max_tokens=60))
+        while harness.reason(f"runs{number}") is None:
+            harness.step()
+            now_s[0] += 1.0
+    harness.finish()
+    assert harness.scheduler.counters.num_preemptions == 2
+    assert mover.num_fetches == 3
+
+
 @pytest.mark.parametrize("capacities", [[64], [64, 2], [2, 64]])
 def test_landmarks_tell_what_lies_in_any_tier(capacities: list[int]) -> None:
     harness = forgotten(ScriptedMover(capacities))
