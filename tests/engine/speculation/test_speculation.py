@@ -16,6 +16,7 @@ from engine.scheduling.step_costs import StepCosts
 from engine.speculation import speculation
 from engine.speculation.drafter import Drafter
 from engine.step import StepPlan, StepResult
+from tests.engine.scheduling.test_scheduler import a_follower, assert_right
 from tests.engine.scheduling.test_scheduler_properties import batches, gates, most_steps
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
 from tests.engine.simulated import ExactCosts
@@ -190,6 +191,17 @@ def test_a_draft_takes_what_is_left_of_the_budget_and_no_prompt_waits_for_it(mon
         "b": (9, 0),
     }
     harness.finish()
+
+
+def test_no_draft_is_computed_before_what_a_grammar_has_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is budget, but no more for what is known before it is computed."""
+    config = a_config(num_speculative_tokens=4, max_prefill_tokens_with_decodes=2)
+    harness = drafting(monkeypatch, Harness(config), right, acceptance=0.9)
+    harness.add(a_request("d", max_tokens=20), a_follower("a"), a_follower("b"))
+    # The device sees to it that a draft stands behind a token that is drawn from.
+    harness.finish()
+    assert any(row.end - row.start > 1 and not row.samples for plan in harness.runner.plans for row in plan.rows)
+    assert_right(harness, a_follower("a"), a_follower("b"))
 
 
 def test_a_draft_takes_no_block_that_another_may_need_next(monkeypatch: pytest.MonkeyPatch) -> None:
