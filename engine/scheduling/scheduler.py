@@ -168,10 +168,9 @@ class Scheduler:
         if (own := self.plan_newcomers(prefill_cap)) is not None:
             return own
         draft = StepDraft(self._config, self._config.prefill_cap(prefill_cap))
-        num_preemptions = self.counters.num_preemptions
         if not self._serve_decodes(draft):
             return None
-        self._serve_prefills(draft, can_admit=self.counters.num_preemptions == num_preemptions)
+        self._serve_prefills(draft)
         self._speculation.extend(draft, self._tables, len(self._running))
         return self._planned(draft, is_own=False)
 
@@ -296,17 +295,16 @@ class Scheduler:
                 draft.put_decode(live)
         return True
 
-    def _serve_prefills(self, draft: StepDraft, *, can_admit: bool) -> None:
+    def _serve_prefills(self, draft: StepDraft) -> None:
         """Spend what is left of the budget by rank: on prompts under way, on tokens that were forced on requests that
-        decode and, with `can_admit`, on waiting requests.
+        decode, and on waiting requests.
 
         The first waiting request that finds no blocks ends admission: if smaller ones overtook it, a large one would
         wait for ever.
         """
         candidates = [live for live in self._running if live.num_wanted > 1]
-        if can_admit:
-            candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
-        pins = Pins(self._gate)
+        candidates.extend(live for live in self._waiting if not self._tables.is_coming(live))
+        pins, can_admit = Pins(self._gate), True
         for live in sorted(candidates, key=_RANK):
             if not draft.share(live):
                 return
