@@ -68,12 +68,11 @@ class BacklogReader:
         return self._load(request, num_known, self._uncached_share, num_known, max(1, num_output - num_prior))
 
     def _load(self, request: Request, num_wanted: int, share: float, num_known: int, num_left: int) -> Load:
-        longest = min(num_known + num_left, self._config.max_model_len)
         return Load(
             prompt_tokens=num_wanted * share if num_wanted > 1 else num_wanted,
             output_tokens=num_left,
             # One more of each table: the scheduler keeps them free for each that runs.
-            num_blocks=self._reach.resting(longest) + len(self._reach.windows),
+            num_blocks=self._reach.resting(num_known + num_left) + len(self._reach.windows),
             deadline_s=request.deadline_s,
         )
 

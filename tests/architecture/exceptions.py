@@ -77,7 +77,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/gateway/served_model.py": "tests/deployments/gateway/test_gateway.py reads answers of served models",
     "deployments/tokenizer/token_pieces.py": "tests/deployments/stream/test_detokenizer_properties.py decodes by it",
     "engine/attention.py": "tests/engine/test_backend.py attends by it with every backend",
-    "engine/scheduling/backlog.py": "tests/engine/scheduling/test_admission.py fills queues and asks at the door",
     "engine/buffers.py": "tests/parity compares what is computed from them with transformers",
     "engine/build.py": "tests/parity builds every engine by it",
     "engine/decoder/model_spec.py": "tests/engine/test_spec.py and fallback/test_reading.py read what it is of both",

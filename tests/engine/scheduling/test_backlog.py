@@ -1,0 +1,180 @@
+"""What a request finds before it: who, how much is left of each, and whether somebody gives a row up for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.request import Request
+from engine.scheduling.forecast import Backlog, Load
+from tests.engine.scripted import Harness, a_config, a_request
+
+ONE_ROW = a_config(max_num_seqs=1)
+
+
+def backlog(harness: Harness, *unread: Request, **fields: object) -> Backlog:
+    """What a request finds that comes now."""
+    return harness.scheduler.backlog(a_request("comes", **fields), unread)
+
+
+def lengths(loads: tuple[Load, ...]) -> list[int]:
+    return [load.output_tokens for load in loads]
+
+
+def busy(**fields: object) -> Harness:
+    """One request runs and has two tokens."""
+    harness = Harness(ONE_ROW)
+    harness.add(a_request("runs", **{"max_tokens": 9} | fields))
+    harness.step()
+    harness.step()
+    return harness
+
+
+def test_those_who_are_served_before_it_stand_in_their_order() -> None:
+    harness = busy()
+    urgent, late = (a_request(f"urgent{i}", priority=-100, max_tokens=20 + i) for i in range(2))
+    harness.add(a_request("plain", max_tokens=10), urgent, a_request("low", priority=100, max_tokens=30))
+    unread = a_request("unread", max_tokens=11), late
+    found = backlog(harness, *unread)
+    assert lengths(found.running) == [9 - 2]
+    assert lengths(found.waiting) == [20, 10, 11, 21]
+    # Of those who have not been read yet an equal came first.
+    assert lengths(backlog(harness, *unread, priority=-100).waiting) == [20, 21]
+
+
+def test_those_who_run_stand_in_the_order_in_which_they_are_sent_back_last() -> None:
+    harness = Harness()
+    harness.add(a_request("first", max_tokens=5))
+    harness.step()
+    harness.add(a_request("urgent", priority=-100, max_tokens=7))
+    harness.step()
+    assert lengths(backlog(harness).running) == [7 - 1, 5 - 2]
+
+
+def test_what_is_left_of_a_request() -> None:
+    """A decode has one token to compute; blocks are of 4 tokens, and one more is kept free for each."""
+    harness = busy(deadline_s=50.0)
+    assert backlog(harness).running == (Load(1, 7, (3 + 9) // 4 + 1, 50.0),)
+    harness.add(a_request("waits", range(1, 11), prior_output_ids=(5, 6), max_tokens=6))
+    unread = a_request("unread", range(1, 11), prior_output_ids=(5, 6), max_tokens=6)
+    assert backlog(harness, unread).waiting == (Load(12, 4, 4 + 1), Load(12, 4, 4 + 1))
+
+
+def test_no_block_is_counted_beyond_the_context() -> None:
+    harness = busy()
+    unread = a_request("unread", range(1, 21), max_tokens=1000)
+    assert backlog(harness, unread).waiting == (Load(20, 64 - 20, 64 // 4 + 1),)
+
+
+@pytest.mark.parametrize("windows", [(0,), (0, 8, 8)])
+def test_a_block_of_each_table_is_kept_free_for_each(windows: tuple[int, ...]) -> None:
+    config = a_config(max_num_seqs=1, windows=windows)
+    (load,) = backlog(Harness(config), a_request("unread", range(1, 9), max_tokens=4)).waiting
+    assert load.num_blocks == config.reach.resting(12) + len(windows)
+
+
+def test_an_answer_that_may_end_is_expected_to_be_as_long_as_its_flow_s_are() -> None:
+    harness = Harness(a_config(max_num_seqs=1, max_model_len=400, num_blocks=200, max_blocks_per_request=100))
+    for number in range(60):
+        harness.add(a_request(f"{number}", max_tokens=5))
+        harness.finish()
+
+    def expected(max_tokens: int, **fields: object) -> list[int]:
+        unread = a_request("unread", max_tokens=max_tokens, **{"ignore_eos": False} | fields)
+        return lengths(backlog(harness, unread).waiting)
+
+    assert expected(300) == [5]
+    assert expected(3) == [3]
+    assert expected(300, min_tokens=70) == [70]
+    assert expected(300, ignore_eos=True) == [300]
+    assert expected(10**6, ignore_eos=True) == [400 - 3]
+    assert expected(300, tenant="unknown") > [5]
+    # What was drawn before it was lost counts as drawn; one token at least is left.
+    assert expected(300, prior_output_ids=(1, 2)) == [3]
+    assert expected(300, prior_output_ids=(1,) * 8) == [1]
+
+
+def test_who_has_drawn_more_than_is_expected_has_a_token_left() -> None:
+    harness = Harness(a_config(max_num_seqs=1))
+    for number in range(60):
+        harness.add(a_request(f"{number}", max_tokens=2))
+        harness.finish()
+    harness.add(a_request("runs", ignore_eos=False, max_tokens=40))
+    for _ in range(8):
+        harness.step()
+    assert lengths(backlog(harness).running) == [1]
+
+
+def test_who_asks_to_be_let_in_is_held_to_its_bound_unless_that_is_only_the_context() -> None:
+    harness = Harness(a_config(max_num_seqs=1))
+    for number in range(60):
+        harness.add(a_request(f"{number}", max_tokens=2))
+        harness.finish()
+    load = harness.scheduler.admission.reader.asking_load
+    assert load(a_request("bounded", max_tokens=60, ignore_eos=False)).output_tokens == 60
+    assert load(a_request("open", max_tokens=61, ignore_eos=False)).output_tokens == 2
+
+
+def test_of_a_prompt_that_waits_the_cache_is_expected_to_hold_as_much_as_of_others() -> None:
+    harness = Harness(ONE_ROW)
+    for name in "ab":
+        harness.add(a_request(name, range(1, 18), max_tokens=1))
+        harness.finish()
+    # Sixteen of each second prompt's tokens were there.
+    harness.add(a_request("runs", (7,) * 17, max_tokens=20), a_request("waits", (8,) * 17))
+    share = 1 - 16 / 34
+    assert [load.prompt_tokens for load in backlog(harness).waiting] == [17 * share] * 2
+    harness.step()
+    share = 1 - 16 / 51
+    found = backlog(harness, a_request("unread", (9,) * 34), a_request("short", (9,)))
+    assert [load.prompt_tokens for load in found.running] == [1]
+    assert [load.prompt_tokens for load in found.waiting] == [17 * share, 34 * share, 1]
+
+
+def test_a_prompt_under_way_is_left_as_it_is() -> None:
+    harness = Harness(a_config(max_num_seqs=1, max_batched_tokens=10))
+    for name in "ab":
+        harness.add(a_request(name, range(1, 18), max_tokens=1))
+        harness.finish()
+    harness.add(a_request("runs", (7,) * 17, max_tokens=20))
+    harness.step()
+    assert [load.prompt_tokens for load in backlog(harness).running] == [7]
+
+
+def a_flood(num_running: int, *waiting: Request) -> Harness:
+    """Of one tenant, whose requests have all four rows, or less."""
+    harness = Harness()
+    harness.add(*(a_request(f"flood{i}", tenant="flood", max_tokens=20) for i in range(num_running)))
+    harness.step()
+    harness.add(*waiting)
+    return harness
+
+
+def test_a_row_is_given_up_for_who_has_less_than_its_share() -> None:
+    own = [a_request(f"own{i}", tenant="own") for i in range(2)]
+    others = [a_request(f"other{i}", tenant=f"other{i}") for i in range(2)]
+    assert backlog(a_flood(4), tenant="own").takes_row
+    assert not backlog(a_flood(4), tenant="flood").takes_row
+    assert backlog(a_flood(4, own[0]), tenant="own").takes_row
+    # Two of four rows are its share, whether those who ask for them wait or have not been read yet.
+    assert not backlog(a_flood(4, *own), tenant="own").takes_row
+    assert not backlog(a_flood(4), *own, tenant="own").takes_row
+    assert not backlog(a_flood(4, own[0]), own[1], tenant="own").takes_row
+    # Of four flows each has one.
+    assert not backlog(a_flood(4, own[0], *others), tenant="own").takes_row
+    assert backlog(a_flood(4, *others), tenant="own").takes_row
+    # Who runs has what it has.
+    harness = a_flood(2)
+    harness.add(*own)
+    harness.step()
+    assert not backlog(harness, tenant="own").takes_row
+
+
+def test_everybody_s_share_is_a_row_at_least() -> None:
+    crowd = [a_request(f"other{i}", tenant=f"other{i}") for i in range(7)]
+    assert backlog(a_flood(4, *crowd), tenant="own").takes_row
+    assert not backlog(a_flood(4, *crowd), tenant="other3").takes_row
+
+
+def test_nobody_gives_a_row_up_where_all_are_of_one_flow() -> None:
+    assert not backlog(a_flood(0), tenant="flood").takes_row
+    assert not backlog(a_flood(3), tenant="flood").takes_row
