@@ -12,7 +12,7 @@ from engine.cache import reach
 from engine.config import ResolvedConfig
 from engine.errors import EngineError
 from engine.metrics import StepTimes
-from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams
+from engine.request import Emission, FinishReason, Request, RequestId, SamplingParams, TokenLogprobs
 from engine.scheduling.live_request import PENDING
 from engine.scheduling.request_bounds import check_request
 from engine.scheduling.scheduler import Scheduler
@@ -181,6 +181,10 @@ class ScriptedRunner:
             assert not own.keys() & writes.keys(), "two rows write one slot"
             writes |= own
             self._pool(row, own, result)
+            if row.scores:
+                last = min(row.end, len(row.request.prompt_ids) - 1)
+                told = [TokenLogprobs(own[self._slots(row, position)[0]]) for position in range(row.start, last)]
+                result.prompt_logprobs_by_request[row.request.request_id] = told
             if row.samples and row.request.request_id in self._failing:
                 result.error_by_request[row.request.request_id] = "The numbers of this request are not finite."
                 self._last_by_row[row.row] = 0
@@ -266,6 +270,8 @@ class ScriptedRunner:
         assert len({row.row for row in plan.rows}) == len(plan.rows)
         assert sum(row.num_logits for row in plan.rows) <= self._config.num_logits
         assert all(row.samples for row in plan.rows if row.draft_ids), "a draft stands before what is known"
+        ends = [EOS_IDS.union(row.request.params.stop_token_ids).intersection(row.draft_ids) for row in plan.rows]
+        assert not any(ends), "a draft goes on behind an end"
         assert all(
             0 <= row.start < row.end <= row.stop <= len(blocks) * self._config.block_tokens
             for row in plan.rows

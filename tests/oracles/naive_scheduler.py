@@ -40,6 +40,15 @@ def forced_after(request: Request, index: int) -> list[int]:
     return token_ids
 
 
+def prompt_scores(request: Request) -> list[int]:
+    """What is told of each token of the prompt but the first: here, of the cells before them."""
+    cells, previous = [], 0
+    for token_id in request.prompt_ids[:-1] if request.params.num_prompt_logprobs is not None else ():
+        previous = cell(request, previous, token_id)
+        cells.append(previous)
+    return cells
+
+
 def vector(request: Request, cells: Iterable[int]) -> bytes:
     """What a request for a vector gets, given the cells of all its tokens."""
     known = list(cells)

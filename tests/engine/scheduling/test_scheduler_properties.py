@@ -16,7 +16,7 @@ from engine.request import FinishReason, Pooling, Request
 from tests.engine.scheduling.test_own_step import teach
 from tests.engine.scripted import Harness, ScriptedGate, a_config, a_request
 from tests.engine.scripted_mover import ScriptedMover
-from tests.oracles.naive_scheduler import answer_alone
+from tests.oracles.naive_scheduler import answer_alone, prompt_scores
 
 STEMS = ((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12), (1, 2, 3, 4, 9, 9, 9, 9, 9, 9, 9, 9))
 ADAPTERS = (None, None, "x", "y", "z", "broken")
@@ -73,6 +73,7 @@ def requests(draw: st.DrawFn, name: str, max_model_len: int) -> Request:
     # What a grammar forces is taken in one step, but of requests whose tokens may not end or are told one by one.
     grammar = draw(st.sampled_from([None, None, "h", "r"]))
     asks_each = grammar is None or draw(st.booleans())
+    pooling = draw(st.sampled_from([None, None, None, *Pooling]))
     return a_request(
         name,
         prompt,
@@ -87,7 +88,8 @@ def requests(draw: st.DrawFn, name: str, max_model_len: int) -> Request:
         tenant=draw(st.sampled_from(["", "", "t"])),
         priority=draw(st.sampled_from([0, 0, 0, -1, 1, -(2**31), 2**31 - 1])),
         deadline_s=draw(st.sampled_from([None, None, None, 30.0])),
-        pooling=draw(st.sampled_from([None, None, None, *Pooling])),
+        pooling=pooling,
+        num_prompt_logprobs=draw(st.sampled_from([None, None, None, 0])) if pooling is None else None,
     )
 
 
@@ -171,6 +173,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         tokens, reason = self.harness.tokens(name), self.harness.reason(name)
         alone = answer_alone(request, self.harness.config.max_model_len)
         assert tokens == alone.token_ids[: len(tokens)], "an answer depends on more than its request"
+        scores = [told.logprob for emission in self.harness.emissions[name] for told in emission.prompt_logprobs]
+        assert scores == (prompt_scores(request) if tokens else []), "a prompt is scored once, with the first token"
         assert max(emission.num_cached_tokens for emission in self.harness.emissions[name]) < len(request.prompt_ids)
         if reason is FinishReason.CANCELLED:
             assert name in self.cancelled

@@ -208,7 +208,7 @@ def test_a_draft_takes_no_block_that_another_may_need_next(monkeypatch: pytest.M
     """One that would grow beyond the cache, were the other not done by then; blocks are of 4 tokens."""
     config = a_config(num_speculative_tokens=8, num_blocks=10, max_model_len=40, max_batched_tokens=40)
     harness = drafting(monkeypatch, Harness(config), lambda *asked: [5] * asked[2], acceptance=0.9)
-    harness.add(a_request("a", range(12), max_tokens=20), a_request("b", range(1, 13), max_tokens=6))
+    harness.add(a_request("a", range(14), max_tokens=20), a_request("b", range(1, 13), max_tokens=6))
     harness.finish()
     assert max(drafts_of(harness)) == 8
     assert harness.scheduler.counters.num_preemptions == 0

@@ -121,6 +121,21 @@ def test_what_cannot_be_written_or_read_is_told(bench: Bench) -> None:
     assert torch.equal(bench.cache.data, before)
 
 
+def test_what_follows_a_block_that_cannot_be_read_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two are read at a time; the second is lost, and those behind it are not."""
+    cache = a_cache(device="cpu")
+    monkeypatch.setattr("engine.tiers.mover.COPIED_AT_ONCE_BYTES", 2 * cache.block_bytes)
+    bench = Bench(cache)
+    bench.mover.store([down(number, number) for number in range(1, 5)])
+    bench.stored(4)
+    read = bench.host.read
+    monkeypatch.setattr(bench.host, "read", lambda slot, name: None if slot == 2 else read(slot, name))
+    before = cache.data.clone()
+    assert bench.fetch(up(5, 1, 1), up(6, 2, 2), up(7, 3, 3), up(8, 4, 4)) == 1
+    assert torch.equal(cache.data[:, :, 5], before[:, :, 1])
+    bench.mover.close()
+
+
 def test_a_slow_fetch_is_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.mover.store([down(1, 0)])
     bench.stored(1)
@@ -133,7 +148,7 @@ def test_a_slow_fetch_is_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch
 
     with monkeypatch.context() as patch:
         patch.setattr(bench.host, "read", read)
-        assert bench.fetch(up(4, 1, 0)) == 1
+        assert bench.fetch(up(4, 1, 0), up(5, 2, 1)) == 2
     assert bench.mover.fetch_s(1) == pytest.approx(2.0)
     clock[0] += 100.0
     assert bench.mover.fetch_s(1) < 0.01
