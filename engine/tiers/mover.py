@@ -28,7 +28,7 @@ COPIED_AT_ONCE_BYTES = 32 << 20
 NEW_SHARE = 0.2
 """Weight of the newest fetch in what one is expected to take."""
 MAX_SURPRISE = 4.0
-"""One counts as so many times what was expected at most: a disk may have slept."""
+"""One counts as so many times what was measured before at most: a disk may have slept."""
 HALVING_S = 10.0
 """In so much time half of what was expected is forgotten: where nothing is fetched, nobody would learn otherwise."""
 
@@ -94,8 +94,7 @@ class TierMover:
 
     def fetch_s(self, num_blocks: int) -> float:
         """Return what so many blocks took lately."""
-        age_s = time.monotonic() - self._measured_at_s
-        return num_blocks * self._block_s * math.exp2(-age_s / HALVING_S)
+        return num_blocks * self._block_s * self._memory()
 
     def close(self) -> None:
         """End the threads, after the copy under way; the engine must have stopped."""
@@ -154,10 +153,15 @@ class TierMover:
         self._on_done()
 
     def _learn(self, block_s: float) -> None:
-        expected_s = self.fetch_s(1)
-        if expected_s:
-            block_s = expected_s + NEW_SHARE * (min(block_s, MAX_SURPRISE * expected_s) - expected_s)
+        if self._block_s:
+            # What is forgotten weighs nothing. It still tells what is a surprise: beside hardly anything all would be.
+            old_share = (1 - NEW_SHARE) * self._memory()
+            block_s = old_share * self._block_s + (1 - old_share) * min(block_s, MAX_SURPRISE * self._block_s)
         self._block_s, self._measured_at_s = block_s, time.monotonic()
+
+    def _memory(self) -> float:
+        """Return the share of what was measured that is not forgotten."""
+        return math.exp2((self._measured_at_s - time.monotonic()) / HALVING_S)
 
     def _readable(self, orders: Sequence[FetchOrder]) -> Iterator[torch.Tensor]:
         for order in orders:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,12 +110,14 @@ def test_a_block_that_is_given_away_before_it_is_read_is_not_stored(bench: Bench
     assert bench.stored(1)[0][1]
 
 
-def test_what_cannot_be_written_or_read_is_told(bench: Bench) -> None:
+def test_what_cannot_be_written_or_read_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.mover.store([down(1, 0)])
     bench.stored(1)
+    assert bench.arrived.is_set()
     bench.host.fails = True
-    bench.mover.store([down(2, 1)])
-    assert not bench.stored(1)[0][1]
+    bench.mover.store([down(2, 1), down(3, 2)])
+    assert [was for _, was in bench.stored(2)] == [False, False]
+    assert len([record for record in caplog.records if "cannot be written" in record.message]) == 1
     before = bench.cache.data.clone()
     assert bench.fetch(up(4, 1, 0)) == 0
     assert torch.equal(bench.cache.data, before)
@@ -136,22 +138,59 @@ def test_what_follows_a_block_that_cannot_be_read_does_not_count(monkeypatch: py
     bench.mover.close()
 
 
-def test_a_slow_fetch_is_forgotten(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.mover.store([down(1, 0)])
-    bench.stored(1)
+@pytest.fixture
+def pass_s(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """What lets time pass, and a fetch of two blocks in which each takes so long."""
     clock = [0.0]
     monkeypatch.setattr("engine.tiers.mover.time.monotonic", lambda: clock[0])
 
+    def pass_s(seconds: float) -> None:
+        clock[0] += seconds
+
+    return pass_s
+
+
+def fetch_in(bench: Bench, pass_s: Callable[[float], None], monkeypatch: pytest.MonkeyPatch, block_s: float) -> None:
+    """Fetch two blocks, each of which takes so long."""
+
     def read(slot: int, name: BlockName) -> torch.Tensor:
-        clock[0] += 2.0
+        pass_s(block_s)
         return torch.zeros(bench.cache.block_bytes, dtype=torch.uint8)
 
     with monkeypatch.context() as patch:
         patch.setattr(bench.host, "read", read)
         assert bench.fetch(up(4, 1, 0), up(5, 2, 1)) == 2
+
+
+def test_a_slow_fetch_is_forgotten(
+    bench: Bench, pass_s: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch_in(bench, pass_s, monkeypatch, 2.0)
     assert bench.mover.fetch_s(1) == pytest.approx(2.0)
-    clock[0] += 100.0
+    pass_s(100.0)
     assert bench.mover.fetch_s(1) < 0.01
+
+
+def test_what_was_forgotten_is_known_again_when_the_disk_is_as_slow_as_it_was(
+    bench: Bench, pass_s: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was a surprise beside the little that was left of what was measured, and counted for no more than that."""
+    for _ in range(3):
+        fetch_in(bench, pass_s, monkeypatch, 2.0)
+        assert bench.mover.fetch_s(1) == pytest.approx(2.0)
+        pass_s(100.0)
+
+
+def test_a_disk_that_slept_once_is_not_taken_for_slow(
+    bench: Bench, pass_s: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for block_s in (0.01, 10.0):
+        fetch_in(bench, pass_s, monkeypatch, block_s)
+    assert bench.mover.fetch_s(1) <= 0.04
+    # And what is fast from then on is known for that.
+    for _ in range(8):
+        fetch_in(bench, pass_s, monkeypatch, 0.01)
+    assert bench.mover.fetch_s(1) < 0.02
 
 
 def test_nothing_is_written_for_a_fetch_that_was_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +243,24 @@ def test_both_tiers_are_written_and_each_is_read(tmp_path: Path) -> None:
     mover.close()
     again = DiskSlots(tmp_path, "m", "f", num_slots=NUM_SLOTS, block_bytes=cache.block_bytes)
     assert [block.slot for block in again.contents()] == [3, 4]
+
+
+def test_closing_waits_for_one_block_of_a_long_fetch(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_reading, may_read, read = threading.Event(), threading.Event(), []
+
+    def read_slowly(slot: int, name: BlockName) -> torch.Tensor:
+        read.append(slot)
+        is_reading.set()
+        assert may_read.wait(10)
+        return torch.zeros(bench.cache.block_bytes, dtype=torch.uint8)
+
+    monkeypatch.setattr(bench.host, "read", read_slowly)
+    # Who closes waits for the threads.
+    monkeypatch.setattr(bench.mover._storing, "shutdown", lambda **_: may_read.set())
+    bench.mover.fetch(7, [up(4, 1, slot) for slot in range(4)])
+    assert is_reading.wait(10)
+    bench.mover.close()
+    assert read == [0]
 
 
 def test_closing_does_not_wait_for_what_has_not_begun(bench: Bench) -> None:
