@@ -66,6 +66,15 @@ def test_a_cache_takes_memory_for_the_tokens_that_came() -> None:
     assert cache.data[:, :, 16:32].eq(0).all()
 
 
+def test_memory_is_taken_ahead_once_and_what_lies_there_stays() -> None:
+    cache = a_cache(by_block=True)
+    before = cache.data.clone()
+    while cache.touch(NUM_BLOCKS):
+        pass
+    assert not cache.touch(NUM_BLOCKS)
+    assert torch.equal(cache.data, before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize("by_block", [False, True])
 def test_a_cache_reads_and_writes_blocks_whole(dtype: torch.dtype, by_block: bool) -> None:

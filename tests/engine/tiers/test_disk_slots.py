@@ -67,6 +67,14 @@ def test_contents_come_back_in_the_order_of_their_writes_each_name_once(tmp_path
     assert found == [KeptBlock(a_name(2), 12, 0), KeptBlock(a_name(3), 13, 1), KeptBlock(a_name(4), 14, 2)]
 
 
+def test_what_was_written_after_a_restart_is_the_newest_after_the_next(tmp_path: Path) -> None:
+    for slot in (2, 1, 0):
+        slots = open_slots(tmp_path)
+        slots.write(slot, a_name(slot), 0, content(slot))
+        slots.close()
+    assert [block.slot for block in open_slots(tmp_path).contents()] == [2, 1, 0]
+
+
 def test_other_weights_find_nothing(tmp_path: Path) -> None:
     slots = open_slots(tmp_path)
     slots.write(0, a_name(1), 0, content(1))
@@ -130,6 +138,27 @@ def test_a_write_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="No space"):
         slots.write(0, a_name(1), 0, content(1))
     monkeypatch.undo()
+    assert slots.read(0, a_name(1)) is None
+
+
+def test_a_write_that_stops_half_way_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots, write = open_slots(tmp_path), os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda file, numbers, at: write(file, numbers[:20], at))
+    slots.write(0, a_name(1), 0, content(1))
+    slots.close()
+    found = open_slots(tmp_path).read(0, a_name(1))
+    assert found is not None
+    assert torch.equal(found, content(1))
+
+
+def test_what_a_disk_does_not_read_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = open_slots(tmp_path)
+    slots.write(0, a_name(1), 0, content(1))
+
+    def fail(*asked: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
     assert slots.read(0, a_name(1)) is None
 
 
