@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -259,3 +259,32 @@ def test_tiers_are_refused_where_they_could_not_be(spec: DecoderSpec) -> None:
             resolve(config(**fields), spec, PLAIN)
     found = resolve(config(kv_disk_bytes=block, kv_disk_folder="/kv"), spec, PLAIN)
     assert (found.kv_disk_bytes, found.kv_disk_folder) == (block, "/kv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithStates(DecoderSpec):
+    """Of which each row keeps 4 MB instead of keys."""
+
+    def state_bytes(self, element_bytes: int) -> int:
+        return element_bytes << 20
+
+
+def test_states_take_of_a_cpus_share_and_leave_nothing_to_be_found(spec: DecoderSpec) -> None:
+    long, few = replace(spec, max_position=1 << 16), {"max_num_seqs": 16, "dtype": "float32"}
+    rows = WithStates(**{name: getattr(long, name) for name in long.__dataclass_fields__})
+    plain = resolve(config(**few), long, PLAIN)
+    found = resolve(config(**few), rows, PLAIN)
+    block_bytes = 16 * spec.kv_bytes_per_token(4)
+    assert plain.num_blocks == int(PLAIN.free_bytes * 0.2) // block_bytes
+    assert found.num_blocks == (int(PLAIN.free_bytes * 0.2) - 17 * (4 << 20)) // block_bytes
+    assert (plain.enable_prefix_cache, plain.num_speculative_tokens) == (True, 16)
+    assert (found.enable_prefix_cache, found.num_speculative_tokens) == (False, 0)
+    # There they lie already when what is free is measured.
+    gpu = replace(PLAIN, device="cuda", free_bytes=1 << 24)
+    assert resolve(config(**few), rows, gpu).num_blocks == resolve(config(**few), long, gpu).num_blocks
+    with pytest.raises(ConfigError, match=r"The states of max_num_seqs 64 take 285212672 more"):
+        resolve(config(dtype="float32"), rows, PLAIN)
+    with pytest.raises(ConfigError, match="num_speculative_tokens: 4, but this model's layers keep states"):
+        resolve(config(num_speculative_tokens=4, **few), rows, PLAIN)
+    with pytest.raises(ConfigError, match=r"kv_disk_bytes: .*, but this model's layers keep states"):
+        resolve(config(kv_disk_bytes=1 << 30, **few), rows, PLAIN)
