@@ -28,18 +28,11 @@ END = "</function>"
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 _TYPE_BY_CLASS = {str: "string", bool: "boolean", type(None): "null", list: "array", dict: "object", float: "number"}
 _UNIONS = ("anyOf", "oneOf")
-_TEXT_BOUNDS = ("pattern", "format", "minLength", "maxLength")
-_KNOWN = {
-    "type",
-    "properties",
-    "required",
-    "additionalProperties",
-    "title",
-    "description",
-    "$defs",
-    "definitions",
-    "$schema",
-}
+_NOTES = {"title", "description", "default", "examples", "deprecated", "$comment"}
+"""What in a schema asks nothing of a value."""
+_LIST = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", *_NOTES}
+"""What in a schema of an object asks for nothing but a list of parameters."""
+_CHOICES = {"enum", "const"}
 _MAX_DEPTH = 16
 
 
@@ -70,7 +63,7 @@ class Parameter:
         """Return the JSON of what was written."""
         text = written.removeprefix("\n").removesuffix("\n")
         try:
-            found = json.loads(text)
+            found = json.loads(text, parse_constant=_refuse)
         except (ValueError, RecursionError):
             return json.dumps(text, ensure_ascii=False)
         if self.is_text and "string" in self.types and not _types_of_value(found) & (self.types - {"string"}):
@@ -82,7 +75,7 @@ def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
     """Return a tool's parameters in their order, None where its schema is more, or less, than a list of them."""
     properties, required = schema.get("properties", {}), schema.get("required", [])
     is_open = not properties and schema.get("additionalProperties", True) is not False
-    if is_open or schema.keys() - _KNOWN or not isinstance(properties, Mapping) or not isinstance(required, list):
+    if is_open or schema.keys() - _LIST or not isinstance(properties, Mapping) or not isinstance(required, list):
         return None
     if any(name not in properties for name in map(str, required)) or any(
         set(name) & set("<>\n") or not name for name in properties
@@ -99,7 +92,7 @@ def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
                 is_required=name in required,
                 types=frozenset().union(*(_types(part) for part in parts)),
                 choices=choices,
-                is_text=choices is not None or not any(bound in part for part in parts for bound in _TEXT_BOUNDS),
+                is_text=choices is not None or all(_may_be_any_text(part) for part in parts),
                 schema={**own, **shared} if isinstance(own, Mapping) else {},
             )
         )
@@ -166,6 +159,10 @@ class TagScan:
         return end + len(CLOSING), _inside(told.removesuffix("\n")) + '"'
 
 
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
 def _inside(text: str) -> str:
     """Return what stands between the quotes of a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
@@ -176,22 +173,27 @@ def _any_parameter(name: str) -> Parameter:
 
 
 def _parts(schema: object, shared: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
-    """Yield what a value may be one of, references followed."""
+    """Yield what a value may be one of, references followed as far as nothing else is asked beside them."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         yield {}
         return
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
+    asked = schema.keys() - _NOTES
+    reference, union = schema.get("$ref"), next((name for name in _UNIONS if name in schema), None)
+    if asked == {"$ref"} and isinstance(reference, str):
         table, _, name = reference.removeprefix("#/").partition("/")
         held = shared.get(table)
         yield from _parts(held.get(name) if isinstance(held, Mapping) else None, shared, depth + 1)
-        return
-    for union in _UNIONS:
-        if isinstance(schema.get(union), list):
-            for part in schema[union]:
-                yield from _parts(part, shared, depth + 1)
-            return
-    yield schema
+    elif union is not None and asked == {union} and isinstance(schema[union], list):
+        for part in schema[union]:
+            yield from _parts(part, shared, depth + 1)
+    else:
+        yield schema
+
+
+def _may_be_any_text(part: Mapping[str, Any]) -> bool:
+    """Tell whether text is no value of a schema, or any text is."""
+    asked = part.keys() - _NOTES
+    return asked <= {"type", *_CHOICES} or ("type" in part and "string" not in _types(part))
 
 
 def _choices(parts: list[Mapping[str, Any]]) -> tuple[Any, ...] | None:

@@ -132,6 +132,18 @@ async def test_a_schema_that_cannot_be_followed_is_refused_where_it_is_strict_an
     assert refused.value.field == "tools[2].function.parameters"
 
 
+async def test_a_strict_schema_that_is_no_list_of_parameters_is_refused_where_each_is_written_by_itself() -> None:
+    tagged = replace(PLAIN, tool_format=FORMATS["qwen3_coder"])
+    more = ToolSpec(name="more", parameters={"type": "object", "patternProperties": {"^a": {"type": "integer"}}})
+    use = replace(USE, tools=(*TOOLS, more), callable_names=frozenset({"more"}))
+    assert await shape_of(ask(tool_use=use), tagged, "").grammar()
+    use = replace(use, tools=(*TOOLS, replace(more, is_strict=True)))
+    assert await shape_of(ask(tool_use=use), PLAIN, "").grammar()
+    with pytest.raises(RequestError, match="each argument by itself") as refused:
+        await shape_of(ask(tool_use=use), tagged, "").grammar()
+    assert refused.value.field == "tools[2].function.parameters"
+
+
 @pytest.mark.parametrize("name", FORMATS)
 async def test_calls_that_are_required_come_valid_in_every_format(
     gateway: OpenGateway, serving: Serving, name: str

@@ -96,6 +96,39 @@ def test_a_tool_may_have_no_parameters() -> None:
     assert parameters_of({"type": "object", "properties": {}, "additionalProperties": False}) == ()
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"type": "string", "minLength": 1},
+        {"allOf": [{"type": "string"}]},
+        {"$ref": "#/$defs/A", "pattern": "x"},
+        {"anyOf": [{"type": "string"}, {"type": "null"}], "maxLength": 3},
+        {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]},
+        {"not": {"const": "x"}},
+        {"type": ["string", "array"], "items": {}},
+    ],
+)
+def test_text_of_which_more_is_asked_is_quoted(own: dict[str, Any]) -> None:
+    (found,) = parameters_of({"type": "object", "properties": {"a": own}, "$defs": {"A": {"type": "string"}}}) or ()
+    assert not found.is_text
+    assert not found.is_plain
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"type": "string", "description": "a", "default": "b"},
+        {"$ref": "#/$defs/A", "title": "a"},
+        {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "array", "items": {"type": "string", "minLength": 1}}]},
+        {"enum": ["a", "b"], "minLength": 1},
+        {},
+    ],
+)
+def test_other_text_stands_as_it_is(own: dict[str, Any]) -> None:
+    (found,) = parameters_of({"type": "object", "properties": {"a": own}, "$defs": {"A": {"type": "string"}}}) or ()
+    assert found.is_text
+
+
 def test_references_without_end_end() -> None:
     loop = {"$ref": "#/$defs/A"}
     (found,) = parameters_of({"type": "object", "properties": {"a": loop}, "$defs": {"A": loop}}) or ()
@@ -122,6 +155,8 @@ def test_references_without_end_end() -> None:
         ({"day": '"2026-01-02"'}, {"day": "2026-01-02"}),
         ({"where": '{"x": 1.5}'}, {"where": {"x": 1.5}}),
         ({"any": "[1, 2]"}, {"any": [1, 2]}),
+        ({"any": "NaN"}, {"any": "NaN"}),
+        ({"any": "-Infinity"}, {"any": "-Infinity"}),
         ({"unknown": "word"}, {"unknown": "word"}),
         ({"text": "a", "count": "1"}, {"text": "a", "count": 1}),
         ({}, {}),
