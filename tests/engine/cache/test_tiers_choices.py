@@ -192,6 +192,26 @@ def test_what_a_fetch_was_to_go_on_from_goes_down_when_it_has_come_to_nothing() 
     assert all(held(harness))
 
 
+def test_what_is_still_being_read_for_nobody_is_not_read_a_second_time() -> None:
+    """The end of it hangs; its beginning has left the device since."""
+    mover = ScriptedMover([64])
+    harness = forgotten(mover)
+    serve(harness, a_request("begins", PROMPT[:9]))
+    hang(mover)
+    harness.add(a_request("again", PROMPT))
+    harness.step()
+    harness.cancel("again")
+    assert harness.scheduler.tiers.give_up_one()
+    serve(harness, a_request("other", tuple(range(19, -1, -1)) * 3, salt="z"))
+    harness.add(a_request("later", PROMPT))
+    harness.step()
+    names = names_of(PROMPT)
+    assert [[names.index(order.name) for order in orders] for _, _, orders in mover._fetches] == [[2, 3], [0, 1]]
+    end_hanging(mover)
+    harness.finish()
+    assert cached(harness, "later") == 8
+
+
 def test_who_is_sent_back_to_wait_may_fetch_again() -> None:
     now_s, mover = [0.0], ScriptedMover([64])
     harness = forgotten(mover, clock=lambda: now_s[0])
