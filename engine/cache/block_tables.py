@@ -142,7 +142,6 @@ class BlockTables:
             self.tiers.let_go(blocks[num_left:])
         live.tables = []
         live.num_computed = live.num_seeks = 0
-        live.next_seek_s = 0.0
 
     def bring_back(self, waiting: Sequence[LiveRequest], num_running: int, costs: StepCosts) -> None:
         """Begin to fetch what the tiers below hold of those who come next, where that is sooner than computing it.

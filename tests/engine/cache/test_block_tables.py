@@ -10,6 +10,7 @@ from engine.cache.block_tables import BlockTables
 from engine.cache.prefix_index import landmark
 from engine.config import ResolvedConfig
 from engine.scheduling.live_request import LiveRequest, rank_of
+from engine.scheduling.step_costs import StepCosts
 from tests.engine.scripted import a_config, a_request
 from tests.engine.scripted_mover import ScriptedMover
 
@@ -103,6 +104,23 @@ def test_what_windows_have_left_is_kept_below_too() -> None:
     tables.close(again)
     tables.tiers.advance(now_s=0.0, is_idle=True)
     assert len(mover._stores) == 5 + 2 * 5
+
+
+def test_a_fetch_leaves_a_block_of_each_table_to_each_who_runs_and_who_waits() -> None:
+    mover = ScriptedMover([64], steps=0)
+    tables, live = opened(WINDOWED, mover)
+    mover.block_tokens = WINDOWED.block_tokens
+    mover.cells |= dict.fromkeys(range(WINDOWED.num_blocks * WINDOWED.block_tokens), 0)
+    tables.close(live)
+    for _ in range(2):
+        tables.tiers.advance(now_s=0.0, is_idle=True)
+        mover.tick()
+    # Whatever the device held is overwritten, and ten blocks are left free.
+    assert tables._pool.try_take(WINDOWED.num_blocks) is not None
+    tables._pool.release(list(range(10)))  # type: ignore[arg-type]
+    tables.bring_back([a_live("again", PROMPT)], 1, StepCosts())
+    # Four blocks of the prompt, and the last of them in two tables more, would leave four.
+    assert len([*tables.tiers.held()]) == 4
 
 
 def test_a_loan_leaves_half_of_the_cache_free() -> None:
