@@ -94,21 +94,23 @@ class Accounts:
     async def add_key(self, digest: str, tenant: str) -> list[KeyInfo]:
         """Let a key be a tenant's; return all keys."""
         key = KeyInfo(digest=digest, tenant=tenant, created_unix_s=time.time())
-        await self._kept(self._ledger.add_key, key)
-        return await self._read_keys()
+        await self._kept(self._change_keys, partial(self._ledger.add_key, key))
+        return self._keys
 
     async def remove_key(self, digest: str) -> list[KeyInfo] | None:
         """Forget a key; return all that are left, None where it was not known."""
-        is_known = await self._kept(self._ledger.remove_key, digest)
-        return await self._read_keys() if is_known else None
+        is_known = await self._kept(self._change_keys, partial(self._ledger.remove_key, digest))
+        return self._keys if is_known else None
 
     async def keys(self) -> list[KeyInfo]:
         """Return all keys that were made while the server ran."""
         return self._keys
 
-    async def _read_keys(self) -> list[KeyInfo]:
-        self._keys = await self._kept(self._ledger.keys)
-        return self._keys
+    def _change_keys(self, change: Callable[[], T]) -> T:
+        """Change keys, and read them anew; in one go of the thread, for who asked may be cancelled in between."""
+        changed = change()
+        self._keys = self._ledger.keys()
+        return changed
 
     async def _kept(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Ask the ledger what somebody waits for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from dataclasses import replace
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -37,6 +38,14 @@ def _of_store(
         return await self._disk.once(work, self._opened, *args, **kwargs)
 
     return method
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await what must not end between the disk and the runner, though Serve cancels what a client does not wait for.
+
+    In nobody's context: what a runner asks for would end with the request that has begun it.
+    """
+    return await asyncio.shield(asyncio.create_task(work, context=Context()))
 
 
 class BatchServer:
@@ -76,9 +85,7 @@ class BatchServer:
 
     async def create(self, new: NewBatch) -> Batch:
         """Keep a batch, and begin to run it; errors as `BatchStore.add_batch`."""
-        batch = await self._disk.once(self._opened.add_batch, new)
-        self._start(batch)
-        return batch
+        return await _to_its_end(self._create(new))
 
     async def batch(self, tenant: str, batch_id: str) -> Batch:
         """Return a batch of a tenant as it stands; errors as `BatchStore.batch`."""
@@ -95,6 +102,14 @@ class BatchServer:
         Raises:
             RequestError: there is none of this id, or it has come to its end.
         """
+        return await _to_its_end(self._cancel(tenant, batch_id))
+
+    async def _create(self, new: NewBatch) -> Batch:
+        batch = await self._disk.once(self._opened.add_batch, new)
+        self._start(batch)
+        return batch
+
+    async def _cancel(self, tenant: str, batch_id: str) -> Batch:
         batch = await self.batch(tenant, batch_id)
         if batch.status not in UNFINISHED:
             raise RequestError(

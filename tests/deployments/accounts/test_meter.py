@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ray.exceptions import ActorDiedError
 
 from deployments.accounts import meter as meter_module
 from deployments.accounts.actor import Accounts
+from deployments.accounts.ledger import Ledger
 from deployments.accounts.meter import Meter
 from deployments.accounts.spool import Spool
 from deployments.accounts.values import Admission, Charge, TenantLimits, UsageQuestion
@@ -231,6 +233,32 @@ async def test_keys_are_good_at_once_here_and_soon_elsewhere(handle: LocalHandle
     assert await here.remove_key("d1")
     assert not await here.remove_key("d1")
     assert here.tenant_by_key == {}
+
+
+@pytest.mark.parametrize(("name", "left"), [("add_key", ["d1", "d2"]), ("remove_key", [])])
+async def test_keys_are_those_of_the_database_whoever_leaves_while_one_is_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, left: list[str]
+) -> None:
+    """A client that left while its key was being revoked had it forgotten by the database alone: gateways took it for
+    as long as the actor lived, and who asked again was told that there is no such key."""
+    accounts = Accounts(AccountsConfig(database_url=f"sqlite:///{tmp_path}/a.sqlite", spool_folder=str(tmp_path)))
+    await accounts.add_key("d1", "blue")
+    change, has_begun = getattr(Ledger, name), threading.Event()
+
+    def begin(*args: object) -> object:
+        has_begun.set()
+        return change(*args)
+
+    monkeypatch.setattr(Ledger, name, begin)
+    asked: Coroutine[Any, Any, object] = (
+        accounts.add_key("d2", "blue") if name == "add_key" else accounts.remove_key("d1")
+    )
+    task = asyncio.create_task(asked)
+    await asyncio.to_thread(has_begun.wait, 30)
+    task.cancel()
+    await asyncio.wait({task})
+    await accounts.record([])  # behind it, in the same thread
+    assert [key.digest for key in await accounts.keys()] == left
 
 
 async def test_a_key_that_the_disk_has_no_room_for_can_be_asked_for_later(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +12,7 @@ from deployments.batches.server import RETRY_AFTER_S, BatchServer
 from deployments.batches.values import MAX_PART_BYTES, BatchStatus, NewBatch, NewFile, PageQuestion
 from deployments.errors import UnavailableError
 from engine.errors import RequestError
-from tests.deployments.batches.batch_world import ENDPOINT, Asked, a_batch, a_line, config, open_world, upload
+from tests.deployments.batches.batch_world import ENDPOINT, Asked, World, a_batch, a_line, config, open_world, upload
 
 
 async def test_until_the_folder_is_open_everybody_is_told_to_come_back(tmp_path: Path) -> None:
@@ -41,6 +44,32 @@ async def test_a_batch_begins_as_it_is_made(tmp_path: Path) -> None:
     batch = await world.end(await world.server.create(new))
     assert batch.status is BatchStatus.COMPLETED
     world.close()
+
+
+async def test_who_leaves_after_asking_has_asked(tmp_path: Path) -> None:
+    """Serve cancels what a client does not wait for: between the disk and the runner that left a batch which nobody
+    ran, and a cancellation which the runner never heard of. Such batches counted as unfinished for ever."""
+    world = open_world(tmp_path, max_concurrent_requests=1)
+    world.ask.never_answers = True
+    made = a_batch(world.store, a_line("a", name="a"))
+    new = NewBatch(tenant="blue", input_file_id=made.input_file_id, endpoint=made.endpoint)
+    await left_behind(world, world.server.create(new))
+    [begun] = [batch for batch in world.store.unfinished() if batch.batch_id != made.batch_id]
+    async with asyncio.timeout(30):
+        while not world.ask.calls:
+            await asyncio.sleep(0)
+    await left_behind(world, world.server.cancel("blue", begun.batch_id))
+    assert (await world.end(begun)).status is BatchStatus.CANCELLED
+    world.close()
+
+
+async def left_behind(world: World, call: Coroutine[Any, Any, object]) -> None:
+    task = asyncio.create_task(call)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+    for _ in range(2):  # `cancel` goes to the disk twice
+        await world.disk.once(lambda: None)
 
 
 async def test_a_content_is_read_in_parts_by_its_tenant(tmp_path: Path) -> None:
