@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from deployments.batches.values import LineError
 
-MAX_CUSTOM_ID_CHARS = 256
+MAX_CUSTOM_ID_CHARS = MAX_MODEL_CHARS = 256
 MAX_ERRORS = 100
 """Mistakes of one input file that are listed; no more are looked for."""
 _FIELDS = ("custom_id", "method", "url", "body")
@@ -151,6 +151,9 @@ def _checked(line: dict[str, Any], endpoint: str, max_bytes: int) -> InputLine:
         raise BadLineError(
             "missing_required_parameter", "Missing required parameter: 'body.model'.", param="body.model"
         )
+    if len(model) > MAX_MODEL_CHARS:
+        message = f"'body.model' must have at most {MAX_MODEL_CHARS} characters."
+        raise BadLineError("invalid_value", message, param="body.model")
     if body.get("stream"):
         raise BadLineError("unsupported_value", "'body.stream' must be false in a batch.", param="body.stream")
     try:

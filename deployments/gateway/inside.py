@@ -7,6 +7,7 @@ in the scope, which no client can write to (`INSIDE`).
 from __future__ import annotations
 
 import json
+from urllib.parse import quote
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -43,7 +44,9 @@ async def answer_inside(app: ASGIApp, call: InsideCall) -> InsideAnswer:
         await app({**scope, "state": {INSIDE: call.tenant}}, receive, send)
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(told), base_url="http://localhost") as client:
-        answer = await client.request(call.method, call.path, content=call.body, headers=headers, timeout=None)
+        # A model's name stands in it as a client wrote it, and not all that JSON holds may stand in a URL.
+        path = quote(call.path)
+        answer = await client.request(call.method, path, content=call.body, headers=headers, timeout=None)
     if len(answer.content) > MAX_ANSWER_BYTES:
         return InsideAnswer(status=413, body=_TOO_LARGE)
     return InsideAnswer(

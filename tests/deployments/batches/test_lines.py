@@ -113,3 +113,11 @@ def test_output_lines_have_openais_shape() -> None:
         "error": {"code": "batch_expired", "message": "Late."},
     }
     assert json.loads(answered_line("i", "a", 200, b"<html>"))["error"]["code"] == "server_error"
+
+
+def test_a_model_s_name_is_bounded() -> None:
+    """One that no URL has room for could not be looked up: the batch was looked at for ever."""
+    with pytest.raises(BadLineError, match="at most 256 characters") as refused:
+        parse_line(json.dumps(a_line("a", model="m" * 257)).encode(), ENDPOINT, max_line_bytes=4096)
+    assert (refused.value.code, refused.value.param) == ("invalid_value", "body.model")
+    assert parse_line(json.dumps(a_line("a", model="m" * 256)).encode(), ENDPOINT, max_line_bytes=4096).model

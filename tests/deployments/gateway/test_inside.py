@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from deployments.batches.values import InsideAnswer, InsideCall
 from deployments.gateway.inside import INSIDE, MAX_ANSWER_BYTES, answer_inside
 
-CALL = InsideCall(tenant="blue", method="POST", path="/v1/x y", request_id="r1", body=b"[1]", timeout_s=2.5)
+CALL = InsideCall(tenant="blue", method="POST", path="/v1/x y?\n%41", request_id="r1", body=b"[1]", timeout_s=2.5)
 
 
 async def test_the_application_sees_a_request_and_for_whom_it_is() -> None:
@@ -29,7 +29,7 @@ async def test_the_application_sees_a_request_and_for_whom_it_is() -> None:
     answer = await answer_inside(app, CALL)
     assert answer == InsideAnswer(
         status=503,
-        body=b'{"body":[1],"tenant":"blue","path":"/v1/x y","id":"r1","timeout":"2.500"}',
+        body=b'{"body":[1],"tenant":"blue","path":"/v1/x y?\\n%41","id":"r1","timeout":"2.500"}',
         retry_after_s=7.0,
     )
 
