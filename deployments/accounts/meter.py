@@ -232,10 +232,13 @@ class Meter:
         return keys
 
     async def _send_records(self) -> None:
-        while self.spool.num_pending:
-            records = self.spool.pending(MAX_BATCH)
+        # Those that come meanwhile are for the next time: limits and keys wait for the end of this one.
+        num_left = self.spool.num_pending
+        while num_left > 0:
+            records = self.spool.pending(min(MAX_BATCH, num_left))
             await self._accounts.record.remote(await self._completed(records))
             self.spool.acknowledge(len(records))
+            num_left -= len(records)
             for record in records:
                 self._attempts_by_record.pop(record.record_id, None)
 

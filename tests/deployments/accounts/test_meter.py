@@ -86,6 +86,22 @@ async def test_records_arrive_with_what_engines_know(handle: LocalHandle, tmp_pa
     assert meter.spool.num_pending == 0
 
 
+async def test_answers_that_end_while_records_are_sent_hold_up_no_settling(handle: LocalHandle, tmp_path: Path) -> None:
+    """From some fifty answers a second on there was always one more record to send: for half a minute at a time no
+    gateway learned of keys, and nothing was counted for limits."""
+    meter, names = a_meter(handle, tmp_path), iter(range(1, 100))
+    meter.record(a_timeline("r0"))
+
+    def go_on(name: str, *args: object) -> None:
+        if name == "record":
+            meter.record(a_timeline(f"r{next(names)}"))
+
+    handle.heard = go_on
+    for count in (1, 2):
+        await meter.settle()
+        assert ((await meter.totals(UsageQuestion()))[0].num_requests, meter.spool.num_pending) == (count, 1)
+
+
 async def test_what_never_was_an_answer_is_not_paid_for(handle: LocalHandle, tmp_path: Path) -> None:
     meter = a_meter(handle, tmp_path)
     meter.record(a_timeline("r1", outcome="RequestError"))
