@@ -17,7 +17,7 @@ from app.schemas.tools import (
     ToolChoice,
     function_tool,
 )
-from app.translation.bounds import check_count
+from app.translation.bounds import check_count, check_depth
 from engine.errors import RequestError
 
 FIELD_NAMES = {
@@ -32,6 +32,8 @@ FIELD_NAMES = {
 }
 """What a chat's fields are called here."""
 
+MAX_INPUT_DEPTH = 512
+"""Of an earlier call's input: what writes JSON goes less deep than what reads it, 1,024."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -131,9 +133,11 @@ def _of_assistant(blocks: Sequence[ContentBlock], field: str) -> Message:
     calls = [
         EarlierCall(
             id=block.id or "",
-            function=CalledFunction(name=block.name or "", arguments=json.dumps(block.input, ensure_ascii=False)),
+            function=CalledFunction(
+                name=block.name or "", arguments=_arguments(block.input, f"{field}[{index}].input")
+            ),
         )
-        for block in blocks
+        for index, block in enumerate(blocks)
         if block.type == "tool_use"
     ]
     check_count(len(calls), MAX_EARLIER_CALLS, "calls", field=field)
@@ -143,6 +147,11 @@ def _of_assistant(blocks: Sequence[ContentBlock], field: str) -> Message:
         tool_calls=calls or None,
         reasoning_content="".join(block.thinking or "" for block in blocks) or None,
     )
+
+
+def _arguments(given: dict[str, Any] | None, field: str) -> str:
+    check_depth(given, MAX_INPUT_DEPTH, field=field)
+    return json.dumps(given, ensure_ascii=False)
 
 
 def _check(blocks: Sequence[ContentBlock], allowed: Sequence[str], field: str) -> None:

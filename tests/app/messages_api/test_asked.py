@@ -167,3 +167,20 @@ async def test_tokens_are_counted_as_they_would_be_read(client: httpx.AsyncClien
     (prompt,) = gateway.tokenized
     assert [message.role for message in prompt.messages] == ["system", "user"]  # type: ignore[union-attr]
     assert [tool.name for tool in prompt.tools] == ["f"]  # type: ignore[union-attr]
+
+
+async def test_a_call_s_input_is_bounded_in_depth(client: httpx.AsyncClient) -> None:
+    """What can be read, but no more be written, was a 500."""
+
+    def asked(depth: int) -> bytes:
+        nested = '{"a":' * depth + "1" + "}" * depth
+        call = f'{{"type":"tool_use","id":"t","name":"f","input":{nested}}}'
+        result = '{"role":"user","content":[{"type":"tool_result","tool_use_id":"t"}]}'
+        return f'{{"model":"base","messages":[{{"role":"assistant","content":[{call}]}},{result}]}}'.encode()
+
+    json_type = {"content-type": "application/json"}
+    for depth in (513, 1000):
+        refused = await client.post("/v1/messages/count_tokens", content=asked(depth), headers=json_type)
+        assert refused.status_code == 400
+        assert "'messages[0].content[0].input' is nested" in refused.json()["error"]["message"]
+    assert (await client.post("/v1/messages/count_tokens", content=asked(512), headers=json_type)).status_code == 200
