@@ -89,7 +89,7 @@ async def list_keys(meter: Counted) -> Response:
 
 @router.post("/admin/keys", response_model=ApiKeyInfo, responses=ERRORS)
 async def make_key(body: NewKeyRequest, meter: Counted, request: Request) -> Response:
-    """Make a key for a tenant; it is good at once, and told only now."""
+    """Make a key for a tenant, told only now; every gateway takes it after two seconds at the latest."""
     ring: KeyRing = request.app.state.key_ring
     if body.tenant not in ring.tenant_by_name:
         raise ApiError(
