@@ -6,6 +6,7 @@ them. What a gateway leaves behind when it dies is found by the next one that lo
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -22,6 +23,8 @@ _logger = logging.getLogger(__name__)
 
 MAX_PENDING = 100_000
 """Records held in memory; beyond them the oldest are lost, and counted."""
+MAX_STALE, MAX_MOVED = 10_000, 1_000
+"""So many records that the ledger has may lie in the file; then those that it lacks move to another, if so few."""
 
 
 class Spool:
@@ -37,15 +40,14 @@ class Spool:
         self.num_lost = 0
         self._pending: deque[UsageRecord] = deque()
         self._folder = Path(folder)
-        self._path = self._folder / f"{name}.jsonl"
+        self._name = name
+        self._path = self._folder
         self._file: int | None = None
+        self._num_files = 0
+        self._num_stale = 0
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Named once it is locked: a gateway that looks in between would take it for an orphan, and remove it.
-            nameless = self._path.with_suffix(".new")
-            self._file = os.open(nameless, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(nameless, self._path)
+            self._begin_file()
         except OSError as error:
             _logger.warning("usage records stay in memory until they are stored: %s", error)
 
@@ -55,8 +57,7 @@ class Spool:
             self._pending.popleft()
             self.num_lost += 1
         self._pending.append(record)
-        # A line that a full disk has cut must not spoil the next one.
-        line = f"\n{json.dumps(asdict(record))}\n".encode()
+        line = _line(record)
         try:
             if self._file is None or os.write(self._file, line) != len(line):
                 self.num_unwritten += 1
@@ -76,12 +77,48 @@ class Spool:
         """Forget the oldest `count` records: the ledger has them."""
         for _ in range(min(count, len(self._pending))):
             self._pending.popleft()
-        if not self._pending and self._file is not None:
+        self._num_stale += count
+        if not self._pending:
             self.num_unwritten = 0
-            try:
+        if self._file is None:
+            return
+        try:
+            if not self._pending:
                 os.ftruncate(self._file, 0)
-            except OSError as error:
-                _logger.warning("the spool of usage records cannot be emptied: %s", error)
+            elif self._num_stale >= MAX_STALE and len(self._pending) <= MAX_MOVED:
+                # Where answers end all the time some are always on their way, and the file would grow for ever.
+                self._begin_file()
+            else:
+                return
+        except OSError as error:
+            _logger.warning("the spool of usage records cannot be emptied: %s", error)
+        else:
+            self.num_unwritten = self._num_stale = 0
+
+    def _begin_file(self) -> None:
+        """Move to a new file with what is pending.
+
+        Raises:
+            OSError: there is none, and the one before stays.
+        """
+        path = self._folder / f"{self._name}.{self._num_files}.jsonl"
+        # Named once it is locked: a gateway that looks in between would take it for an orphan, and remove it.
+        nameless = path.with_suffix(".new")
+        file = os.open(nameless, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_APPEND, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            content = b"".join(map(_line, self._pending))
+            if os.write(file, content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.rename(nameless, path)
+        except OSError:
+            os.close(file)
+            raise
+        if self._file is not None:
+            self._path.unlink(missing_ok=True)
+            os.close(self._file)
+        self._file, self._path = file, path
+        self._num_files += 1
 
     def orphans(self) -> Iterator[tuple[list[UsageRecord], Path]]:
         """Yield what dead gateways have left: their records, and the file to remove once the ledger has them."""
@@ -95,6 +132,11 @@ class Spool:
             except OSError:
                 # Its gateway lives, or another one has just taken care of it.
                 continue
+
+
+def _line(record: UsageRecord) -> bytes:
+    # A line that a full disk has cut must not spoil the next one.
+    return f"\n{json.dumps(asdict(record))}\n".encode()
 
 
 def _read(content: bytes) -> list[UsageRecord]:

@@ -77,9 +77,39 @@ def test_what_is_acknowledged_is_forgotten_and_the_file_is_emptied(tmp_path: Pat
     assert [record.record_id for record in mine.pending(2)] == ["r0", "r1"]
     mine.acknowledge(2)
     assert mine.num_pending == 1
-    assert (tmp_path / "mine.jsonl").stat().st_size > 0
+    assert (tmp_path / "mine.0.jsonl").stat().st_size > 0
     mine.acknowledge(1)
-    assert (tmp_path / "mine.jsonl").stat().st_size == 0
+    assert (tmp_path / "mine.0.jsonl").stat().st_size == 0
+
+
+def test_a_file_that_is_never_empty_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load there is always a record that the ledger has not yet: the file took gigabytes a day."""
+    monkeypatch.setattr(spool, "MAX_STALE", 4)
+    monkeypatch.setattr(spool, "MAX_MOVED", 2)
+    mine = Spool(str(tmp_path), "mine")
+    names = [f"r{number}" for number in range(20)]
+    for name in names[:2]:
+        mine.add(replace(RECORD, record_id=name))
+    for name in names[2:]:
+        mine.add(replace(RECORD, record_id=name))
+        mine.acknowledge(1)
+        [file] = tmp_path.iterdir()
+        assert file.read_bytes().count(b"record_id") <= 6
+    other = Spool(str(tmp_path), "other")
+    assert list(other.orphans()) == []
+    # A disk that is full leaves everything where it was.
+    monkeypatch.setattr(os, "rename", refused)
+    for _ in range(5):
+        mine.add(RECORD)
+        mine.acknowledge(1)
+    assert mine.num_pending == 2
+    die(mine)
+    [(records, _)] = list(other.orphans())
+    assert [record.record_id for record in records[-2:]] == ["r1", "r1"]
+
+
+def refused(*args: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 def test_a_full_disk_costs_no_record_while_memory_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
