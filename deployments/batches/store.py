@@ -268,7 +268,9 @@ class BatchStore:
             kept = {}
             for kind, file_id in zip(("output", "error"), output_ids(batch_id), strict=True):
                 num_bytes = _size(self._files / file_id)
-                if num_bytes:
+                if not num_bytes:
+                    (self._files / file_id).unlink(missing_ok=True)
+                else:
                     kept[f"{kind}_file_id"] = file_id
                     name = f"{batch_id}_{kind}.jsonl"
                     new = NewFile(tenant=batch.tenant, name=name, purpose=OUTPUT_PURPOSE, lasts_s=batch.outputs_last_s)

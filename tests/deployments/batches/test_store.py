@@ -138,10 +138,13 @@ def test_a_batch_moves_only_out_of_what_it_is_in_and_outlives_the_process(tmp_pa
     store.close()
     store = open_store(tmp_path, now_s)
     assert store.unfinished() == [moved]
-    output_id, _ = output_ids(batch.batch_id)
+    output_id, error_id = output_ids(batch.batch_id)
     Path(store.content_path(output_id)).write_bytes(b"{}\n")
+    Path(store.content_path(error_id)).touch()
     done = store.finish(batch.batch_id, BatchStatus.COMPLETED, counts=BatchCounts(total=1, completed=1))
     assert (done.output_file_id, done.error_file_id) == (output_id, None)
+    # What nobody can read nobody could delete.
+    assert not Path(store.content_path(error_id)).exists()
     output = store.file("blue", output_id)
     assert (output.purpose, output.num_bytes, output.expires_s) == ("batch_output", 3, int(now_s[0]) + 3600)
     # A second end is none.
