@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -65,20 +65,22 @@ class Meter:
         self._traces = traces
         self._running: Counter[str] = Counter()
         self._turn = 0
+        self._num_to_orphans = 0
         self._has_freed = asyncio.Event()
-        self._settling = asyncio.Lock()
+        self._telling, self._storing = asyncio.Lock(), asyncio.Lock()
         self._charges: dict[str, Charge] = {}
         """Of each tenant one, however long the accounts are away."""
         self._attempts_by_record: dict[str, tuple[str, list[RequestId]]] = {}
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.num_unchecked = 0
         self.refused: Counter[tuple[str, str]] = Counter()
         self.tenant_by_key: Mapping[str, str] = {}
 
     async def start(self) -> None:
         """Learn the keys, and begin to settle."""
-        await self.settle()
-        self._task = asyncio.create_task(self._settle_for_ever())
+        await self._tell_used()
+        # Side by side: a ledger that is slow must not keep limits from being counted, nor keys from being learned.
+        self._tasks = [asyncio.create_task(_for_ever(work)) for work in (self._settle_once, self._store_once)]
 
     async def admit(self, tenant: str, limits: TenantLimits, input_tokens: int) -> Admission:
         """Count an answer that is about to begin, or say what it is over; `release` it where it may begin."""
@@ -135,23 +137,26 @@ class Meter:
 
     async def settle(self) -> None:
         """Tell the accounts what is under way and what was used, and learn the keys; what fails is told again."""
-        async with self._settling:
-            await self._settle()
+        await self._tell_used()
+        await self._store()
 
-    async def _settle(self) -> None:
-        charges, self._charges = list(self._charges.values()), {}
-        try:
-            self._take_keys(await self._tell(charges))
-        except UNREACHED as error:
-            for charge in charges:
-                self._charge(charge)
-            _logger.warning("the accounts cannot be reached: %s", error)
-            return
-        try:
-            async with asyncio.timeout(RECORD_TIMEOUT_S):
-                await self._send_records()
-        except UNREACHED as error:
-            _logger.warning("usage records cannot be stored now: %s", error)
+    async def _tell_used(self) -> None:
+        async with self._telling:
+            charges, self._charges = list(self._charges.values()), {}
+            try:
+                self._take_keys(await self._tell(charges))
+            except UNREACHED as error:
+                for charge in charges:
+                    self._charge(charge)
+                _logger.warning("the accounts cannot be reached: %s", error)
+
+    async def _store(self) -> None:
+        async with self._storing:
+            try:
+                async with asyncio.timeout(RECORD_TIMEOUT_S):
+                    await self._send_records()
+            except UNREACHED as error:
+                _logger.warning("usage records cannot be stored now: %s", error)
 
     async def adopt_orphans(self) -> bool:
         """Send what dead gateways of this machine have left; False where it has to be tried again."""
@@ -232,7 +237,7 @@ class Meter:
         return keys
 
     async def _send_records(self) -> None:
-        # Those that come meanwhile are for the next time: limits and keys wait for the end of this one.
+        # Those that come meanwhile are for the next time, or this one would never end.
         num_left = self.spool.num_pending
         while num_left > 0:
             records = self.spool.pending(min(MAX_BATCH, num_left))
@@ -258,19 +263,16 @@ class Meter:
     def _take_keys(self, keys: Sequence[KeyInfo]) -> None:
         self.tenant_by_key = {key.digest: key.tenant for key in keys}
 
-    async def _settle_for_ever(self) -> None:
-        count, is_done = 0, False
-        while True:
-            try:
-                if not is_done or count % ORPHANS_EVERY == 0:
-                    is_done = await self.adopt_orphans()
-                await self.settle()
-                await self._tell_of_places()
-            except Exception:
-                # The task's border: what is not told now is told the next time.
-                _logger.exception("what was used could not be told")
-                await asyncio.sleep(SETTLE_S)
-            count += 1
+    async def _settle_once(self) -> None:
+        await self._tell_used()
+        await self._tell_of_places()
+
+    async def _store_once(self) -> None:
+        if not self._num_to_orphans and await self.adopt_orphans():
+            self._num_to_orphans = ORPHANS_EVERY
+        self._num_to_orphans = max(0, self._num_to_orphans - 1)
+        await self._store()
+        await asyncio.sleep(SETTLE_S)
 
     async def _tell_of_places(self) -> None:
         """Until it is time to settle, tell at once of each place that becomes free."""
@@ -285,3 +287,13 @@ class Meter:
             # What does not arrive is told with the next settling.
             with suppress(*UNREACHED):
                 await self._tell([])
+
+
+async def _for_ever(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:
+            # The task's border: what is not told now is told the next time.
+            _logger.exception("what was used could not be told")
+            await asyncio.sleep(SETTLE_S)

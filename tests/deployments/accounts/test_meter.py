@@ -251,6 +251,30 @@ async def test_keys_are_good_at_once_here_and_soon_elsewhere(handle: LocalHandle
     assert here.tenant_by_key == {}
 
 
+async def test_a_ledger_that_hangs_keeps_no_gateway_from_learning_of_keys(
+    handle: LocalHandle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway told what it had under way, and learned which keys were revoked, behind the records that it sent."""
+    monkeypatch.setattr(meter_module, "SETTLE_S", 0.01)
+    here, elsewhere = a_meter(handle, tmp_path, "g1"), a_meter(handle, tmp_path, "g2")
+    await here.add_key("d1", "blue")
+    hangs = asyncio.Event()
+
+    async def hang(records: object) -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(handle._actor, "record", hang)
+    elsewhere.record(a_timeline("r1"))
+    await elsewhere.start()
+    await hangs.wait()
+    assert elsewhere.tenant_by_key == {"d1": "blue"}
+    await here.remove_key("d1")
+    async with asyncio.timeout(20):
+        while elsewhere.tenant_by_key:
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize(("name", "left"), [("add_key", ["d1", "d2"]), ("remove_key", [])])
 async def test_keys_are_those_of_the_database_whoever_leaves_while_one_is_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, left: list[str]
