@@ -135,3 +135,11 @@ def test_no_window_admits_more_than_its_limit(uses: list[tuple[str, int]], reque
         else:
             assert num_admitted == requests or num_output >= tokens
     assert num_admitted <= requests
+
+
+def test_the_tokens_of_an_answer_are_counted_as_it_ends_and_not_before(limiter: Limiter) -> None:
+    begun = admit(limiter, "ends", LIMITS, "g", 7).quotas
+    assert (begun["output_tokens_per_minute"].remaining, begun["input_tokens_per_minute"].remaining) == (50, 93)
+    limiter.charge(Charge("ends", LIMITS, 2, 9))
+    later = admit(limiter, "ends", LIMITS, "g", 1).quotas
+    assert (later["output_tokens_per_minute"].remaining, later["input_tokens_per_minute"].remaining) == (41, 90)
