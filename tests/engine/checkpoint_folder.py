@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,20 @@ def write_checkpoint(folder: Path, **changes: Any) -> dict[str, torch.Tensor]:
     tensors = random_tensors(folder)
     save_file(tensors, folder / "model.safetensors")
     return tensors
+
+
+def quantize_each(
+    tensors: dict[str, torch.Tensor],
+    quantize: Callable[[torch.Tensor], tuple[dict[str, torch.Tensor], torch.Tensor]],
+    kept: tuple[str, ...] = (),
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Quantize the linear modules of a checkpoint's layers but those `kept`; return its tensors and what they mean."""
+    stored, meant = {}, {}
+    for name, tensor in tensors.items():
+        module = name.removesuffix(".weight")
+        if not name.endswith("_proj.weight") or module.endswith(kept or ("nothing",)):
+            stored[name] = meant[name] = tensor
+            continue
+        parts, meant[name] = quantize(tensor.float())
+        stored |= {f"{module}.{part}": held for part, held in parts.items()}
+    return stored, meant

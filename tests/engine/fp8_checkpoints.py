@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
+
+from tests.engine.checkpoint_folder import quantize_each
 
 BLOCK = (16, 24)
 NUMBER = {"num_bits": 8, "type": "float", "symmetric": True, "observer_kwargs": {}, "actorder": None}
@@ -70,13 +73,5 @@ def quantize(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], 
 def quantize_layers(
     tensors: dict[str, torch.Tensor], kind: str, kept: tuple[str, ...] = ()
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Quantize the linear modules of a checkpoint's layers but those `kept`; return its tensors and what they mean."""
-    stored, meant = {}, {}
-    for name, tensor in tensors.items():
-        module = name.removesuffix(".weight")
-        if not name.endswith("_proj.weight") or module.endswith(kept or ("nothing",)):
-            stored[name] = meant[name] = tensor
-            continue
-        parts, meant[name] = quantize(tensor.float(), kind)
-        stored |= {f"{module}.{part}": held for part, held in parts.items()}
-    return stored, meant
+    """As `quantize_each`."""
+    return quantize_each(tensors, partial(quantize, kind=kind), kept)

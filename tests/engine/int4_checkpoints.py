@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+
+from tests.engine.checkpoint_folder import quantize_each
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The first lies in the lowest bits."""
@@ -84,12 +87,5 @@ def quantize(weight: torch.Tensor, kind: str, group: int = 128) -> tuple[dict[st
 def quantize_layers(
     tensors: dict[str, torch.Tensor], kind: str, group: int = 128
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Quantize the linear modules of a checkpoint's layers; return its tensors, and those of what it stands for."""
-    stored, meant = {}, {}
-    for name, tensor in tensors.items():
-        if not name.endswith("_proj.weight"):
-            stored[name] = meant[name] = tensor
-            continue
-        parts, meant[name] = quantize(tensor.float(), kind, group)
-        stored |= {f"{name.removesuffix('.weight')}.{part}": packed for part, packed in parts.items()}
-    return stored, meant
+    """As `quantize_each`."""
+    return quantize_each(tensors, partial(quantize, kind=kind, group=group))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+
+from tests.engine.checkpoint_folder import quantize_each
 
 BITSANDBYTES: dict[str, Any] = {
     "quant_method": "bitsandbytes",
@@ -121,13 +124,5 @@ def _blocks(weight: np.ndarray, kind: str) -> tuple[dict[str, torch.Tensor], np.
 def quantize_layers(
     tensors: dict[str, torch.Tensor], kind: str, kept: tuple[str, ...] = ()
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Quantize the linear modules of a checkpoint's layers but those `kept`; return its tensors and what they mean."""
-    stored, meant = {}, {}
-    for name, tensor in tensors.items():
-        module = name.removesuffix(".weight")
-        if not name.endswith("_proj.weight") or module.endswith(kept or ("nothing",)):
-            stored[name] = meant[name] = tensor
-            continue
-        parts, meant[name] = quantize(tensor.float(), kind)
-        stored |= {f"{module}.{part}": held for part, held in parts.items()}
-    return stored, meant
+    """As `quantize_each`."""
+    return quantize_each(tensors, partial(quantize, kind=kind), kept)
