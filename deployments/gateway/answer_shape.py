@@ -85,7 +85,7 @@ class AnswerShape:
         use = self._tool_use
         if use is None or not use.callable_names:
             return AnswerParts(split)
-        tools = {tool.name: parameters_of(tool.parameters) for tool in use.tools if tool.name in use.callable_names}
+        tools = {tool.name: tool.parameters for tool in use.tools if tool.name in use.callable_names}
         calls = CallParser(self._tool_format(), tools, is_required=use.is_required)
         return AnswerParts(split, calls)
 

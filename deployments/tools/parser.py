@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from typing import Any
 
 from deployments.generation import CallDelta
 from deployments.stream.reasoning import WHITE_SPACE, overlap
 from deployments.tools.formats import ToolFormat
-from deployments.tools.tagged import Parameter, TagScan
+from deployments.tools.tagged import TagScan, parameters_of
 
 
 class _State(Enum):
@@ -31,7 +32,7 @@ class CallParser:
     """The calls of one answer.
 
     Args:
-        tools: those that can be called, by name; of each what parameters it has, where a format has to know.
+        tools: the schemas of those that can be called, by name.
         is_required: the answer is nothing but calls.
         new_call_id: draws the id of each call.
     """
@@ -39,7 +40,7 @@ class CallParser:
     def __init__(
         self,
         tool_format: ToolFormat,
-        tools: Mapping[str, tuple[Parameter, ...] | None],
+        tools: Mapping[str, Mapping[str, Any]],
         *,
         is_required: bool = False,
         new_call_id: Callable[[], str] | None = None,
@@ -111,7 +112,7 @@ class CallParser:
 
     def _read_head(self, calls: list[CallDelta]) -> bool:
         is_open, is_tagged = False, self._format.is_tagged
-        for tool, parameters in self._tools.items():
+        for tool, schema in self._tools.items():
             # The brace belongs to the arguments, and shows that they are an object.
             end = _match(self._held, (*self._before, *self._format.head(tool), *(() if is_tagged else ("{",))))
             if end is None:
@@ -120,7 +121,7 @@ class CallParser:
                 calls.append(CallDelta(index=self._num_started, call_id=self._new_call_id(), name=tool))
                 self._num_started += 1
                 self._held = self._held[end if is_tagged else end - 1 :]
-                self._arguments = TagScan(parameters) if is_tagged else _ObjectScan()
+                self._arguments = TagScan(parameters_of(schema)) if is_tagged else _ObjectScan()
                 self._state = _State.ARGUMENTS
                 return True
         if not is_open:

@@ -84,7 +84,7 @@ def parameters_of(schema: Mapping[str, Any]) -> tuple[Parameter, ...] | None:
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     found = []
     for name, own in properties.items():
-        parts = list(_parts(own, shared, 0))
+        parts = list(_parts(own, shared, set(), 0)) or [{}]
         choices = _choices(parts)
         found.append(
             Parameter(
@@ -146,8 +146,10 @@ class TagScan:
         end = text.find(CLOSING)
         is_whole = end >= 0
         if not parameter.is_plain:
-            self._parameter = None if is_whole else parameter
-            return (end + len(CLOSING), parameter.value(text[:end])) if is_whole else (0, "")
+            if not is_whole:
+                return 0, ""
+            self._parameter = None
+            return end + len(CLOSING), parameter.value(text[:end])
         if not is_whole:
             end = len(text) - max(overlap(text, mark) for mark in (CLOSING, f"\n{CLOSING}"))
         told = text[:end]
@@ -172,20 +174,26 @@ def _any_parameter(name: str) -> Parameter:
     return Parameter(name=name, is_required=False, types=ALL_TYPES, choices=None, is_text=True, schema={})
 
 
-def _parts(schema: object, shared: Mapping[str, Any], depth: int) -> Iterator[Mapping[str, Any]]:
-    """Yield what a value may be one of, references followed as far as nothing else is asked beside them."""
+def _parts(schema: object, shared: Mapping[str, Any], followed: set[str], depth: int) -> Iterator[Mapping[str, Any]]:
+    """Yield what a value may be one of, references followed as far as nothing else is asked beside them.
+
+    Each is followed once: a second time brings nothing new, and unions of references to unions would have no end.
+    """
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        yield {}
+        yield schema if isinstance(schema, Mapping) else {}
         return
     asked = schema.keys() - _NOTES
     reference, union = schema.get("$ref"), next((name for name in _UNIONS if name in schema), None)
     if asked == {"$ref"} and isinstance(reference, str):
+        if reference in followed:
+            return
+        followed.add(reference)
         table, _, name = reference.removeprefix("#/").partition("/")
         held = shared.get(table)
-        yield from _parts(held.get(name) if isinstance(held, Mapping) else None, shared, depth + 1)
+        yield from _parts(held.get(name) if isinstance(held, Mapping) else None, shared, followed, depth + 1)
     elif union is not None and asked == {union} and isinstance(schema[union], list):
         for part in schema[union]:
-            yield from _parts(part, shared, depth + 1)
+            yield from _parts(part, shared, followed, depth + 1)
     else:
         yield schema
 

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from deployments.generation import CallDelta, ToolCall
 from deployments.tools.formats import FORMATS, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_ARGS, ToolFormat
 from deployments.tools.parser import CallParser
 
-TOOLS = dict.fromkeys(["get", "get_weather", "x-y"])
+TOOLS: dict[str, dict[str, Any]] = {name: {} for name in ("get", "get_weather", "x-y")}
 OF_JSON = [tool_format for tool_format in FORMATS.values() if not tool_format.is_tagged]
 OBJECTS = st.dictionaries(
     st.text(max_size=4),
