@@ -24,7 +24,7 @@ from engine.decoder.json_file import read_json
 from engine.decoder.layer_forms import LayerForm, layer_forms
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.scales import Scales, parse_scales
-from engine.decoder.stored import parse_stored, quantization_fields
+from engine.decoder.stored import stored_of
 from engine.decoder.stored_mxfp4 import StoredMxfp4
 from engine.decoder.wrapped import decoder_fields
 from engine.errors import CheckpointError
@@ -232,7 +232,6 @@ def read_spec(model_path: str) -> DecoderSpec:
     layers = layer_forms(fields, family, scales, num_layers=fields.count("num_hidden_layers"), head_dim=head_dim)
     if heads % kv_heads or head_dim % 2:
         raise CheckpointError(f"{where}: {heads} heads over {kv_heads} kv heads of dimension {head_dim} do not divide.")
-    quantization = quantization_fields(folder, fields.config)
     spec = DecoderSpec(
         architecture=name,
         vocab_size=fields.count("vocab_size"),
@@ -256,7 +255,7 @@ def read_spec(model_path: str) -> DecoderSpec:
         is_tied=is_base or fields.switch("tie_word_embeddings", default=family.is_tied),
         max_position=_max_position(fields, layers),
         eos_ids=eos_ids(folder, fields.config, fields.count("vocab_size")),
-        stored=None if quantization is None else parse_stored(quantization, where),
+        stored=stored_of(folder, fields.config, where),
         generates=not is_base,
         experts=None if family.mixture is None else parse_experts(fields, family.mixture),
         expert_names=PLAIN_NAMES if family.mixture is None else family.mixture.names,

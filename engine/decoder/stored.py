@@ -26,17 +26,17 @@ from engine.errors import CheckpointError
 Stored = StoredInt4 | StoredFp8 | StoredMxfp4 | StoredInt8 | StoredBnb4 | StoredNvfp4
 
 
-def quantization_fields(folder: Path, config: Mapping[str, object]) -> object:
-    """Return `quantization_config` of a checkpoint, None where there is none; ModelOpt may write a file of its own.
+def stored_of(folder: Path, config: Mapping[str, object], where: str) -> Stored | None:
+    """Return how a checkpoint's weights lie, None where they have their bits; ModelOpt may say so in a file of its own.
 
     Raises:
-        CheckpointError: that file cannot be read.
+        CheckpointError: as `parse_stored`, or that file cannot be read.
     """
-    beside = folder / "hf_quant_config.json"
-    if config.get("quantization_config") is not None or not beside.is_file():
-        return config.get("quantization_config")
-    fields = read_json(beside).get("quantization")
-    return {"quant_method": MODELOPT, **fields} if isinstance(fields, Mapping) else fields
+    fields, beside = config.get("quantization_config"), folder / "hf_quant_config.json"
+    if fields is None and beside.is_file():
+        fields = read_json(beside).get("quantization")
+        fields = {"quant_method": MODELOPT, **fields} if isinstance(fields, Mapping) else fields
+    return None if fields is None else parse_stored(fields, where)
 
 
 def parse_stored(fields: object, where: str) -> Stored:

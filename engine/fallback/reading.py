@@ -19,7 +19,7 @@ from engine.decoder.fields import Fields
 from engine.decoder.json_file import read_json
 from engine.decoder.layer_forms import LayerForm
 from engine.decoder.rope import NO_ROPE
-from engine.decoder.stored import Stored, parse_stored, quantization_fields
+from engine.decoder.stored import Stored, stored_of
 from engine.errors import CheckpointError
 from engine.fallback.probe import on_no_device, try_out
 from engine.fallback.spec import GATE_UP, FallbackSpec
@@ -51,8 +51,7 @@ def read_stored_layout(folder: Path) -> Stored | None:
         CheckpointError: in a way that is not read; the message names the field.
     """
     where = f"{folder}/config.json"
-    fields = quantization_fields(folder, read_json(folder / "config.json"))
-    stored = None if fields is None else parse_stored(fields, where)
+    stored = stored_of(folder, read_json(folder / "config.json"), where)
     if stored is not None:
         # Numbers have no sizes that are not taken; MXFP4 is no other model's than gpt-oss'.
         stored.check_sizes({}, where)

@@ -65,3 +65,18 @@ def quantize_each(
         parts, meant[name] = quantize(tensor.float())
         stored |= {f"{module}.{part}": held for part, held in parts.items()}
     return stored, meant
+
+
+def write_stored(
+    folder: Path,
+    quantize: Callable[[dict[str, torch.Tensor]], tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]],
+    quantization: dict[str, Any],
+    more: dict[str, torch.Tensor],
+    **fields: Any,
+) -> dict[str, torch.Tensor]:
+    """Write a checkpoint of few bits, with `more` tensors; return the tensors that it stands for."""
+    write_config(folder, **fields)
+    stored, meant = quantize(random_tensors(folder))
+    write_config(folder, **fields, quantization_config=quantization)
+    save_file(stored | more, folder / "model.safetensors")
+    return meant

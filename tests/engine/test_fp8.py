@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters, read_tensor
 from engine.loading.fp8 import FP8, Fp8Weight
 from engine.loading.weight import dense
-from tests.engine.checkpoint_folder import random_tensors, write_config
+from tests.engine.checkpoint_folder import write_config, write_stored
 from tests.engine.fp8_checkpoints import CONFIGS, quantize_layers
 
 CPU = torch.device("cpu")
@@ -25,11 +25,7 @@ STAY = {"channel", "tensor", "fp8"}
 
 def write(folder: Path, kind: str, kept: tuple[str, ...] = (), **more: Any) -> dict[str, torch.Tensor]:
     """Write a checkpoint of 8-bit weights, with `more` tensors; return the tensors that it stands for."""
-    write_config(folder, **SIZES)
-    stored, meant = quantize_layers(random_tensors(folder), kind, kept)
-    write_config(folder, **SIZES, quantization_config=CONFIGS[kind])
-    save_file(stored | more, folder / "model.safetensors")
-    return meant
+    return write_stored(folder, partial(quantize_layers, kind=kind, kept=kept), CONFIGS[kind], more, **SIZES)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from engine.loading.checkpoint import load_parameters, read_tensor
 from engine.loading.int4 import AWQ_PLACES, IN_ORDER, Int4Weight, read_int4, unpack
 from engine.loading.weight import dense
 from kernels.streamed_linear.reference import from_int4
-from tests.engine.checkpoint_folder import random_tensors, write_config
+from tests.engine.checkpoint_folder import random_tensors, write_config, write_stored
 from tests.engine.int4_checkpoints import AWQ_ORDER, KINDS, config_of, packed_rows, quantize, quantize_layers
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -100,12 +101,8 @@ def write(
     folder: Path, kind: str, group: int = 128, more: dict[str, torch.Tensor] | None = None, **fields: Any
 ) -> dict[str, torch.Tensor]:
     """Write a checkpoint of 4-bit weights, with `more` tensors; return the tensors that it stands for."""
-    fields |= SIZES
-    write_config(folder, **fields)
-    stored, meant = quantize_layers(random_tensors(folder), kind, group)
-    write_config(folder, **fields, quantization_config=config_of(kind, group))
-    save_file(stored | (more or {}), folder / "model.safetensors")
-    return meant
+    quantize = partial(quantize_layers, kind=kind, group=group)
+    return write_stored(folder, quantize, config_of(kind, group), more or {}, **fields | SIZES)
 
 
 @pytest.mark.parametrize(("kind", "group"), [*((kind, 128) for kind in KINDS), ("gptq", 64), ("awq", -1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from engine.decoder.spec import read_spec
 from engine.errors import CheckpointError
 from engine.loading.checkpoint import load_parameters, read_tensor
 from kernels.packed_linear_int8.reference import quantize_rows
-from tests.engine.checkpoint_folder import random_tensors, write_config
+from tests.engine.checkpoint_folder import random_tensors, write_config, write_stored
 from tests.engine.number_checkpoints import CONFIGS, quantize_layers
 
 CPU = torch.device("cpu")
@@ -27,11 +28,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "
 
 def write(folder: Path, kind: str, kept: tuple[str, ...] = (), **more: Any) -> dict[str, torch.Tensor]:
     """Write a checkpoint of few bits, with `more` tensors; return the tensors that it stands for."""
-    write_config(folder, **SIZES)
-    stored, meant = quantize_layers(random_tensors(folder), kind, kept)
-    write_config(folder, **SIZES, quantization_config=CONFIGS[kind])
-    save_file(stored | more, folder / "model.safetensors")
-    return meant
+    return write_stored(folder, partial(quantize_layers, kind=kind, kept=kept), CONFIGS[kind], more, **SIZES)
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
