@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -257,19 +258,39 @@ def fill(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+def made(name: str, **fields: Any) -> PreTrainedModel:
+    """Build a tiny model of one of transformers' classes with random weights, always the same."""
+    model_class = getattr(transformers, name)
+    torch.manual_seed(11)
+    return fill(model_class(model_class.config_class(**{**GEOMETRY, **fields})))
+
+
+def saved_once(
+    make: Callable[[str], PreTrainedModel], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Checkpoint]:
+    """Return what gives the checkpoint of a model by its name, made at the first call."""
+
+    @cache
+    def get(name: str) -> Checkpoint:
+        folder, model = tmp_path_factory.mktemp(name), make(name)
+        model.save_pretrained(folder)
+        return Checkpoint(path=str(folder), model=model)
+
+    return get
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
     """Give the checkpoint of a family, made at the first call."""
 
+    of_family = saved_once(make_model, tmp_path_factory)
+
     @cache
     def get(family: str) -> Checkpoint:
-        if family == BUNDLED.name:
-            model = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
-            return Checkpoint(path=str(BUNDLED), model=model)
-        folder = tmp_path_factory.mktemp(family)
-        model = make_model(family)
-        model.save_pretrained(folder)
-        return Checkpoint(path=str(folder), model=model)
+        if family != BUNDLED.name:
+            return of_family(family)
+        model = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32).eval()
+        return Checkpoint(path=str(BUNDLED), model=model)
 
     return get
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 import peft
 import pytest
 import torch
-import transformers
 from transformers import PreTrainedModel
 
 from adapters.registry import reference
@@ -23,7 +22,7 @@ from engine.gpu.build import gpu_parts
 from engine.request import Pooling
 from kernels.lora_shrink import launch as shrink_launch
 from tests.engine.gpu.host_runtime import HostRuntime
-from tests.parity.conftest import GEOMETRY, Checkpoint, fill, greedy, random_prompts, run_engine
+from tests.parity.conftest import GEOMETRY, Checkpoint, greedy, made, random_prompts, run_engine, saved_once
 from tests.parity.peft_adapters import save_adapters
 from tests.parity.test_pooling import assert_same, vector_request, vectors_of
 
@@ -77,22 +76,14 @@ NUM_TOKENS = 8
 
 
 def make(name: str, **overrides: Any) -> PreTrainedModel:
-    model_class = getattr(transformers, name)
-    torch.manual_seed(11)
-    return fill(model_class(model_class.config_class(**{**GEOMETRY, **MODELS[name], **overrides})))
+    return made(name, **{**MODELS[name], **overrides})
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
     """Give the checkpoint of an architecture, made at the first call."""
 
-    @cache
-    def get(name: str) -> Checkpoint:
-        folder, model = tmp_path_factory.mktemp(name), make(name)
-        model.save_pretrained(folder)
-        return Checkpoint(path=str(folder), model=model)
-
-    return get
+    return saved_once(make, tmp_path_factory)
 
 
 def config_of(path: str, **options: Any) -> EngineConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ from transformers import PreTrainedModel
 from adapters.registry import reference
 from engine import build
 from engine.build import build_engine
-from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import CheckpointError, ConfigError
 from engine.gpu.build import gpu_parts
 from engine.loading.spec import read_model_spec
 from tests.engine.gpu.host_runtime import HostRuntime
-from tests.parity.conftest import GEOMETRY, Checkpoint, fill, greedy, random_prompts, run_engine
-from tests.parity.test_fallback import GEMMA4
+from tests.parity.conftest import GEOMETRY, Checkpoint, fill, greedy, made, random_prompts, run_engine, saved_once
+from tests.parity.test_fallback import GEMMA4, config_of
 
 DELTA = {
     "linear_num_key_heads": 2,
@@ -88,24 +87,15 @@ NUM_TOKENS = 8
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
     """Give the checkpoint of an architecture, made at the first call."""
 
-    @cache
-    def get(name: str) -> Checkpoint:
-        folder, model = tmp_path_factory.mktemp(name), make(name)
-        model.save_pretrained(folder)
-        return Checkpoint(path=str(folder), model=model)
-
-    return get
+    return saved_once(make, tmp_path_factory)
 
 
 def make(name: str) -> PreTrainedModel:
-    model_class = getattr(transformers, name)
-    torch.manual_seed(11)
-    return fill(model_class(model_class.config_class(**{**GEOMETRY, **(MODELS | {"JambaForCausalLM": JAMBA})[name]})))
+    return made(name, **(MODELS | {"JambaForCausalLM": JAMBA})[name])
 
 
 def engine_of(checkpoint: Checkpoint, **options: Any) -> Engine:
-    fields = dict[str, Any](device="cpu", dtype="float32", num_threads=1) | options
-    return build_engine(EngineConfig(model_path=checkpoint.path, **fields))
+    return build_engine(config_of(checkpoint.path, **options))
 
 
 def check(
@@ -182,7 +172,7 @@ def test_adapters_of_attention_and_mlps_are_added(saved: Callable[[str], Checkpo
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(tmp_path)
     base, adapter, prompts = saved(name), reference("tuned", str(tmp_path)), random_prompts(3, longest=40)
-    engine = build_engine(EngineConfig(model_path=base.path, device="cpu", dtype="float32", num_threads=1), [adapter])
+    engine = build_engine(config_of(base.path), [adapter])
     requests = [greedy(str(i), prompt, NUM_TOKENS, adapter=adapter.digest) for i, prompt in enumerate(prompts)]
     tuned = Checkpoint(path=str(tmp_path), model=model.eval())
     expected = {str(i): tuned.generate(prompt, NUM_TOKENS) for i, prompt in enumerate(prompts)}
