@@ -217,6 +217,13 @@ class ChannelSettings(SettingsNode):
     max_buffered_bytes: int = Field(
         default=1 << 20, ge=1024, description="Unread bytes at which a slow reader's stream ends."
     )
+    stream_spacing_s: float = Field(
+        default=0.0005,
+        ge=0,
+        le=0.05,
+        description="Seconds that a stream's next tokens wait for each stream that gets some with them, 0.05 at most; "
+        "an answer's first and last ones wait for nothing. 0: tokens leave with their step.",
+    )
 
 
 class TokenizerSettings(SettingsNode):

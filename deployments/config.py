@@ -62,12 +62,14 @@ class ChannelConfig:
 
     Attributes:
         secret: shared by both ends of a connection; drawn once in the life of a cluster.
+        stream_spacing_s: see `deployments.channel.outbox.Outbox`.
     """
 
     secret: bytes = field(repr=False)
     transport: str = "tcp"
     host: str | None = None
     max_buffered_bytes: int = 1 << 20
+    stream_spacing_s: float = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

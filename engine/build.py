@@ -11,6 +11,7 @@ import torch
 from adapters.identity import AdapterRef
 from adapters.loading import AdapterLoader
 from adapters.weights import AdapterWeights, RawAdapter
+from engine import machine
 from engine.adapter_pool import AdapterPool, Locate
 from engine.backend import TorchBackend
 from engine.buffers import InputBuffers
@@ -173,14 +174,14 @@ def build_model(
         called = (
             TorchBackend()
             if kernels is None
-            else CalledBackend(Pool(kernels, config.num_threads), dtype, config.quantization)
+            else CalledBackend(Pool(kernels, config.num_threads, machine.NICENESS), dtype, config.quantization)
         )
         return buffers, load_fallback(config.model_path, spec, called, dtype, device, config.num_rows), cache
     assert isinstance(spec, DecoderSpec)
     parameters = weights(config.model_path, spec, dtype, device)
     if kernels is None:
         return buffers, Decoder(spec, parameters, TorchBackend(), config.max_model_len), cache
-    pool = Pool(kernels, config.num_threads)
+    pool = Pool(kernels, config.num_threads, machine.NICENESS)
     backend = NativeBackend(pool, dtype, config.max_adapter_rank, quantization=config.quantization)
     decoder = Decoder(spec, parameters, backend, config.max_model_len)
     return buffers, RecordedModel(decoder, backend, buffers.whole(), cache), cache

@@ -12,10 +12,22 @@ its path says.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path("/")
+NICENESS = 5
+"""By how much threads that compute steps stand back. See `stand_back`."""
+
+
+def stand_back() -> None:
+    """Let the calling thread give way to those that bring it requests and carry its tokens away, and to all others.
+
+    Where as many threads compute as there are cores, who wakes up for a moment otherwise waits for one of them.
+    """
+    if sys.platform == "linux":  # Elsewhere niceness is a process's, not a thread's.
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
 
 
 def num_cores(root: Path = ROOT) -> int:

@@ -30,14 +30,14 @@ class NativeKernels:
         """Tells sources, compiler and processor apart."""
         self._library = ctypes.CDLL(str(path))
         create, run, destroy = self._library.pool_create, self._library.pool_run, self._library.pool_destroy
-        create.argtypes, create.restype = (ctypes.c_int64,), ctypes.c_void_p
+        create.argtypes, create.restype = (ctypes.c_int64, ctypes.c_int64), ctypes.c_void_p
         run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p), ctypes.c_int64
         destroy.argtypes, destroy.restype = (ctypes.c_void_p,), None
         run_here = self._library.op_run
         run_here.argtypes, run_here.restype = (ctypes.c_void_p,), None
         self.run_here: Callable[[int], None] = run_here
         """Run the op at an address on the calling thread alone, beside whatever a pool runs."""
-        self.create_pool: Callable[[int], int] = create
+        self.create_pool: Callable[[int, int], int] = create
         self.run_pool: Callable[[int, object, int, object], int] = run
         self.destroy_pool: Callable[[int], None] = destroy
 

@@ -11,6 +11,9 @@
 #include <memory>
 #include <thread>
 
+#if defined(__linux__)
+#include <sys/resource.h>
+#endif
 #if defined(__linux__) && defined(__AMX_BF16__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -38,6 +41,14 @@ bool ask_for_tiles() {
 #endif
 }
 
+// Elsewhere than on Linux niceness is a process's, not a thread's.
+void stand_back(int64_t niceness) {
+#if defined(__linux__)
+    if (niceness)
+        setpriority(PRIO_PROCESS, 0, getpriority(PRIO_PROCESS, 0) + niceness);
+#endif
+}
+
 enum class Verdict { NONE, GO_ON, PAUSE };
 
 struct alignas(128) Progress {
@@ -47,9 +58,12 @@ struct alignas(128) Progress {
 
 class Pool {
   public:
-    explicit Pool(int64_t num_threads) {
+    explicit Pool(int64_t num_threads, int64_t niceness = 0) {
         for (int64_t i = 1; i < num_threads; i++)
-            workers.emplace_back([this] { serve(); });
+            workers.emplace_back([this, niceness] {
+                stand_back(niceness);
+                serve();
+            });
     }
 
     ~Pool() {
@@ -165,9 +179,9 @@ void op_run(const Op *op) {
     for (int64_t unit = 0; unit < units; unit++)
         op->kernel(*op, unit);
 }
-void *pool_create(int64_t num_threads) {
+void *pool_create(int64_t num_threads, int64_t niceness) {
     may_use_tiles = ask_for_tiles();
-    return new Pool(num_threads);
+    return new Pool(num_threads, niceness);
 }
 void pool_destroy(void *pool) { delete static_cast<Pool *>(pool); }
 int64_t pool_run(void *pool, const Op *ops, int64_t count, const int64_t *wish) {

@@ -45,12 +45,16 @@ class PauseWish:
 
 
 class Pool:
-    """Threads that run ops together, the calling one among them. One call at a time."""
+    """Threads that run ops together, the calling one among them. One call at a time.
 
-    def __init__(self, kernels: NativeKernels, num_threads: int) -> None:
+    Args:
+        niceness: by how much its own threads stand back behind others of the machine; the calling one is as it is.
+    """
+
+    def __init__(self, kernels: NativeKernels, num_threads: int, niceness: int = 0) -> None:
         self.num_threads = num_threads
         self._kernels = kernels
-        self._handle = kernels.create_pool(num_threads)
+        self._handle = kernels.create_pool(num_threads, niceness)
         finalizer = weakref.finalize(self, kernels.destroy_pool, self._handle)
         # As the process ends an engine's thread may be in a step, and goes on until there is no process.
         finalizer.atexit = False

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 
 from deployments.channel.heartbeat import BEAT, HEARTBEAT_S, SilenceError, heard
+from deployments.channel.outbox import Outbox
 from deployments.channel.token_frames import (
     LENGTH,
     FrameError,
@@ -228,6 +229,7 @@ class ChannelDialer:
 
     def __init__(self, config: ChannelConfig, on_lost: Callable[[TokenAddress], None]) -> None:
         self._secret = config.secret
+        self._spacing_s = config.stream_spacing_s
         self._on_lost = on_lost
         self._dials: dict[TokenAddress, asyncio.Task[None]] = {}
         self._links: dict[TokenAddress, _Link] = {}
@@ -247,11 +249,14 @@ class ChannelDialer:
         # Others may wait for the same dial: one that gives up must not end it.
         await asyncio.shield(dial)
 
-    def send(self, address: TokenAddress, emissions: Sequence[Emission]) -> None:
-        """Send one step's emissions; nothing happens where there is no connection to the gateway (any more)."""
+    def send(self, address: TokenAddress, emissions: Sequence[Emission], begun: Collection[RequestId] = ()) -> None:
+        """Send one step's emissions, of `begun` the first ones, as soon as they are due (`outbox`).
+
+        Nothing happens where there is no connection to the gateway (any more).
+        """
         link = self._links.get(address)
         if link is not None and emissions:
-            link.send(emissions)
+            link.send(emissions, begun)
 
     def send_report(self, address: TokenAddress, report: bytes) -> None:
         """Send an encoded report; nothing happens where there is no connection to the gateway (any more)."""
@@ -281,7 +286,7 @@ class ChannelDialer:
             if writer is not None:
                 writer.close()
             raise
-        link = _Link(reader, writer)
+        link = _Link(reader, writer, Outbox(self._spacing_s))
         self._links[address] = link
         link.start(lambda: self._lose(address, link))
 
@@ -294,13 +299,15 @@ class ChannelDialer:
 class _Link:
     """One open connection to a gateway. While the socket is busy, output gathers and becomes one larger frame."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, outbox: Outbox) -> None:
         self._reader = reader
         self._writer = writer
-        self._pending: list[Emission] = []
+        self._outbox = outbox
         self._reports: list[bytes] = []
-        self._pending_bytes = 0
+        self._num_report_bytes = 0
+        self._clock = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None
         self._is_finishing = False
         self._run: asyncio.Task[None] | None = None
 
@@ -308,19 +315,32 @@ class _Link:
         self._run = asyncio.create_task(self._run_until_end())
         self._run.add_done_callback(lambda _: on_end())
 
-    def send(self, emissions: Sequence[Emission]) -> None:
-        self._pending.extend(emissions)
-        self._waits(sum(map(payload_bytes, emissions)))
+    def send(self, emissions: Sequence[Emission], begun: Collection[RequestId]) -> None:
+        self._outbox.put(emissions, begun)
+        self._wake_when_due()
+        self._end_if_unread()
 
     def send_report(self, report: bytes) -> None:
         self._reports.append(report)
-        self._waits(len(report))
-
-    def _waits(self, num_bytes: int) -> None:
-        self._pending_bytes += num_bytes
+        self._num_report_bytes += len(report)
         self._wake.set()
-        if self._pending_bytes > MAX_PENDING_BYTES and self._run is not None:
-            _logger.warning("token channel: a gateway does not read; %d bytes wait for it", self._pending_bytes)
+        self._end_if_unread()
+
+    def _wake_when_due(self) -> None:
+        due_s = self._outbox.due_s()
+        if due_s is not None and due_s <= self._clock():
+            self._wake.set()
+        elif due_s is not None and self._alarm is None:
+            self._alarm = asyncio.get_running_loop().call_at(due_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._wake.set()
+
+    def _end_if_unread(self) -> None:
+        num_bytes = self._outbox.num_bytes + self._num_report_bytes
+        if num_bytes > MAX_PENDING_BYTES and self._run is not None:
+            _logger.warning("token channel: a gateway does not read; %d bytes wait for it", num_bytes)
             self._run.cancel()
 
     async def finish(self) -> None:
@@ -341,7 +361,9 @@ class _Link:
             fault, _ = await asyncio.gather(writing, watching, return_exceptions=True)
             if isinstance(fault, FrameError | TimeoutError):
                 _logger.warning("token channel: gave a gateway up: %s", fault or "it does not read")
-            self._pending = []
+            self._outbox.take_all()
+            if self._alarm is not None:
+                self._alarm.cancel()
             self._writer.close()
 
     async def _write(self) -> None:
@@ -350,14 +372,15 @@ class _Link:
                 async with asyncio.timeout(HEARTBEAT_S):
                     await self._wake.wait()
             self._wake.clear()
-            pending, self._pending, self._pending_bytes = self._pending, [], 0
-            reports, self._reports = self._reports, []
-            for frame in (*_frames(pending), *reports) or (BEAT,):
+            due = self._outbox.take_all() if self._is_finishing else self._outbox.take(self._clock())
+            reports, self._reports, self._num_report_bytes = self._reports, [], 0
+            for frame in (*_frames(due), *reports) or (BEAT,):
                 self._writer.write(frame)
                 async with asyncio.timeout(STALL_TIMEOUT_S):
                     await self._writer.drain()
-            if self._is_finishing and not self._pending:
+            if self._is_finishing and self._outbox.due_s() is None:
                 return
+            self._wake_when_due()
 
 
 def _frames(emissions: Sequence[Emission]) -> Iterator[bytes]:

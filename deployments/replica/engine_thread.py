@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from engine import machine
 from engine.request import Emission
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class EngineThread:
         self._on_step = on_step
         self._max_step_s = max_step_s
         self._clock = clock
-        self._thread = threading.Thread(target=engine.run, args=(self._hand_over,), name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
         """Begin to step."""
@@ -66,6 +67,12 @@ class EngineThread:
         if snapshot.num_running + snapshot.num_waiting and stalled_s > self._max_step_s:
             return f"The engine has work, but has finished no step for {stalled_s:.0f} seconds."
         return None
+
+    def _run(self) -> None:
+        # On a CPU this thread computes. A GPU waits for what it launches.
+        if self.engine.config.device == "cpu":
+            machine.stand_back()
+        self.engine.run(self._hand_over)
 
     def _hand_over(self, emissions: list[Emission]) -> None:
         # A loop that has closed belongs to a process that is going away, and nobody is left to tell.

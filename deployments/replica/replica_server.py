@@ -234,11 +234,14 @@ class ReplicaServer:
 
     def _on_step(self, emissions: Sequence[Emission]) -> None:
         by_gateway: dict[TokenAddress, list[Emission]] = {}
+        begun: set[RequestId] = set()
         ended: list[tuple[_Generation, GenerationResult]] = []
         for emission in emissions:
             generation = self._generations.get(emission.request_id)
             if generation is None or generation.ended.done():
                 continue
+            if not generation.num_tokens:
+                begun.add(emission.request_id)
             generation.num_tokens += len(emission.token_ids)
             fault = self._fault(emission)
             if generation.reply_to is not None:
@@ -252,7 +255,7 @@ class ReplicaServer:
                 ended.append((generation, result))
         if self._dialer is not None:
             for address, frame in by_gateway.items():
-                self._dialer.send(address, frame)
+                self._dialer.send(address, frame, begun)
         for generation, result in ended:
             self._end(generation, result)
 

@@ -62,7 +62,6 @@ MODULES_WITHOUT_A_TEST_FILE: dict[str, str] = {
     "deployments/batches/disk.py": "tests/deployments/batches/test_runner.py waits by it for a full disk",
     "deployments/batches/tables.py": "tests/deployments/batches/test_store.py reads back every value",
     "deployments/tokenizer/control_tokens.py": "tests/deployments/tokenizer/test_text_codec.py types them",
-    "deployments/replica/engine_thread.py": "every test of test_gateway.py runs its engine in one",
     "deployments/errors.py": "tests/deployments/gateway/test_gateway.py loses replicas",
     "deployments/generation_calls.py": "tests/deployments/gateway/test_gateway.py makes every call and every fault",
     "deployments/generation.py": "tests/deployments/gateway/test_gateway.py makes requests of every kind of prompt",

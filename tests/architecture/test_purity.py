@@ -36,6 +36,7 @@ PURE_FILES = (
     "deployments/batches/retries.py",
     "deployments/generation.py",
     "deployments/config.py",
+    "deployments/channel/outbox.py",
     "deployments/channel/token_frames.py",
     "deployments/errors.py",
     "deployments/pooled.py",

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,29 @@ def test_programs_of_any_length_share_a_pool(pool: Pool) -> None:
         program.run()
         assert torch.equal(steps[-1], expected)
     Program(pool).run()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness is a process's")
+def test_a_pool_s_own_threads_stand_back_as_far_as_they_are_told() -> None:
+    kernels = native.load()
+    assert kernels is not None
+    mine, own = os.getpriority(os.PRIO_PROCESS, 0), Pool(kernels, 3, niceness=4)
+    program, expected, steps = chain(own, length=20, rows=40, width=2)
+    deadline_s = time.monotonic() + 30
+    while num_threads_at(min(19, mine + 4)) < 2:
+        assert time.monotonic() < deadline_s
+        program.run()
+    program.run()
+    assert torch.equal(steps[-1], expected)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == mine
+
+
+def num_threads_at(niceness: int) -> int:
+    count = 0
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # Others of this process end meanwhile.
+            count += os.getpriority(os.PRIO_PROCESS, int(thread)) == niceness
+    return count
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 5])
