@@ -45,12 +45,13 @@ _BY_BEGINNING = {
 """What modules' names have in front, and what those of a whole decoder have there, by how they begin."""
 _LAYER_MODULE = re.compile(
     r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\."
-    r"(?:(?:self_attn|mlp)\.(?P<projection>[a-z_]+_proj)|(?P<norm>input_layernorm|post_attention_layernorm))"
+    r"(?:(?:self_attn|mlp)\.(?P<projection>[a-z_]+_proj)|(?:self_attn\.)?(?P<norm>[a-z_]*norm))"
 )
 _ANY_LAYER = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 WHOLE_MODEL = -1
 """Where other modules have the index of their layer, those that the model has once have this."""
-_MODEL_MODULES = {"model.embed_tokens": "embed_tokens", "model.norm": "norm", "lm_head": "lm_head"}
+EMBEDDING = "model.embed_tokens"
+_MODEL_MODULES = {EMBEDDING: "embed_tokens", "model.norm": "norm", "lm_head": "lm_head"}
 
 STACKED_PARAMETERS = ("gate_up_proj", "down_proj")
 """Of all experts at once, in the order in which their module has them; other parameters take no adapter."""

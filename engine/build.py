@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from adapters.identity import AdapterRef
-from adapters.loading import AdapterLoader
+from adapters.loading import AdapterLoader, LayOut
 from adapters.weights import AdapterWeights, RawAdapter
 from engine.adapter_pool import AdapterPool, Locate
 from engine.backend import TorchBackend
@@ -21,6 +21,7 @@ from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.panels import can_attend
 from engine.cpu.recorded import RecordedModel
 from engine.decoder.decoder import Decoder
+from engine.decoder.families import PLAIN_NORMS
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.engine import Engine
@@ -74,15 +75,7 @@ def build_engine(
     _logger.info("engine: %s", resolved)
     device = torch.device(resolved.device)
     arrival = threading.Event()
-    dtype = DTYPE_BY_NAME[resolved.dtype]
-    loader = AdapterLoader(
-        spec.module_shapes(),
-        resolved.max_adapter_rank,
-        dtype,
-        base=lambda name: read_tensor(config.model_path, spec, name, dtype),
-        lay_out=parts.lay_out,
-        widths=spec.widths(),
-    )
+    loader = _adapter_loader(spec, resolved, parts.lay_out)
     pool = AdapterPool(
         adapters, loader, resolved, device, lent_memory=parts.cache.pages, locate=locate, on_change=arrival.set
     )
@@ -105,6 +98,25 @@ def build_engine(
         arrival=arrival,
         pause_wish=parts.pause_wish,
         compile_grammar=grammars.compile,
+    )
+
+
+def _adapter_loader(spec: ModelSpec, config: ResolvedConfig, lay_out: LayOut) -> AdapterLoader:
+    dtype = DTYPE_BY_NAME[config.dtype]
+    norms = spec.norms if isinstance(spec, DecoderSpec) else PLAIN_NORMS
+
+    def base(name: str) -> torch.Tensor:
+        is_wide = norms.is_wide and name.endswith("norm.weight")
+        return read_tensor(config.model_path, spec, name, torch.float32 if is_wide else dtype)
+
+    return AdapterLoader(
+        spec.module_shapes(),
+        config.max_adapter_rank,
+        dtype,
+        base=base,
+        lay_out=lay_out,
+        widths=spec.widths(),
+        norm_offset=norms.offset,
     )
 
 

@@ -187,7 +187,8 @@ def test_modules_are_known_by_layer_and_name() -> None:
     assert parse_module_name(Q3) == (3, "q_proj")
     assert parse_module_name("model.layers.3.input_layernorm") == (3, "input_layernorm")
     assert parse_module_name("lm_head") == (WHOLE_MODEL, "lm_head")
-    assert parse_module_name("model.layers.3.self_attn.q_norm") is None
+    assert parse_module_name("model.layers.3.self_attn.q_norm") == (3, "q_norm")
+    assert parse_module_name("model.layers.3.self_attn.rotary_emb") is None
 
 
 @pytest.mark.parametrize(

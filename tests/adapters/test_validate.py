@@ -141,7 +141,8 @@ def test_biases_embeddings_norms_and_the_head_have_their_places(
         ({}, {f"{Q0}.lora_B.bias": (16,)}, "against its lora_bias"),
         ({"lora_bias": True}, {}, r"lacks its lora_B\.bias"),
         ({"use_dora": True}, {}, "lacks its lora_magnitude_vector"),
-        ({"use_dora": True, "target_modules": ["embed_tokens"]}, EMBEDDING, "use_dora of model.embed_tokens"),
+        ({"use_dora": True, "target_modules": ["embed_tokens"]}, EMBEDDING, "lacks its lora_magnitude_vector"),
+        ({"lora_bias": True, "target_modules": ["embed_tokens"]}, EMBEDDING, "lora_bias of model.embed_tokens"),
         ({"target_modules": ["q_proj", "embed_tokens"]}, {}, "target_modules name model.embed_tokens"),
         ({"target_modules": ["q_proj", "lm_head"], "ensure_weight_tying": True}, HEAD, "ensure_weight_tying"),
         (
