@@ -106,9 +106,14 @@ class Catalogue:
         return frozenset(version.ref.digest for entry in self.entries.values() for version in entry.versions)
 
     def gone(self, name: str, before: Catalogue) -> tuple[AdapterRef, ...]:
-        """Return the contents of a name's versions of before that no name stands for any more."""
+        """Return the contents of a name's versions of before that no name of their base model stands for any more."""
         entry, now = before.entries.get(name), self.entries.get(name)
+        if entry is None:
+            return ()
         kept = {version.ref.digest for version in now.versions} if now else set()
-        missing = [version.ref for version in entry.versions if version.ref.digest not in kept] if entry else []
-        used = self.digests() if missing else frozenset()
+        missing = [version.ref for version in entry.versions if version.ref.digest not in kept]
+        if not missing:
+            return ()
+        others = (other for other in self.entries.values() if other.base == entry.base)
+        used = {version.ref.digest for other in others for version in other.versions}
         return tuple(ref for ref in missing if ref.digest not in used)

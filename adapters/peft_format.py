@@ -34,6 +34,8 @@ _TENSOR_NAME = re.compile(
     r"(?:base_model\.model\.)?(?P<module>(?:model|language_model|lm_head|layers|embed_tokens|norm)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
     r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]|(?:base_layer\.)?(?:bias|weight))"
 )
+_CLASSIFIER = re.compile(r"(?:base_model\.model\.)?(?P<head>score|classifier|qa_outputs|v_head|value_head)\.")
+"""What an adapter has for another task than to generate (PEFT's `SEQ_CLS`, `TOKEN_CLS`; rewards)."""
 _WHOLE = ("", "")
 _BY_BEGINNING = {
     # Trained on the decoder alone (`AutoModel`, as for vectors).
@@ -233,6 +235,11 @@ def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
         AdapterError: the name is none of those that LoRA gives.
     """
     match = _TENSOR_NAME.fullmatch(tensor)
+    head = _CLASSIFIER.match(tensor)
+    if head is not None:
+        raise AdapterError(
+            name, f"it brings a classifier, {head['head']!r}; a base model that generates text has no place for one"
+        )
     if match is None:
         raise AdapterError(name, f"tensor {tensor[:200]!r} is not one of a LoRA adapter for a decoder")
     own, usual = prefixes_of(tensor)

@@ -213,4 +213,9 @@ def _layout(
 
 def _check_shape(name: str, what: str, entry: TensorEntry | None, expected: tuple[int, ...]) -> None:
     if entry is not None and entry.shape != expected:
-        raise AdapterError(name, f"{what} has shape {list(entry.shape)}, and the base model needs {list(expected)}")
+        why = ""
+        if what.startswith(("weight", "base_layer.weight")) and len(entry.shape) == 2:
+            why = "; tokens that were added for the adapter are not supported"
+        raise AdapterError(
+            name, f"{what} has shape {list(entry.shape)}, and the base model needs {list(expected)}{why}"
+        )

@@ -194,7 +194,7 @@ def test_modules_are_known_by_layer_and_name() -> None:
 @pytest.mark.parametrize(
     "tensor",
     [
-        "base_model.model.score.lora_A.weight",
+        "base_model.model.scores.lora_A.weight",
         f"base_model.model.{Q3}.lora_A.bias",
         f"base_model.model.{Q3}.lora_C.weight",
         f"unet.{Q3}.lora_A.weight",
@@ -206,3 +206,9 @@ def test_modules_are_known_by_layer_and_name() -> None:
 def test_other_tensors_are_refused(tensor: str) -> None:
     with pytest.raises(AdapterError, match="not one of a LoRA adapter"):
         parse_tensor_name("demo", tensor)
+
+
+@pytest.mark.parametrize("head", ["score", "classifier", "v_head"])
+def test_a_classifier_is_refused_as_that(head: str) -> None:
+    with pytest.raises(AdapterError, match=f"brings a classifier, '{head}'"):
+        parse_tensor_name("demo", f"base_model.model.{head}.weight")
