@@ -31,7 +31,3 @@ class AdapterUnavailableError(AdapterError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return AdapterUnavailableError, (self.name, self.reason)
-
-
-class LayoutError(ValueError):
-    """The device's products cannot do what an adapter asks for; the message is a reason as `AdapterError` has one."""

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 
 import torch
 
-from adapters.errors import AdapterError, LayoutError
+from adapters.errors import AdapterError
 from adapters.experts import expert_module
 from adapters.folder import read_config_bytes
 from adapters.identity import AdapterRef, DigestStream
@@ -31,7 +31,7 @@ BaseTensors = Callable[[str], torch.Tensor]
 
 
 LayOut = Callable[[RawAdapter], AdapterWeights]
-"""Gives an adapter the form in which the device multiplies by it; raises `LayoutError` where that has none for it."""
+"""Gives an adapter the form in which the device multiplies by it."""
 
 MAX_RECIPES = 32
 MAX_RECIPE_BYTES = 1 << 20
@@ -87,7 +87,7 @@ class AdapterLoader:
 
         Raises:
             AdapterError: the files are missing or malformed, are not those that were declared, do not fit the base
-                model or the device's products, or hold numbers that are not finite in the engine's dtype.
+                model, or hold numbers that are not finite in the engine's dtype.
         """
         config_bytes = read_config_bytes(ref.name, ref.path)
         recipe, data = read_with(
@@ -97,12 +97,8 @@ class AdapterLoader:
             # Serving other content under this digest would make every cache that is keyed by it lie.
             raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
         tensors = TensorFile(entry_by_name=recipe.entry_by_name, data=data)
-        try:
-            reading = _Reading(ref.name, tensors, recipe.shapes, self._dtype, self._read_base, self._norm_offset)
-            raw = reading.adapter(recipe.layouts)
-            weights = self._lay_out(split_modules(raw, self._widths))
-        except LayoutError as error:
-            raise AdapterError(ref.name, str(error)) from None
+        reading = _Reading(ref.name, tensors, recipe.shapes, self._dtype, self._read_base, self._norm_offset)
+        weights = self._lay_out(split_modules(reading.adapter(recipe.layouts), self._widths))
         if not weights.is_finite():
             raise AdapterError(ref.name, _find_not_finite(tensors, recipe.layouts, self._dtype))
         return weights

@@ -132,7 +132,7 @@ def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weight
             return raw.packed()
         experts = spec.experts if isinstance(spec, DecoderSpec) else None
         num_experts = 0 if experts is None else experts.count
-        return PanelAdapter(raw, spec.num_layers, kernels, num_experts=num_experts, quantization=resolved.quantization)
+        return PanelAdapter(raw, spec.num_layers, kernels, num_experts=num_experts)
 
     pause_wish = model.pause_wish if isinstance(model, RecordedModel) else None
     return Parts(config=resolved, buffers=buffers, model=model, cache=cache, lay_out=lay_out, pause_wish=pause_wish)

@@ -15,11 +15,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from adapters.errors import LayoutError
 from adapters.experts import expert_module
 from adapters.identity import AdapterDigest
 from adapters.peft_format import WHOLE_MODEL
-from adapters.weights import AdapterWeights, Extras
+from adapters.weights import AdapterWeights
 from kernels.experts.reference import Part
 from kernels.lora_expand.reference import lora_expand
 from kernels.lora_experts.reference import lora_experts
@@ -106,20 +105,6 @@ def product_entry(layer: int, part: Part, num_experts: int) -> int:
 def num_entries(part: Part) -> int:
     """Return how many entries of an expert a product has."""
     return len({EXPERT_ENTRIES[module] for module in EXPERT_MODULES[part]})
-
-
-def refuse_magnitudes(extras: Extras, quantization: str) -> None:
-    """Refuse an adapter that measures columns of the base's weights, where the engine computes with rounded ones.
-
-    Raises:
-        LayoutError: naming the module.
-    """
-    for (layer, module), columns in extras.columns.items():
-        if module in MODULES and columns.has_gain:
-            raise LayoutError(
-                f"use_dora measures the columns of the base's {module} in layer {layer}, which is quantized to "
-                f"{quantization}"
-            )
 
 
 def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:

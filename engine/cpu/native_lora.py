@@ -30,7 +30,6 @@ from engine.lora import (
     expert_entry,
     num_entries,
     product_entry,
-    refuse_magnitudes,
 )
 from kernels.experts.reference import Part
 from kernels.lora_pack.launch import Packing, lora_pack
@@ -48,15 +47,11 @@ class PanelAdapter(AdapterWeights):
     Args:
         source: as it was read.
         num_experts: of a layer's mixture.
-        quantization: what the base's linear layers were rounded to, None where they are as the checkpoint has them.
 
     Attributes:
         table: [(1 + layers) * entries, 5] int64; valid as long as this object lives.
         address: of the table.
         expert_address: of the table of experts, 0 where the adapter has none.
-
-    Raises:
-        LayoutError: it measures columns of the base's weights, which the quantized base does not have.
     """
 
     def __init__(
@@ -66,10 +61,7 @@ class PanelAdapter(AdapterWeights):
         kernels: NativeKernels,
         *,
         num_experts: int = 0,
-        quantization: str | None = None,
     ) -> None:
-        if quantization is not None:
-            refuse_magnitudes(source.extras, quantization)
         packings: list[Packing] = []
         # In the order in which a step reads them.
         of_experts = [key for key in source.projections if is_of_experts(key[1])]
