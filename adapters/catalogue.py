@@ -2,7 +2,7 @@
 
 sql            the versions that the split names, by their percentages
 sql@3          version 3
-sql@latest     the newest version
+sql@latest     the newest version that is not on trial
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterVersion:
-    """One content that a name stands or stood for; `created_s` is Unix time."""
+    """One content that a name stands or stood for; `created_s` is Unix time.
+
+    Attributes:
+        is_on_trial: it came without traffic and has had none yet; it can be asked by its number only.
+    """
 
     number: int
     ref: AdapterRef
     created_s: int
+    is_on_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +49,14 @@ class AdapterEntry:
         """Return a version by its number."""
         return next((version for version in self.versions if version.number == number), None)
 
+    @property
+    def latest(self) -> AdapterVersion | None:
+        """The newest version that is not on trial."""
+        return next((version for version in reversed(self.versions) if not version.is_on_trial), None)
+
     def heir(self, number: int) -> int | None:
         """Return the version that takes over the share of another that is removed; None where there is none to take."""
-        left = [version.number for version in self.versions if version.number != number]
+        left = [v.number for v in self.versions if v.number != number and not v.is_on_trial]
         return max(left) if left and number in dict(self.split) else None
 
     def pick(self, draw: float) -> AdapterVersion:
@@ -82,7 +92,7 @@ class Catalogue:
         if not mark:
             return (entry, entry.pick(draw)) if entry.split else None
         if wanted == LATEST:
-            return entry, entry.versions[-1]
+            return None if entry.latest is None else (entry, entry.latest)
         # By its spelling: nobody is to be asked for, and counted, under several names.
         version = next((version for version in entry.versions if str(version.number) == wanted), None)
         return None if version is None else (entry, version)
@@ -96,9 +106,14 @@ class Catalogue:
         return frozenset(version.ref.digest for entry in self.entries.values() for version in entry.versions)
 
     def gone(self, name: str, before: Catalogue) -> tuple[AdapterRef, ...]:
-        """Return the contents of a name's versions of before that no name stands for any more."""
+        """Return the contents of a name's versions of before that no name of their base model stands for any more."""
         entry, now = before.entries.get(name), self.entries.get(name)
+        if entry is None:
+            return ()
         kept = {version.ref.digest for version in now.versions} if now else set()
-        missing = [version.ref for version in entry.versions if version.ref.digest not in kept] if entry else []
-        used = self.digests() if missing else frozenset()
+        missing = [version.ref for version in entry.versions if version.ref.digest not in kept]
+        if not missing:
+            return ()
+        others = (other for other in self.entries.values() if other.base == entry.base)
+        used = {version.ref.digest for other in others for version in other.versions}
         return tuple(ref for ref in missing if ref.digest not in used)

@@ -26,5 +26,8 @@ class AdapterError(ValueError):
         return AdapterError, (self.name, self.reason)
 
 
-class LayoutError(ValueError):
-    """The device's products cannot do what an adapter asks for; the message is a reason as `AdapterError` has one."""
+class AdapterUnavailableError(AdapterError):
+    """An adapter whose files cannot be had now, and may be soon: nothing is wrong with it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return AdapterUnavailableError, (self.name, self.reason)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_store import INCOMING, FileStore, is_digest
 from adapters.folder import CONFIG_FILE, TENSOR_FILE
 from adapters.identity import AdapterDigest, AdapterRef, adapter_digest
@@ -42,7 +42,8 @@ class FileCache:
         """Return a reference to files of this node.
 
         Raises:
-            AdapterError: they cannot be fetched, or are not what they should be.
+            AdapterUnavailableError: they cannot be fetched now, or this node's disk is full.
+            AdapterError: they are not there, or not what they should be.
         """
         if os.path.isdir(ref.path):
             return ref
@@ -64,7 +65,11 @@ class FileCache:
         return True
 
     def _fetch(self, ref: AdapterRef, here: AdapterRef) -> None:
-        incoming = self._store.bring(ref.name, partial(self._fill, ref))
+        try:
+            incoming = self._store.bring(ref.name, partial(self._fill, ref))
+        except OSError as error:
+            # What is there is more than the bound takes only while it is wanted.
+            raise AdapterUnavailableError(ref.name, f"its files cannot be kept here ({error.strerror})") from error
         try:
             if adapter_digest(incoming, ref.name) != ref.digest:
                 raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")

@@ -13,17 +13,21 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.identity import AdapterDigest
 from adapters.weights import AdapterWeights
 
 _logger = logging.getLogger(__name__)
+
+PASSING_S = 1.0
+"""How long it is remembered that an adapter's files could not be had."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
     reason: str
     until_s: float
+    passes: bool
 
 
 class HostCache:
@@ -98,11 +102,18 @@ class HostCache:
             failure = self._failure(digest)
             return None if failure is None else failure.reason
 
-    def fail(self, digest: AdapterDigest, reason: str) -> None:
+    def passes(self, digest: AdapterDigest) -> bool:
+        """Tell whether what `error` tells is no fault of the adapter's and may soon be over."""
+        with self._lock:
+            failure = self._failure(digest)
+            return failure is not None and failure.passes
+
+    def fail(self, digest: AdapterDigest, reason: str, *, passes: bool = False) -> None:
         """Remember for a while that an adapter cannot be used, with one sentence for the client."""
+        until_s = self._clock() + (min(PASSING_S, self._failure_s) if passes else self._failure_s)
         with self._lock:
             self._loading.discard(digest)
-            self._failure_by_digest[digest] = _Failure(reason=reason, until_s=self._clock() + self._failure_s)
+            self._failure_by_digest[digest] = _Failure(reason=reason, until_s=until_s, passes=passes)
 
     def forget_failure(self, digest: AdapterDigest) -> None:
         """Allow a failed adapter to be tried again at once."""
@@ -146,7 +157,7 @@ class HostCache:
         try:
             weights = self._load(digest)
         except AdapterError as error:
-            self.fail(digest, str(error))
+            self.fail(digest, str(error), passes=isinstance(error, AdapterUnavailableError))
         except Exception:
             _logger.exception("loading adapter %s failed", digest)
             self.fail(digest, "The adapter could not be loaded.")

@@ -11,11 +11,12 @@ from functools import lru_cache, partial
 
 import torch
 
-from adapters.errors import AdapterError, LayoutError
+from adapters.errors import AdapterError
 from adapters.experts import expert_module
 from adapters.folder import read_config_bytes
 from adapters.identity import AdapterRef, DigestStream
-from adapters.peft_format import parse_config
+from adapters.module_forms import fitted, stored_parts
+from adapters.peft_format import EMBEDDING, parse_config
 from adapters.stacks import unstack
 from adapters.tensor_file import TensorEntry, TensorFile, parse_header, read_with
 from adapters.validate import ModuleLayout, ModuleShapes, validate
@@ -30,7 +31,7 @@ BaseTensors = Callable[[str], torch.Tensor]
 
 
 LayOut = Callable[[RawAdapter], AdapterWeights]
-"""Gives an adapter the form in which the device multiplies by it; raises `LayoutError` where that has none for it."""
+"""Gives an adapter the form in which the device multiplies by it."""
 
 MAX_RECIPES = 32
 MAX_RECIPE_BYTES = 1 << 20
@@ -46,6 +47,7 @@ class _Recipe:
         config = parse_config("", config_bytes)
         self.entry_by_name = parse_header("", header, data_bytes)
         self.layouts = validate("", config, self.entry_by_name, shapes, max_rank)
+        self.shapes = fitted(shapes, (layout.module for layout in self.layouts.values()))
         self.digest = DigestStream(config, self.entry_by_name)
 
 
@@ -57,6 +59,7 @@ class AdapterLoader:
         dtype: of the engine's activations.
         widths: of modules that are several in one: the outputs of those that the device multiplies by.
         base: asked only for an adapter whose effect depends on the base's weights.
+        norm_offset: what the decoder adds to the weights of norms that a checkpoint has.
         lay_out: called on the thread that loads.
     """
 
@@ -68,8 +71,10 @@ class AdapterLoader:
         base: BaseTensors,
         lay_out: LayOut = RawAdapter.packed,
         widths: Mapping[str, Mapping[str, int]] | None = None,
+        norm_offset: float = 0.0,
     ) -> None:
         self._widths = widths or {}
+        self._norm_offset = norm_offset
         self._shapes = dict(shapes)
         self._dtype = dtype
         self._base = base
@@ -82,7 +87,7 @@ class AdapterLoader:
 
         Raises:
             AdapterError: the files are missing or malformed, are not those that were declared, do not fit the base
-                model or the device's products, or hold numbers that are not finite in the engine's dtype.
+                model, or hold numbers that are not finite in the engine's dtype.
         """
         config_bytes = read_config_bytes(ref.name, ref.path)
         recipe, data = read_with(
@@ -92,14 +97,17 @@ class AdapterLoader:
             # Serving other content under this digest would make every cache that is keyed by it lie.
             raise AdapterError(ref.name, "its files have changed since it was declared; declare it anew")
         tensors = TensorFile(entry_by_name=recipe.entry_by_name, data=data)
-        try:
-            raw = _Reading(ref.name, tensors, self._shapes, self._dtype, self._base).adapter(recipe.layouts)
-            weights = self._lay_out(split_modules(raw, self._widths))
-        except LayoutError as error:
-            raise AdapterError(ref.name, str(error)) from None
+        reading = _Reading(ref.name, tensors, recipe.shapes, self._dtype, self._read_base, self._norm_offset)
+        weights = self._lay_out(split_modules(reading.adapter(recipe.layouts), self._widths))
         if not weights.is_finite():
             raise AdapterError(ref.name, _find_not_finite(tensors, recipe.layouts, self._dtype))
         return weights
+
+    def _read_base(self, name: str) -> torch.Tensor:
+        """Return a tensor of the base by the name that an adapter has for its module."""
+        module, _, kind = name.rpartition(".")
+        parts = [self._base(f"{stored}.{kind}")[rows] for stored, rows in stored_parts(self._shapes, module)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _recipe(self, name: str, config_bytes: bytes, header: bytes, data_bytes: int) -> _Recipe:
         is_small = len(config_bytes) + len(header) <= MAX_RECIPE_BYTES
@@ -114,13 +122,20 @@ class _Reading:
     """One adapter's way from the file to its matrices."""
 
     def __init__(
-        self, name: str, tensors: TensorFile, shapes: ModuleShapes, dtype: torch.dtype, base: BaseTensors
+        self,
+        name: str,
+        tensors: TensorFile,
+        shapes: ModuleShapes,
+        dtype: torch.dtype,
+        base: BaseTensors,
+        norm_offset: float,
     ) -> None:
         self._name = name
         self._tensors = tensors
         self._shapes = shapes
         self._dtype = dtype
         self._base = base
+        self._norm_offset = norm_offset
 
     def adapter(self, layouts: Mapping[tuple[int, str], ModuleLayout]) -> RawAdapter:
         projections: dict[tuple[int, str], RawProjection] = {}
@@ -142,7 +157,8 @@ class _Reading:
             elif layout.bias is not None:
                 changed = self._linear_columns(layout, None)
             if layout.weight is not None and key[1].endswith("norm"):
-                ratio = self._tensor(layout.weight).float() / self._base(f"{layout.module}.weight").float()
+                own, old = self._tensor(layout.weight), self._base(f"{layout.module}.weight")
+                ratio = (own.float() + self._norm_offset) / (old.float() + self._norm_offset)
                 changed = Columns(gain=ratio, shift=torch.zeros_like(ratio))
             elif layout.weight is not None:
                 matrices[key[1]] = self._tensor(layout.weight).to(self._dtype, copy=True)
@@ -157,6 +173,13 @@ class _Reading:
         """
         assert layout.magnitude is not None
         weight, a = self._base(f"{layout.module}.weight"), a.float() * layout.scaling
+        if layout.module == EMBEDDING:
+            # It lies [vocabulary, hidden], and its columns are those of what it gives.
+            squares = torch.zeros(weight.shape[1])
+            for at in range(0, len(weight), ROWS_AT_ONCE):
+                part = slice(at, at + ROWS_AT_ONCE)
+                squares += (weight[part].float() + a[:, part].T @ b.float().T).square().sum(dim=0)
+            return self._tensor(layout.magnitude).float() / squares.sqrt()
         norms = [
             torch.linalg.vector_norm(
                 weight[at : at + ROWS_AT_ONCE].float() + b[at : at + ROWS_AT_ONCE].float() @ a, dim=1

@@ -34,6 +34,8 @@ _TENSOR_NAME = re.compile(
     r"(?:base_model\.model\.)?(?P<module>(?:model|language_model|lm_head|layers|embed_tokens|norm)(?:\.(?!lora_)[A-Za-z0-9_]{1,40}){0,8}?)"
     r"\.(?P<part>lora_[AB]\.weight|lora_B\.bias|lora_magnitude_vector|lora_embedding_[AB]|(?:base_layer\.)?(?:bias|weight))"
 )
+_CLASSIFIER = re.compile(r"(?:base_model\.model\.)?(?P<head>score|classifier|qa_outputs|v_head|value_head)\.")
+"""What an adapter has for another task than to generate (PEFT's `SEQ_CLS`, `TOKEN_CLS`; rewards)."""
 _WHOLE = ("", "")
 _BY_BEGINNING = {
     # Trained on the decoder alone (`AutoModel`, as for vectors).
@@ -45,12 +47,13 @@ _BY_BEGINNING = {
 """What modules' names have in front, and what those of a whole decoder have there, by how they begin."""
 _LAYER_MODULE = re.compile(
     r"model\.layers\.(?P<layer>0|[1-9]\d{0,5})\."
-    r"(?:(?:self_attn|mlp)\.(?P<projection>[a-z_]+_proj)|(?P<norm>input_layernorm|post_attention_layernorm))"
+    r"(?:(?:self_attn|mlp)\.(?P<projection>[a-z_]+_proj)|(?:self_attn\.)?(?P<norm>[a-z_]*norm))"
 )
 _ANY_LAYER = re.compile(r".*?\.[^.]*\.(?P<idx>\d+)\.")
 WHOLE_MODEL = -1
 """Where other modules have the index of their layer, those that the model has once have this."""
-_MODEL_MODULES = {"model.embed_tokens": "embed_tokens", "model.norm": "norm", "lm_head": "lm_head"}
+EMBEDDING = "model.embed_tokens"
+_MODEL_MODULES = {EMBEDDING: "embed_tokens", "model.norm": "norm", "lm_head": "lm_head"}
 
 STACKED_PARAMETERS = ("gate_up_proj", "down_proj")
 """Of all experts at once, in the order in which their module has them; other parameters take no adapter."""
@@ -232,6 +235,11 @@ def parse_tensor_name(name: str, tensor: str) -> tuple[str, str]:
         AdapterError: the name is none of those that LoRA gives.
     """
     match = _TENSOR_NAME.fullmatch(tensor)
+    head = _CLASSIFIER.match(tensor)
+    if head is not None:
+        raise AdapterError(
+            name, f"it brings a classifier, {head['head']!r}; a base model that generates text has no place for one"
+        )
     if match is None:
         raise AdapterError(name, f"tensor {tensor[:200]!r} is not one of a LoRA adapter for a decoder")
     own, usual = prefixes_of(tensor)

@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS version (
 CREATE TABLE IF NOT EXISTS split (
     name TEXT NOT NULL, number INTEGER NOT NULL, percent INTEGER NOT NULL, PRIMARY KEY (name, number)
 );
+CREATE TABLE IF NOT EXISTS trial (name TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (name, number));
 CREATE TABLE IF NOT EXISTS revision (
     only INTEGER PRIMARY KEY CHECK (only = 0), value INTEGER NOT NULL, store TEXT NOT NULL
 );
@@ -83,12 +84,14 @@ class AdapterStore:
         self._database.executescript(_SCHEMA)
         store, revision = self._database.execute("SELECT store, value FROM revision").fetchone()
         self._catalogue = Catalogue(store=store, revision=revision, entries=self._entries())
+        self._open_entries: dict[str, AdapterEntry] | None = None
 
     def add(self, ref: AdapterRef, base: str, *, takes_traffic: bool = True) -> int:
         """Make a content the newest version of its name and give it all of the name's traffic; return its number.
 
         A number stands for one content for ever, also where that was removed.
-        Without traffic it can be asked by its version only, and the split stays as it is: for a new name, empty.
+        Without traffic it can be asked by its version only until it is routed to, and the split stays as it is: for a
+        new name, empty.
         The content that the newest version has already stays that version. Where a name has as many versions as it may,
         the oldest without traffic make room.
 
@@ -113,6 +116,7 @@ class AdapterStore:
                 created_s = int(self._clock())
                 row = (ref.name, number, base, ref.digest, ref.path, created_s)
                 database.execute("INSERT INTO version VALUES (?, ?, ?, ?, ?, ?)", row)
+                database.execute("INSERT INTO trial VALUES (?, ?)", (ref.name, number))
             if takes_traffic:
                 self._split(database, ref.name, {number: 100})
         return number
@@ -152,10 +156,10 @@ class AdapterStore:
             database.execute("INSERT OR REPLACE INTO last_removed VALUES (?, ?)", (name, removed))
             left = [version.number for version in entry.versions if number is not None and version.number != number]
             if number is None or not left:
-                database.execute("DELETE FROM version WHERE name = ?", (name,))
-                database.execute("DELETE FROM split WHERE name = ?", (name,))
+                for table in ("version", "split", "trial"):
+                    database.execute(f"DELETE FROM {table} WHERE name = ?", (name,))
                 return
-            database.execute("DELETE FROM version WHERE name = ? AND number = ?", (name, number))
+            self._forget(database, name, [number])
             shares = dict(entry.split)
             freed, heir = shares.pop(number, 0), entry.heir(number)
             if heir is not None:
@@ -205,9 +209,15 @@ class AdapterStore:
         rows = self._database.execute(
             f"SELECT name, number, base, digest, path, created_s FROM version {where} ORDER BY 1, 2", values
         )
+        on_trial = set(self._database.execute(f"SELECT name, number FROM trial {where}", values))
         for name, number, base, digest, path, created_s in rows:
-            ref = AdapterRef(name=name, path=path, digest=AdapterDigest(digest))
-            versions.setdefault(name, []).append(AdapterVersion(number=number, ref=ref, created_s=created_s))
+            version = AdapterVersion(
+                number=number,
+                ref=AdapterRef(name=name, path=path, digest=AdapterDigest(digest)),
+                created_s=created_s,
+                is_on_trial=(name, number) in on_trial,
+            )
+            versions.setdefault(name, []).append(version)
             base_by_name[name] = base
         split: dict[str, list[tuple[int, int]]] = {}
         rows = self._database.execute(f"SELECT name, number, percent FROM split {where} ORDER BY 1, 2", values)
@@ -229,13 +239,53 @@ class AdapterStore:
     @contextmanager
     def _change(self, name: str) -> Iterator[sqlite3.Connection]:
         """Make one transaction of a block that changes one name; it grows the revision by one."""
-        with self._whole():
+        is_open = self._open_entries is not None
+        with self._part() if is_open else self._whole():
             yield self._database
             self._database.execute("UPDATE revision SET value = value + 1")
-        # One name is read again, not all: thousands are declared one by one.
+        # One name is read again, not all: there may be thousands.
         before = self._catalogue
-        entries = {other: entry for other, entry in before.entries.items() if other != name} | self._entries(name)
-        self._catalogue = replace(before, revision=before.revision + 1, entries=dict(sorted(entries.items())))
+        entries = dict(before.entries) if self._open_entries is None else self._open_entries
+        entries.pop(name, None)
+        entries |= self._entries(name)
+        if not is_open:
+            entries = dict(sorted(entries.items()))
+        self._catalogue = replace(before, revision=before.revision + 1, entries=entries)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make one transaction of all changes of a block, each of which is still whole or none.
+
+        One by one, a thousand of them wait for the disk a thousand times. Nobody else may ask meanwhile.
+        """
+        before = self._catalogue
+        self._open_entries = dict(before.entries)
+        self._catalogue = replace(before, entries=self._open_entries)
+        try:
+            with self._whole():
+                yield
+        except BaseException:
+            self._catalogue = before
+            raise
+        else:
+            entries = dict(sorted(self._open_entries.items()))
+            self._catalogue = replace(self._catalogue, entries=entries)
+        finally:
+            self._open_entries = None
+
+    @contextmanager
+    def _part(self) -> Iterator[None]:
+        """Make a block a part of the transaction that is open, which fails alone."""
+        self._database.execute("SAVEPOINT part")
+        try:
+            yield
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK TO part")
+            raise
+        finally:
+            if self._database.in_transaction:
+                self._database.execute("RELEASE part")
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -259,16 +309,24 @@ class AdapterStore:
         """Forget as many versions as are too many for one more; the newest, which may be asked for as that, stays."""
         num_over = max(0, len(numbers) + 1 - self._max_versions)
         rows = database.execute("SELECT number FROM split WHERE name = ?", (name,)).fetchall()
-        idle = [number for number in numbers[:-1] if (number,) not in rows]
+        entry = self._catalogue.entries.get(name)
+        latest = None if entry is None or entry.latest is None else entry.latest.number
+        idle = [number for number in numbers[:-1] if (number,) not in rows and number != latest]
         if num_over > len(idle):
             reason = (
                 f"it has {len(numbers)} versions, and too few without traffic to make room; unload some of them first"
             )
             raise AdapterError(name, reason)
-        going = [(name, number) for number in idle[:num_over]]
-        database.executemany("DELETE FROM version WHERE name = ? AND number = ?", going)
+        self._forget(database, name, idle[:num_over])
+
+    def _forget(self, database: sqlite3.Connection, name: str, numbers: Sequence[int]) -> None:
+        going = [(name, number) for number in numbers]
+        for table in ("version", "trial"):
+            database.executemany(f"DELETE FROM {table} WHERE name = ? AND number = ?", going)
 
     def _split(self, database: sqlite3.Connection, name: str, split: Mapping[int, int]) -> None:
+        going = [(name, number) for number in split]
+        database.executemany("DELETE FROM trial WHERE name = ? AND number = ?", going)
         database.execute("DELETE FROM split WHERE name = ?", (name,))
         database.executemany("INSERT INTO split VALUES (?, ?, ?)", [(name, *share) for share in split.items()])
 

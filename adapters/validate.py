@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from adapters.errors import AdapterError
 from adapters.experts import ExpertPlace, Stack, are_swapped, halves_of, is_paired, place_of, refuse_twofold
-from adapters.peft_format import WHOLE_MODEL, LoraConfig, parse_module_name, parse_tensor_name, prefixes_of
+from adapters.module_forms import fitted
+from adapters.peft_format import EMBEDDING, WHOLE_MODEL, LoraConfig, parse_module_name, parse_tensor_name, prefixes_of
 from adapters.tensor_file import TensorEntry
 
 ModuleShapes = Mapping[str, tuple[int, ...]]
@@ -20,7 +21,9 @@ by the names of parameters that hold all of them, `model.layers.0.mlp.experts.ga
 sizes: (2, inner) where rows of the gate come before those of up, (inner, 2) where they stand in turn."""
 
 _LINEAR_PARTS = frozenset({"lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector", "bias"})
-_EMBEDDING_PARTS = frozenset({"lora_embedding_A", "lora_embedding_B", "weight", "base_layer.weight"})
+_EMBEDDING_PARTS = frozenset(
+    {"lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector", "weight", "base_layer.weight"}
+)
 _HEAD_PARTS = _LINEAR_PARTS - {"bias"} | {"weight", "base_layer.weight"}
 _EXPERT_PARTS = frozenset({"lora_A.weight", "lora_B.weight"})
 _HALVES = {"A": ("lora_A.weight", "lora_embedding_A"), "B": ("lora_B.weight", "lora_embedding_B")}
@@ -72,6 +75,7 @@ def validate(
         parts_by_module[module][part] = entry
     if not parts_by_module:
         raise AdapterError(name, "it holds no tensors")
+    shapes = fitted(shapes, parts_by_module)
     module_by_key: dict[tuple[int, str], str] = {}
     place_by_module: dict[str, ExpertPlace] = {}
     for module in tuple(parts_by_module):
@@ -121,7 +125,7 @@ def _check_parts(
 ) -> None:
     """Refuse tensors that this kind of module cannot have, or that the configuration does not tell of."""
     usual = _EXPERT_PARTS if ".experts." in module else _LINEAR_PARTS
-    known = {"model.embed_tokens": _EMBEDDING_PARTS, "lm_head": _HEAD_PARTS}.get(module, usual)
+    known = {EMBEDDING: _EMBEDDING_PARTS, "lm_head": _HEAD_PARTS}.get(module, usual)
     for part in parts.keys() - (frozenset({"weight"}) if module.endswith("norm") else known):
         raise AdapterError(name, f"a {part} of {module} is not supported")
     if "bias" in parts and (not has_bias or config.bias == "none"):
@@ -188,7 +192,7 @@ def _layout(
         for half, expected in (("A", a), ("B", b)):
             _check_shape(name, f"lora_{half} of {module}", halves[half], expected)
     # Weights lie [out, in], the embedding's [vocabulary, hidden].
-    whole = shape if module == "model.embed_tokens" else shape[::-1]
+    whole = shape if module == EMBEDDING else shape[::-1]
     for part in ("lora_B.bias", "lora_magnitude_vector", "bias"):
         _check_shape(name, f"{part} of {module}", parts.get(part), shape[-1:])
     for part in ("weight", "base_layer.weight"):
@@ -209,4 +213,9 @@ def _layout(
 
 def _check_shape(name: str, what: str, entry: TensorEntry | None, expected: tuple[int, ...]) -> None:
     if entry is not None and entry.shape != expected:
-        raise AdapterError(name, f"{what} has shape {list(entry.shape)}, and the base model needs {list(expected)}")
+        why = ""
+        if what.startswith(("weight", "base_layer.weight")) and len(entry.shape) == 2:
+            why = "; tokens that were added for the adapter are not supported"
+        raise AdapterError(
+            name, f"{what} has shape {list(entry.shape)}, and the base model needs {list(expected)}{why}"
+        )

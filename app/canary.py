@@ -44,5 +44,5 @@ async def ask(gateway: GatewayPort, model: str, canary: Canary) -> None:
 
 def _failed(reason: str) -> RequestError:
     return RequestError(
-        f"The adapter has failed its canary, and its name stands for what it did before. {reason}", field="canary"
+        f"The adapter has failed its canary, and its name has not been moved to it. {reason}", field="canary"
     )

@@ -42,6 +42,7 @@ LAST_FRAME_TIMEOUT_S = 10.0
 
 _WITHOUT_ANSWER = (
     FinishReason.FAILED,
+    FinishReason.UNAVAILABLE,
     FinishReason.UNFOLLOWABLE,
     FinishReason.EXPIRED,
     FinishReason.CANCELLED,

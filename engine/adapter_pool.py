@@ -170,6 +170,10 @@ class AdapterPool:
                 return "The adapter is not declared on this replica."
         return self._host.error(digest)
 
+    def passes(self, digest: AdapterDigest) -> bool:
+        """Return whether what `error` tells may soon be over: its files cannot be had now."""
+        return self._host.passes(digest)
+
     def weights(self, digest: AdapterDigest) -> AdapterWeights:
         """Return the device weights of a pinned adapter; valid until it is unpinned.
 

@@ -16,7 +16,7 @@ from engine.decoder.layer_forms import LayerForm
 from engine.gathering import Chunk, DecodeGroup
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight, dense
-from engine.lora import AdapterSegment, LoraBatch, LoraProducts
+from engine.lora import AdapterSegment, HeadNorms, LoraBatch, LoraProducts
 from kernels.add_rms_norm.reference import add_rms_norm
 from kernels.embedding.reference import take_rows
 from kernels.experts.reference import choose_experts, multiply_by_experts
@@ -100,7 +100,7 @@ class Backend(Protocol):
         self,
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        norms: HeadNorms | None,
         eps: float,
         cache: LayerCache,
         batch: AttentionBatch,
@@ -200,7 +200,7 @@ class TorchBackend(Backend):
         self,
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        norms: HeadNorms | None,
         eps: float,
         cache: LayerCache,
         batch: AttentionBatch,
@@ -211,7 +211,7 @@ class TorchBackend(Backend):
         q = rope_kv_write(
             qkv=qkv,
             cos_sin=cos_sin,
-            norms=norms,
+            norms=None if norms is None else (norms.q, norms.k),
             eps=eps,
             k_cache=cache.k,
             v_cache=cache.v,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from adapters.identity import AdapterRef
-from adapters.loading import AdapterLoader
+from adapters.loading import AdapterLoader, LayOut
 from adapters.weights import AdapterWeights, RawAdapter
 from engine import machine
 from engine.adapter_pool import AdapterPool, Locate
@@ -22,6 +22,7 @@ from engine.cpu.native_lora import PanelAdapter
 from engine.cpu.panels import can_attend
 from engine.cpu.recorded import RecordedModel
 from engine.decoder.decoder import Decoder
+from engine.decoder.families import PLAIN_NORMS
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.spec import DecoderSpec
 from engine.engine import Engine
@@ -75,15 +76,7 @@ def build_engine(
     _logger.info("engine: %s", resolved)
     device = torch.device(resolved.device)
     arrival = threading.Event()
-    dtype = DTYPE_BY_NAME[resolved.dtype]
-    loader = AdapterLoader(
-        spec.module_shapes(),
-        resolved.max_adapter_rank,
-        dtype,
-        base=lambda name: read_tensor(config.model_path, spec, name, dtype),
-        lay_out=parts.lay_out,
-        widths=spec.widths(),
-    )
+    loader = _adapter_loader(spec, resolved, parts.lay_out)
     pool = AdapterPool(
         adapters, loader, resolved, device, lent_memory=parts.cache.pages, locate=locate, on_change=arrival.set
     )
@@ -109,6 +102,25 @@ def build_engine(
     )
 
 
+def _adapter_loader(spec: ModelSpec, config: ResolvedConfig, lay_out: LayOut) -> AdapterLoader:
+    dtype = DTYPE_BY_NAME[config.dtype]
+    norms = spec.norms if isinstance(spec, DecoderSpec) else PLAIN_NORMS
+
+    def base(name: str) -> torch.Tensor:
+        is_wide = norms.is_wide and name.endswith("norm.weight")
+        return read_tensor(config.model_path, spec, name, torch.float32 if is_wide else dtype)
+
+    return AdapterLoader(
+        spec.module_shapes(),
+        config.max_adapter_rank,
+        dtype,
+        base=base,
+        lay_out=lay_out,
+        widths=spec.widths(),
+        norm_offset=norms.offset,
+    )
+
+
 def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource) -> Parts:
     resolved = resolve(config, spec, hardware)
     kernels = kernels_for(spec, resolved)
@@ -121,7 +133,7 @@ def _cpu_parts(config: EngineConfig, spec: ModelSpec, hardware: Hardware, weight
             return raw.packed()
         experts = spec.experts if isinstance(spec, DecoderSpec) else None
         num_experts = 0 if experts is None else experts.count
-        return PanelAdapter(raw, spec.num_layers, kernels, num_experts=num_experts, quantization=resolved.quantization)
+        return PanelAdapter(raw, spec.num_layers, kernels, num_experts=num_experts)
 
     pause_wish = model.pause_wish if isinstance(model, RecordedModel) else None
     return Parts(config=resolved, buffers=buffers, model=model, cache=cache, lay_out=lay_out, pause_wish=pause_wish)

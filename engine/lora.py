@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-from adapters.errors import LayoutError
 from adapters.experts import expert_module
 from adapters.identity import AdapterDigest
 from adapters.peft_format import WHOLE_MODEL
-from adapters.weights import AdapterWeights, Extras
+from adapters.weights import AdapterWeights
 from kernels.experts.reference import Part
 from kernels.lora_expand.reference import lora_expand
 from kernels.lora_experts.reference import lora_experts
@@ -39,7 +38,12 @@ EXPERT_ENTRIES = {"gate_up_proj": 0, "gate_proj": 0, "up_proj": 1, "down_proj": 
 """Of each expert in tables: gate and up stand together in the place of the gate."""
 ENTRIES_OF_EXPERT = 3
 
-ENTRIES = (*MODULES, "input_layernorm", "post_attention_layernorm")
+HEAD_NORMS = ("q_norm", "k_norm")
+ENTRIES = (
+    *MODULES,
+    *("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    *HEAD_NORMS,
+)
 WHOLE_ENTRIES = ("own embed_tokens", "embed_tokens", "norm", "own lm_head", "lm_head")
 """Of the whole model; what an adapter has in place of the base's matrices stands apart from its products."""
 
@@ -57,6 +61,19 @@ class ResidentAdapters(Protocol):
             EngineError: it is not resident; the scheduler let it run without a pin.
         """
         ...
+
+
+class HeadNorms(NamedTuple):
+    """What the heads of queries and keys are normed by.
+
+    Attributes:
+        q, k: [head_dim], or [tokens, head_dim] where adapters of a step have some of their own.
+        entry: where in an adapter's table those of the layer stand, for kernels that look there; None for others.
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    entry: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,20 +105,6 @@ def product_entry(layer: int, part: Part, num_experts: int) -> int:
 def num_entries(part: Part) -> int:
     """Return how many entries of an expert a product has."""
     return len({EXPERT_ENTRIES[module] for module in EXPERT_MODULES[part]})
-
-
-def refuse_magnitudes(extras: Extras, quantization: str) -> None:
-    """Refuse an adapter that measures columns of the base's weights, where the engine computes with rounded ones.
-
-    Raises:
-        LayoutError: naming the module.
-    """
-    for (layer, module), columns in extras.columns.items():
-        if module in MODULES and columns.has_gain:
-            raise LayoutError(
-                f"use_dora measures the columns of the base's {module} in layer {layer}, which is quantized to "
-                f"{quantization}"
-            )
 
 
 def collect_segments(segments: Iterable[Segment], pool: ResidentAdapters) -> tuple[AdapterSegment, ...]:
@@ -143,7 +146,11 @@ class LoraProducts(Protocol):
         ...
 
     def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
-        """Multiply normed states [rows, hidden] by what the adapters' norms are of the base's."""
+        """Multiply normed states [rows, width] by what the adapters' norms are of the base's; rows may lie apart."""
+        ...
+
+    def head_norms(self, layer: int, norms: HeadNorms, num_tokens: int) -> HeadNorms:
+        """Return what the heads of a layer are normed by, each token's by its adapter's."""
         ...
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
@@ -224,6 +231,7 @@ class LoraBatch:
             own = segment.weights.extras.matrices.get("embed_tokens")
             if own is not None:
                 x[segment.start : segment.end] = lora_gather(token_ids=token_ids, weights=[own], segments=[span])[0]
+            _change_columns((segment,), WHOLE_MODEL, "embed_tokens", x)
             projection = segment.weights.projection(WHOLE_MODEL, "embed_tokens")
             if projection is not None:
                 shrunk = lora_gather(token_ids=token_ids, weights=[projection.a.T], segments=[span])
@@ -232,6 +240,15 @@ class LoraBatch:
     def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
         """Scale the columns of each segment that has the norm."""
         _change_columns(self._samples if layer == WHOLE_MODEL else self._whole, layer, module, h)
+
+    def head_norms(self, layer: int, norms: HeadNorms, num_tokens: int) -> HeadNorms:
+        """Repeat the norms for each token, where an adapter has one."""
+        if not any((layer, name) in s.weights.extras.columns for s in self._whole for name in HEAD_NORMS):
+            return norms
+        q, k = norms.q.repeat(num_tokens, 1), norms.k.repeat(num_tokens, 1)
+        for name, weights in zip(HEAD_NORMS, (q, k), strict=True):
+            _change_columns(self._whole, layer, name, weights)
+        return HeadNorms(q, k)
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
         """Multiply by the adapters' own matrices, then by their products."""

@@ -53,7 +53,11 @@ class AdapterGate(Protocol):
         ...
 
     def error(self, digest: AdapterDigest) -> str | None:
-        """Why the adapter can never become resident (unknown, unreadable, does not fit), or None."""
+        """Why the adapter cannot become resident (unknown, unreadable, does not fit), or None."""
+        ...
+
+    def passes(self, digest: AdapterDigest) -> bool:
+        """Whether that may soon be over, and is no fault of the adapter's."""
         ...
 
 

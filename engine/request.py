@@ -25,6 +25,8 @@ class FinishReason(StrEnum):
     """Someone asked for the end: the client left, or the stream handler saw a stop string."""
     FAILED = "failed"
     """This request alone failed inside a step (NaN logits, a broken adapter); `Emission.error` says how."""
+    UNAVAILABLE = "unavailable"
+    """What it needs cannot be had now, and may be soon (an adapter's files); `Emission.error` says what."""
     UNFOLLOWABLE = "unfollowable"
     """Its grammar cannot be followed, or took too much on the way; `Emission.error` says why."""
     EXPIRED = "expired"
@@ -210,7 +212,7 @@ class Emission:
         prompt_logprobs: one for each token of the prompt but the first, where they are asked for; they come with the
             request's first token.
         pooled: the vector that was asked for instead of tokens: float32, little-endian. It comes with STOP.
-        error: one sentence for the client where `finish_reason` is FAILED, UNFOLLOWABLE or EXPIRED.
+        error: one sentence for the client where `finish_reason` is FAILED, UNAVAILABLE, UNFOLLOWABLE or EXPIRED.
     """
 
     request_id: RequestId

@@ -278,17 +278,12 @@ def attend(
         norms = (norm, norm) if geometry.has_norms else None
         rows, tables = _whole(num_decodes + (tokens > num_decodes), 4), _whole(64, 512)
         arrived = _empty(MAX_PROGRAMS, dtype=torch.int32)
-        q = rope_kv_write(
-            qkv=qkv,
-            cos_sin=cos_sin,
-            norms=norms,
-            eps=1e-6,
-            k_cache=cache,
-            v_cache=cache,
-            slots=slots,
-            rotary_dim=rotary_dim,
-            spans=spans,
-        )
+        write = partial(rope_kv_write, qkv=qkv, cos_sin=cos_sin, eps=1e-6, k_cache=cache, v_cache=cache, slots=slots)
+        q = write(norms=norms, rotary_dim=rotary_dim, spans=spans)
+        if norms is not None:
+            # Of each token, where adapters have some of their own.
+            own = _empty(tokens, 2 * head_dim, dtype=norm.dtype).split(head_dim, dim=1)
+            write(norms=own, rotary_dim=rotary_dim, spans=spans)
         paged_attention(
             q=q,
             k_cache=cache,

@@ -77,7 +77,8 @@ def list_adapters(url: Url = DEFAULT_URL, key: AdminKey = "") -> None:
     for entry in found:
         for version in entry["versions"]:
             places = ", ".join(f"{replica[-6:]}: {place}" for replica, place in version["replicas"].items())
-            row = (entry["id"], entry["parent"], str(version["version"]), f"{version['percent']} %")
+            share = "on trial" if version["state"] == "trial" else f"{version['percent']} %"
+            row = (entry["id"], entry["parent"], str(version["version"]), share)
             table.add_row(*row, version["digest"][:12], places)
     console.print(table)
 
@@ -88,13 +89,19 @@ def load_adapter(
     folder: Annotated[str, typer.Argument(help="Folder in PEFT layout, as the server sees it.")],
     base: Annotated[str | None, typer.Option(help="Base model, where there are several.")] = None,
     replace: Annotated[bool, typer.Option(help="Make it a new version of a name that is there.")] = False,
+    canary: Annotated[str | None, typer.Option(help="A question that it has to answer before it is served.")] = None,
+    expect: Annotated[str | None, typer.Option(help="Text that this answer has to contain.")] = None,
     url: Url = DEFAULT_URL,
     key: AdminKey = "",
 ) -> None:
     """Serve an adapter under a name, on every replica."""
-    body = {"lora_name": name, "lora_path": folder, "load_inplace": replace} | (
-        {"base_model_name": base} if base else {}
-    )
+    if expect is not None and canary is None:
+        raise AskError("--expect is of the answer to --canary, which is not there")
+    body: dict[str, Any] = {"lora_name": name, "lora_path": folder, "load_inplace": replace}
+    if base is not None:
+        body["base_model_name"] = base
+    if canary is not None:
+        body["canary"] = {"prompt": canary, "expect": expect}
     with connected(url, key) as client, console.status(f"loading {name}"):
         entry = answered(client.post("/v1/load_lora_adapter", json=body))
     console.print(f"{entry['id']} is served, version {entry['versions'][-1]['version']}.")

@@ -69,6 +69,7 @@ def _info(status: AdapterStatus) -> AdapterInfo:
                 digest=version.ref.digest,
                 created=version.created_s,
                 percent=shares.get(version.number, 0),
+                state="trial" if version.is_on_trial else "serving" if version.number in shares else "standby",
                 replicas=dict(status.places_by_replica.get(version.number, {})),
             )
             for version in entry.versions

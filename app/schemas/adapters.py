@@ -65,6 +65,9 @@ class AdapterVersionInfo(WireResponse):
     digest: str = Field(description="SHA-256 of its tensors and of what counts of its configuration.")
     created: int = Field(description="Unix time in seconds.")
     percent: int = Field(description="Share of the name's traffic.")
+    state: Literal["serving", "standby", "trial"] = Field(
+        description="`serving` has a share of the traffic, `standby` has none, `trial` has not had one yet."
+    )
     replicas: dict[str, Place] = Field(description="Where it lies now, on the replicas that have it in memory.")
 
 

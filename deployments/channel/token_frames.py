@@ -39,6 +39,7 @@ _FINISH_CODES: dict[FinishReason | None, int] = {
     FinishReason.FAILED: 4,
     FinishReason.EXPIRED: 5,
     FinishReason.UNFOLLOWABLE: 6,
+    FinishReason.UNAVAILABLE: 7,
 }
 _FINISH_BY_CODE = {code: reason for reason, code in _FINISH_CODES.items()}
 _NO_ERROR = 0xFFFF

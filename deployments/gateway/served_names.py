@@ -66,7 +66,7 @@ class ServedNames:
         for model in self._model_by_name.values():
             cards.append(self._card(model, model.name))
             cards += [
-                self._card(model, entry.name, entry.versions[-1])
+                self._card(model, entry.name, entry.latest)
                 for entry in entries
                 if entry.base == model.name and entry.split
             ]

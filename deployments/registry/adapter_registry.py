@@ -124,9 +124,13 @@ class RegistryServer:
 
     def _compare(self, refs_by_base: Mapping[str, Sequence[AdapterRef]]) -> None:
         """Make names stand for what the configuration says, where it says something new."""
+        with self._store.together():
+            self._compare_each(refs_by_base)
+
+    def _compare_each(self, refs_by_base: Mapping[str, Sequence[AdapterRef]]) -> None:
         declared = {(ref.name, ref.digest): ref for refs in refs_by_base.values() for ref in refs}
         base_by_name = {ref.name: base for base, refs in refs_by_base.items() for ref in refs}
-        for entry in self.catalogue.entries.values():
+        for entry in list(self.catalogue.entries.values()):
             if base_by_name.get(entry.name, entry.base) != entry.base:
                 _logger.warning(
                     "the adapter %r, loaded earlier, is one of %s; the configuration has another of this name for %s",

@@ -10,7 +10,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_cache import FileCache, ReadFile
 from adapters.identity import AdapterRef
 from deployments.config import REGISTRY, AdapterCacheConfig
@@ -48,6 +48,6 @@ def _ask_registry(app_name: str) -> ReadFile:
         except AdapterError as error:
             raise unwrap(error) from None
         except (RayError, RayServeException, TimeoutError) as error:
-            raise AdapterError(ref.name, "its files are on another node, which does not answer") from error
+            raise AdapterUnavailableError(ref.name, "its files are on another node, which does not answer") from error
 
     return read

@@ -16,7 +16,7 @@ from adapters.identity import AdapterDigest
 from deployments.accounts.orphans import OrphanRecorder
 from deployments.channel.token_channel import ChannelDialer
 from deployments.channel.token_frames import coalesce
-from deployments.errors import ReplicaLostError
+from deployments.errors import ReplicaLostError, UnavailableError
 from deployments.generation_calls import GenerationCall, GenerationResult, TokenAddress
 from deployments.replica.engine_thread import EngineThread
 from deployments.routing.reporter import ReplicaName, Reporter
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 RELEASE_POLL_S = 0.01
+RETRY_AFTER_S = 2.0
+"""For who needs files that another node has, whose actor is being started again."""
 SETTLE_S = 2.0
 """So long gateways that were not reached may still send requests for an adapter that was unloaded."""
 _GATEWAY_GONE = ReplicaLostError("The gateway has closed its channel.")
@@ -271,6 +273,8 @@ class ReplicaServer:
             return TimeoutError(emission.error or "The deadline has passed.")
         if emission.finish_reason is FinishReason.UNFOLLOWABLE:
             return GrammarError(emission.error or "It took too much.")
+        if emission.finish_reason is FinishReason.UNAVAILABLE:
+            return UnavailableError(emission.error or "It cannot be had now.", retry_after_s=RETRY_AFTER_S)
         if emission.finish_reason is FinishReason.FAILED:
             kind = FailedAloneError if self._engine.is_alive else ReplicaLostError
             return kind(emission.error or "The generation has failed.")

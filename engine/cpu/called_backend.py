@@ -16,6 +16,7 @@ from engine.cpu.panels import INT8_KERNEL, Panels, lay_out
 from engine.decoder.layer_forms import LayerForm
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
+from engine.lora import HeadNorms
 from kernels.arena import Arena
 from kernels.embedding.reference import take_rows
 from kernels.packed_linear_int4.reference import GROUPS
@@ -71,7 +72,7 @@ class CalledBackend(TorchBackend):
         self,
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        norms: HeadNorms | None,
         eps: float,
         cache: LayerCache,
         batch: AttentionBatch,

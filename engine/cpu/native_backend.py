@@ -22,7 +22,7 @@ from engine.decoder.layer_forms import LayerForm
 from engine.decoder.spec import DecoderSpec
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight, split
-from engine.lora import AdapterSegment, LoraProducts
+from engine.lora import AdapterSegment, HeadNorms, LoraProducts
 from kernels.arena import Arena
 from kernels.experts.reference import Part, max_groups
 from kernels.gated_activation.reference import Activation
@@ -155,7 +155,7 @@ class NativeBackend(Backend):
         self,
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        norms: HeadNorms | None,
         eps: float,
         cache: LayerCache,
         batch: AttentionBatch,
@@ -166,9 +166,12 @@ class NativeBackend(Backend):
         block_tokens, kv_heads, head_dim = cache.k.shape[1:]
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         q = self._like(qkv, "queries", (heads, head_dim))
-        tensors = (qkv, cos_sin, *(norms or (None, None)), cache.k, cache.v, batch.slots, q)
-        is_wide, rotary_dim = _is_wide(None if norms is None else norms[0]), form.rope.rotary_dim(head_dim)
-        written = (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0), is_wide, rotary_dim)
+        entry = None if norms is None else norms.entry
+        both = (None, None) if norms is None else (norms.q, norms.k)
+        adapted = (None, None) if entry is None else self.adapters.whole
+        tensors = (qkv, cos_sin, *both, cache.k, cache.v, batch.slots, q, *adapted)
+        is_wide, rotary_dim = _is_wide(both[0]), form.rope.rotary_dim(head_dim)
+        written = (heads, kv_heads, head_dim, block_tokens, cache.k.stride(0), is_wide, rotary_dim, entry or 0)
         self._add("rope_kv_write", qkv, tensors, written, (eps,))
         out = self._like(q, "attended", (heads, head_dim))
         sizes = (heads, kv_heads, head_dim, block_tokens, batch.tables.shape[1], cache.k.stride(0), form.window)

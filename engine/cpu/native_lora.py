@@ -23,12 +23,13 @@ from engine.errors import EngineError
 from engine.lora import (
     ENTRIES,
     ENTRIES_OF_EXPERT,
+    HEAD_NORMS,
     AdapterSegment,
+    HeadNorms,
     entry_of,
     expert_entry,
     num_entries,
     product_entry,
-    refuse_magnitudes,
 )
 from kernels.experts.reference import Part
 from kernels.lora_pack.launch import Packing, lora_pack
@@ -46,15 +47,11 @@ class PanelAdapter(AdapterWeights):
     Args:
         source: as it was read.
         num_experts: of a layer's mixture.
-        quantization: what the base's linear layers were rounded to, None where they are as the checkpoint has them.
 
     Attributes:
-        table: [(1 + layers) * 9, 5] int64; valid as long as this object lives.
+        table: [(1 + layers) * entries, 5] int64; valid as long as this object lives.
         address: of the table.
         expert_address: of the table of experts, 0 where the adapter has none.
-
-    Raises:
-        LayoutError: it measures columns of the base's weights, which the quantized base does not have.
     """
 
     def __init__(
@@ -64,10 +61,7 @@ class PanelAdapter(AdapterWeights):
         kernels: NativeKernels,
         *,
         num_experts: int = 0,
-        quantization: str | None = None,
     ) -> None:
-        if quantization is not None:
-            refuse_magnitudes(source.extras, quantization)
         packings: list[Packing] = []
         # In the order in which a step reads them.
         of_experts = [key for key in source.projections if is_of_experts(key[1])]
@@ -222,8 +216,17 @@ class NativeLora:
         count, segments = self._whole_count, self._segments
         if layer == WHOLE_MODEL:
             count, segments = self._sample_count, self._sample_segments
-        width, entry = h.shape[1], entry_of(layer, module)
-        self._add("lora_expand", count, (self._shrunk, segments, h), (width, entry, 1, self._max_rank, width))
+        sizes = (h.stride(0), entry_of(layer, module), 1, self._max_rank, h.shape[1])
+        self._add("lora_expand", count, (self._shrunk, segments, h), sizes)
+
+    def head_norms(self, layer: int, norms: HeadNorms, num_tokens: int) -> HeadNorms:
+        """Say where those of adapters stand: who norms the heads looks there."""
+        return norms._replace(entry=entry_of(layer, HEAD_NORMS[0]))
+
+    @property
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The segments of tokens, and how many there are, or 0 where no adapter changes the whole model."""
+        return self._segments, self._whole_count
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
         """Record what adapters change in the output matrix."""

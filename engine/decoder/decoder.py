@@ -18,7 +18,7 @@ from engine.decoder.rope_table import rope_table
 from engine.decoder.spec import DecoderSpec
 from engine.kv_cache import KvCache, LayerCache
 from engine.loading.weight import Weight
-from engine.lora import AdapterSegment, LoraProducts, change_norms
+from engine.lora import HEAD_NORMS, AdapterSegment, HeadNorms, LoraProducts, change_norms
 
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
 """As `kernels.add_rms_norm.reference` defines it."""
@@ -160,7 +160,8 @@ class Decoder:
             if lora is None:
                 delta = self._layer(layer, x, delta, attend)
             else:
-                delta = self._adapted_layer(index, layer, x, delta, attend, lora)
+                adapted = partial(attend, index=index, lora=lora)
+                delta = self._adapted_layer(index, layer, x, delta, adapted, lora)
         return x, delta
 
     @torch.inference_mode()
@@ -203,7 +204,8 @@ class Decoder:
         qkv = backend.normed(layer.qkv, x, delta, layer.input_norm, eps)
         delta = self._added(layer.o, attend(qkv), x, layer.o_norm)
         if isinstance(layer.mlp, Mixture):
-            return self._mixed(layer, layer.mlp, backend.add_rms_norm(x, delta, layer.mlp_norm, eps))
+            mixed = self._mixed(layer.mlp, backend.add_rms_norm(x, delta, layer.mlp_norm, eps))
+            return self._settled(mixed, layer.down_norm)
         gated = backend.normed(layer.mlp.gate_up, x, delta, layer.mlp_norm, eps, self.spec.activation)
         return self._added(layer.mlp.down, gated, x, layer.down_norm)
 
@@ -218,24 +220,29 @@ class Decoder:
     ) -> torch.Tensor:
         """Compute a layer whose norms and products adapters change."""
         spec, backend, eps = self.spec, self._backend, self.spec.rms_eps
+        norms = spec.norms
+
+        def adapt(name: str | None, h: torch.Tensor) -> None:
+            if name is not None:
+                lora.norm(index, name, h)
+
         h = backend.add_rms_norm(x, delta, layer.input_norm, eps)
-        if spec.adapts_norms:
-            lora.norm(index, "input_layernorm", h)
+        adapt(norms.before_attention, h)
         qkv = lora.multiply(layer.qkv, h, index, QKV, (spec.q_size, spec.kv_size, spec.kv_size))
         delta = lora.multiply(layer.o, attend(qkv), index, ("o_proj",), (spec.hidden_size,))
-        delta = self._settled(delta, layer.o_norm)
+        delta = self._settled(delta, layer.o_norm, partial(adapt, norms.after_attention))
         h = backend.add_rms_norm(x, delta, layer.mlp_norm, eps)
-        if spec.adapts_norms:
-            lora.norm(index, "post_attention_layernorm", h)
+        adapt(norms.before_mlp, h)
         if isinstance(layer.mlp, Mixture):
-            return self._mixed(layer, layer.mlp, h, index, lora)
-        delta = self._adapted_mlp(layer.mlp, spec.intermediate_size, h, index, lora)
-        return self._settled(delta, layer.down_norm)
+            delta = self._mixed(layer.mlp, h, index, lora)
+        else:
+            delta = self._adapted_mlp(layer.mlp, spec.intermediate_size, h, index, lora)
+        return self._settled(delta, layer.down_norm, partial(adapt, norms.after_mlp))
 
     def _mixed(
-        self, layer: Layer, mixture: Mixture, h: torch.Tensor, index: int = 0, lora: LoraProducts | None = None
+        self, mixture: Mixture, h: torch.Tensor, index: int = 0, lora: LoraProducts | None = None
     ) -> torch.Tensor:
-        """Return what a layer's mixture of experts adds; what all tokens meet stands for an MLP in adapters."""
+        """Return what a mixture of experts makes of `h`; what all tokens meet stands for an MLP in adapters."""
         spec, shared = self.spec, mixture.shared
         delta = mixture.experts(h, lora, index)
         if shared is not None and mixture.shared_gate is not None and spec.experts is not None:
@@ -244,7 +251,7 @@ class Decoder:
             else:
                 added = self._adapted_mlp(shared, spec.experts.shared_size, h, index, lora)
             self._backend.add_gated(delta, h, mixture.shared_gate, added)
-        return self._settled(delta, layer.down_norm)
+        return delta
 
     def _adapted_mlp(self, mlp: Mlp, width: int, h: torch.Tensor, index: int, lora: LoraProducts) -> torch.Tensor:
         gate_up = lora.multiply(mlp.gate_up, h, index, GATE_UP, (width, width))
@@ -258,10 +265,16 @@ class Decoder:
         is_plain = norm is None and self.spec.scales.residual == 1.0
         return self._backend.added(product, h, x) if is_plain else self._settled(product(h), norm)
 
-    def _settled(self, delta: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
+    def _settled(
+        self,
+        delta: torch.Tensor,
+        norm: torch.Tensor | None,
+        adapt: Callable[[torch.Tensor], None] = lambda normed: None,
+    ) -> torch.Tensor:
         """Return what a part of a layer adds, normed and scaled where the family does so."""
         if norm is not None:
             delta = self._backend.add_rms_norm(delta, None, norm, self.spec.rms_eps)
+            adapt(delta)
         if self.spec.scales.residual != 1.0:
             self._backend.rescale(delta, self.spec.scales.residual)
         return delta
@@ -274,13 +287,19 @@ class Decoder:
         attention: AttentionBatch,
         cache: LayerCache,
         qkv: torch.Tensor,
+        index: int = 0,
+        lora: LoraProducts | None = None,
     ) -> torch.Tensor:
         spec = self.spec
-        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        norms = None if layer.q_norm is None or layer.k_norm is None else HeadNorms(layer.q_norm, layer.k_norm)
         if norms is not None and spec.norms_heads_together:
-            self._backend.norm_columns(qkv, 0, norms[0], spec.rms_eps)
-            self._backend.norm_columns(qkv, spec.q_size, norms[1], spec.rms_eps)
+            for name, start, norm in zip(HEAD_NORMS, (0, spec.q_size), (norms.q, norms.k), strict=True):
+                self._backend.norm_columns(qkv, start, norm, spec.rms_eps)
+                if lora is not None:
+                    lora.norm(index, name, qkv[:, start : start + len(norm)])
             norms = None
+        elif norms is not None and lora is not None:
+            norms = lora.head_norms(index, norms, len(qkv))
         eps, sinks = self.spec.rms_eps, layer.sinks
         return self._backend.attend(qkv, cos_sin, norms, eps, cache, attention, form, sinks).flatten(1)
 

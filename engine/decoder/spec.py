@@ -13,7 +13,6 @@ from engine.decoder.families import (
     DECODER_BY_BASE,
     FAMILIES,
     PLAIN_NAMES,
-    PLAIN_NORMS,
     Activation,
     ExpertNames,
     Family,
@@ -66,11 +65,6 @@ class DecoderSpec(ModelSpec):
     experts: ExpertSpec | None = None
     expert_names: ExpertNames = PLAIN_NAMES
 
-    @property
-    def adapts_norms(self) -> bool:
-        """Whether adapters may have norms of their own: those of other families are not normed where theirs are."""
-        return self.norms == PLAIN_NORMS
-
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says."""
         linear = self.adapted_shapes()
@@ -79,13 +73,10 @@ class DecoderSpec(ModelSpec):
         for name, (_, out) in linear.items():
             if biases.get(name.rpartition(".")[2], self.mlp_bias):
                 shapes[f"{name}.bias"] = (out,)
-        if self.adapts_norms:
-            names = (self.norms.before_attention, self.norms.before_mlp)
-            norms = [f"model.layers.{layer}.{name}" for layer in range(self.num_layers) for name in names]
-            shapes |= dict.fromkeys((*norms, "model.norm"), (self.hidden_size,))
         return (
             shapes
             | self._adapted_experts()
+            | self._adapted_norms()
             | {
                 "model.embed_tokens": (self.vocab_size, self.hidden_size),
                 "lm_head": (self.hidden_size, self.vocab_size),
@@ -128,6 +119,19 @@ class DecoderSpec(ModelSpec):
     def adapted_shapes(self) -> dict[str, tuple[int, int]]:
         """Return the same of those that take an adapter."""
         return self._by_layer({}, self._mlp_shapes())
+
+    def _adapted_norms(self) -> dict[str, tuple[int, ...]]:
+        """Return the norms, which adapters may bring whole, by the names that checkpoints have for them."""
+        norms = self.norms
+        places = (norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp)
+        shapes: dict[str, tuple[int, ...]] = {name: (self.hidden_size,) for name in places if name is not None}
+        if self.has_qk_norm:
+            widths = (self.q_size, self.kv_size) if self.norms_heads_together else (self.head_dim, self.head_dim)
+            shapes |= {f"self_attn.{name}": (width,) for name, width in zip(("q_norm", "k_norm"), widths, strict=True)}
+        every = {
+            f"model.layers.{layer}.{name}": shape for layer in range(self.num_layers) for name, shape in shapes.items()
+        }
+        return every | {"model.norm": (self.hidden_size,)}
 
     def _adapted_experts(self) -> dict[str, tuple[int, ...]]:
         """Return what of the mixtures takes an adapter; what chooses experts takes none."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Literal, NamedTuple
 
+from adapters.module_forms import part_widths
 from engine.decoder.model_spec import ModelSpec
 
 GATE_UP = "gate_up_proj"
@@ -68,9 +69,9 @@ class FallbackSpec(ModelSpec):
         return dict(self.modules)
 
     def widths(self) -> Mapping[str, Mapping[str, int]]:
-        """As `ModelSpec` says, of what is a module in one here."""
+        """As `ModelSpec` says, of what is a module in one here, or may be one in an adapter."""
         halves = dict.fromkeys(("gate_proj", "up_proj"), self.gate_up_size // 2)
-        return {GATE_UP: halves} if self.gate_up_size else {}
+        return part_widths(self.modules) | ({GATE_UP: halves} if self.gate_up_size else {})
 
     def state_bytes(self, element_bytes: int) -> int:
         """As `ModelSpec` says."""

@@ -20,7 +20,7 @@ from engine.errors import EngineError
 from engine.gpu.runtime import GpuRuntime
 from engine.gpu.staging import Staging
 from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
-from engine.lora import AdapterSegment, entry_of, num_entries, product_entry
+from engine.lora import HEAD_NORMS, AdapterSegment, HeadNorms, entry_of, num_entries, product_entry
 from kernels.experts.launch import Routing
 from kernels.experts.reference import Part
 from kernels.lora_expand.launch import lora_expand
@@ -135,6 +135,17 @@ class TritonLora:
         if self.reach == Reach.WHOLE_MODEL and tiles.most:
             nothing = torch.empty(1, len(h), 1, self._max_rank, dtype=torch.float32, device=h.device)
             self._expand(h, nothing, tiles, entry_of(layer, module), (h.shape[1],))
+
+    def head_norms(self, layer: int, norms: HeadNorms, num_tokens: int) -> HeadNorms:
+        """Repeat the norms for each token, side by side, and scale them: an expand of two modules without products."""
+        tiles = self._tokens
+        if self.reach < Reach.WHOLE_MODEL or not tiles.most:
+            return norms
+        both = torch.cat((norms.q, norms.k)).repeat(num_tokens, 1)
+        nothing = torch.empty(1, num_tokens, 2, self._max_rank, dtype=torch.float32, device=both.device)
+        widths = len(norms.q), len(norms.k)
+        self._expand(both, nothing, tiles, entry_of(layer, HEAD_NORMS[0]), widths)
+        return HeadNorms(*both.split(widths, dim=1))
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
         """Multiply by the adapters' own matrices, then by their products."""

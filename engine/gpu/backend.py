@@ -16,7 +16,7 @@ from engine.gpu.rounding import InputRounding
 from engine.gpu.streamed_linear import StreamedLinear
 from engine.kv_cache import LayerCache
 from engine.loading.weight import Weight
-from engine.lora import AdapterSegment, LoraProducts
+from engine.lora import AdapterSegment, HeadNorms, LoraProducts
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.embedding.launch import take_rows
 from kernels.gated_activation.reference import Activation
@@ -117,7 +117,7 @@ class TritonBackend(Backend):
         self,
         qkv: torch.Tensor,
         cos_sin: torch.Tensor,
-        norms: tuple[torch.Tensor, torch.Tensor] | None,
+        norms: HeadNorms | None,
         eps: float,
         cache: LayerCache,
         batch: AttentionBatch,
@@ -130,12 +130,14 @@ class TritonBackend(Backend):
         head_dim = cache.k.shape[-1]
         rotary_dim = form.rope.rotary_dim(head_dim)
         is_plain = not (form.window or form.softcap) and rotary_dim == head_dim and sinks is None
-        can_join = is_plain and (norms is None or norms[0].dtype == qkv.dtype) and can_attend(qkv, cache.k)
+        weights = None if norms is None else (norms.q, norms.k)
+        is_usual = weights is None or (weights[0].dtype == qkv.dtype and weights[0].dim() == 1)
+        can_join = is_plain and is_usual and can_attend(qkv, cache.k)
         if JOINS_ARE_WANTED and can_join and batch.num_decodes == len(qkv):
             return rope_attention(
                 qkv=qkv,
                 cos_sin=cos_sin,
-                norms=norms,
+                norms=weights,
                 eps=eps,
                 k_cache=cache.k,
                 v_cache=cache.v,
@@ -148,7 +150,7 @@ class TritonBackend(Backend):
         q = rope_kv_write(
             qkv=qkv,
             cos_sin=cos_sin,
-            norms=norms,
+            norms=weights,
             eps=eps,
             k_cache=cache.k,
             v_cache=cache.v,

@@ -121,7 +121,7 @@ def _adapters(spec: ModelSpec, config: ResolvedConfig, runtime: GpuRuntime) -> T
 
 
 def _lay_out_for(spec: ModelSpec, config: ResolvedConfig, page_bytes: int) -> LayOut:
-    sizes = spec.num_model_layers(), config.quantization, page_bytes, _num_experts(spec)
+    sizes = spec.num_model_layers(), page_bytes, _num_experts(spec)
     return lambda raw: TabledAdapter.of(raw.packed(), *sizes)
 
 

@@ -27,7 +27,6 @@ from engine.lora import (
     WHOLE_ENTRIES,
     entry_of,
     expert_entry,
-    refuse_magnitudes,
 )
 from kernels.lora_shrink.launch import whole_rows
 
@@ -111,21 +110,15 @@ class TabledAdapter(AdapterWeights):
         cls,
         source: AdapterWeights,
         num_layers: int,
-        quantization: str | None = None,
         page_bytes: int = 0,
         num_experts: int = 0,
     ) -> TabledAdapter:
-        """Lay out an adapter that is in host memory, for a base whose weights may be quantized.
+        """Lay out an adapter that is in host memory.
 
         Args:
             page_bytes: size of the pages that it may come to lie in, a multiple of `ALIGNED_BYTES`; 0 for none.
             num_experts: of a layer's mixture.
-
-        Raises:
-            LayoutError: it measures columns of the base's weights, which the quantized base does not have.
         """
-        if quantization is not None:
-            refuse_magnitudes(source.extras, quantization)
         dtype = source.flat.dtype
         first_expert = (num_layers + 1) * len(ENTRIES)
         parts = [*_parts(source, num_layers)]

@@ -48,4 +48,5 @@ def hopeless(
                 error_by_adapter[adapter] = gate.error(adapter)
             error = error_by_adapter[adapter]
             if error is not None:
-                yield Ending(live, FinishReason.FAILED, error)
+                reason = FinishReason.UNAVAILABLE if gate.passes(adapter) else FinishReason.FAILED
+                yield Ending(live, reason, error)

@@ -29,7 +29,7 @@ def lora_expand_kernel(
     BLOCK_SPLITS: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):
-    """Program (columns of a module, tile) adds to [tokens, y_width], where the modules' outputs lie side by side.
+    """Program (columns of a module, tile) adds to rows `y_width` apart, in which the modules' outputs lie side by side.
 
     Tiles and `shrunk` are those of `kernels.lora_shrink.kernel`, B's of TYPE with rows as long as `row_length` says;
     out_i is module i's width, 0 for none. Of an adapter with gains and shifts, float32 [2, out_i], the output is

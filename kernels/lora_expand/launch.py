@@ -27,7 +27,7 @@ def lora_expand(
     max_tiles: int,
     dtype: torch.dtype | None = None,
 ) -> None:
-    """Add the products with the B's in place to `y` [tokens, sum of splits], contiguous.
+    """Add the products with the B's in place to `y` [tokens, sum of splits], whose rows may lie further apart.
 
     Where an adapter's table has an address of gains and shifts [2, out], `y` is made y * gain + shift before.
 
@@ -46,7 +46,7 @@ def lora_expand(
         count,
         y,
         tokens,
-        y.shape[1],
+        y.stride(0),
         entry,
         num_modules,
         room,

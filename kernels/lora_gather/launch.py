@@ -29,7 +29,7 @@ def lora_gather(
     Args:
         tiles, count, max_tiles: as in `kernels.lora_shrink.launch`.
         own: the place in the tables of an embedding in place of the base's, [vocab, hidden] where an A is.
-        entry: that of the product, whose A is [vocab, rank], laid out as B is.
+        entry: that of the product, whose A is [vocab, rank], laid out as B is; with gains and shifts of columns.
     """
     width = x.shape[1]
     block_n = BLOCK_N if x.element_size() == 2 else BLOCK_N // 4

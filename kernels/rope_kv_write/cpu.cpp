@@ -1,6 +1,6 @@
 // One token after the other: its heads are normed, rotated and put where they belong, keys and values in the layout that
 // paged_attention/cpu.cpp describes. See reference.py.
-#include "../panels.h"
+#include "../adapters.h"
 
 namespace rope_kv_write {
 
@@ -44,9 +44,32 @@ static void rotate_head(const T *x, const W *norm, float eps, const T *cos, cons
         store(wide[i], out[i]);
 }
 
+// The norms of tokens in their order: the base's, or what its gains make of them where a token's adapter has some.
+template <typename W> struct OwnNorms {
+    const Segment *segment;
+    int64_t left, first, dim;
+    std::vector<W> made[2];
+    const Segment *made_for[2] = {};
+
+    const W *of(int64_t token, int64_t which, const W *base) {
+        for (; left && segment->end <= token; segment++)
+            left--;
+        const float *gain = left && segment->start <= token ? segment->adapter[first + which].gain : nullptr;
+        if (!gain)
+            return base;
+        if (made_for[which] != segment) {
+            made[which].resize(dim), made_for[which] = segment;
+            for (int64_t i = 0; i < dim; i++)
+                store(widen(base[i]) * gain[i], made[which][i]);
+        }
+        return made[which].data();
+    }
+};
+
 // at: qkv [tokens, (heads + 2 kv_heads) dim], cos_sin [tokens, 2, dim], norm of q or null, norm of k or null, keys,
-// values, slots, q [tokens, heads, dim]; size: heads, kv_heads, dim, block_tokens, numbers from a block of the cache to
-// the next, whether norms are float32, how many of dim rotate; number: eps.
+// values, slots, q [tokens, heads, dim], segments of adapters and how many, or null; size: heads, kv_heads, dim,
+// block_tokens, numbers from a block of the cache to the next, whether norms are float32, how many of dim rotate, where an
+// adapter has gains of the norm of q, and behind it of that of k; number: eps.
 template <typename T, typename W> static int64_t rotate(const Op &op, int64_t unit) {
     const int64_t tokens = *op.count;
     if (unit < 0)
@@ -58,19 +81,22 @@ template <typename T, typename W> static int64_t rotate(const Op &op, int64_t un
     thread_local std::vector<float> wide;
     thread_local std::vector<T> key;
     wide.resize(dim), key.resize(dim);
+    OwnNorms<W> own{static_cast<const Segment *>(op.at[8]),
+                    op.at[9] ? *static_cast<const int64_t *>(op.at[9]) : 0, op.size[7], dim};
     for (int64_t t = unit * UNIT_TOKENS; t < std::min(tokens, (unit + 1) * UNIT_TOKENS); t++) {
         const T *x = static_cast<const T *>(op.at[0]) + t * (heads + 2 * kv_heads) * dim;
         const T *cos = static_cast<const T *>(op.at[1]) + t * 2 * dim;
         const T *sin = cos + dim;
         T *q = static_cast<T *>(op.at[7]) + t * heads * dim;
+        const W *own_q_norm = own.of(t, 0, q_norm), *own_k_norm = own.of(t, 1, k_norm);
         for (int64_t head = 0; head < heads; head++, x += dim)
-            rotate_head(x, q_norm, eps, cos, sin, dim, rotary_dim, wide.data(), q + head * dim);
+            rotate_head(x, own_q_norm, eps, cos, sin, dim, rotary_dim, wide.data(), q + head * dim);
         const int64_t slot = static_cast<const int64_t *>(op.at[6])[t];
         const int64_t block = slot / block_tokens, offset = slot % block_tokens, column = offset % COLUMNS;
         const int64_t panels_at = block * op.size[4] + (offset - column) * dim;
         T *keys = static_cast<T *>(op.at[4]) + panels_at, *values = static_cast<T *>(op.at[5]) + panels_at;
         for (int64_t head = 0; head < kv_heads; head++, x += dim) {
-            rotate_head(x, k_norm, eps, cos, sin, dim, rotary_dim, wide.data(), key.data());
+            rotate_head(x, own_k_norm, eps, cos, sin, dim, rotary_dim, wide.data(), key.data());
             for (int64_t i = 0; i < dim; i++)
                 keys[head * block_tokens * dim + in_panel<T>(i, column)] = key[i];
         }

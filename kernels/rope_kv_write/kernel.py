@@ -46,6 +46,7 @@ def rope_kv_write_kernel(
     HEAD_DIM: tl.constexpr,
     ROTARY_DIM: tl.constexpr,
     HAS_NORMS: tl.constexpr,
+    NORM_STRIDE: tl.constexpr,
     LIMIT: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
@@ -53,7 +54,8 @@ def rope_kv_write_kernel(
 ):
     """Program (token, part) treats BLOCK_HEADS of the token's heads: queries, then keys, then values.
 
-    A negative slot is that of a token that only fills up a batch: nothing of it is written to the cache. LIMIT is that
+    A negative slot is that of a token that only fills up a batch: nothing of it is written to the cache. NORM_STRIDE is
+    the distance of two tokens' norms, 0 where all have the same, which then nobody makes on the way. LIMIT is that
     of `kernels.row_quantization`, 0 where the cache holds numbers as they are.
     """
     let_begin(OVERLAPS)
@@ -68,10 +70,13 @@ def rope_kv_write_kernel(
         shift = tl.where(lanes < ROTARY_DIM // 2, ROTARY_DIM // 2, half - ROTARY_DIM // 2)
         lanes = tl.where(lanes < ROTARY_DIM // 2, lanes, lanes + ROTARY_DIM // 2)
     known = (heads < HEADS + 2 * KV_HEADS)[:, None] & inside[None, :]
+    if NORM_STRIDE > 0:
+        wait(OVERLAPS)
     if HAS_NORMS:
-        q_gain_low, q_gain_high = _halves(q_norm, lanes, shift, inside)
-        k_gain_low, k_gain_high = _halves(k_norm, lanes, shift, inside)
-    wait(OVERLAPS)
+        q_gain_low, q_gain_high = _halves(q_norm + token * NORM_STRIDE, lanes, shift, inside)
+        k_gain_low, k_gain_high = _halves(k_norm + token * NORM_STRIDE, lanes, shift, inside)
+    if NORM_STRIDE == 0:
+        wait(OVERLAPS)
     source = qkv + token * ((HEADS + 2 * KV_HEADS) * HEAD_DIM) + heads[:, None] * HEAD_DIM + lanes[None, :]
     low = tl.load(source, mask=known, other=0.0)
     high = tl.load(source + shift, mask=known, other=0.0)

@@ -28,6 +28,8 @@ def rope_kv_write(
 ) -> torch.Tensor:
     """Write keys and values and return the queries; arguments as the reference's, contiguous.
 
+    Norms of each token may lie further apart than their width, both equally far.
+
     A negative slot is that of a token that only fills up a batch: its key and value are not written.
     """
     kv_heads, head_dim = k_cache.shape[-2:]
@@ -52,6 +54,7 @@ def rope_kv_write(
             HEAD_DIM=head_dim,
             ROTARY_DIM=head_dim if rotary_dim is None else rotary_dim,
             HAS_NORMS=norms is not None,
+            NORM_STRIDE=0 if norms is None or norms[0].dim() == 1 else norms[0].stride(0),
             LIMIT=0.0 if spans is None else LIMIT_BY_DTYPE[k_cache.dtype],
             BLOCK_HEADS=block_heads,
             BLOCK_HALF=triton.next_power_of_2(head_dim // 2),

@@ -35,7 +35,7 @@ def rope_kv_write(
     Args:
         qkv: [tokens, (heads + 2 * kv_heads) * head_dim].
         cos_sin: [tokens, 2, head_dim]; 1 and 0 for what does not rotate.
-        norms: weights [head_dim] of the queries' and keys' norm, or None.
+        norms: weights of the queries' and keys' norm, [head_dim] or of each token [tokens, head_dim], or None.
         k_cache, v_cache: [num_blocks, block_tokens, kv_heads, head_dim]; slots of other tokens stay as they are.
         slots: [tokens] int64, distinct; block * block_tokens + offset in the block.
         rotary_dim: how many numbers of a head rotate, the first; None for all.
@@ -51,7 +51,7 @@ def rope_kv_write(
         part.unflatten(-1, (-1, head_dim)) for part in qkv.split((qkv.shape[1] - 2 * kv_size, kv_size, kv_size), dim=-1)
     )
     if norms is not None:
-        q, k = add_rms_norm(q, None, norms[0], eps), add_rms_norm(k, None, norms[1], eps)
+        q, k = _normed(q, norms[0], eps), _normed(k, norms[1], eps)
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     q, rotated = _rotate(q, cos_sin, rotary_dim), _rotate(k, cos_sin, rotary_dim)
     # Not flattened: blocks may lie apart.
@@ -62,6 +62,12 @@ def rope_kv_write(
     for cache, part_spans, part in ((k_cache, spans[0], rotated), (v_cache, spans[1], v)):
         cache[at], part_spans[at] = quantize_rows(part, cache.dtype)
     return q
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    if weight.dim() == 1:
+        return add_rms_norm(x, None, weight, eps)
+    return torch.stack([add_rms_norm(heads, None, own, eps) for heads, own in zip(x, weight, strict=True)])
 
 
 def _rotate(x: torch.Tensor, cos_sin: torch.Tensor, rotary_dim: int) -> torch.Tensor:

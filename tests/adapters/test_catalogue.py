@@ -55,3 +55,13 @@ def test_the_newest_that_is_left_takes_over_a_share() -> None:
     entry = CATALOGUE.entries["sql"]
     assert [entry.heir(number) for number in (1, 2, 4)] == [4, 4, None]
     assert replace(entry, versions=entry.versions[:1], split=((1, 100),)).heir(1) is None
+
+
+def test_what_a_base_model_s_names_no_longer_stand_for_is_gone_there_though_another_s_do() -> None:
+    entry = CATALOGUE.entries["sql"]
+    other = replace(entry, name="other", base="n", versions=entry.versions[:1], split=((1, 100),))
+    same = replace(entry, name="same", versions=entry.versions[1:2], split=((2, 100),))
+    before = Catalogue(entries={"sql": entry, "other": other, "same": same})
+    after = Catalogue(entries={"other": other, "same": same})
+    assert [ref.digest for ref in after.gone("sql", before)] == ["d1", "d4"]
+    assert after.gone("nobody", before) == ()

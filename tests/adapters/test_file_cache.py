@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.file_cache import ABANDONED_S, RECENT_S, FileCache
 from adapters.folder import CONFIG_FILE, TENSOR_FILE, read_part
 from adapters.identity import AdapterRef, adapter_digest
@@ -50,6 +51,15 @@ def test_files_that_are_here_are_taken_from_where_they_are(nodes: Nodes, tmp_pat
     ref = reference("a", write(tmp_path / "a"))
     assert nodes.cache().locate(ref) == ref
     assert not nodes.near.exists()
+
+
+def test_a_full_disk_is_not_the_adapter_s_fault(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("adapters.file_store.FileStore.bring", full)
+    with pytest.raises(AdapterUnavailableError, match=r"cannot be kept here \(No space left on device\)"):
+        nodes.cache().locate(nodes.ref("a"))
 
 
 def test_files_of_another_node_are_fetched_once(nodes: Nodes) -> None:

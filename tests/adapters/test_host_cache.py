@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from adapters.errors import AdapterError
-from adapters.host_cache import HostCache
+from adapters.errors import AdapterError, AdapterUnavailableError
+from adapters.host_cache import PASSING_S, HostCache
 from adapters.identity import AdapterDigest
 from adapters.weights import AdapterWeights, RawProjection
 from tests.adapters.handmade import packed
@@ -180,6 +180,25 @@ def test_a_failure_is_told_remembered_for_a_while_and_then_tried_again(disk: Dis
     del disk.faults["bad"]
     assert cache.error(bad) is None
     assert fetch(disk, cache, "bad") is not None
+    cache.close()
+
+
+def test_files_that_could_not_be_had_are_asked_for_again_soon(disk: Disk) -> None:
+    """They lay on a node whose registry was being started again: for ten seconds every request had an error."""
+    cache = disk.cache()
+    far = AdapterDigest("far")
+    disk.faults["far"] = AdapterUnavailableError("far", "its files are on another node, which does not answer")
+    assert fetch(disk, cache, "far") is None
+    assert "does not answer" in str(cache.error(far))
+    assert cache.passes(far)
+    del disk.faults["far"]
+    disk.now_s = PASSING_S
+    assert cache.error(far) is None
+    assert not cache.passes(far)
+    assert fetch(disk, cache, "far") is not None
+    disk.faults["bad"] = AdapterError("bad", "it is broken")
+    fetch(disk, cache, "bad")
+    assert not cache.passes(AdapterDigest("bad"))
     cache.close()
 
 

@@ -187,13 +187,14 @@ def test_modules_are_known_by_layer_and_name() -> None:
     assert parse_module_name(Q3) == (3, "q_proj")
     assert parse_module_name("model.layers.3.input_layernorm") == (3, "input_layernorm")
     assert parse_module_name("lm_head") == (WHOLE_MODEL, "lm_head")
-    assert parse_module_name("model.layers.3.self_attn.q_norm") is None
+    assert parse_module_name("model.layers.3.self_attn.q_norm") == (3, "q_norm")
+    assert parse_module_name("model.layers.3.self_attn.rotary_emb") is None
 
 
 @pytest.mark.parametrize(
     "tensor",
     [
-        "base_model.model.score.lora_A.weight",
+        "base_model.model.scores.lora_A.weight",
         f"base_model.model.{Q3}.lora_A.bias",
         f"base_model.model.{Q3}.lora_C.weight",
         f"unet.{Q3}.lora_A.weight",
@@ -205,3 +206,9 @@ def test_modules_are_known_by_layer_and_name() -> None:
 def test_other_tensors_are_refused(tensor: str) -> None:
     with pytest.raises(AdapterError, match="not one of a LoRA adapter"):
         parse_tensor_name("demo", tensor)
+
+
+@pytest.mark.parametrize("head", ["score", "classifier", "v_head"])
+def test_a_classifier_is_refused_as_that(head: str) -> None:
+    with pytest.raises(AdapterError, match=f"brings a classifier, '{head}'"):
+        parse_tensor_name("demo", f"base_model.model.{head}.weight")

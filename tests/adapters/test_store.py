@@ -167,6 +167,54 @@ def test_versions_with_traffic_and_the_newest_make_no_room() -> None:
     store.close()
 
 
+def test_changes_that_are_made_together_are_one_and_fail_one_by_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "adapters.sqlite")
+    store = AdapterStore(path)
+    store.add(ref("b", "x"), "m")
+    before = store.catalogue()
+    with store.together():
+        for name in ("c", "a"):
+            store.add(ref(name, "y"), "m")
+        with pytest.raises(AdapterError, match="base model m"):
+            store.add(ref("b", "z"), "other")
+        store.remove("b")
+        assert "a" in store.catalogue().entries
+    assert list(store.catalogue().entries) == ["a", "c"]
+    assert list(before.entries) == ["b"], "what was told of does not change"
+
+    def fail() -> None:
+        with store.together():
+            store.remove("a")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    store.close()
+    again = AdapterStore(path)
+    assert again.catalogue() == store.catalogue()
+    assert (list(again.catalogue().entries), again.catalogue().revision) == (["a", "c"], before.revision + 3)
+    again.close()
+
+
+def test_who_is_on_trial_inherits_no_traffic_and_is_not_the_latest() -> None:
+    """While a canary of version 2 still ran, `sql@latest` was version 2, and so was `sql` once 1 was unloaded."""
+    store = AdapterStore(":memory:")
+    store.add(ref("sql", "a"), "m")
+    store.add(ref("sql", "b"), "m", takes_traffic=False)
+    found = store.catalogue().find("sql@latest", 0.0)
+    assert found is not None
+    assert found[1].number == 1
+    store.remove("sql", 1)
+    assert [store.catalogue().find(name, 0.0) is None for name in ("sql", "sql@latest", "sql@2")] == [True, True, False]
+    store.route("sql", {2: 100})
+    store.add(ref("sql", "c"), "m")
+    store.route("sql", {2: 100})
+    found = store.catalogue().find("sql@latest", 0.0)
+    assert found is not None
+    assert found[1].number == 3, "who was routed away from is not on trial again"
+    store.close()
+
+
 class Stored(RuleBasedStateMachine):
     """Whatever happens, every name has versions, and its traffic makes 100."""
 
@@ -183,10 +231,19 @@ class Stored(RuleBasedStateMachine):
         self.store.close()
         self.folder.cleanup()
 
-    @rule(name=st.sampled_from("ab"), digest=st.sampled_from("xyz"))
-    def add(self, name: str, digest: str) -> None:
-        number = self.store.add(ref(name, digest), "m")
-        assert self.store.catalogue().entries[name].version(number).ref.digest == digest  # type: ignore[union-attr]
+    @rule(name=st.sampled_from("ab"), digest=st.sampled_from("xyz"), takes_traffic=st.booleans())
+    def add(self, name: str, digest: str, takes_traffic: bool) -> None:
+        before = self.store.catalogue().entries.get(name)
+        number = self.store.add(ref(name, digest), "m", takes_traffic=takes_traffic)
+        entry = self.store.catalogue().entries[name]
+        version = entry.version(number)
+        assert version is not None
+        assert version.ref.digest == digest
+        if takes_traffic:
+            assert entry.latest == version
+        else:
+            assert entry.latest == (None if before is None else before.latest)
+            assert entry.split == (() if before is None else before.split)
 
     @rule(name=st.sampled_from("ab"), split=st.dictionaries(st.integers(1, 4), st.integers(1, 100), max_size=3))
     def route(self, name: str, split: dict[int, int]) -> None:
@@ -221,8 +278,9 @@ class Stored(RuleBasedStateMachine):
         self.revision = catalogue.revision
         for entry in catalogue.entries.values():
             assert entry.versions
-            assert sum(percent for _, percent in entry.split) == 100
-            assert all(entry.version(number) is not None for number, _ in entry.split)
+            assert sum(percent for _, percent in entry.split) == (0 if entry.latest is None else 100)
+            serving = [entry.version(number) for number, _ in entry.split]
+            assert all(version is not None and not version.is_on_trial for version in serving)
 
 
 TestStored = Stored.TestCase

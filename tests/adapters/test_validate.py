@@ -141,7 +141,8 @@ def test_biases_embeddings_norms_and_the_head_have_their_places(
         ({}, {f"{Q0}.lora_B.bias": (16,)}, "against its lora_bias"),
         ({"lora_bias": True}, {}, r"lacks its lora_B\.bias"),
         ({"use_dora": True}, {}, "lacks its lora_magnitude_vector"),
-        ({"use_dora": True, "target_modules": ["embed_tokens"]}, EMBEDDING, "use_dora of model.embed_tokens"),
+        ({"use_dora": True, "target_modules": ["embed_tokens"]}, EMBEDDING, "lacks its lora_magnitude_vector"),
+        ({"lora_bias": True, "target_modules": ["embed_tokens"]}, EMBEDDING, "lora_bias of model.embed_tokens"),
         ({"target_modules": ["q_proj", "embed_tokens"]}, {}, "target_modules name model.embed_tokens"),
         ({"target_modules": ["q_proj", "lm_head"], "ensure_weight_tying": True}, HEAD, "ensure_weight_tying"),
         (
@@ -153,7 +154,11 @@ def test_biases_embeddings_norms_and_the_head_have_their_places(
         ({"modules_to_save": ["q_proj"]}, {f"{Q0}.weight": (16, 16)}, "a weight of"),
         ({"modules_to_save": ["model.norm"]}, {}, "modules_to_save name model.norm"),
         ({"modules_to_save": ["score"]}, {}, "'score', which is neither"),
-        ({"modules_to_save": ["lm_head"]}, {"lm_head.weight": (33, 16)}, r"shape \[33, 16\]"),
+        (
+            {"modules_to_save": ["lm_head"]},
+            {"lm_head.weight": (33, 16)},
+            r"shape \[33, 16\], and .*; tokens that were added for the adapter are not supported",
+        ),
         (
             {"modules_to_save": ["lm_head"], "target_modules": ["q_proj", "lm_head"]},
             HEAD | {"lm_head.weight": (32, 16)},

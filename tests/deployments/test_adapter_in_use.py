@@ -15,7 +15,13 @@ import pytest
 import torch
 
 from adapters.catalogue import AdapterEntry, AdapterVersion, Catalogue
+from adapters.errors import AdapterUnavailableError
+from adapters.host_cache import PASSING_S
+from adapters.identity import AdapterRef
+from adapters.loading import AdapterLoader
 from adapters.registry import reference
+from adapters.weights import AdapterWeights
+from deployments.errors import UnavailableError
 from deployments.gateway.gateway import Gateway
 from deployments.generation_calls import GenerationResult
 from deployments.replica import replica_server
@@ -50,6 +56,25 @@ async def test_requests_for_an_adapter_whose_folder_is_gone_are_told_so(
     opened.adapters.adopt(catalogue)
     with pytest.raises(FailedAloneError, match="Adapter 'a' cannot be used: its folder does not exist"):
         await events_of(opened, ask(model="a"))
+
+
+async def test_files_that_cannot_be_had_now_are_worth_coming_back_for(
+    gateway: Callable[..., Awaitable[Gateway]], serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue, _ = make_adapter(serving, tmp_path / "a")
+    opened = await gateway()
+    opened.adapters.adopt(catalogue)
+
+    def far(_: object, ref: AdapterRef) -> AdapterWeights:
+        raise AdapterUnavailableError(ref.name, "its files are on another node, which does not answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AdapterLoader, "load", far)
+        with pytest.raises(UnavailableError, match="which does not answer") as raised:
+            await events_of(opened, ask(model="a"))
+    assert raised.value.retry_after_s >= PASSING_S
+    await asyncio.sleep(PASSING_S)
+    assert text_of(await events_of(opened, ask(model="a")))
 
 
 async def test_unloading_waits_for_who_uses_it_and_changes_nothing_for_him(

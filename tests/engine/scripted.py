@@ -73,6 +73,7 @@ class ScriptedGate:
         self._lacks_room = False
         self.runs: list[range] = []
         self.pins: Counter[AdapterDigest] = Counter()
+        self.passing: set[AdapterDigest] = set()
 
     def tick(self) -> None:
         self._left = {digest: left - 1 for digest, left in self._left.items()}
@@ -121,6 +122,9 @@ class ScriptedGate:
 
     def error(self, digest: AdapterDigest) -> str | None:
         return self._errors.get(digest)
+
+    def passes(self, digest: AdapterDigest) -> bool:
+        return digest in self.passing
 
     def _is_loaded(self, digest: AdapterDigest) -> bool:
         return self._left.get(digest, 1) <= 0

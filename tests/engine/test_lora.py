@@ -3,15 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from adapters.errors import LayoutError
 from adapters.identity import AdapterDigest
-from adapters.peft_format import WHOLE_MODEL
-from adapters.weights import AdapterWeights, Columns, Extras, RawAdapter, RawProjection
+from adapters.weights import AdapterWeights, RawProjection
 from engine.backend import TorchBackend
-from engine.cpu.native_lora import PanelAdapter
-from engine.gpu.tabled_adapter import TabledAdapter
 from engine.lora import LoraBatch, collect_segments
-from kernels import native
 from tests.adapters.handmade import packed
 
 QKV = ("q_proj", "k_proj", "v_proj")
@@ -115,26 +110,3 @@ def test_an_adapter_alone_gets_what_it_gets_in_a_crowd() -> None:
     crowd = added(build(pool, *SEGMENTS), 1, QKV, x, *SPLITS)
     alone = added(build(pool, (B, 0, 3)), 1, QKV, x[6:9].clone(), *SPLITS)
     torch.testing.assert_close(crowd[6:9], alone)
-
-
-def changing(name: str) -> RawAdapter:
-    """Make an adapter that changes columns of one module besides a product."""
-    raw = {(0, "q_proj"): RawProjection(a=torch.randn(2, 8), b=torch.randn(8, 2), scaling=1.0)}
-    layer = WHOLE_MODEL if name == "norm" else 0
-    columns = {(layer, name): Columns(gain=torch.full((8,), 2.0), shift=torch.zeros(8))}
-    return RawAdapter(projections=raw, dtype=torch.float32, extras=Extras(columns=columns))
-
-
-def test_lengths_of_columns_cannot_be_had_of_a_base_of_four_bits_and_norms_can() -> None:
-    with pytest.raises(LayoutError, match=r"use_dora .* q_proj in layer 0, which is quantized to int4"):
-        TabledAdapter.of(changing("q_proj").packed(), 1, "int4")
-    assert TabledAdapter.of(changing("norm").packed(), 1, "int4").changes_whole_model
-
-
-def test_lengths_of_columns_cannot_be_had_of_an_int8_base_and_norms_can() -> None:
-    kernels = native.load()
-    if kernels is None:
-        pytest.skip("there is no C++ compiler here")
-    with pytest.raises(LayoutError, match=r"use_dora .* q_proj in layer 0, which is quantized to int8"):
-        PanelAdapter(changing("q_proj"), 1, kernels, quantization="int8")
-    assert PanelAdapter(changing("norm"), 1, kernels, quantization="int8").changes_whole_model

@@ -80,3 +80,37 @@ def test_the_kernel_is_the_reference(
     assert_near(cache_of_panels(found_cache[0], dim, block_tokens, is_values=False), expected_cache[0])
     assert torch.equal(cache_of_panels(found_cache[1], dim, block_tokens, is_values=True), expected_cache[1])
     assert apart[:, 1].eq(7.0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_of_adapters_with_norms_of_their_own_are_normed_by_those(pool: Pool, dtype: torch.dtype) -> None:
+    """Segments with gains of both norms, of one and of none, neighbours and not; the base beside them."""
+    tokens, dim, block_tokens, entry = 40, 32, 16, 2
+    qkv, cos_sin = torch.randn(tokens, (HEADS + 2 * KV_HEADS) * dim).to(dtype), torch.randn(tokens, 2, dim).to(dtype)
+    norms = torch.randn(dim).to(dtype), torch.randn(dim).to(dtype)
+    slots = torch.randperm(BLOCKS * block_tokens)[:tokens]
+    gains = torch.rand(2, 2, dim) + 0.5
+    tables = torch.zeros(3, entry + 2, 5, dtype=torch.int64)
+    tables[0, entry:, 3] = torch.tensor([gains[0, 0].data_ptr(), gains[0, 1].data_ptr()])
+    tables[1, entry + 1, 3] = gains[1, 1].data_ptr()
+    spans = [(2, 5), (5, 21), (24, 30)]
+    segments = torch.tensor([[*span, tables[n].data_ptr()] for n, span in enumerate(spans)])
+    own = [norm.repeat(tokens, 1) for norm in norms]
+    own[0][2:5], own[1][2:5] = (norms[0].float() * gains[0, 0]).to(dtype), (norms[1].float() * gains[0, 1]).to(dtype)
+    own[1][5:21] = (norms[1].float() * gains[1, 1]).to(dtype)
+    cache = [torch.zeros(BLOCKS, block_tokens, KV_HEADS, dim, dtype=dtype) for _ in range(4)]
+    expected = rope_kv_write(
+        qkv=qkv, cos_sin=cos_sin, norms=(own[0], own[1]), eps=1e-6, k_cache=cache[0], v_cache=cache[1], slots=slots
+    )
+    for count in (3, 0):
+        found = torch.empty(tokens, HEADS, dim, dtype=dtype)
+        tensors = (qkv, cos_sin, *norms, *cache[2:], slots, found, segments, torch.tensor([count]))
+        sizes = (HEADS, KV_HEADS, dim, block_tokens, cache[0].stride(0), False, dim, entry)
+        pool.call("rope_kv_write", dtype, tokens, tensors, sizes, (1e-6,))
+        if count:
+            assert_near(found, expected)
+            assert_near(cache_of_panels(cache[2], dim, block_tokens, is_values=False), cache[0])
+    without = rope_kv_write(
+        qkv=qkv, cos_sin=cos_sin, norms=norms, eps=1e-6, k_cache=cache[0], v_cache=cache[1], slots=slots
+    )
+    assert_near(found, without)

@@ -49,6 +49,7 @@ BEYOND_PRODUCTS: dict[str, dict[str, Any]] = {
     "dora-and-biases": {"r": 4, "target_modules": [*ATTENTION, "lm_head"], "use_dora": True, "bias": "all"},
     "head": {"r": 7, "lora_alpha": 7, "target_modules": ["lm_head"]},
     "embedding": {"r": 3, "lora_alpha": 6, "target_modules": ["q_proj", "embed_tokens"]},
+    "embedding-dora": {"r": 3, "lora_alpha": 6, "target_modules": ["v_proj", "embed_tokens"], "use_dora": True},
     "both-ends": {"r": 8, "use_rslora": True, "target_modules": ["embed_tokens", "lm_head", "down_proj"]},
     "norms": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "modules_to_save": ["norm"]},
     "own-ends": {"r": 4, "target_modules": ["gate_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
@@ -71,7 +72,7 @@ BESIDE_EXPERTS: dict[str, dict[str, Any]] = {
     "lora-bias": {"r": 4, "lora_alpha": 6, "target_modules": ["v_proj", "o_proj"], "lora_bias": True},
     "dora": {"r": 5, "lora_alpha": 10, "target_modules": ATTENTION, "use_dora": True},
     "head": BEYOND_PRODUCTS["head"],
-    "norms": BEYOND_PRODUCTS["norms"] | {"modules_to_save": ["post_attention_layernorm"]},
+    "norms": BEYOND_PRODUCTS["norms"],
 }
 """For bases with experts, which PEFT adapts where MLPs' projections are named."""
 

@@ -16,11 +16,14 @@ from kernels import native
 from tests.parity.conftest import Checkpoint, greedy, make_model, random_prompts, run_engine
 from tests.parity.peft_adapters import BESIDE_EXPERTS, BEYOND_PRODUCTS, FUSED, save_adapters, save_beyond_products
 
-BEYOND = {name: BEYOND_PRODUCTS[name] for name in ("lora-bias", "dora", "head", "both-ends", "own-ends")}
+BEYOND = {
+    name: BEYOND_PRODUCTS[name]
+    for name in ("lora-bias", "dora", "head", "both-ends", "own-ends", "embedding-dora", "norms")
+}
 
 
 WITH_EXPERTS = ("olmoe", "qwen3-moe", "gpt-oss")
-NAMES = ["gemma2", "gemma3", "granite", "olmo3", "phi3", "phi3-partial", "smollm3", *WITH_EXPERTS]
+NAMES = ["gemma2", "gemma3", "granite", "olmo3", "phi3", "phi3-partial", "qwen3", "smollm3", *WITH_EXPERTS]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -34,9 +37,6 @@ def test_adapters_mix_in_one_batch_and_generate_what_peft_generates(
         assert native.load() is not None
     base = checkpoint(name)
     configs = FUSED if name.startswith("phi3") else BESIDE_EXPERTS if name in WITH_EXPERTS else BEYOND
-    if name == "gpt-oss":
-        # Its norms are float32, and take no adapter.
-        configs = {kind: options for kind, options in configs.items() if kind != "norms"}
     path_by_name = save_beyond_products(partial(make_model, name), tmp_path, configs)
     if configs is BEYOND:
         path_by_name |= save_adapters(make_model(name), tmp_path)

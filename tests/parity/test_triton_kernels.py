@@ -45,7 +45,7 @@ from tests.engine.gpu.host_runtime import HostRuntime
 from tests.kernels.gpu.rounding import _rounds_right  # noqa: F401 - a fixture
 from tests.parity.conftest import Checkpoint, emissions_of, greedy, make_model, random_prompts, run_engine
 from tests.parity.gpu_parts import HAS_GPU, Replays, config_of
-from tests.parity.peft_adapters import save_adapters, save_beyond_products
+from tests.parity.peft_adapters import BEYOND_PRODUCTS, save_adapters, save_beyond_products
 
 NUM_TOKENS = 4
 
@@ -194,7 +194,7 @@ def test_adapters_of_the_whole_model_give_the_tokens_of_the_cpu_beside_plain_one
     family = checkpoint("llama3")
     path_by_name = save_adapters(family.model, tmp_path)
     path_by_name |= save_beyond_products(lambda: deepcopy(family.model), tmp_path)
-    names = ("everything", "both-ends", "own-ends", "norms", "dora-and-biases")
+    names = ("everything", "both-ends", "own-ends", "norms", "dora-and-biases", "embedding-dora")
     adapters = [reference(name, path_by_name[name]) for name in names]
     digests = [None, *(adapter.digest for adapter in adapters)]
     prompts = random_prompts(len(digests), longest=20)
@@ -205,6 +205,24 @@ def test_adapters_of_the_whole_model_give_the_tokens_of_the_cpu_beside_plain_one
     assert run_engine(engine, requests) == expected
     assert replays.are_there
     assert run_engine(engine, requests[:2]) == {name: expected[name] for name in ("0", "1")}
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "olmo3"])
+def test_norms_of_adapters_give_the_tokens_of_the_cpu(
+    checkpoint: Callable[[str], Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Of heads, of all heads together, of what a part adds; weights that are told from 1 on, and float32 ones."""
+    family = checkpoint(name)
+    path_by_name = save_beyond_products(lambda: deepcopy(family.model), tmp_path, {"norms": BEYOND_PRODUCTS["norms"]})
+    adapter = reference("norms", path_by_name["norms"])
+    prompts = random_prompts(3, longest=12)
+    digests = [adapter.digest, None, adapter.digest]
+    requests = [greedy(str(i), p, NUM_TOKENS, adapter=d) for i, (p, d) in enumerate(zip(prompts, digests, strict=True))]
+    expected = run_engine(build_engine(config_of(family.path, "cpu"), [adapter]), requests)
+    assert expected["0"] != family.generate(prompts[0], NUM_TOKENS), "an adapter without effect proves nothing"
+    replays = Replays(monkeypatch)
+    assert run_engine(build_engine(replace(config_of(family.path), max_num_seqs=4), [adapter]), requests) == expected
+    assert replays.are_there
 
 
 @pytest.mark.parametrize("name", ["both-ends", "own-ends", "norms"])

@@ -50,6 +50,18 @@ def test_adapters_come_and_go(url: str, capsys: pytest.CaptureFixture[str], monk
     assert "5 bytes were freed" in told
 
 
+def test_a_canary_is_asked_from_the_command_line_too(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTIPHON_ADMIN_KEY", "boss")
+    load = ("adapters", "load", "sql", "/folder", "--replace")
+    assert run(url, *load, "--canary", "Who?", "--expect", "Hello") == 0
+    assert run(url, *load, "--canary", "Who?", "--expect", "Nobody") == 1
+    assert "has failed its canary" in capsys.readouterr().err
+    assert run(url, *load, "--expect", "Hello") == 1
+    assert "--canary" in capsys.readouterr().err
+
+
 def test_what_the_server_says_is_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(url, "adapters", "list") == 1
     told = capsys.readouterr().err

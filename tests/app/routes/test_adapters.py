@@ -30,7 +30,7 @@ async def test_an_adapter_is_loaded_listed_routed_and_unloaded(
     loaded = (await admin.post("/v1/load_lora_adapter", json=body)).json()
     AdapterInfo.model_validate(loaded)
     assert loaded["versions"][0] | {"created": 0} == {
-        "version": 1, "digest": "d", "created": 0, "percent": 100, "replicas": {},
+        "version": 1, "digest": "d", "created": 0, "percent": 100, "state": "serving", "replicas": {},
     }  # fmt: skip
     assert gateway.adapters.loaded == [Registration(name="sql", place="folder", base="base", replaces=True)]
     listed = (await admin.get("/v1/adapters")).json()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from ray import serve
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.folder import read_part
 from adapters.identity import AdapterRef, adapter_digest
 from adapters.registry import reference
@@ -63,7 +64,7 @@ async def test_files_come_from_the_registry(found: AdapterRef, registry: Any, tm
         (TimeoutError(), "does not answer"),
     ],
 )
-async def test_a_registry_that_cannot_help_is_the_adapters_error(
+async def test_a_registry_that_cannot_help_is_the_adapters_error_if_it_answers(
     registry: Any, found: AdapterRef, tmp_path: Path, error: Exception, words: str
 ) -> None:
     registry.error = error
@@ -71,7 +72,8 @@ async def test_a_registry_that_cannot_help_is_the_adapters_error(
     locate = locator(config, "app")
     with pytest.raises(AdapterError, match=words) as raised:
         await asyncio.to_thread(locate, AdapterRef(name="a", path="/nowhere", digest=found.digest))
-    assert type(raised.value) is AdapterError
+    assert isinstance(raised.value, AdapterUnavailableError) == (words == "does not answer")
+    assert type(pickle.loads(pickle.dumps(raised.value))) is type(raised.value)
     assert list((tmp_path / "near").iterdir()) == []
 
 

@@ -8,6 +8,7 @@ import torch
 from adapters.peft_format import WHOLE_MODEL
 from adapters.weights import AdapterWeights, Columns, Extras
 from engine.gpu.tabled_adapter import EXPERTS_ENTRY, TabledAdapter
+from engine.lora import ENTRIES
 from tests.adapters.handmade import packed
 from tests.engine.gpu.handmade_adapters import HIDDEN, INNER, LAYERS, VOCAB, make_sources, raw, tabled
 
@@ -83,7 +84,7 @@ def test_what_an_adapter_has_of_experts_stands_behind_the_rest() -> None:
         there = adapter.to(torch.device("cpu"), pages)
         assert there.has_experts
         before = int(there.table[EXPERTS_ENTRY, 0])
-        assert before == (LAYERS + 1) * 9
+        assert before == (LAYERS + 1) * len(ENTRIES)
         experts = there.table[before:].view(LAYERS, 3, 3, 4)
         for (layer, module), place in zip(list(raws)[1:], ((2, 0), (0, 1), (1, 2)), strict=True):
             a, b, rank, outputs = experts[layer, *place].tolist()
@@ -95,7 +96,7 @@ def test_what_an_adapter_has_of_experts_stands_behind_the_rest() -> None:
         assert int(experts[..., 2].count_nonzero()) == 3
     plain = TabledAdapter.of(packed({(0, "q_proj"): raw(2, HIDDEN, HIDDEN)}, torch.float32), LAYERS, num_experts=3)
     assert not plain.has_experts
-    assert len(plain.table) == (LAYERS + 1) * 9
+    assert len(plain.table) == (LAYERS + 1) * len(ENTRIES)
     assert int(plain.table[EXPERTS_ENTRY, 0]) == 0
 
 

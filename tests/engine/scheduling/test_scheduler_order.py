@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from adapters.identity import AdapterDigest
 from engine.request import FinishReason
 from engine.scheduling import live_request
 from engine.scheduling.pins import MAX_SKIPS
@@ -126,6 +127,16 @@ def test_a_failed_adapter_ends_its_requests_alone_even_while_no_row_is_free() ->
     assert (emission.finish_reason, emission.error) == (FinishReason.FAILED, "The adapter is broken.")
     harness.finish()
     assert_right(harness, a_request("a"))
+
+
+def test_files_that_cannot_be_had_now_are_no_failure_of_the_adapter_s() -> None:
+    gate = ScriptedGate(errors={"far": "Its files are elsewhere."})
+    gate.passing.add(AdapterDigest("far"))
+    harness = Harness(a_config(max_num_seqs=1), gate)
+    harness.add(a_request("x", adapter="far"))
+    harness.step()
+    [emission] = harness.emissions["x"]
+    assert (emission.finish_reason, emission.error) == (FinishReason.UNAVAILABLE, "Its files are elsewhere.")
 
 
 def test_two_requests_of_one_adapter_share_its_slot() -> None:

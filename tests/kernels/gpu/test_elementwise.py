@@ -77,7 +77,7 @@ def test_rows_are_rounded_on_the_way_as_by_a_launch_of_their_own(held: torch.dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("norms_are", ["absent", "of the dtype", "float32"])
+@pytest.mark.parametrize("norms_are", ["absent", "of the dtype", "float32", "of each token"])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary_dim"),
     [(4, 2, 64, 64), (14, 2, 80, 80), (1, 1, 96, 96), (3, 3, 128, 96), (2, 1, 48, 10), (16, 1, 256, 256)],
@@ -91,6 +91,9 @@ def test_heads_are_rotated_and_written(
     cos_sin[:, :, rotary_dim:] = torch.tensor([1.0, 0.0], device=DEVICE)[:, None]
     norm_dtype = torch.float32 if norms_are == "float32" else dtype
     norms = None if norms_are == "absent" else (randn(dim, dtype=norm_dtype), randn(dim, dtype=norm_dtype))
+    if norms_are == "of each token":
+        first, second = randn(tokens, 2 * dim, dtype=dtype).split(dim, dim=1)
+        norms = first, second
     slots = torch.randperm(BLOCKS * BLOCK_TOKENS, device=DEVICE)[:tokens]
     written = torch.tensor([True] * 5 + [False] * 2)
     caches = [torch.full((BLOCKS, BLOCK_TOKENS, kv_heads, dim), 7.0, dtype=dtype, device=DEVICE) for _ in range(2)]

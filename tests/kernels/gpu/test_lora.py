@@ -69,6 +69,20 @@ def check(
     assert_near(y, expected)
 
 
+def test_columns_of_a_wider_tensor_get_theirs_and_no_others() -> None:
+    """What norms all heads of queries, or of keys, together changes where it lies."""
+    y, columns = randn(9, 80, dtype=torch.float32), randn(2, 48, dtype=torch.float32)
+    table = torch.zeros(1, 4, dtype=torch.int64)
+    table[0, 3] = columns.data_ptr()
+    table = table.to(DEVICE)
+    where = torch.tensor([[*span, table.data_ptr()] for span in cut(2, 7)], device=DEVICE)
+    count, expected = torch.tensor([len(where)], device=DEVICE), y.double()
+    expected[2:7, 16:64] = expected[2:7, 16:64] * columns[0].double() + columns[1].double()
+    nothing = torch.empty(1, 9, 1, MAX_RANK, dtype=torch.float32, device=DEVICE)
+    lora_expand(y[:, 16:64], nothing, where, count, entry=0, splits=[48], max_tiles=len(where))
+    assert_near(y, expected)
+
+
 @settings(deadline=None, max_examples=12)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
@@ -148,12 +162,16 @@ def tiles_of(made: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
 def test_embedded_tokens_get_rows_of_own_matrices_and_of_products(dtype: torch.dtype, width: int) -> None:
     own, a, b = (randn(*shape, dtype=dtype) for shape in ((VOCAB, width), (VOCAB, 21), (width, 21)))
     rows_of_a, rows_of_b = whole_rows(a), whole_rows(b)
-    made = tables([{1: (own, None, width)}, {2: (rows_of_a, rows_of_b, 21)}, {}])
+    columns = randn(2, width, dtype=torch.float32)
+    made = tables([{1: (own, None, width)}, {2: (rows_of_a, rows_of_b, 21)}, {2: (rows_of_a, rows_of_b, 21)}])
+    made[2][2, 3] = columns.data_ptr()
     ids, x = torch.randint(0, VOCAB, (NUM_ROWS,), device=DEVICE), randn(NUM_ROWS, width, dtype=dtype)
     expected = x.double()
     expected[1:2] = own[ids[1:2]].double()
-    expected[2:25] += a[ids[2:25]].double() @ b.double().T
-    untouched = [*range(1), *range(25, NUM_ROWS)]
+    expected[27:30] = expected[27:30] * columns[0].double() + columns[1].double()
+    for start, end in SPANS[1:]:
+        expected[start:end] += a[ids[start:end]].double() @ b.double().T
+    untouched = [0, 25, 26, 30, 31]
     before = x[untouched].clone()
     lora_gather(ids, x, *tiles_of(made), own=1, entry=2, max_tiles=6)
     assert_near(x, expected)
