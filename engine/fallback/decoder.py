@@ -20,6 +20,7 @@ from engine.backend import Backend
 from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
+from engine.fallback.rebinding import rebound
 from engine.fallback.states import NOTHING_KEPT, RowStates, cache_name
 from engine.kv_cache import KvCache
 from engine.lora import LoraProducts
@@ -73,8 +74,8 @@ class FallbackDecoder:
         self._model, self._states = model, states
         for name in self.spec.state_modules:
             module = model.get_submodule(name)
-            told = module.forward, module.layer_idx, cache_name(module)
-            module.forward = partial(self._by_states, *told, states)  # type: ignore[arg-type]
+            ours = partial(self._by_states, states, rebound(module, self._backend.state_functions()), module.layer_idx)
+            module.forward = partial(ours, cache_name(module), module.forward)
         self._still = self._still.to(model.device)
         decoder, head = model.get_decoder(), model.get_output_embeddings()
         # Some call their output matrix a decoder.
@@ -185,16 +186,17 @@ class FallbackDecoder:
 
     def _by_states(
         self,
+        states: RowStates,
         forward: Callable[..., torch.Tensor],
         layer: int,
         cache: str,
-        states: RowStates,
+        theirs: Callable[..., torch.Tensor],
         *arguments: torch.Tensor,
         **told: Any,
     ) -> torch.Tensor:
         """Call a module that keeps a state on the tokens of each row; outside of a step, as it is called."""
         if self._step is None:
-            return forward(*arguments, **told)
+            return theirs(*arguments, **told)
         (x,) = arguments or (told["hidden_states"],)
         return states.call(
             lambda part, held: forward(part, **{cache: held}), layer, x, self._step.rows, self._step.kept

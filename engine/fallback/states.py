@@ -97,7 +97,8 @@ class _Handed(_Cache):
 
     def update_conv_state(self, x: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
         state = self.get_conv_state(layer_idx, state_idx)
-        whole = torch.cat([state, x], dim=-1)
+        # Laid out by tokens, as what modules multiply comes.
+        whole = torch.cat([state.transpose(1, 2), x.transpose(1, 2)], dim=1).transpose(1, 2)
         state.copy_(whole[..., -state.shape[-1] :])
         return whole
 
