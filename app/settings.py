@@ -65,6 +65,12 @@ class EngineSettings(SettingsNode):
     kv_cache_bytes: int | None = Field(
         default=None, ge=1, description="Bytes of the KV cache; null: a share of free memory."
     )
+    state_cache_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="Bytes for states at the ends of prefixes, where a model's layers keep such; null: half as many as "
+        "of the KV cache.",
+    )
     kv_host_bytes: int = Field(
         default=0, ge=0, description="Bytes of host memory for blocks that a GPU's cache has no room for; 0: none."
     )

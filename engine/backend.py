@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
@@ -123,6 +123,10 @@ class Backend(Protocol):
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Return a(first half) * second half along the last dimension."""
         ...
+
+    def state_functions(self) -> Mapping[str, Callable[..., Any]]:
+        """Return what stands for functions of transformers in layers that keep states, as `rebound` takes it."""
+        return {}
 
     def experts(self, weights: ExpertWeights, spec: ExpertSpec, activation: Activation) -> MixtureProduct:
         """Lay out a layer's mixture of experts, given away, as `kernels.experts.reference` defines it."""

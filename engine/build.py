@@ -188,7 +188,9 @@ def build_model(
             if kernels is None
             else CalledBackend(Pool(kernels, config.num_threads, machine.NICENESS), dtype, config.quantization)
         )
-        return buffers, load_fallback(config.model_path, spec, called, dtype, device, config.num_rows), cache
+        fallback = load_fallback(config.model_path, spec, called, dtype, device, config.num_rows)
+        fallback.make_room(config.num_snapshots)
+        return buffers, fallback, cache
     assert isinstance(spec, DecoderSpec)
     parameters = weights(config.model_path, spec, dtype, device)
     if kernels is None:

@@ -34,6 +34,8 @@ class EngineConfig:
         block_tokens: tokens in a block of the KV cache.
         kv_cache_bytes: size of the KV cache; None: on a CPU a share of free memory, on a GPU what
             `gpu_memory_fraction` leaves.
+        state_cache_bytes: room for what layers that keep states had at the ends of prefixes; None: half as much as the
+            KV cache, 0: none is kept, and none found.
         kv_host_bytes: memory of a GPU's host for blocks that its cache has no room for; 0 for none.
         kv_disk_bytes: room on disk for those; what lies there is found again after a restart. 0 for none.
         kv_disk_folder: where; None for a folder of the user's cache (XDG_CACHE_HOME).
@@ -70,6 +72,7 @@ class EngineConfig:
     max_batched_tokens: int = 1024
     block_tokens: int = 16
     kv_cache_bytes: int | None = None
+    state_cache_bytes: int | None = None
     kv_host_bytes: int = 0
     kv_disk_bytes: int = 0
     kv_disk_folder: str | None = None
@@ -95,6 +98,7 @@ class ResolvedConfig:
         num_blocks: blocks in the KV cache; together they hold at least one request of `max_model_len`.
         windows: of each block table, see `engine.cache.layout.CacheLayout`.
         max_blocks_per_request: length of a full block table.
+        num_snapshots: states that are kept at the ends of prefixes; 0 where none is to be found, or layers have none.
         num_guest_rows: so many requests more than `max_num_seqs` run where newcomers find every row taken.
         lent_run_blocks: neighbouring blocks that are lent to adapters at once; 0 where none are.
         max_lent_blocks: blocks that may be lent together; what is left holds a request of `max_model_len`.
@@ -117,6 +121,7 @@ class ResolvedConfig:
     max_adapter_rank: int
     max_host_adapter_bytes: int
     num_guest_rows: int = 0
+    num_snapshots: int = 0
     num_speculative_tokens: int = 0
     quantization: str | None = None
     kv_cache_dtype: str | None = None

@@ -6,6 +6,7 @@ Imports no torch, so that a configuration can be looked at before anything is st
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.cache.reach import Reach
 from engine.config import EngineConfig, ResolvedConfig
@@ -31,6 +32,8 @@ GUEST_SHARE = 16
 """On a CPU one row more for so many: newcomers may go before the rest of a step, which needs all that it has."""
 CPU_SPECULATIVE_TOKENS = 16
 """Of a draft at most: a stream whose drafts are all right then gets 17 tokens a step."""
+SNAPSHOT_SHARE, MAX_SNAPSHOTS_PER_ROW = 0.5, 16
+"""States at the ends of prefixes take, of what the KV cache has, as much, and are no more than so many for each row."""
 CPU_DECODE_GAP_S = 0.2
 """A person reads on while a stream pauses for this long."""
 
@@ -56,6 +59,26 @@ class Hardware:
     has_fast_bfloat16: bool
     has_fp8: bool = False
     has_fp8_products: bool = False
+
+
+class _Sizes(NamedTuple):
+    """What memory is shared out by; `state_bytes` are of one text."""
+
+    max_model_len: int
+    reach: Reach
+    block_bytes: int
+    state_bytes: int
+    num_rows: int
+
+    @property
+    def least_blocks(self) -> int:
+        """The blocks of one request of full length."""
+        return self.reach.most(self.max_model_len)
+
+
+class _Shares(NamedTuple):
+    num_blocks: int
+    num_snapshots: int
 
 
 def check(config: EngineConfig, spec: ModelSpec) -> None:
@@ -96,14 +119,12 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
     reach = Reach(layout.windows, config.block_tokens, config.max_batched_tokens)
     num_guest_rows = config.max_num_seqs // GUEST_SHARE if hardware.device == "cpu" else 0
     num_rows = config.max_num_seqs + num_guest_rows
-    state_bytes = num_rows * spec.state_bytes(BYTES_BY_DTYPE[dtype])
-    num_blocks = _cache_bytes(config, hardware, state_bytes) // block_bytes
-    if num_blocks < reach.most(max_model_len):
-        raise _too_small(config, hardware, max_model_len, reach, num_blocks, block_bytes, state_bytes)
+    state_bytes = spec.state_bytes(BYTES_BY_DTYPE[dtype])
+    sizes = _Sizes(max_model_len, reach, block_bytes, state_bytes, num_rows)
+    num_blocks, num_snapshots = _shared_out(config, hardware, sizes)
     # More than every row at full length can never be held, and is only memory taken from others.
     num_blocks = min(num_blocks, num_rows * blocks_per_request * len(layout.windows))
-    has_index = config.enable_prefix_cache and not state_bytes  # nobody keeps what a state was at a prefix's end
-    _check_tiers(config, hardware, block_bytes, has_index=has_index)
+    _check_tiers(config, hardware, block_bytes, has_states=state_bytes > 0)
     return ResolvedConfig(
         model_path=config.model_path,
         device=hardware.device,
@@ -117,11 +138,12 @@ def resolve(config: EngineConfig, spec: ModelSpec, hardware: Hardware) -> Resolv
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         num_guest_rows=num_guest_rows,
+        num_snapshots=num_snapshots,
         max_batched_tokens=config.max_batched_tokens,
         block_tokens=config.block_tokens,
         num_blocks=num_blocks,
         max_blocks_per_request=blocks_per_request,
-        enable_prefix_cache=has_index,
+        enable_prefix_cache=config.enable_prefix_cache and (num_snapshots > 0 or not state_bytes),
         max_queued_requests=config.max_queued_requests,
         max_adapter_rank=config.max_adapter_rank,
         max_device_adapters=config.max_device_adapters,
@@ -145,23 +167,55 @@ def _cache_bytes(config: EngineConfig, hardware: Hardware, state_bytes: int) -> 
     return config.kv_cache_bytes or max(0, int(hardware.free_bytes * share) - taken)
 
 
+def _shared_out(config: EngineConfig, hardware: Hardware, sizes: _Sizes) -> _Shares:
+    """Share out what there is of memory between the blocks of the cache and states that are kept."""
+    cache_bytes = _cache_bytes(config, hardware, sizes.num_rows * sizes.state_bytes)
+    num_snapshots = _num_snapshots(config, cache_bytes, sizes)
+    if config.kv_cache_bytes is None:
+        cache_bytes = max(0, cache_bytes - num_snapshots * sizes.state_bytes)
+    num_blocks = cache_bytes // sizes.block_bytes
+    if num_blocks < sizes.least_blocks:
+        raise _too_small(config, hardware, sizes, num_blocks, num_snapshots)
+    return _Shares(num_blocks, num_snapshots)
+
+
+def _num_snapshots(config: EngineConfig, cache_bytes: int, sizes: _Sizes) -> int:
+    wanted, state_bytes = config.state_cache_bytes, sizes.state_bytes
+    if wanted:
+        if not state_bytes:
+            raise ConfigError(f"state_cache_bytes: {wanted}, but this model's layers keep no states.")
+        if not config.enable_prefix_cache:
+            raise ConfigError(f"state_cache_bytes: {wanted}, but enable_prefix_cache is false: nothing would be found.")
+        if wanted < state_bytes:
+            raise ConfigError(
+                f"state_cache_bytes: {wanted} bytes hold no state of this model, which takes {state_bytes}."
+            )
+        return wanted // state_bytes
+    if wanted == 0 or not state_bytes or not config.enable_prefix_cache:
+        return 0
+    if config.kv_cache_bytes is not None:
+        room = int(cache_bytes * SNAPSHOT_SHARE)
+    else:
+        # A request of full length is to fit beside them.
+        spare_bytes = cache_bytes - sizes.least_blocks * sizes.block_bytes
+        room = max(0, min(int(cache_bytes * SNAPSHOT_SHARE / (1 + SNAPSHOT_SHARE)), spare_bytes))
+    return min(room // state_bytes, sizes.num_rows * MAX_SNAPSHOTS_PER_ROW)
+
+
 def _too_small(
-    config: EngineConfig,
-    hardware: Hardware,
-    max_model_len: int,
-    reach: Reach,
-    num_blocks: int,
-    block_bytes: int,
-    state_bytes: int,
+    config: EngineConfig, hardware: Hardware, sizes: _Sizes, num_blocks: int, num_snapshots: int
 ) -> ConfigError:
-    cache_bytes, knob = _cache_bytes(config, hardware, state_bytes), "kv_cache_bytes:"
-    num_tokens = reach.capacity(num_blocks, max_model_len)
+    knob, least_blocks = "kv_cache_bytes:", sizes.least_blocks
+    cache_bytes = config.kv_cache_bytes or num_blocks * sizes.block_bytes
+    num_tokens = sizes.reach.capacity(num_blocks, sizes.max_model_len)
     if hardware.device == "cuda" and config.kv_cache_bytes is None:
         knob = f"gpu_memory_fraction: {config.gpu_memory_fraction:g} leaves the cache"
+    states_bytes, kept_bytes = sizes.num_rows * sizes.state_bytes, num_snapshots * sizes.state_bytes
     return ConfigError(
         f"{knob} {cache_bytes} bytes, which hold {num_tokens} tokens, fewer than one request of max_model_len "
-        f"{max_model_len}; {reach.most(max_model_len) * block_bytes} bytes are needed."
-        + (f" The states of max_num_seqs {config.max_num_seqs} take {state_bytes} more." if state_bytes else "")
+        f"{sizes.max_model_len}; {least_blocks * sizes.block_bytes} bytes are needed."
+        + (f" The states of max_num_seqs {config.max_num_seqs} take {states_bytes} more." if states_bytes else "")
+        + (f" Those that are kept take {kept_bytes} (state_cache_bytes)." if kept_bytes else "")
     )
 
 
@@ -222,8 +276,10 @@ def _check_ranges(config: EngineConfig) -> None:
         value = getattr(config, name)
         if value < 1:
             raise ConfigError(f"{name}: {value} is less than 1.")
-    if config.num_speculative_tokens is not None and config.num_speculative_tokens < 0:
-        raise ConfigError(f"num_speculative_tokens: {config.num_speculative_tokens} is less than 0.")
+    for name in ("num_speculative_tokens", "state_cache_bytes"):
+        value = getattr(config, name)
+        if value is not None and value < 0:
+            raise ConfigError(f"{name}: {value} is less than 0.")
     optional = ("max_model_len", "num_threads", "kv_cache_bytes", "max_prefill_tokens_with_decodes")
     for name in (*optional, "max_device_adapters", "max_device_adapter_bytes", "max_host_adapter_bytes"):
         value = getattr(config, name)
@@ -297,16 +353,17 @@ def _cache_element_bytes(config: EngineConfig, hardware: Hardware, dtype: str) -
     return 1
 
 
-def _check_tiers(config: EngineConfig, hardware: Hardware, block_bytes: int, *, has_index: bool) -> None:
+def _check_tiers(config: EngineConfig, hardware: Hardware, block_bytes: int, *, has_states: bool) -> None:
     for name in ("kv_host_bytes", "kv_disk_bytes"):
         value = getattr(config, name)
         if not value:
             continue
         if value < block_bytes:
             raise ConfigError(f"{name}: {value} bytes hold no block of the KV cache, which takes {block_bytes}.")
-        if not has_index:
-            why = "this model's layers keep states" if config.enable_prefix_cache else "enable_prefix_cache is false"
-            raise ConfigError(f"{name}: {value}, but {why}: nothing would be found there.")
+        if not config.enable_prefix_cache:
+            raise ConfigError(f"{name}: {value}, but enable_prefix_cache is false: nothing would be found there.")
+        if has_states:
+            raise ConfigError(f"{name}: {value}, but this model's layers keep states, which are not stored there.")
     if config.kv_disk_folder is not None and not config.kv_disk_bytes:
         raise ConfigError(f"kv_disk_folder: {config.kv_disk_folder!r}, but kv_disk_bytes is 0: nothing would be kept.")
     if config.kv_host_bytes and hardware.device == "cpu":

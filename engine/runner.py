@@ -170,6 +170,8 @@ class Runner:
         if any(segment.weights.changes_whole_model for segment in adapters):
             samples = _segments(plan.rows, [row.num_logits for row in plan.rows])
             batch = replace(batch, sample_adapters=collect_segments(samples, self._adapters))
+        if plan.state_moves is not None:
+            batch = replace(batch, state_moves=plan.state_moves)
         return replace(batch, pooled=pooled_ranges(plan)) if plan.has_pooled else batch
 
     def _draw(self, plan: StepPlan, output: StepOutput) -> _Submitted:

@@ -13,13 +13,20 @@ long as the one before it was drawn as it had been drafted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from adapters.identity import AdapterDigest
 from engine.request import Pooling, Request, RequestId, TokenLogprobs
+
+
+class Snapshot(NamedTuple):
+    """A state that is kept as it is at a position: behind the tokens before it. The place is one of `Snapshots`."""
+
+    position: int
+    place: int
 
 
 class StepRow(NamedTuple):
@@ -41,6 +48,9 @@ class StepRow(NamedTuple):
         scores: whether the tokens that follow those of this row in the prompt are given their log-probabilities.
         draft_ids: tokens computed behind `end`, as if they had been drawn already; none of them ends the request, nor
             are they so many that one drawn behind them would be one too many.
+        state_from: of an admission, where layers keep states: the place of the one that it goes on from; None at the
+            beginning of a text.
+        snapshots: of the positions behind `start` and up to `end` those whose states are kept, in their order.
     """
 
     row: int
@@ -53,6 +63,8 @@ class StepRow(NamedTuple):
     samples: bool
     scores: bool = False
     draft_ids: tuple[int, ...] = ()
+    state_from: int | None = None
+    snapshots: tuple[Snapshot, ...] = ()
 
     @property
     def stop(self) -> int:
@@ -104,6 +116,18 @@ class StepRow(NamedTuple):
         return ids
 
 
+class StateMoves(NamedTuple):
+    """What a step copies of the states of layers that have them.
+
+    Attributes:
+        begun: rows with the places that their states come from, before anything else.
+        kept: by row what is kept, once the row has computed so far; a place may be one of those of `begun`.
+    """
+
+    begun: tuple[tuple[int, int], ...]
+    kept: Mapping[int, Sequence[Snapshot]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
     """The work of one step. Rows of one token come before longer ones; in each group one adapter's rows are adjacent.
@@ -134,6 +158,13 @@ class StepPlan:
     def has_pooled(self) -> bool:
         """Whether hidden states of some row are pooled."""
         return any(row.request.pooling is not None for row in self.rows)
+
+    @cached_property
+    def state_moves(self) -> StateMoves | None:
+        """What is copied of states; None for nothing."""
+        begun = tuple((row.row, row.state_from) for row in self.rows if row.state_from is not None)
+        kept = {row.row: row.snapshots for row in self.rows if row.snapshots}
+        return StateMoves(begun, kept) if begun or kept else None
 
     @property
     def needs_results(self) -> bool:

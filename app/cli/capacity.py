@@ -20,6 +20,7 @@ from engine.costs import (
 )
 from engine.decoder.model_spec import ModelSpec
 from engine.decoder.stored_fp8 import StoredFp8
+from engine.resolve import SNAPSHOT_SHARE
 
 BLOCK_TOKENS = 16
 """As the engine has it unless it is told otherwise."""
@@ -110,11 +111,13 @@ def plan(spec: ModelSpec, dtype: str, device: Device, memory_fraction: float, tr
     layout, block_tokens = spec.cache_layout(spec.max_position), BLOCK_TOKENS
     # Some places of a block may be empty, and windows keep whole blocks.
     block_bytes = block_tokens * per_token * layout.num_places / spec.num_layers
-    cache_tokens = max(0, int(left // (block_bytes * len(layout.windows)) * block_tokens))
+    state_bytes = spec.state_bytes(itemsize)
+    # States at the ends of prefixes have their share of what those of rows leave.
+    block_share = 1 / (1 + SNAPSHOT_SHARE) if state_bytes else 1.0
+    cache_tokens = max(0, int(left * block_share // (block_bytes * len(layout.windows)) * block_tokens))
     length = traffic.prompt_tokens + traffic.answer_tokens
     num_blocks = Reach(layout.windows, block_tokens, length).resting(length)
-    state_bytes = spec.state_bytes(itemsize)
-    max_concurrency = max(0, int(left // (num_blocks * block_bytes + state_bytes)))
+    max_concurrency = max(0, int(left // (num_blocks * block_bytes / block_share + state_bytes)))
     batch = min(traffic.concurrency, max_concurrency)
     # Of each token; products of 8 bits take half the time.
     spared_flop = num_layer_weights(spec) - num_idle_weights(spec) if isinstance(spec.stored, StoredFp8) else 0.0

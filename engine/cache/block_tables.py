@@ -6,14 +6,14 @@
 Where some layers look back no further than a window, they have tables of their own (`engine.cache.layout`): what lies
 before it is let go, and the null block stands in its place.
 
-Joins `BlockPool`, `PrefixIndex` and `CacheTiers`; knows requests, but not which of them deserves a block. Runs of
-neighbouring blocks may be lent to who keeps something else in their memory.
+Joins `BlockPool`, `PrefixIndex`, `CacheTiers` and, where layers keep states, `StateMarks`; knows requests, but not
+which of them deserves a block. Runs of neighbouring blocks may be lent to who keeps something else in their memory.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
 from itertools import islice
 from operator import attrgetter
@@ -24,8 +24,11 @@ from engine.cache.reach import name_in
 from engine.cache.tiers import MAX_FETCHES, MAX_SEEKS, CacheTiers
 from engine.config import ResolvedConfig
 from engine.ports import BlockMover
+from engine.request import RequestId
 from engine.scheduling.live_request import LiveRequest
+from engine.scheduling.state_marks import StateMarks
 from engine.scheduling.step_costs import StepCosts
+from engine.step import Snapshot, StepRow
 
 SEEK_AGAIN_S = 0.25
 """To look for a long prompt takes milliseconds, which each step would take that it waits."""
@@ -48,6 +51,7 @@ class BlockTables:
         self._index = PrefixIndex(self.landmarks, lambda name: self.tiers.holds(name))
         self._pool = BlockPool(config.num_blocks, on_reuse=self._reuse)
         self.tiers = CacheTiers(self._pool, self._index, self.landmarks, self._reach, mover)
+        self._states = StateMarks(config) if config.num_snapshots else None
         self._lent: list[range] = []
 
     @property
@@ -66,7 +70,7 @@ class BlockTables:
         Does nothing and returns False unless `spare` more blocks of each table stay free.
         """
         names = self._shareable_names(live)
-        num_shared = self._reach.longest(names, self._index.__contains__)
+        num_shared = self._num_found(names)
         tables: list[list[BlockId]] = []
         for table, seen in enumerate(self._reach.seen(num_shared)):
             found = [self._index.block_of(name_in(names[i], table)) for i in seen]
@@ -84,11 +88,13 @@ class BlockTables:
         assert is_done, "the pool has fewer free blocks than it said"
         live.tables = tables
         live.num_computed = num_computed
+        if self._states is not None:
+            self._states.open(live, names[:num_shared], self._reach.longest(names, self._index.__contains__))
         return True
 
     def num_to_compute(self, live: LiveRequest) -> int:
         """Return how many tokens of a request without blocks the cache does not hold."""
-        num_shared = self._reach.longest(self._shareable_names(live), self._index.__contains__)
+        num_shared = self._num_found(self._shareable_names(live))
         return live.num_tokens - num_shared * self._block_tokens
 
     def try_extend(self, live: LiveRequest) -> bool:
@@ -112,8 +118,8 @@ class BlockTables:
             self._try_lengthen(live.tables, lacking)
         return min(count, len(live.tables[-1]) * self._block_tokens - live.num_tokens)
 
-    def settle(self, live: LiveRequest, start: int, end: int) -> None:
-        """Take it as a fact that the cache holds the request's tokens from `start` to `end`.
+    def settle(self, live: LiveRequest, start: int, end: int, snapshots: Sequence[Snapshot] = ()) -> None:
+        """Take it as a fact that the cache holds the request's tokens from `start` to `end`, and those states of it.
 
         Full blocks get names, and those are let go that no later step of it reads.
         """
@@ -123,11 +129,24 @@ class BlockTables:
             for table, blocks in enumerate(live.tables):
                 for i in range(first, last):
                     self._index.insert(name_in(names[i], table), blocks[i], ASIDE if table else i)
+        if snapshots and self._states is not None:
+            self._states.settle(live, snapshots)
         for window, tables in self._tables_by_window.items():
             num_left = self._reach.num_left(window, end)
             if num_left and live.tables[tables[0]][num_left - 1] != self._null:
                 for table in tables:
                     self._leave_behind(live.tables[table], num_left)
+
+    def with_states(
+        self, rows: tuple[StepRow, ...], live_by_id: Mapping[RequestId, LiveRequest]
+    ) -> tuple[StepRow, ...]:
+        """Return a step's rows with the states that they go on from and leave, where layers have such."""
+        return rows if self._states is None else self._states.take(rows, live_by_id)
+
+    def drop_unsettled(self, rows: Sequence[StepRow]) -> None:
+        """Forget what a finished step has kept of requests that have failed, or had ended."""
+        if self._states is not None:
+            self._states.drop_unsettled(rows)
 
     def close(self, live: LiveRequest) -> None:
         """Take a request's blocks back; those with names stay findable until they are reused."""
@@ -187,6 +206,8 @@ class BlockTables:
         self._pool.check()
         self._index.check(self._pool)
         self.tiers.check()
+        if self._states is not None:
+            self._states.snapshots.check(self._index.__contains__)
         tables = [blocks for live in running for blocks in live.tables]
         holding = (*tables, *self._lent, self.tiers.held())
         holders = Counter(block for held in holding for block in held if block != self._null)
@@ -232,6 +253,14 @@ class BlockTables:
         self._pool.release(left)
         self.tiers.let_go(left)
 
+    def _num_found(self, names: Sequence[BlockName]) -> int:
+        """Return behind how many leading blocks of a chain a request can go on."""
+
+        def reached(chain: Sequence[BlockName]) -> int:
+            return self._reach.longest(chain, self._index.__contains__)
+
+        return reached(names) if self._states is None else self._states.longest(names, reached)
+
     def _shareable_names(self, live: LiveRequest) -> list[BlockName]:
         """Return the names of the blocks that a request need not compute if it finds them."""
         if not self._has_index or live.needs_every_token:
@@ -241,4 +270,7 @@ class BlockTables:
 
     def _reuse(self, block: BlockId) -> None:
         self.tiers.overwrite(block)
+        name = self._index.name_of(block)
         self._index.evict(block)
+        if self._states is not None and name is not None:
+            self._states.snapshots.forget(name)

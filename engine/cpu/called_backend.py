@@ -5,13 +5,15 @@ What these kernels do not know, and what is small, torch's operators do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
 from engine.attention import AttentionBatch
 from engine.backend import Product, TorchBackend
+from engine.cpu.called_states import state_functions
 from engine.cpu.panels import INT8_KERNEL, Panels, lay_out
 from engine.decoder.layer_forms import LayerForm
 from engine.kv_cache import LayerCache
@@ -93,6 +95,10 @@ class CalledBackend(TorchBackend):
         told = (batch.tables.shape[1], cache.k.stride(0), form.window)
         self._call("paged_attention", len(batch.rows), read, (*sizes, *told), (form.scale, form.softcap))
         return out
+
+    def state_functions(self) -> Mapping[str, Callable[..., Any]]:
+        """Return those that `engine.cpu.called_states` has."""
+        return state_functions(self._pool)
 
     def _product(self, panels: Panels, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
         x, y = x.contiguous(), x.new_empty(len(x), panels.out)

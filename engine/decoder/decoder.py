@@ -19,6 +19,7 @@ from engine.decoder.spec import DecoderSpec
 from engine.kv_cache import KvCache, LayerCache
 from engine.loading.weight import Weight
 from engine.lora import HEAD_NORMS, AdapterSegment, HeadNorms, LoraProducts, change_norms
+from engine.step import StateMoves
 
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
 """As `kernels.add_rms_norm.reference` defines it."""
@@ -40,6 +41,7 @@ class DecoderBatch:
         sample_adapters: the same of samples; needed where an adapter changes the whole model
             (`adapters.weights.AdapterWeights`), empty otherwise.
         pooled: half-open ranges of the tokens whose hidden states are wanted, none in two, each of one request.
+        state_moves: where layers keep states; None for nothing to be copied.
     """
 
     token_ids: torch.Tensor
@@ -50,6 +52,7 @@ class DecoderBatch:
     adapters: tuple[AdapterSegment, ...] = ()
     sample_adapters: tuple[AdapterSegment, ...] = ()
     pooled: tuple[tuple[int, int], ...] = ()
+    state_moves: StateMoves | None = None
 
 
 class StepOutput(NamedTuple):

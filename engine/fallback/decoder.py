@@ -20,9 +20,11 @@ from engine.backend import Backend
 from engine.decoder.decoder import DecoderBatch, StepOutput
 from engine.decoder.rope import NO_ROPE
 from engine.decoder.rope_table import rope_table
-from engine.fallback.states import RowStates, cache_name
+from engine.fallback.rebinding import rebound
+from engine.fallback.states import NOTHING_KEPT, RowStates, cache_name
 from engine.kv_cache import KvCache
 from engine.lora import LoraProducts
+from engine.step import Snapshot
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,6 +43,7 @@ class _Step:
     lora: LoraProducts | None
     still: torch.Tensor  # [tokens, 2, head_dim]: cosines and sines of no rotation
     rows: Sequence[Sequence[int]]  # as of an `AttentionBatch`, where layers keep states
+    kept: Mapping[int, Sequence[Snapshot]]  # of those states, by row
 
 
 class FallbackDecoder:
@@ -56,6 +59,7 @@ class FallbackDecoder:
         self._backend = backend
         self._dtype = dtype
         self._model: PreTrainedModel | None = None
+        self._states: RowStates | None = None
         self._step: _Step | None = None
         self._last_hidden: torch.Tensor | None = None
         self._still = rope_table(NO_ROPE, spec.head_dim, 1, dtype)
@@ -67,11 +71,11 @@ class FallbackDecoder:
         Args:
             states: what its layers keep of each row instead of keys, or beside them.
         """
-        self._model = model
+        self._model, self._states = model, states
         for name in self.spec.state_modules:
             module = model.get_submodule(name)
-            told = module.forward, module.layer_idx, cache_name(module)
-            module.forward = partial(self._by_states, *told, states)  # type: ignore[arg-type]
+            ours = partial(self._by_states, states, rebound(module, self._backend.state_functions()), module.layer_idx)
+            module.forward = partial(ours, cache_name(module), module.forward)
         self._still = self._still.to(model.device)
         decoder, head = model.get_decoder(), model.get_output_embeddings()
         # Some call their output matrix a decoder.
@@ -86,16 +90,26 @@ class FallbackDecoder:
         for tensor in chain(model.parameters(), model.buffers()):
             tensor.data = _own(tensor)
 
+    def make_room(self, num_snapshots: int) -> None:
+        """Have room for so many states at the ends of prefixes; steps keep none before."""
+        assert self._states is not None, "there is no model yet"
+        self._states.make_room(num_snapshots)
+
     @torch.inference_mode()
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
         """Compute a step, writing the cache."""
         assert self._model is not None, "there is no model yet"
+        assert self._states is not None, "there is no model yet"
+        moves = batch.state_moves
+        if moves is not None:
+            self._states.begin(moves)
         self._step = _Step(
             batch.attention,
             cache,
             self._backend.lora(batch.adapters, batch.sample_adapters),
             self._still.repeat(len(batch.token_ids), 1, 1),
             batch.attention[0].rows.tolist() if self.spec.states else (),
+            NOTHING_KEPT if moves is None else moves.kept,
         )
         try:
             output = self._model(
@@ -172,18 +186,21 @@ class FallbackDecoder:
 
     def _by_states(
         self,
+        states: RowStates,
         forward: Callable[..., torch.Tensor],
         layer: int,
         cache: str,
-        states: RowStates,
+        theirs: Callable[..., torch.Tensor],
         *arguments: torch.Tensor,
         **told: Any,
     ) -> torch.Tensor:
         """Call a module that keeps a state on the tokens of each row; outside of a step, as it is called."""
         if self._step is None:
-            return forward(*arguments, **told)
+            return theirs(*arguments, **told)
         (x,) = arguments or (told["hidden_states"],)
-        return states.call(lambda part, held: forward(part, **{cache: held}), layer, x, self._step.rows)
+        return states.call(
+            lambda part, held: forward(part, **{cache: held}), layer, x, self._step.rows, self._step.kept
+        )
 
     def _keep_hidden(self, _module: torch.nn.Module, _arguments: object, output: Any) -> None:
         self._last_hidden = output[0][0]

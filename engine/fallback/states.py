@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
 
 from engine.fallback.spec import StateForm, StateKey
+from engine.step import Snapshot, StateMoves
+from kernels.arena import lazy_zeros
 
 CACHE_NAMES = ("cache_params", "past_key_values")
 """By one of these a module is given a cache."""
+NOTHING_KEPT: Mapping[int, Sequence[Snapshot]] = {}
 
 
 class _Cache:
@@ -93,7 +97,11 @@ class _Handed(_Cache):
 
     def update_conv_state(self, x: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
         state = self.get_conv_state(layer_idx, state_idx)
-        whole = torch.cat([state, x], dim=-1)
+        if x.device.type == "cpu":
+            # By tokens, as it comes of a product: to turn it takes longer than to convolve it.
+            whole = torch.cat([state.transpose(1, 2), x.transpose(1, 2)], dim=1).transpose(1, 2)
+        else:
+            whole = torch.cat([state, x], dim=-1)
         state.copy_(whole[..., -state.shape[-1] :])
         return whole
 
@@ -102,7 +110,7 @@ class _Handed(_Cache):
 
 
 class RowStates:
-    """The states of all rows of the engine.
+    """The states of all rows of the engine, and those that are kept at the ends of prefixes.
 
     Args:
         dtype: of the model.
@@ -111,13 +119,29 @@ class RowStates:
     def __init__(
         self, form_by_key: Mapping[StateKey, StateForm], num_rows: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._states: dict[int, dict[StateKey, torch.Tensor]] = {}
-        for key, form in form_by_key.items():
-            state = torch.zeros(num_rows, *form.shape, dtype=torch.float32 if form.is_wide else dtype, device=device)
-            self._states.setdefault(key.layer, {})[key] = state
+        self._dtype, self._device = dtype, device
+        self._form_by_key = form_by_key
+        self._states = self._zeros(num_rows)
+        self._kept: dict[int, dict[StateKey, torch.Tensor]] = {}
+
+    def make_room(self, num_places: int) -> None:
+        """Have room for so many states that are kept; there is none before."""
+        self._kept = self._zeros(num_places)
+
+    def begin(self, moves: StateMoves) -> None:
+        """Have rows go on from states that were kept."""
+        for layer, states in self._states.items():
+            for key, state in states.items():
+                for row, place in moves.begun:
+                    state[row] = self._kept[layer][key][place]
 
     def call(
-        self, module: Callable[..., torch.Tensor], layer: int, x: torch.Tensor, rows: Sequence[Sequence[int]]
+        self,
+        module: Callable[..., torch.Tensor],
+        layer: int,
+        x: torch.Tensor,
+        rows: Sequence[Sequence[int]],
+        kept: Mapping[int, Sequence[Snapshot]] = NOTHING_KEPT,
     ) -> torch.Tensor:
         """Call a layer's module on each row with its state, and keep what that has become.
 
@@ -125,15 +149,41 @@ class RowStates:
             module: takes [rows, tokens, hidden] and a cache, and returns as much.
             x: [1, tokens, hidden].
             rows: as of `engine.attention.AttentionBatch`; those of one token come first.
+            kept: by row what states are kept on the way, at which a row is computed in parts.
         """
         num_single = sum(count == 1 for _, _, count, _ in rows)
         parts = []
         if num_single:
             singles = rows[:num_single]
             parts.append(self._call(module, layer, x[0, :num_single].unsqueeze(1), singles).transpose(0, 1))
+            for *_, row in singles if kept else ():
+                self._keep(layer, row, kept.get(row, ()))
         for first, start, count, row in rows[num_single:]:
-            parts.append(self._call(module, layer, x[:, first : first + count], [(first, start, count, row)]))
+            stop, snapshots = start + count, kept.get(row, ())
+            for position in [*(found.position for found in snapshots if found.position < stop), stop]:
+                length = position - start
+                part = [(first, start, length, row)]
+                parts.append(self._call(module, layer, x[:, first : first + length], part))
+                self._keep(layer, row, [found for found in snapshots if found.position == position])
+                first, start = first + length, position
         return torch.cat(parts, dim=1)
+
+    def _keep(self, layer: int, row: int, snapshots: Sequence[Snapshot]) -> None:
+        for key, state in self._states[layer].items():
+            for _, place in snapshots:
+                self._kept[layer][key][place] = state[row]
+
+    def _zeros(self, count: int) -> dict[int, dict[StateKey, torch.Tensor]]:
+        zeros: dict[int, dict[StateKey, torch.Tensor]] = {}
+        for key, form in self._form_by_key.items():
+            shape, dtype = (count, *form.shape), torch.float32 if form.is_wide else self._dtype
+            if count and self._device.type == "cpu":
+                # Of the host's memory only those take some that are used.
+                state = lazy_zeros(prod(shape), dtype).view(shape)
+            else:
+                state = torch.zeros(shape, dtype=dtype, device=self._device)
+            zeros.setdefault(key.layer, {})[key] = state
+        return zeros
 
     def _call(
         self, module: Callable[..., torch.Tensor], layer: int, x: torch.Tensor, rows: Sequence[Sequence[int]]

@@ -90,6 +90,8 @@ def _build(
     config = replace(config, max_device_adapter_bytes=checked.max_device_adapter_bytes)
     resolved = resolve(config, spec, replace(hardware, free_bytes=max(0, left)))
     cache = _cache(spec, resolved, runtime.device)
+    if isinstance(decoder, FallbackDecoder):
+        decoder.make_room(resolved.num_snapshots)
     # In pages adapters take more: where none can be lent they are laid out without.
     can_lend = resolved.lent_run_blocks <= resolved.max_lent_blocks
     page_bytes = cache.pages(range(resolved.lent_run_blocks))[0].nbytes if can_lend else 0

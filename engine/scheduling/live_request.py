@@ -80,6 +80,9 @@ class LiveRequest:
         num_cached_tokens: prompt tokens served from the prefix cache at the first admission; None before.
         num_skips: plans that could not admit it only because every slot for adapters was taken.
         names: names of its leading full blocks, as far as they were needed.
+        state_from, num_begun, branch: where layers keep states, since its admission: the place of that from which it
+            goes on, behind how many tokens that is, and how many the cache had the blocks of.
+        answer_state: the name of the last state that was kept of its answer.
         ticket, num_seeks, next_seek_s: of the last fetch of its beginning, how many there were since it waits, and when
             it may look for another one (`engine.cache.tiers`).
         notes: for its trace.
@@ -99,6 +102,10 @@ class LiveRequest:
     num_seeks: int = 0
     next_seek_s: float = 0.0
     ticket: int | None = None
+    state_from: int | None = None
+    num_begun: int = 0
+    branch: int = 0
+    answer_state: BlockName | None = None
     is_guest: bool = False
     is_hurried: bool = False
     has_yielded: bool = False

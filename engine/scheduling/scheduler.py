@@ -203,8 +203,9 @@ class Scheduler:
         self._num_plans += 1
         self._fair_queue.note_step()
         self._step_clock.begin(self._num_plans, self._clock())
-        released, has_drafts = self._rows.released(), self._speculation.is_on
-        return StepPlan(step_id=self._num_plans, rows=draft.rows(), released_rows=released, is_speculative=has_drafts)
+        rows, released, has_drafts = draft.rows(), self._rows.released(), self._speculation.is_on
+        rows = self._tables.with_states(rows, self._live)
+        return StepPlan(step_id=self._num_plans, rows=rows, released_rows=released, is_speculative=has_drafts)
 
     def advance(self, plan: StepPlan) -> None:
         """Count a plan's work as done: it has been handed to the device, which computes plans in order."""
@@ -233,13 +234,14 @@ class Scheduler:
                 is_grammar = request_id in result.unfollowable
                 self._end(live, FinishReason.UNFOLLOWABLE if is_grammar else FinishReason.FAILED, error=error)
                 continue
-            self._tables.settle(live, row.start, row.end)
+            self._tables.settle(live, row.start, row.end, row.snapshots)
             if row.scores:
                 live.prompt_logprobs.extend(result.prompt_logprobs_by_request.get(request_id, ()))
             if row.samples:
                 self._fill_in(live, row, result, now_s)
             elif request_id in result.pooled_by_request:
                 self._end(live, FinishReason.STOP, pooled=result.pooled_by_request[request_id])
+        self._tables.drop_unsettled(plan.rows)
         return self.drain()
 
     def check(self) -> None:

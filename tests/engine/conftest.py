@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from engine.cache import reach
+from engine.scheduling import state_marks
 
 
 @pytest.fixture(scope="module")
@@ -14,4 +15,13 @@ def small_tiles() -> Iterator[None]:
     """Tiles of keys that texts of a dozen tokens leave behind."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reach, "TILE_TOKENS", 2)
+        yield
+
+
+@pytest.fixture(scope="module")
+def near_states() -> Iterator[None]:
+    """States that texts of a dozen tokens leave at several places."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_marks, "APART_TOKENS", 2)
+        patch.setattr(state_marks, "TAIL_TOKENS", 1)
         yield

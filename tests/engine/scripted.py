@@ -137,6 +137,9 @@ class ScriptedRunner:
 
     With `steps_ahead` it is asked for more before it has answered; a pending token is the one that it drew for the row.
     A step pauses as long as `pauses` says so.
+
+    Where states are kept, each row has one, which is the cell before its next position: it must be its own, wherever it
+    comes from. A place holds nothing before it is written, and nothing by a row that fails.
     """
 
     steps_ahead = 0
@@ -159,6 +162,8 @@ class ScriptedRunner:
         self._gate = gate
         self._failing = failing
         self.cells: dict[int, int] = {}
+        self._state_by_row: dict[int, int | None] = {}
+        self._snapshots: dict[int, int | None] = {}
         self._owner_by_row: dict[int, RequestId] = {}
         self._tables_by_row: dict[int, list[list[int]]] = {}
         self._begun: list[StepPlan] = []
@@ -171,6 +176,9 @@ class ScriptedRunner:
             raise EngineError("the device is gone")
         self._check_plan(plan)
         self._update_rows(plan)
+        for row in plan.rows:
+            if row.is_admission:
+                self._state_by_row[row.row] = 0 if row.state_from is None else self._snapshots[row.state_from]
         self._begun.append(plan)
 
     def proceed(self) -> bool:
@@ -184,6 +192,7 @@ class ScriptedRunner:
             own = self._compute(row)
             assert not own.keys() & writes.keys(), "two rows write one slot"
             writes |= own
+            self._leave_states(row, own)
             self._pool(row, own, result)
             if row.scores:
                 last = min(row.end, len(row.request.prompt_ids) - 1)
@@ -205,6 +214,24 @@ class ScriptedRunner:
 
     def idle(self) -> bool:
         return False
+
+    def _leave_states(self, row: StepRow, own: dict[int, int]) -> None:
+        """Check the state that a row goes on from, and keep what is to be kept of it."""
+        if not self._config.num_snapshots:
+            assert not row.snapshots, "a state is kept where there is no room"
+            assert row.state_from is None, "a row goes on from a state where none are kept"
+            return
+        before = self._seen(row, row.start, self.cells)[-1] if row.start else 0
+        assert self._state_by_row[row.row] == before, "a row goes on from a state that is not its own"
+        has_failed = row.samples and row.request.request_id in self._failing
+        positions = [position for position, _ in row.snapshots]
+        assert positions == sorted(set(positions)), "states are kept out of order"
+        for position, place in row.snapshots:
+            assert row.start < position <= row.end, "a state is kept that the row does not come by"
+            assert position % self._config.block_tokens == 0, "a state is kept inside of a block"
+            assert 0 <= place < self._config.num_snapshots
+            self._snapshots[place] = None if has_failed else own[self._slots(row, position - 1)[0]]
+        self._state_by_row[row.row] = own[self._slots(row, row.stop - 1)[0]]
 
     def _pool(self, row: StepRow, own: dict[int, int], result: StepResult) -> None:
         """Gather what the row itself computes, never what lies in the cache."""
@@ -273,6 +300,8 @@ class ScriptedRunner:
         assert len(plan.rows) <= self._config.num_rows
         assert len({row.row for row in plan.rows}) == len(plan.rows)
         assert sum(row.num_logits for row in plan.rows) <= self._config.num_logits
+        places = [place for row in plan.rows for _, place in row.snapshots]
+        assert len(set(places)) == len(places), "two rows keep states in one place"
         assert all(row.samples for row in plan.rows if row.draft_ids), "a draft stands before what is known"
         ends = [EOS_IDS.union(row.request.params.stop_token_ids).intersection(row.draft_ids) for row in plan.rows]
         assert not any(ends), "a draft goes on behind an end"
@@ -416,6 +445,8 @@ class Harness:
             # What was fetched for somebody who has ended meanwhile.
             self.step()
         self.scheduler.check()
+        states = self.scheduler._tables._states
+        assert states is None or not states.snapshots.num_written, "a place is written by nobody"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.kv_usage == 0
         assert not +self.gate.pins, "an adapter is still pinned"

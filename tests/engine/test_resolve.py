@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -269,22 +270,65 @@ class WithStates(DecoderSpec):
         return element_bytes << 20
 
 
-def test_states_take_of_a_cpus_share_and_leave_nothing_to_be_found(spec: DecoderSpec) -> None:
-    long, few = replace(spec, max_position=1 << 16), {"max_num_seqs": 16, "dtype": "float32"}
-    rows = WithStates(**{name: getattr(long, name) for name in long.__dataclass_fields__})
-    plain = resolve(config(**few), long, PLAIN)
-    found = resolve(config(**few), rows, PLAIN)
-    block_bytes = 16 * spec.kv_bytes_per_token(4)
-    assert plain.num_blocks == int(PLAIN.free_bytes * 0.2) // block_bytes
-    assert found.num_blocks == (int(PLAIN.free_bytes * 0.2) - 17 * (4 << 20)) // block_bytes
-    assert (plain.enable_prefix_cache, plain.num_speculative_tokens) == (True, 16)
-    assert (found.enable_prefix_cache, found.num_speculative_tokens) == (False, 0)
-    # There they lie already when what is free is measured.
-    gpu = replace(PLAIN, device="cuda", free_bytes=1 << 24)
-    assert resolve(config(**few), rows, gpu).num_blocks == resolve(config(**few), long, gpu).num_blocks
+def with_states(spec: DecoderSpec) -> WithStates:
+    long = replace(spec, max_position=1 << 16)
+    return WithStates(**{name: getattr(long, name) for name in long.__dataclass_fields__})
+
+
+FEW: dict[str, Any] = {"max_num_seqs": 16, "dtype": "float32"}
+
+
+def test_states_take_of_a_cpus_share(spec: DecoderSpec) -> None:
+    rows = with_states(spec)
+    plain, found = (
+        resolve(config(**FEW), replace(spec, max_position=1 << 16), PLAIN),
+        resolve(config(**FEW), rows, PLAIN),
+    )
+    block_bytes, room = 16 * spec.kv_bytes_per_token(4), int(PLAIN.free_bytes * 0.2)
+    assert plain.num_blocks == room // block_bytes
+    # A third of what those of seventeen rows leave is for states at the ends of prefixes.
+    room -= 17 * (4 << 20)
+    assert found.num_snapshots == room // 3 // (4 << 20) == 11
+    assert found.num_blocks == (room - 11 * (4 << 20)) // block_bytes
+    assert (plain.num_snapshots, plain.num_speculative_tokens) == (0, 16)
+    assert (found.enable_prefix_cache, found.num_speculative_tokens) == (True, 0)
+    # On a GPU those of rows lie there already when what is free is measured.
+    gpu = resolve(config(**FEW), rows, replace(PLAIN, device="cuda", free_bytes=1 << 26))
+    assert gpu.num_snapshots == (1 << 26) // 3 // (4 << 20)
+    assert gpu.num_blocks == ((1 << 26) - gpu.num_snapshots * (4 << 20)) // block_bytes
+
+
+def test_how_many_states_are_kept_can_be_said(spec: DecoderSpec) -> None:
+    rows = with_states(spec)
+    kept = resolve(config(state_cache_bytes=13 << 20, **FEW), rows, PLAIN)
+    assert (kept.num_snapshots, kept.enable_prefix_cache) == (3, True)
+    assert kept.num_blocks == (int(PLAIN.free_bytes * 0.2) - 20 * (4 << 20)) // (16 * spec.kv_bytes_per_token(4))
+    # What is said of the cache is the blocks' alone.
+    said = resolve(config(kv_cache_bytes=1 << 26, **FEW), rows, PLAIN)
+    assert (said.num_snapshots, said.num_blocks) == (8, (1 << 26) // (16 * spec.kv_bytes_per_token(4)))
+    for fields in ({"state_cache_bytes": 0}, {"enable_prefix_cache": False}):
+        without = resolve(config(**fields, **FEW), rows, PLAIN)
+        assert (without.num_snapshots, without.enable_prefix_cache) == (0, False)
+    # Before a request of full length does not fit, none is kept.
+    tight = replace(PLAIN, free_bytes=(17 * (4 << 20) + 4096 * 4096) * 5 + 5)
+    assert resolve(config(**FEW), rows, tight).num_snapshots == 0
+    # There is no use for more of them than some times as many as there are rows.
+    assert resolve(config(**FEW), rows, replace(PLAIN, free_bytes=1 << 40)).num_snapshots == 16 * 17
+
+
+def test_what_does_not_go_with_states_is_refused(spec: DecoderSpec) -> None:
+    rows = with_states(spec)
+    for fields, match in (
+        ({"num_speculative_tokens": 4}, "num_speculative_tokens: 4, but this model's layers keep states"),
+        ({"kv_disk_bytes": 1 << 30}, "kv_disk_bytes: .*, but this model's layers keep states"),
+        ({"state_cache_bytes": -1}, "state_cache_bytes: -1 is less than 0"),
+        ({"state_cache_bytes": 1 << 20}, "state_cache_bytes: 1048576 bytes hold no state of this model, .* 4194304"),
+        ({"state_cache_bytes": 1 << 24, "enable_prefix_cache": False}, "state_cache_bytes: .*enable_prefix_cache is"),
+        ({"state_cache_bytes": 150 << 20}, r"Those that are kept take 155189248 \(state_cache_bytes\)"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            resolve(config(**fields, **FEW), rows, PLAIN)
     with pytest.raises(ConfigError, match=r"The states of max_num_seqs 64 take 285212672 more"):
         resolve(config(dtype="float32"), rows, PLAIN)
-    with pytest.raises(ConfigError, match="num_speculative_tokens: 4, but this model's layers keep states"):
-        resolve(config(num_speculative_tokens=4, **few), rows, PLAIN)
-    with pytest.raises(ConfigError, match=r"kv_disk_bytes: .*, but this model's layers keep states"):
-        resolve(config(kv_disk_bytes=1 << 30, **few), rows, PLAIN)
+    with pytest.raises(ConfigError, match="state_cache_bytes: 1, but this model's layers keep no states"):
+        resolve(config(state_cache_bytes=1), spec, PLAIN)

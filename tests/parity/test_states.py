@@ -129,11 +129,15 @@ def test_who_had_to_give_way_computes_its_state_again(saved: Callable[[str], Che
     assert engine.snapshot().counters.num_preemptions > 0
 
 
-def test_the_same_beginning_is_computed_again_and_nothing_is_guessed(saved: Callable[[str], Checkpoint]) -> None:
+def test_where_no_state_is_kept_the_same_beginning_is_computed_again(saved: Callable[[str], Checkpoint]) -> None:
     checkpoint, prompt = saved("Lfm2ForCausalLM"), (5, 6, 7, 8) * 12
-    engine = check(checkpoint, [prompt, prompt], max_num_seqs=1)
+    engine = check(checkpoint, [prompt, prompt], max_num_seqs=1, state_cache_bytes=0)
     assert not engine.config.enable_prefix_cache
-    assert engine.config.num_speculative_tokens == 0
+
+
+def test_nothing_is_guessed_and_nothing_is_stored_below(saved: Callable[[str], Checkpoint]) -> None:
+    checkpoint = saved("Lfm2ForCausalLM")
+    assert engine_of(checkpoint).config.num_speculative_tokens == 0
     with pytest.raises(ConfigError, match=r"num_speculative_tokens: 4, but this model's layers keep states"):
         engine_of(checkpoint, num_speculative_tokens=4)
     with pytest.raises(ConfigError, match=r"kv_disk_bytes: .*this model's layers keep states"):

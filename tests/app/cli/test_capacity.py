@@ -119,6 +119,8 @@ def test_what_layers_keep_instead_of_keys_is_counted(llama: DecoderSpec) -> None
         WithStates(**{f.name: getattr(llama, f.name) for f in fields(llama)}), "bfloat16", DEVICES["h200"], 0.9, traffic
     )
     assert kept.max_concurrency < plain.max_concurrency
+    # Of what those of rows leave a third is for states at the ends of prefixes.
+    assert kept.cache_tokens == pytest.approx(plain.cache_tokens * 2 / 3, abs=16)
     assert kept.tpot_s - plain.tpot_s == pytest.approx(8 * 2 * (50 << 20) / DEVICES["h200"].bytes_per_s)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from random import Random
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from engine.fallback.spec import StateForm, StateKey
 from engine.fallback.states import NotedStates, RowStates, cache_name
+from engine.step import Snapshot, StateMoves
 
 CONV, SUM = StateKey(3, "conv", 0), StateKey(3, "recurrent", 0)
 FORMS = {CONV: StateForm((2, 3), is_wide=False), SUM: StateForm((2,), is_wide=True)}
@@ -56,6 +57,47 @@ def test_each_text_is_computed_as_if_it_were_alone_in_whatever_parts(seed: int, 
         row_by_text = {text: row for text, row in row_by_text.items() if len(done[text]) < len(texts[text])}
     for found, text in zip(done, texts, strict=True):
         assert torch.equal(found, expected(text))
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), seed=st.integers(0, 10_000), length=st.integers(2, 30))
+def test_a_text_goes_on_from_any_state_that_was_kept_of_it(data: st.DataObject, seed: int, length: int) -> None:
+    """Whatever the place held before, and however the row is computed before and after."""
+    states = RowStates(FORMS, 2, torch.float32, torch.device("cpu"))
+    states.make_room(3)
+    poisoned = states._kept[3]
+    for state in poisoned.values():
+        state.fill_(torch.nan)
+    text = torch.randint(1, 9, (length, 2), generator=torch.Generator().manual_seed(seed)).float()
+    marks = sorted(data.draw(st.sets(st.integers(1, length - 1), min_size=1, max_size=3)))
+    cuts = sorted({*data.draw(st.sets(st.integers(1, length - 1), max_size=4)), 0, length})
+    places = data.draw(st.permutations(range(3)))
+    for start, end in pairwise(cuts):
+        kept = [Snapshot(mark, places[i]) for i, mark in enumerate(marks) if start < mark <= end]
+        x = text[start:end].unsqueeze(0)
+        found = states.call(remember, 3, x, [[0, start, end - start, 1]], {1: kept} if kept else {})
+        assert torch.equal(found[0], expected(text)[start:end])
+    for mark, place in zip(marks, places, strict=False):
+        states.begin(StateMoves(((0, place),), {}))
+        found = states.call(remember, 3, text[mark:].unsqueeze(0), [[0, mark, length - mark, 0]])
+        assert torch.equal(found[0], expected(text)[mark:])
+    if len(marks) < 3:
+        assert all(state[places[-1]].isnan().all() for state in poisoned.values())
+
+
+def test_of_rows_of_one_token_some_are_kept() -> None:
+    states = RowStates(FORMS, 3, torch.float32, torch.device("cpu"))
+    states.make_room(2)
+    texts = torch.arange(1.0, 13.0).view(3, 2, 2)
+    for position in range(2):
+        kept = {2: [Snapshot(2, 0)], 0: [Snapshot(2, 1)]} if position else {}
+        states.call(remember, 3, texts[:, position].unsqueeze(0), [[i, position, 1, i] for i in range(3)], kept)
+    states.begin(StateMoves(((1, 0),), {}))
+    more = torch.ones(1, 1, 2)
+    found = states.call(remember, 3, more, [[0, 2, 1, 1]])[0, 0]
+    assert torch.equal(found, torch.cat([texts[2], more[0]]).sum(dim=0))
+    states.begin(StateMoves(((1, 1),), {}))
+    assert torch.equal(states.call(remember, 3, more, [[0, 2, 1, 1]])[0, 0], texts[0].sum(dim=0) + 1)
 
 
 def test_what_a_failed_text_has_left_is_not_found_by_the_next_one() -> None:

@@ -1,0 +1,133 @@
+"""Our kernels in the place of transformers' functions: the same numbers, and theirs for what ours do not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.qwen3_next import modeling_qwen3_next as theirs
+
+from engine.cpu.called_states import state_functions
+from kernels.program import Pool
+from tests.kernels.conftest import assert_near, pool
+
+__all__ = ["pool"]
+
+RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
+
+pytestmark = pytest.mark.skipif(
+    not all(hasattr(theirs, name) for name in (*RULES, *CONVOLUTIONS)),
+    reason="this transformers has other names for it",
+)
+
+
+def refused(*_: Any, **__: Any) -> None:
+    raise AssertionError("the function of transformers is called")
+
+
+def rule_inputs(dtype: torch.dtype, tokens: int, rows: int = 1, key_dim: int = 32) -> dict[str, Any]:
+    torch.manual_seed(5)
+    # As a convolution leaves them: of each channel all tokens together.
+    mixed = torch.randn(rows, 2 * 2 * key_dim + 4 * 16, tokens).to(dtype).transpose(1, 2)
+    query, key, value = mixed.split((2 * key_dim, 2 * key_dim, 64), dim=-1)
+    return {
+        "query": query.unflatten(-1, (2, key_dim)),
+        "key": key.unflatten(-1, (2, key_dim)),
+        "value": value.unflatten(-1, (4, 16)),
+        "g": -torch.rand(rows, tokens, 4),
+        "beta": torch.rand(rows, tokens, 4).to(dtype),
+        "initial_state": torch.randn(rows, 4, key_dim, 16),
+        "output_final_state": True,
+        "use_qk_l2norm_in_kernel": True,
+        "cu_seqlens": None,
+    }
+
+
+def called(function: Callable[..., Any], told: dict[str, Any]) -> Any:
+    told = {name: value.clone() if name == "initial_state" else value for name, value in told.items()}
+    parts = [told.pop(name) for name in ("query", "key", "value")]
+    return function(*parts, **told)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (1, 3), (70, 1), (5, 2)])
+def test_the_rule_is_that_of_transformers(pool: Pool, name: str, tokens: int, rows: int) -> None:
+    told = rule_inputs(torch.float32, tokens, rows)
+    out, state = called(lambda *parts, **rest: state_functions(pool)[name](refused, *parts, **rest), told)
+    expected, kept = called(getattr(theirs, name), told)
+    assert_near(out, expected)
+    assert_near(state, kept)
+
+
+def test_the_state_that_is_given_is_changed(pool: Pool) -> None:
+    told = rule_inputs(torch.bfloat16, 3)
+    given = told["initial_state"]
+    before = given.clone()
+    rule, parts = state_functions(pool)[RULES[0]], [told.pop(name) for name in ("query", "key", "value")]
+    out, state = rule(refused, *parts, **told)
+    assert state is given
+    assert not torch.equal(given, before)
+    assert out.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"initial_state": None},
+        {"initial_state": torch.zeros(1, 4, 32, 16).double()},
+        {"initial_state": torch.zeros(1, 4, 16, 32).transpose(2, 3)},
+        {"output_final_state": False},
+        {"use_qk_l2norm_in_kernel": False},
+        {"cu_seqlens": torch.tensor([0, 7])},
+        rule_inputs(torch.float64, 7),
+        rule_inputs(torch.float32, 7, key_dim=24),
+        rule_inputs(torch.float32, 7, key_dim=272),
+    ],
+)
+def test_what_the_kernel_does_not_know_transformers_computes(pool: Pool, change: dict[str, Any]) -> None:
+    told = rule_inputs(torch.float32, 7) | change
+    seen: list[dict[str, Any]] = []
+
+    def noted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **rest: Any) -> tuple[str, str]:
+        seen.append({"query": query, "key": key, "value": value, **rest})
+        return "their", "answer"
+
+    rest = told.copy()
+    parts = [rest.pop(name) for name in ("query", "key", "value")]
+    assert state_functions(pool)[RULES[0]](noted, *parts, **rest) == ("their", "answer")
+    assert all(seen[0][name] is value for name, value in told.items())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_convolutions_are_those_of_transformers(pool: Pool, rows: int, has_bias: bool) -> None:
+    torch.manual_seed(5)
+    text, state, weight = torch.randn(rows, 48, 9), torch.randn(rows, 48, 4), torch.randn(48, 4)
+    bias = torch.randn(48) if has_bias else None
+    whole, update = (state_functions(pool)[name] for name in CONVOLUTIONS)
+    found = whole(refused, text, weight, bias, activation="silu")
+    assert_near(found, theirs.causal_conv1d_fn(text, weight, bias, activation="silu"))
+    same, token = state.clone(), text[..., :1]
+    expected = theirs.causal_conv1d_update(token, same, weight, bias, "silu")
+    assert_near(update(refused, token, state, weight, bias, "silu"), expected)
+    assert torch.equal(state, same)
+
+
+def test_other_convolutions_transformers_computes(pool: Pool) -> None:
+    whole, update = (state_functions(pool)[name] for name in CONVOLUTIONS)
+    text, state, weight = torch.randn(1, 48, 9), torch.randn(1, 48, 4), torch.randn(48, 4)
+
+    def noted(*_: Any, **__: Any) -> str:
+        return "theirs"
+
+    assert whole(noted, text, weight, activation=None) == "theirs"
+    assert whole(noted, text, weight, activation="silu", seq_idx=torch.zeros(1, 9)) == "theirs"
+    assert whole(noted, text.double(), weight, activation="silu") == "theirs"
+    assert whole(noted, text[:, :40], weight[:40], activation="silu") == "theirs"
+    assert whole(noted, text, torch.randn(48, 9), activation="silu") == "theirs"
+    assert update(noted, text[..., :1], state, weight, activation="gelu") == "theirs"
+    assert update(noted, text[..., :1], state[..., :3], weight, activation="silu") == "theirs"
+    assert update(noted, text[..., :1], state.double(), weight, activation="silu") == "theirs"
