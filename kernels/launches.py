@@ -62,6 +62,8 @@ GEOMETRIES = (
     Geometry(name="head size 96", hidden=3072, inner=8192, heads=32, kv_heads=32, head_dim=96),
     Geometry(name="head size 256", hidden=2048, inner=16384, heads=8, kv_heads=1, head_dim=256),
 )
+WINDOWED = (GEOMETRIES[0], *GEOMETRIES[2:5])
+"""Whose layers may have windows besides those of Gemma and gpt-oss: Mistral's and Phi-3's have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,8 @@ def all_launches(target: str) -> list[Launch]:
         layer(GEOMETRIES[0], torch.float32)
         layer(GEOMETRIES[0], torch.bfloat16, window=4096, softcap=50.0)
         attend(GEOMETRIES[0], torch.bfloat16, torch.bfloat16, rotary_dim=96)
+        for geometry in WINDOWED:
+            attend(geometry, torch.bfloat16, torch.bfloat16, window=4096)
         gemma(GEMMA_3, window=512)
         gemma(GEMMA_2, window=4096, softcap=50.0)
         gpt_oss_attention(torch.bfloat16)
@@ -109,6 +113,9 @@ def all_launches(target: str) -> list[Launch]:
                 attend(GEMMA_2, torch.bfloat16, held, window=4096, softcap=50.0)
                 attend(GEMMA_3, torch.bfloat16, held, window=512)
                 gpt_oss_attention(held)
+                attend(GEOMETRIES[0], torch.bfloat16, held, window=4096, softcap=50.0)
+                for geometry in WINDOWED:
+                    attend(geometry, torch.bfloat16, held, window=4096)
                 for geometry in GEOMETRIES:
                     attend(geometry, torch.bfloat16, held)
                     for width in (geometry.hidden, geometry.inner):
