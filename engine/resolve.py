@@ -154,14 +154,18 @@ def _too_small(
     block_bytes: int,
     state_bytes: int,
 ) -> ConfigError:
-    cache_bytes, knob = _cache_bytes(config, hardware, state_bytes), "kv_cache_bytes:"
+    cache_bytes, knob, advice = _cache_bytes(config, hardware, state_bytes), "kv_cache_bytes:", ""
     num_tokens = reach.capacity(num_blocks, max_model_len)
     if hardware.device == "cuda" and config.kv_cache_bytes is None:
         knob = f"gpu_memory_fraction: {config.gpu_memory_fraction:g} leaves the cache"
+        adapters = config.max_device_adapter_bytes
+        kept = "" if adapters is None else f", max_device_adapter_bytes ({adapters}), which are kept for adapters,"
+        advice = f" Raise it, or lower max_model_len{kept} or max_batched_tokens ({config.max_batched_tokens})."
     return ConfigError(
         f"{knob} {cache_bytes} bytes, which hold {num_tokens} tokens, fewer than one request of max_model_len "
         f"{max_model_len}; {reach.most(max_model_len) * block_bytes} bytes are needed."
         + (f" The states of max_num_seqs {config.max_num_seqs} take {state_bytes} more." if state_bytes else "")
+        + advice
     )
 
 
