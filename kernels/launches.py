@@ -127,26 +127,7 @@ def all_launches(target: str) -> list[Launch]:
                 multiply_fp8(geometry)
             for width in WIDEST:
                 round_fp8(64, width)
-        for mixture in MIXTURES:
-            mix(mixture, torch.bfloat16)
-        for mixture in GPT_OSS_MIXTURES:
-            mix(mixture, torch.bfloat16, "clamped", has_biases=True)
-            mix(mixture, torch.bfloat16, "clamped", matrix=partial(_mxfp4, dtype=torch.bfloat16), has_biases=True)
-        for dtype in (torch.float16, torch.float32):
-            mix(GPT_OSS_MIXTURES[0], dtype, "clamped", matrix=partial(_mxfp4, dtype=dtype), has_biases=True)
-            mix(MIXTURES[0], dtype)
-            mix(MIXTURES[0], dtype, change=_change_experts)
-        for mixture in (*MIXTURES, GPT_OSS_MIXTURES[0]):
-            mix(mixture, torch.bfloat16, change=_change_experts)
-        packed = partial(_mxfp4, dtype=torch.bfloat16)
-        mix(GPT_OSS_MIXTURES[0], torch.bfloat16, "clamped", matrix=packed, has_biases=True, change=_change_experts)
-        fill_row_tables(_whole(64), _whole(64, 3), _whole(1), entry=5, max_tiles=64)
-        mix(MIXTURES[0], torch.bfloat16, "gelu")
-        for group in (GROUP, *SHORT_GROUPS):
-            mix(MIXTURES[0], torch.bfloat16, matrix=partial(_int4, dtype=torch.bfloat16, group=group))
-        if has_fp8_products():
-            mix(MIXTURES[0], torch.bfloat16, matrix=_fp8)
-            mix(MIXTURES[1], torch.bfloat16, matrix=_fp8)
+        mixtures()
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)
@@ -155,6 +136,30 @@ def all_launches(target: str) -> list[Launch]:
             _empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64), _whole(64, 2), arrived
         )
     return launches
+
+
+def mixtures() -> None:
+    """Launch what mixtures of experts launch: weights of every kind, with what adapters have of them and without."""
+    for mixture in MIXTURES:
+        mix(mixture, torch.bfloat16)
+    for mixture in GPT_OSS_MIXTURES:
+        mix(mixture, torch.bfloat16, "clamped", has_biases=True)
+        mix(mixture, torch.bfloat16, "clamped", matrix=partial(_mxfp4, dtype=torch.bfloat16), has_biases=True)
+    for dtype in (torch.float16, torch.float32):
+        mix(GPT_OSS_MIXTURES[0], dtype, "clamped", matrix=partial(_mxfp4, dtype=dtype), has_biases=True)
+        mix(MIXTURES[0], dtype)
+        mix(MIXTURES[0], dtype, change=_change_experts)
+    for mixture in (*MIXTURES, GPT_OSS_MIXTURES[0]):
+        mix(mixture, torch.bfloat16, change=_change_experts)
+    packed = partial(_mxfp4, dtype=torch.bfloat16)
+    mix(GPT_OSS_MIXTURES[0], torch.bfloat16, "clamped", matrix=packed, has_biases=True, change=_change_experts)
+    fill_row_tables(_whole(64), _whole(64, 3), _whole(1), entry=5, max_tiles=64)
+    mix(MIXTURES[0], torch.bfloat16, "gelu")
+    for group in (GROUP, *SHORT_GROUPS):
+        mix(MIXTURES[0], torch.bfloat16, matrix=partial(_int4, dtype=torch.bfloat16, group=group))
+    if has_fp8_products():
+        mix(MIXTURES[0], torch.bfloat16, matrix=_fp8)
+        mix(MIXTURES[1], torch.bfloat16, matrix=_fp8)
 
 
 def mix(

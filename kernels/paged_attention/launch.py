@@ -18,6 +18,8 @@ MIN_TILE = 16
 """Rows of the smallest tile that matrix units multiply."""
 MAX_PROGRAMS = 8192
 """Of one launch for rows of one token."""
+JOINED_NUMBERS = 32
+"""Of each thread, of parts that are joined at once."""
 FEW_ROWS = 8
 """So many that the time until the first keys are there counts, and not how many are under way."""
 
@@ -36,9 +38,6 @@ class Tile:
 class Share:
     """How rows of one token are cut: the least queries and keys of a tile, programs of a multiprocessor, and how Triton
     runs them.
-
-    Attributes:
-        joined: numbers of each thread, of parts that are joined at once.
     """
 
     least_m: int
@@ -46,24 +45,22 @@ class Share:
     per_multiprocessor: int
     num_warps: int
     num_stages: int
-    joined: int = 32
 
 
-def decode_share(num_rows: int, head_dim: int, element_bytes: int, *, has_window: bool = False) -> Share:
+def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     """Return how so many rows of one token are cut in a cache whose numbers have so many bytes.
 
     As measured on an H200: of many rows by many programs of one warp, which wait for nobody. Elsewhere, and of long
-    numbers, as no register spills by the compilers of Triton 3.6 and 3.7.
+    numbers, as no register spills.
     """
     is_hopper, is_amd = architecture.current() == "sm_90", architecture.current().startswith("gfx")
     is_blackwell = architecture.current() == "sm_100"
     if element_bytes == 4:
         return Share(least_m=16 if is_hopper else 8, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128 and element_bytes == 1:
-        if is_hopper and has_window:
+        if is_hopper:
             return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=1)
-        num_stages = 2 if is_hopper or is_blackwell else 1
-        return Share(least_m=16 if is_amd else 8, block_n=64, per_multiprocessor=2, num_warps=4, num_stages=num_stages)
+        return Share(least_m=16 if is_amd else 8, block_n=64, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128:
         return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=2 if is_blackwell else 3)
     if is_amd:
@@ -77,17 +74,13 @@ def decode_share(num_rows: int, head_dim: int, element_bytes: int, *, has_window
     if is_hopper:
         # Of five stages the addresses of blocks take three.
         return Share(least_m=16, block_n=128, per_multiprocessor=1, num_warps=4, num_stages=5)
-    joined = 16 if is_blackwell else 32
-    return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=4, joined=joined)
+    return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=4)
 
 
 def prefill_tile(
     group: int, head_dim: int, element_bytes: int, *, is_quantized: bool = False, has_window: bool = False
 ) -> Tile:
-    """Return the tile for rows of several tokens: the largest whose registers do not spill on each architecture.
-
-    By the compilers of Triton 3.6 and 3.7.
-    """
+    """Return the tile for rows of several tokens: the largest whose registers do not spill on each architecture."""
     least = triton.next_power_of_2(group)
     if element_bytes == 4:
         return Tile(block_m=max(MIN_TILE, least), block_n=16, num_warps=4, num_stages=1)
@@ -104,7 +97,7 @@ def prefill_tile(
     if head_dim > 128:
         block_n = 64 if gpu == "sm_100" and has_window else 32
         return Tile(block_m=max(64, least), block_n=block_n, num_warps=8, num_stages=2)
-    if gpu == "sm_100" and is_quantized:
+    if gpu == "sm_100" and head_dim <= 64 and is_quantized:
         return Tile(block_m=max(128, least), block_n=32, num_warps=8, num_stages=3)
     block_n = 64 if gpu == "sm_100" and head_dim > 64 else 32
     return Tile(block_m=max(128, least), block_n=block_n, num_warps=8, num_stages=2)
@@ -156,7 +149,7 @@ def paged_attention(
     scale = q.shape[2] ** -0.5 if scale is None else scale
     launch = _Launch(q, k_cache, v_cache, tables, out, scale, window, softcap, spans, sinks)
     if num_decodes:
-        share = cut or decode_share(num_decodes, q.shape[2], k_cache.element_size(), has_window=window > 0)
+        share = cut or decode_share(num_decodes, q.shape[2], k_cache.element_size())
         launch.decodes(rows[:num_decodes], share, arrived)
     if len(rows) > num_decodes:
         launch.chunks(rows[num_decodes:], len(q) - num_decodes)
@@ -220,7 +213,7 @@ class _Launch:
             BLOCK_M=max(share.least_m, block_g),
             BLOCK_N=share.block_n,
             BLOCK_G=block_g,
-            BLOCK_P=max(2, share.joined * 32 * share.num_warps // (block_g * block_d)),
+            BLOCK_P=max(2, JOINED_NUMBERS * 32 * share.num_warps // (block_g * block_d)),
             num_warps=share.num_warps,
             num_stages=share.num_stages,
             **overlap(),
