@@ -62,8 +62,6 @@ GEOMETRIES = (
     Geometry(name="head size 96", hidden=3072, inner=8192, heads=32, kv_heads=32, head_dim=96),
     Geometry(name="head size 256", hidden=2048, inner=16384, heads=8, kv_heads=1, head_dim=256),
 )
-WINDOWED = (GEOMETRIES[0], *GEOMETRIES[2:5])
-"""Whose layers may have windows besides those of Gemma and gpt-oss: Mistral's and Phi-3's have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,21 +99,20 @@ def all_launches(target: str) -> list[Launch]:
             layer(geometry, torch.bfloat16)
         layer(GEOMETRIES[0], torch.float16)
         layer(GEOMETRIES[0], torch.float32)
-        layer(GEOMETRIES[0], torch.bfloat16, window=4096, softcap=50.0)
         attend(GEOMETRIES[0], torch.bfloat16, torch.bfloat16, rotary_dim=96)
-        for geometry in WINDOWED:
-            attend(geometry, torch.bfloat16, torch.bfloat16, window=4096)
         gemma(GEMMA_3, window=512)
         gemma(GEMMA_2, window=4096, softcap=50.0)
-        gpt_oss_attention(torch.bfloat16)
+        for held in (torch.bfloat16, torch.int8, fp8_dtype()):
+            if held is not None:
+                gpt_oss_attention(held)
+                attend(GEOMETRIES[0], torch.bfloat16, held, window=4096, softcap=50.0)
+                # As Mistral's and Phi-3's layers have them.
+                for geometry in (GEOMETRIES[0], *GEOMETRIES[2:5]):
+                    attend(geometry, torch.bfloat16, held, window=4096)
         for held in (torch.int8, fp8_dtype()):
             if held is not None:
                 attend(GEMMA_2, torch.bfloat16, held, window=4096, softcap=50.0)
                 attend(GEMMA_3, torch.bfloat16, held, window=512)
-                gpt_oss_attention(held)
-                attend(GEOMETRIES[0], torch.bfloat16, held, window=4096, softcap=50.0)
-                for geometry in WINDOWED:
-                    attend(geometry, torch.bfloat16, held, window=4096)
                 for geometry in GEOMETRIES:
                     attend(geometry, torch.bfloat16, held)
                     for width in (geometry.hidden, geometry.inner):
@@ -131,10 +128,8 @@ def all_launches(target: str) -> list[Launch]:
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)
-        arrived = _empty(64, dtype=torch.int32)
-        choose_tokens(
-            _empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64), _whole(64, 2), arrived
-        )
+        logits, knobs = _empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64)
+        choose_tokens(logits, knobs, _whole(64, 2), _empty(64, dtype=torch.int32))
     return launches
 
 
@@ -346,11 +341,11 @@ def gemma(geometry: Geometry, *, window: int, softcap: float = 0.0) -> None:
         activate_and_multiply(_empty(tokens, 2 * geometry.inner, dtype=torch.bfloat16), "gelu")
 
 
-def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:
+def layer(geometry: Geometry, dtype: torch.dtype) -> None:
     """Launch what one layer launches, for a few tokens, for a full batch, and for prompts."""
     hidden, inner, head_dim = geometry.hidden, geometry.inner, geometry.head_dim
     q_size, kv_size = geometry.heads * head_dim, geometry.kv_heads * head_dim
-    attend(geometry, dtype, dtype, window=window, softcap=softcap)
+    attend(geometry, dtype, dtype)
     for tokens, _ in BATCHES:
         put_drawn(_whole(tokens), _whole(tokens, 4), _whole(64), -1)
         x = take_rows(_empty(VOCAB, hidden, dtype=dtype), _whole(tokens))
