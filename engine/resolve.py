@@ -205,17 +205,21 @@ def _num_snapshots(config: EngineConfig, cache_bytes: int, sizes: _Sizes) -> int
 def _too_small(
     config: EngineConfig, hardware: Hardware, sizes: _Sizes, num_blocks: int, num_snapshots: int
 ) -> ConfigError:
-    knob, least_blocks = "kv_cache_bytes:", sizes.least_blocks
+    knob, advice, least_blocks = "kv_cache_bytes:", "", sizes.least_blocks
     cache_bytes = config.kv_cache_bytes or num_blocks * sizes.block_bytes
     num_tokens = sizes.reach.capacity(num_blocks, sizes.max_model_len)
     if hardware.device == "cuda" and config.kv_cache_bytes is None:
         knob = f"gpu_memory_fraction: {config.gpu_memory_fraction:g} leaves the cache"
+        adapters = config.max_device_adapter_bytes
+        kept = "" if adapters is None else f", max_device_adapter_bytes ({adapters}), which are kept for adapters,"
+        advice = f" Raise it, or lower max_model_len{kept} or max_batched_tokens ({config.max_batched_tokens})."
     states_bytes, kept_bytes = sizes.num_rows * sizes.state_bytes, num_snapshots * sizes.state_bytes
     return ConfigError(
         f"{knob} {cache_bytes} bytes, which hold {num_tokens} tokens, fewer than one request of max_model_len "
         f"{sizes.max_model_len}; {least_blocks * sizes.block_bytes} bytes are needed."
         + (f" The states of max_num_seqs {config.max_num_seqs} take {states_bytes} more." if states_bytes else "")
         + (f" Those that are kept take {kept_bytes} (state_cache_bytes)." if kept_bytes else "")
+        + advice
     )
 
 

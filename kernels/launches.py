@@ -99,16 +99,20 @@ def all_launches(target: str) -> list[Launch]:
             layer(geometry, torch.bfloat16)
         layer(GEOMETRIES[0], torch.float16)
         layer(GEOMETRIES[0], torch.float32)
-        layer(GEOMETRIES[0], torch.bfloat16, window=4096, softcap=50.0)
         attend(GEOMETRIES[0], torch.bfloat16, torch.bfloat16, rotary_dim=96)
         gemma(GEMMA_3, window=512)
         gemma(GEMMA_2, window=4096, softcap=50.0)
-        gpt_oss_attention(torch.bfloat16)
+        for held in (torch.bfloat16, torch.int8, fp8_dtype()):
+            if held is not None:
+                gpt_oss_attention(held)
+                attend(GEOMETRIES[0], torch.bfloat16, held, window=4096, softcap=50.0)
+                # As Mistral's and Phi-3's layers have them.
+                for geometry in (GEOMETRIES[0], *GEOMETRIES[2:5]):
+                    attend(geometry, torch.bfloat16, held, window=4096)
         for held in (torch.int8, fp8_dtype()):
             if held is not None:
                 attend(GEMMA_2, torch.bfloat16, held, window=4096, softcap=50.0)
                 attend(GEMMA_3, torch.bfloat16, held, window=512)
-                gpt_oss_attention(held)
                 for geometry in GEOMETRIES:
                     attend(geometry, torch.bfloat16, held)
                     for width in (geometry.hidden, geometry.inner):
@@ -120,34 +124,37 @@ def all_launches(target: str) -> list[Launch]:
                 multiply_fp8(geometry)
             for width in WIDEST:
                 round_fp8(64, width)
-        for mixture in MIXTURES:
-            mix(mixture, torch.bfloat16)
-        for mixture in GPT_OSS_MIXTURES:
-            mix(mixture, torch.bfloat16, "clamped", has_biases=True)
-            mix(mixture, torch.bfloat16, "clamped", matrix=partial(_mxfp4, dtype=torch.bfloat16), has_biases=True)
-        for dtype in (torch.float16, torch.float32):
-            mix(GPT_OSS_MIXTURES[0], dtype, "clamped", matrix=partial(_mxfp4, dtype=dtype), has_biases=True)
-            mix(MIXTURES[0], dtype)
-            mix(MIXTURES[0], dtype, change=_change_experts)
-        for mixture in (*MIXTURES, GPT_OSS_MIXTURES[0]):
-            mix(mixture, torch.bfloat16, change=_change_experts)
-        packed = partial(_mxfp4, dtype=torch.bfloat16)
-        mix(GPT_OSS_MIXTURES[0], torch.bfloat16, "clamped", matrix=packed, has_biases=True, change=_change_experts)
-        fill_row_tables(_whole(64), _whole(64, 3), _whole(1), entry=5, max_tiles=64)
-        mix(MIXTURES[0], torch.bfloat16, "gelu")
-        for group in (GROUP, *SHORT_GROUPS):
-            mix(MIXTURES[0], torch.bfloat16, matrix=partial(_int4, dtype=torch.bfloat16, group=group))
-        if has_fp8_products():
-            mix(MIXTURES[0], torch.bfloat16, matrix=_fp8)
-            mix(MIXTURES[1], torch.bfloat16, matrix=_fp8)
+        mixtures()
         multiply(GEOMETRIES[0], torch.float16)
         for group in SHORT_GROUPS:
             multiply(GEOMETRIES[0], torch.bfloat16, group)
-        arrived = _empty(64, dtype=torch.int32)
-        choose_tokens(
-            _empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64), _whole(64, 2), arrived
-        )
+        logits, knobs = _empty(64, VOCAB, dtype=torch.float32), _empty(64, 4, dtype=torch.float64)
+        choose_tokens(logits, knobs, _whole(64, 2), _empty(64, dtype=torch.int32))
     return launches
+
+
+def mixtures() -> None:
+    """Launch what mixtures of experts launch: weights of every kind, with what adapters have of them and without."""
+    for mixture in MIXTURES:
+        mix(mixture, torch.bfloat16)
+    for mixture in GPT_OSS_MIXTURES:
+        mix(mixture, torch.bfloat16, "clamped", has_biases=True)
+        mix(mixture, torch.bfloat16, "clamped", matrix=partial(_mxfp4, dtype=torch.bfloat16), has_biases=True)
+    for dtype in (torch.float16, torch.float32):
+        mix(GPT_OSS_MIXTURES[0], dtype, "clamped", matrix=partial(_mxfp4, dtype=dtype), has_biases=True)
+        mix(MIXTURES[0], dtype)
+        mix(MIXTURES[0], dtype, change=_change_experts)
+    for mixture in (*MIXTURES, GPT_OSS_MIXTURES[0]):
+        mix(mixture, torch.bfloat16, change=_change_experts)
+    packed = partial(_mxfp4, dtype=torch.bfloat16)
+    mix(GPT_OSS_MIXTURES[0], torch.bfloat16, "clamped", matrix=packed, has_biases=True, change=_change_experts)
+    fill_row_tables(_whole(64), _whole(64, 3), _whole(1), entry=5, max_tiles=64)
+    mix(MIXTURES[0], torch.bfloat16, "gelu")
+    for group in (GROUP, *SHORT_GROUPS):
+        mix(MIXTURES[0], torch.bfloat16, matrix=partial(_int4, dtype=torch.bfloat16, group=group))
+    if has_fp8_products():
+        mix(MIXTURES[0], torch.bfloat16, matrix=_fp8)
+        mix(MIXTURES[1], torch.bfloat16, matrix=_fp8)
 
 
 def mix(
@@ -329,11 +336,11 @@ def gemma(geometry: Geometry, *, window: int, softcap: float = 0.0) -> None:
         activate_and_multiply(_empty(tokens, 2 * geometry.inner, dtype=torch.bfloat16), "gelu")
 
 
-def layer(geometry: Geometry, dtype: torch.dtype, *, window: int = 0, softcap: float = 0.0) -> None:
+def layer(geometry: Geometry, dtype: torch.dtype) -> None:
     """Launch what one layer launches, for a few tokens, for a full batch, and for prompts."""
     hidden, inner, head_dim = geometry.hidden, geometry.inner, geometry.head_dim
     q_size, kv_size = geometry.heads * head_dim, geometry.kv_heads * head_dim
-    attend(geometry, dtype, dtype, window=window, softcap=softcap)
+    attend(geometry, dtype, dtype)
     for tokens, _ in BATCHES:
         put_drawn(_whole(tokens), _whole(tokens, 4), _whole(64), -1)
         x = take_rows(_empty(VOCAB, hidden, dtype=dtype), _whole(tokens))

@@ -27,10 +27,14 @@ _logger = logging.getLogger(__name__)
 
 MAX_PROCESSES = 16
 """Each imports torch."""
+Tell = Callable[[int, int], None]
+"""Is told after each kernel how many are done, and of how many."""
 DTYPE_BY_TYPE = {kind: dtype for dtype, kind in TYPE_BY_DTYPE.items()}
 
 
-def compile_ahead(runs: Iterable[Callable[[], object]], num_processes: int) -> None:
+def compile_ahead(
+    runs: Iterable[Callable[[], object]], num_processes: int, tell: Tell = lambda done, total: None
+) -> None:
     """Compile for the GPU that is here what `runs` launch, many kernels side by side; nothing is computed meanwhile.
 
     Where processes cannot be had the log says so: each kernel is compiled as it is launched.
@@ -40,14 +44,16 @@ def compile_ahead(runs: Iterable[Callable[[], object]], num_processes: int) -> N
             run()
     started_s = time.monotonic()
     try:
-        count = fill_cache(launches, triton.runtime.driver.active.get_current_target(), num_processes)
+        count = fill_cache(launches, triton.runtime.driver.active.get_current_target(), num_processes, tell)
     except (BrokenProcessPool, OSError):
         _logger.exception("kernels could not be compiled ahead; each will be as it is launched")
         return
     _logger.info("compiled %d of %d kernels in %.1f s", count, len(launches), time.monotonic() - started_s)
 
 
-def fill_cache(launches: Sequence[Launch], target: GPUTarget, num_processes: int) -> int:
+def fill_cache(
+    launches: Sequence[Launch], target: GPUTarget, num_processes: int, tell: Tell = lambda done, total: None
+) -> int:
     """Compile launches for a GPU in processes of their own, those that have not been; return how many there were.
 
     What does not compile is told in the log, and will say so itself when it is launched.
@@ -60,8 +66,11 @@ def fill_cache(launches: Sequence[Launch], target: GPUTarget, num_processes: int
     # Not forked: torch's threads do not come along. No more of them than have two each: to begin takes as long as one.
     count = min(num_processes, MAX_PROCESSES, -(-len(missing) // 2))
     with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-        for (launch, stamp), done in [(pair, pool.submit(_fill, pair[0], target)) for pair in missing]:
-            if (error := done.exception()) is None:
+        begun = [(pair, pool.submit(_fill, pair[0], target)) for pair in missing]
+        for number, ((launch, stamp), done) in enumerate(begun, start=1):
+            error = done.exception()
+            tell(number, len(missing))
+            if error is None:
                 stamp.touch()
             else:
                 _logger.error("%s does not compile: %s", launch.title, error)

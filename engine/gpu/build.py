@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -29,7 +30,10 @@ from engine.gpu.tabled_adapter import TabledAdapter
 from engine.hardware import DTYPE_BY_NAME
 from engine.kv_cache import KvCache
 from engine.loading.checkpoint import WeightSource
+from engine.loading.names import parameters
+from engine.loading.weight import Weight
 from engine.parts import Parts
+from engine.progress import Progress
 from engine.resolve import Hardware, resolve
 from kernels import architecture
 
@@ -82,7 +86,7 @@ def _build(
         stream_each(backend.linears)
         rehearsal.run()
 
-    runtime.compile_ahead(launch_all, hardware.num_cores)
+    runtime.compile_ahead(launch_all, hardware.num_cores, Progress("compiling kernels").reach)
     measure(backend.linears, runtime)
     peak_bytes = runtime.peak_bytes(rehearsal.run)
     left = hardware.free_bytes - peak_bytes - RESERVED_BYTES - checked.max_device_adapter_bytes
@@ -141,7 +145,16 @@ def _load(
 
         return load_fallback(config.model_path, spec, backend, dtype, device, config.num_rows)
     assert isinstance(spec, DecoderSpec)
-    return Decoder(spec, weights(config.model_path, spec, dtype, device), backend, config.max_model_len)
+    found = weights(config.model_path, spec, dtype, device)
+    return Decoder(spec, _telling(found, spec), backend, config.max_model_len)
+
+
+def _telling(weights: Iterable[tuple[str, Weight]], spec: DecoderSpec) -> Iterator[tuple[str, Weight]]:
+    """Pass a decoder's parameters on, and say how many of them lie on the device."""
+    progress, total = Progress("loading weights"), len([*parameters(spec)])
+    for number, parameter in enumerate(weights, start=1):
+        yield parameter
+        progress.reach(number, total)
 
 
 def _cache(spec: ModelSpec, config: ResolvedConfig, device: torch.device) -> KvCache:

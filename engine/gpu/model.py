@@ -19,6 +19,7 @@ from engine.gpu.backend import TritonBackend
 from engine.gpu.inputs import DeviceInputs
 from engine.gpu.runtime import GpuRuntime
 from engine.kv_cache import KvCache
+from engine.progress import Progress
 
 _logger = logging.getLogger(__name__)
 
@@ -51,12 +52,13 @@ class GpuModel:
             The bytes that this takes of the device's memory.
         """
         started_s, taken_before = time.monotonic(), runtime.taken_bytes()
+        progress = Progress("recording decode steps")
         for number, size in enumerate(sorted(sizes, reverse=True), start=1):
             for reach, has_experts in self._kinds():
                 batch = self._inputs.padding(size)
                 self._backend.adapters.expect(size, reach, has_experts=has_experts)
                 self._recorded[size, reach, has_experts] = runtime.record(partial(self._logits, batch, cache))
-            _logger.info("recorded decode steps of %d rows (%d of %d)", size, number, len(sizes))
+            progress.reach(number, len(sizes))
         self._backend.adapters.expect(0)
         taken, took_s = runtime.taken_bytes() - taken_before, time.monotonic() - started_s
         _logger.info("recorded %d steps in %.1f s; they take %.2f GiB", len(self._recorded), took_s, taken / 2**30)

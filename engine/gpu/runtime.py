@@ -61,8 +61,11 @@ class GpuRuntime(Protocol):
         """Return how much of the device's memory is taken, by whomever and for whatever."""
         ...
 
-    def compile_ahead(self, run: Callable[[], object], num_processes: int) -> None:
-        """Compile the kernels that `run` launches, many side by side; `run` computes nothing meanwhile."""
+    def compile_ahead(self, run: Callable[[], object], num_processes: int, tell: Callable[[int, int], None]) -> None:
+        """Compile the kernels that `run` launches, many side by side; `run` computes nothing meanwhile.
+
+        `tell` is told how many are done, and of how many.
+        """
         ...
 
 
@@ -155,9 +158,9 @@ class CudaRuntime:
         free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
         return total_bytes - free_bytes
 
-    def compile_ahead(self, run: Callable[[], object], num_processes: int) -> None:
+    def compile_ahead(self, run: Callable[[], object], num_processes: int, tell: Callable[[int, int], None]) -> None:
         """Note what is launched instead of launching it, and have other processes fill Triton's cache."""
         # Whatever uses this file without kernels needs no Triton.
         from kernels.triton_cache import compile_ahead
 
-        compile_ahead([run], num_processes)
+        compile_ahead([run], num_processes, tell)

@@ -26,6 +26,7 @@ from engine.gpu.runtime import GpuRuntime
 from engine.loading.fp8 import Fp8Weight
 from engine.loading.int4 import Int4Weight
 from engine.loading.weight import Weight, dense
+from engine.progress import Progress
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.row_quantization.launch import Rounded
 from kernels.streamed_linear.launch import (
@@ -205,7 +206,9 @@ def _scaled_linear(x: Rounded, weight: Fp8Matrix, bias: torch.Tensor | None, dty
 @torch.inference_mode()
 def measure(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
     """Time each way for each shape and number of rows, all layers of a shape in turn, and set `ways` by it."""
-    for alike in _by_kind(linears):
+    kinds = _by_kind(linears)
+    progress = Progress("timing products")
+    for number, alike in enumerate(kinds, start=1):
         shape, numbers = alike[0].shape, alike[0].rows
         ways = tuple(_fastest(alike, rows, runtime) for rows in numbers)
         for linear in alike:
@@ -218,6 +221,7 @@ def measure(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
             _logger.info("products by %s: %s for %s rows", tuple(shape), way.value, chosen or "no")
         if normed_rows:
             _logger.info("products by %s: %s are normed on their way", tuple(shape), normed_rows)
+        progress.reach(number, len(kinds))
 
 
 @torch.inference_mode()

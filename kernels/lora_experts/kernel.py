@@ -69,7 +69,7 @@ def expert_shrink_kernel(
 
     Pair p reads row p // sharers of `x` [any, width], and its adapter is that of row p // chosen in `tables`. `entry`
     is that of the layer's first expert and first product. Up to the end of a block there are zeros behind a rank.
-    Splits are summed by whoever reads them, always in one order.
+    Splits are summed by whoever reads them, always in one order. `room` is a multiple of BLOCK_R.
     """
     take_turn(OVERLAPS)
     split, product, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -96,7 +96,7 @@ def expert_shrink_kernel(
                 a_tile = tl.load(a + r[:, None] * width + k[None, :], mask=(r < rank)[:, None] & is_depth, other=0.0)
                 x_tile = tl.load(x + row[:, None] * width + k[None, :], mask=is_own[:, None] & is_depth, other=0.0)
                 sums = tl.dot(a_tile, tl.trans(x_tile), sums, input_precision="ieee")
-            tl.store(target[None, :] + r[:, None], sums, mask=is_own[None, :] & (r < room)[:, None])
+            tl.store(target[None, :] + r[:, None], sums, mask=is_own[None, :])
         left = tl.where(is_own, 0, left)
         own = tl.max(left, axis=0)
 
@@ -153,7 +153,7 @@ def expert_expand_kernel(
                 h = tl.zeros([BLOCK_M, BLOCK_R], tl.float32)
                 for split in range(num_splits):
                     source = shrunk + ((split * num_pairs + pair).to(tl.int64) * NUM_PRODUCTS + product) * room
-                    h += tl.load(source[:, None] + r[None, :], mask=is_own[:, None] & (r < room)[None, :], other=0.0)
+                    h += tl.load(source[:, None] + r[None, :], mask=is_own[:, None], other=0.0)
                 total = tl.dot(h.to(dtype), b_tile, total, input_precision="ieee")
         place = y + pair.to(tl.int64)[:, None] * width + column[None, :]
         is_place = is_own[:, None] & (column < width)[None, :]

@@ -106,11 +106,18 @@ def expert_expand(
         BLOCK_M=height,
         BLOCK_R=BLOCK_R,
         BLOCK_N=block_n,
-        # As few as have registers for it, by what compilers for four targets take.
-        num_warps=8 if height * y.element_size() * products > 128 else 4,
+        num_warps=_num_warps(height * y.element_size(), products),
         num_stages=1,
         **overlap(),
     )
+
+
+def _num_warps(column_bytes: int, products: int) -> int:
+    """Return by how many warps an expand has registers for its tiles.
+
+    As tried by the compilers of Triton 3.6 and 3.7 for four targets: some spill by four warps, others by eight.
+    """
+    return 4 if column_bytes <= 32 or (products == 1 and column_bytes == 128) else 8
 
 
 def _num_splits(pairs: int, experts: int, products: int, most: int) -> int:

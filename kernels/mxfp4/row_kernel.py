@@ -28,6 +28,11 @@ def _inputs_of(x, group, is_group, PAIR: tl.constexpr, dtype: tl.constexpr):
         at = x + group * 32 + 8 * PAIR + 2 * word
         even = tl.load(at, mask=is_group, other=0).to(dtype, bitcast=True)
         odd = tl.load(at + 1, mask=is_group, other=0).to(dtype, bitcast=True)
+    elif dtype == tl.bfloat16:
+        both = tl.load(x + group * 16 + 4 * PAIR + word, mask=is_group, other=0)
+        # The upper half of a single.
+        even = (both << 16).to(tl.float32, bitcast=True)
+        odd = (both & -0x10000).to(tl.float32, bitcast=True)
     else:
         both = tl.load(x + group * 16 + 4 * PAIR + word, mask=is_group, other=0)
         even = both.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)

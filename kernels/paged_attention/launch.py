@@ -47,23 +47,25 @@ class Share:
     num_stages: int
 
 
-def decode_share(num_rows: int, head_dim: int, element_bytes: int, *, has_window: bool = False) -> Share:
+def decode_share(num_rows: int, head_dim: int, element_bytes: int) -> Share:
     """Return how so many rows of one token are cut in a cache whose numbers have so many bytes.
 
     As measured on an H200: of many rows by many programs of one warp, which wait for nobody. Elsewhere, and of long
     numbers, as no register spills.
     """
     is_hopper, is_amd = architecture.current() == "sm_90", architecture.current().startswith("gfx")
+    is_blackwell = architecture.current() == "sm_100"
     if element_bytes == 4:
         return Share(least_m=16 if is_hopper else 8, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128 and element_bytes == 1:
-        block_n = 32 if is_hopper and has_window else 64
-        return Share(least_m=16 if is_amd else 8, block_n=block_n, per_multiprocessor=2, num_warps=4, num_stages=1)
+        if is_hopper:
+            return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=1)
+        return Share(least_m=16 if is_amd else 8, block_n=64, per_multiprocessor=2, num_warps=4, num_stages=1)
     if head_dim > 128:
-        return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=3)
+        return Share(least_m=16, block_n=32, per_multiprocessor=2, num_warps=4, num_stages=2 if is_blackwell else 3)
     if is_amd:
         return Share(least_m=16, block_n=64, per_multiprocessor=2, num_warps=4, num_stages=4 - element_bytes)
-    if num_rows > FEW_ROWS and head_dim <= 64 and element_bytes == 2 and architecture.current() == "sm_100":
+    if num_rows > FEW_ROWS and head_dim <= 64 and element_bytes == 2 and is_blackwell:
         return Share(least_m=8, block_n=32, per_multiprocessor=4, num_warps=2, num_stages=1)
     if num_rows > FEW_ROWS:
         return Share(least_m=8, block_n=32, per_multiprocessor=8, num_warps=1, num_stages=3 - element_bytes)
@@ -95,6 +97,8 @@ def prefill_tile(
     if head_dim > 128:
         block_n = 64 if gpu == "sm_100" and has_window else 32
         return Tile(block_m=max(64, least), block_n=block_n, num_warps=8, num_stages=2)
+    if gpu == "sm_100" and head_dim <= 64 and is_quantized:
+        return Tile(block_m=max(128, least), block_n=32, num_warps=8, num_stages=3)
     block_n = 64 if gpu == "sm_100" and head_dim > 64 else 32
     return Tile(block_m=max(128, least), block_n=block_n, num_warps=8, num_stages=2)
 
@@ -145,7 +149,7 @@ def paged_attention(
     scale = q.shape[2] ** -0.5 if scale is None else scale
     launch = _Launch(q, k_cache, v_cache, tables, out, scale, window, softcap, spans, sinks)
     if num_decodes:
-        share = cut or decode_share(num_decodes, q.shape[2], k_cache.element_size(), has_window=window > 0)
+        share = cut or decode_share(num_decodes, q.shape[2], k_cache.element_size())
         launch.decodes(rows[:num_decodes], share, arrived)
     if len(rows) > num_decodes:
         launch.chunks(rows[num_decodes:], len(q) - num_decodes)

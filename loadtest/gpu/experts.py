@@ -13,6 +13,8 @@ from kernels.experts.launch import ExpertMatrix, choose_experts, counters, multi
 from kernels.experts.reference import choose_experts as choose_by_definition
 from kernels.gated_activation.launch import activate_and_multiply
 from kernels.launches import Mixture
+from kernels.lora_experts.launch import expert_expand, expert_shrink
+from kernels.lora_shrink.launch import whole_rows
 from kernels.mxfp4.reference import BYTES_PER_WEIGHT as MXFP4_BYTES
 from kernels.mxfp4.reference import Mxfp4Matrix, pack_mxfp4
 from kernels.streamed_linear.launch import to_fp8
@@ -24,6 +26,7 @@ from loadtest.gpu.kernels import SHORT
 from loadtest.gpu.parts import Attempt
 
 ROWS = (1, 8, 64, 8192)
+RANK, ADAPTERS = 16, 8
 FEW_ROWS = 64
 """Up to so many what counts is how many bits weights have."""
 
@@ -40,6 +43,8 @@ def benches(
     for rows in sorted({max(1, rows // scale) for rows in ROWS}):
         with attempt("inputs"):
             yield from _of_rows(mixture, gate_up, down, rows)
+    with attempt("inputs"):
+        yield _of_adapters(mixture, device, rows=max(2, FEW_ROWS // scale), adapters=max(1, ADAPTERS // scale))
 
 
 def _of_rows(mixture: Mixture, gate_up: torch.Tensor, down: torch.Tensor, rows: int) -> Iterator[Bench]:
@@ -72,6 +77,41 @@ def _of_rows(mixture: Mixture, gate_up: torch.Tensor, down: torch.Tensor, rows: 
         num_bytes=logits.nbytes + 3 * of_pairs.nbytes,
     )
     yield _grouped(x, of_pairs, gate_up, down, num_weights * x.element_size() + 2 * x.nbytes, num_flop)
+
+
+def _of_adapters(mixture: Mixture, device: torch.device, *, rows: int, adapters: int) -> Bench:
+    """Return what adapters of all experts change in gate and up, the rows being spread over them."""
+    experts, hidden, width = mixture.experts, mixture.hidden, 2 * mixture.inner
+    matrices = [
+        (
+            random_numbers(experts, RANK, hidden, device=device).to(SHORT),
+            whole_rows(random_numbers(experts * width, RANK, device=device).to(SHORT)).view(experts, width, -1),
+        )
+        for _ in range(adapters)
+    ]
+    # Gate and up at once; an expert has two entries more.
+    tables = torch.zeros(adapters, experts, 3, 4, dtype=torch.int64)
+    for table, (a, b) in zip(tables, matrices, strict=True):
+        places = [(a[expert].data_ptr(), b[expert].data_ptr(), RANK, width) for expert in range(experts)]
+        table[:, 0] = torch.tensor(places)
+    tables = tables.to(device)
+    of_rows = torch.arange(rows, device=device) % adapters
+    addresses = tables.data_ptr() + of_rows * tables[0].nbytes
+    x, logits = (random_numbers(rows, count, device=device).to(SHORT) for count in (hidden, experts))
+    y = random_numbers(rows * mixture.chosen, width, device=device).to(SHORT)
+    height = usual_cut(rows, mixture.chosen, experts, x.element_size()).block_m
+    routing = choose_experts(logits, mixture.chosen, counters(experts, device), is_normed=True, tile=height)
+
+    def run(kept: object = (matrices, tables)) -> None:
+        shrunk = expert_shrink(x, routing, addresses, entry=0, products=2, max_rank=RANK, height=height)
+        expert_expand(y, shrunk, routing, addresses, entry=0, height=height)
+
+    num_met = len((of_rows.unsqueeze(1) * experts + routing.experts).unique())
+    return Bench(
+        name=f"LoRA of gate and up of experts, {rows} rows of {adapters} adapters",
+        run=run,
+        num_bytes=num_met * RANK * (hidden + width) * x.element_size() + x.nbytes + 2 * y.nbytes,
+    )
 
 
 def _random_mxfp4(numbers: torch.Tensor) -> Mxfp4Matrix:

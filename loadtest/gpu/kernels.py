@@ -12,9 +12,12 @@ from torch.nn import functional
 from engine.gpu.streamed_linear import StreamedLinear
 from kernels.add_rms_norm.launch import add_rms_norm
 from kernels.architecture import fp8_dtype, has_fp8_products
+from kernels.embedding.launch import put_drawn, take_rows
 from kernels.gated_activation.launch import activate_and_multiply
 from kernels.launches import Geometry
 from kernels.lora_expand.launch import lora_expand
+from kernels.lora_gather.launch import lora_gather
+from kernels.lora_logits.launch import lora_logits
 from kernels.lora_shrink.launch import cut, lora_shrink, whole_rows
 from kernels.rope_kv_write.launch import rope_kv_write
 from kernels.row_quantization.launch import empty_rounded, quantize_rows
@@ -26,7 +29,7 @@ from loadtest.gpu.attention import random_cache
 from loadtest.gpu.bench import Bench, random_numbers
 from loadtest.gpu.parts import Attempt
 
-RANK = 16
+RANK, RANKS = 16, (8, 16, 64, 128)
 SHORT = torch.bfloat16 if torch.cuda.is_available() else torch.float16
 """What 4-bit weights are multiplied in; the interpreter cannot bfloat16."""
 VOCAB = 128_256
@@ -40,11 +43,18 @@ def benches(
     some = max(1, 64 // scale)
     families = [
         _elementwise(geometry, device, tokens=8192 // scale),
+        _embedding(geometry, device, tokens=8192 // scale, vocab=VOCAB // scale),
         *(_quantization(geometry, device, tokens=some, held=held) for held in held_types),
         *(_products(geometry, device, rows=rows) for rows in sorted({max(1, rows // scale) for rows in (1, 16, 64)})),
         *(_fp8_products(geometry, device, rows=max(1, rows // scale)) for rows in (1, 16, 64, 128)),
         *(_library_products(geometry, device, rows=max(1, rows // scale)) for rows in (64, 8192)),
         *(_lora(geometry, device, tokens=max(2, some), adapters=max(1, adapters // scale)) for adapters in (1, 8, 64)),
+        *(
+            _lora(geometry, device, tokens=max(2, some), adapters=max(1, 8 // scale), rank=rank)
+            for rank in RANKS
+            if rank != RANK
+        ),
+        _lora_of_whole_model(geometry, device, rows=some, vocab=VOCAB // scale),
         _token_choices(device, rows=1, vocab=VOCAB // scale),
         _token_choices(device, rows=some, vocab=VOCAB // scale),
     ]
@@ -79,12 +89,52 @@ def _elementwise(geometry: Geometry, device: torch.device, *, tokens: int) -> It
     )
 
 
+def _embedding(geometry: Geometry, device: torch.device, *, tokens: int, vocab: int) -> Iterator[Bench]:
+    """What stands at the head of a step: tokens that the one before has drawn, and their rows of the embedding."""
+    table, ids = (
+        random_numbers(vocab, geometry.hidden, device=device),
+        torch.randint(0, vocab, (tokens,), device=device),
+    )
+    rows, drawn = torch.zeros(tokens, 4, dtype=torch.int64, device=device), torch.zeros_like(ids)
+    yield Bench(
+        name=f"rows of the embedding, {tokens} tokens",
+        run=lambda: take_rows(table, ids),
+        num_bytes=2 * tokens * geometry.hidden * table.element_size() + ids.nbytes,
+    )
+    yield Bench(
+        name=f"drawn tokens put in place, {tokens} tokens",
+        run=lambda: put_drawn(ids, rows, drawn, -1),
+        num_bytes=2 * ids.nbytes + rows.nbytes,
+    )
+
+
 def _quantization(geometry: Geometry, device: torch.device, *, tokens: int, held: torch.dtype) -> Iterator[Bench]:
     x = random_numbers(tokens, geometry.inner, device=device)
     yield Bench(
         name=f"row quantization, {tokens} tokens to {held}",
         run=lambda: quantize_rows(x, held),
         num_bytes=x.nbytes + x.numel(),
+    )
+    heads, head_dim = geometry.heads + 2 * geometry.kv_heads, geometry.head_dim
+    qkv, cos_sin = (random_numbers(tokens, *shape, device=device) for shape in ((heads * head_dim,), (2, head_dim)))
+    cache = random_cache(geometry, tokens, device)
+    spans = torch.zeros(cache.shape[:-1], dtype=torch.float32, device=device)
+    cache = cache.to(held)
+    norm, slots = random_numbers(head_dim, device=device), torch.randperm(tokens, device=device)
+    num_held = 2 * tokens * geometry.kv_heads * head_dim
+    yield Bench(
+        name=f"norms and rotation and rounding, {tokens} tokens to a cache of {held}",
+        run=lambda: rope_kv_write(
+            qkv=qkv,
+            cos_sin=cos_sin,
+            norms=(norm, norm),
+            eps=1e-6,
+            k_cache=cache[0],
+            v_cache=cache[1],
+            slots=slots,
+            spans=(spans[0], spans[1]),
+        ),
+        num_bytes=2 * qkv.nbytes + cos_sin.nbytes - num_held * (qkv.element_size() - 1),
     )
     delta, gate_up, room = x.clone(), x.repeat(1, 2), empty_rounded(x, held)
     yield Bench(
@@ -180,30 +230,58 @@ def _library_products(geometry: Geometry, device: torch.device, *, rows: int) ->
         )
 
 
-def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: int) -> Iterator[Bench]:
+def _lora(geometry: Geometry, device: torch.device, *, tokens: int, adapters: int, rank: int = RANK) -> Iterator[Bench]:
     q_size, kv_size = geometry.heads * geometry.head_dim, geometry.kv_heads * geometry.head_dim
     splits = (q_size, kv_size, kv_size)
     x, y = random_numbers(tokens, geometry.hidden, device=device), random_numbers(tokens, sum(splits), device=device)
     matrices = [
-        (random_numbers(RANK, geometry.hidden, device=device), whole_rows(random_numbers(width, RANK, device=device)))
+        (random_numbers(rank, geometry.hidden, device=device), whole_rows(random_numbers(width, rank, device=device)))
         for _ in range(adapters)
         for width in splits
     ]
-    tables = torch.tensor([[a.data_ptr(), b.data_ptr(), RANK, 0] for a, b in matrices], device=device)
+    tables = torch.tensor([[a.data_ptr(), b.data_ptr(), rank, 0] for a, b in matrices], device=device)
     per_adapter = tokens // adapters
     segments = [(i * per_adapter, (i + 1) * per_adapter, tables[3 * i].data_ptr()) for i in range(adapters)]
     spans = [[*span, table] for start, end, table in segments for span in cut(start, end)]
     tiles, count = torch.tensor(spans, device=device), torch.tensor([len(spans)], device=device)
 
     def run(kept: object = (matrices, tables)) -> None:
-        shrunk = lora_shrink(x, tiles, count, entry=0, num_modules=3, max_rank=RANK, max_tiles=len(tiles))
+        shrunk = lora_shrink(x, tiles, count, entry=0, num_modules=3, max_rank=rank, max_tiles=len(tiles))
         lora_expand(y, shrunk, tiles, count, entry=0, splits=splits, max_tiles=len(tiles))
 
     num_weights = sum(a.numel() + b.numel() for a, b in matrices)
     yield Bench(
-        name=f"LoRA of q, k and v, {tokens} tokens of {adapters} adapters",
+        name=f"LoRA of q, k and v, {tokens} tokens of {adapters} adapters of rank {rank}",
         run=run,
         num_bytes=num_weights * x.element_size() + x.nbytes + 2 * y.nbytes,
+    )
+
+
+def _lora_of_whole_model(geometry: Geometry, device: torch.device, *, rows: int, vocab: int) -> Iterator[Bench]:
+    """What an adapter of the embedding, and one with an output matrix of its own, add to a step of `rows` rows."""
+    a, b = (whole_rows(random_numbers(count, RANK, device=device)) for count in (vocab, geometry.hidden))
+    own, x = (random_numbers(count, geometry.hidden, device=device) for count in (vocab, rows))
+    table = torch.zeros(3, 4, dtype=torch.int64)
+    table[1, :3] = torch.tensor([a.data_ptr(), b.data_ptr(), RANK])
+    table[2, 1:3] = torch.tensor([own.data_ptr(), geometry.hidden])
+    table = table.to(device)
+    spans = [[*span, table.data_ptr()] for span in cut(0, rows)]
+    tiles, count = torch.tensor(spans, device=device), torch.tensor([len(spans)], device=device)
+    ids, logits = torch.randint(0, vocab, (rows,), device=device), torch.zeros(rows, vocab, device=device)
+
+    def gather(kept: object = (a, b, table)) -> None:
+        lora_gather(ids, x, tiles, count, own=0, entry=1, max_tiles=len(tiles))
+
+    def write(kept: object = (own, table)) -> None:
+        lora_logits(x, logits, tiles, count, entry=2, max_tiles=len(tiles))
+
+    num_bytes = 2 * x.nbytes + b.nbytes + rows * a.shape[1] * a.element_size()
+    yield Bench(name=f"LoRA of the embedding, {rows} tokens", run=gather, num_bytes=num_bytes)
+    yield Bench(
+        name=f"logits by an adapter's own matrix, {rows} rows of {vocab}",
+        run=write,
+        num_bytes=own.nbytes + x.nbytes + logits.nbytes,
+        num_flop=2.0 * own.numel() * rows,
     )
 
 

@@ -106,6 +106,19 @@ def test_a_cache_too_small_for_one_request_names_what_makes_it_larger(
     assert str(refused.value).startswith(words)
 
 
+def test_a_cache_too_small_on_a_gpu_names_all_that_takes_its_room(spec: DecoderSpec) -> None:
+    """What a step takes by its tokens, and what is kept for adapters, is off the free bytes before they are told."""
+    gpu = replace(PLAIN, device="cuda", free_bytes=4096)
+    lower = r"Raise it, or lower max_model_len"
+    with pytest.raises(ConfigError, match=lower + r" or max_batched_tokens \(\d+\)"):
+        resolve(config(), spec, gpu)
+    with pytest.raises(ConfigError, match=lower + r", max_device_adapter_bytes \(99\).* or max_batched_tokens"):
+        resolve(config(max_device_adapter_bytes=99), spec, gpu)
+    with pytest.raises(ConfigError) as refused:
+        resolve(config(kv_cache_bytes=1000), spec, gpu)
+    assert "lower" not in str(refused.value)
+
+
 def test_a_cache_on_a_gpu_takes_all_that_is_left(spec: DecoderSpec) -> None:
     gpu = replace(PLAIN, device="cuda", free_bytes=1 << 22)
     blocks = (1 << 22) // (16 * spec.kv_bytes_per_token(4))

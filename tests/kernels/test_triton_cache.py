@@ -41,7 +41,9 @@ if __name__ == "__main__":
         launch()
     assert len(found) == 3, found
     assert fill_cache(found[:1], target, 2) == 1
-    assert fill_cache(found, target, 2) == 2
+    told = []
+    assert fill_cache(found, target, 2, lambda *numbers: told.append(numbers)) == 2
+    assert told == [(1, 2), (2, 2)]
     assert fill_cache(found, target, 2) == 0
     broken = replace(found[0], module="kernels.nowhere")
     assert fill_cache([broken], target, 2) == fill_cache([broken], target, 2) == 1

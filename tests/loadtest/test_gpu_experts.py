@@ -48,6 +48,7 @@ def test_the_mixture_and_what_it_stands_beside_are_timed(monkeypatch: pytest.Mon
     told = json.loads((tmp_path / "notes").read_text())
     kinds = ["mixture", "mixture of mxfp4", "mixture of int4", "choice of experts", "torch's grouped products"]
     names = [f"{kind}, {rows} rows" for rows in (1, 5) for kind in kinds]
+    names.append("LoRA of gate and up of experts, 64 rows of 8 adapters")
     assert [figure["name"] for figure in told["figures"]] == names
     # Of one row's experts 2 of 4, of two bytes a number, what is read and what is written.
     assert told["figures"][0]["gb_per_s"] == pytest.approx((2 * 3 * 128 * 128 * 2 + 2 * 128 * 2) / 0.5 / 1e9)

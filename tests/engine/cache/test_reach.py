@@ -93,7 +93,7 @@ def test_names_of_parts_are_told_apart() -> None:
 def test_no_kernel_reads_larger_tiles(target: str) -> None:
     with architecture.pretending(target):
         for head_dim, element_bytes in product((64, 80, 96, 128, 256), (1, 2, 4)):
-            widths = [decode_share(rows, head_dim, element_bytes, has_window=True).block_n for rows in (1, 64, 512)]
+            widths = [decode_share(rows, head_dim, element_bytes).block_n for rows in (1, 64, 512)]
             for group in (1, 4, 8):
                 tile = prefill_tile(group, head_dim, element_bytes, is_quantized=element_bytes == 1, has_window=True)
                 widths.append(tile.block_n)

@@ -63,5 +63,5 @@ class HostRuntime:
         """Each recording takes a MiB."""
         return self.num_recordings << 20
 
-    def compile_ahead(self, run: Callable[[], object], num_processes: int) -> None:
+    def compile_ahead(self, run: Callable[[], object], num_processes: int, tell: Callable[[int, int], None]) -> None:
         """The interpreter compiles nothing."""

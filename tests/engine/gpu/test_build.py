@@ -47,6 +47,15 @@ def config(tmp_path: Path) -> EngineConfig:
     )
 
 
+def test_a_start_says_how_far_it_has_come(config: EngineConfig, caplog: pytest.LogCaptureFixture) -> None:
+    """A large model takes minutes, in which nobody should have to guess whether it hangs."""
+    caplog.set_level(logging.INFO)
+    gpu_parts(config, read_spec(config.model_path), HARDWARE, random_weights, HostRuntime())
+    bars = [message for message in caplog.messages if "[#" in message]
+    assert [bar.partition(" [")[0] for bar in bars] == ["loading weights", "recording decode steps"]
+    assert "] 2 of 2, " in bars[-1]
+
+
 def test_recordings_that_take_more_than_was_left_for_them_are_told(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

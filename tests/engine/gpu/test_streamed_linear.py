@@ -61,9 +61,14 @@ def test_each_number_of_rows_goes_the_fastest_way(monkeypatch: pytest.MonkeyPatc
     assert taken == [one, *[Way.TILES] * 3, Way.LIBRARY, Way.TILES, Way.LIBRARY]
 
 
-def test_a_gated_product_is_measured_as_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gated_product_is_measured_as_it_is_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     linear, other = StreamedLinear(WEIGHT, None, is_gate_up=True), StreamedLinear(WEIGHT, None)
     measure([linear, other], Timed(monkeypatch, {(Way.ROWS, 1): 1.0}))
+    assert caplog.messages[-1].startswith("timing products [")
+    assert "] 2 of 2, " in caplog.messages[-1]
     taken: list[Way] = []
     monkeypatch.setattr(linear, "gate", lambda _, way: taken.append(way))
     linear.gated(WEIGHT[:1])

@@ -151,7 +151,10 @@ def test_rows_of_no_tile_are_left_alone() -> None:
 
 
 def test_a_row_does_not_depend_on_its_company() -> None:
-    """Bitwise: whoever else is in its tile, and in what order they came there."""
+    """Bitwise on a GPU: whoever else is in its tile, and in what order they came there.
+
+    Interpreted, products are numpy's, which on some processors sums by where in a matrix a row lies.
+    """
     adapter = Adapter(random.Random(2), 3, 64, 96, torch.float32, down=False)
     other = Adapter(random.Random(3), 3, 64, 96, torch.float32, down=False)
     counts, found = experts_launch.counters(3, DEVICE), []
@@ -163,4 +166,5 @@ def test_a_row_does_not_depend_on_its_company() -> None:
         y = torch.zeros(40, 96, device=DEVICE)
         change(x[order].contiguous(), y, routing, torch.tensor(own, device=DEVICE), 16, down=False)
         found.append(y.view(20, 2, 96)[order])
-    assert torch.equal(*found)
+    allowed = 0.0 if torch.cuda.is_available() else 1e-5
+    torch.testing.assert_close(*found, atol=allowed, rtol=allowed)

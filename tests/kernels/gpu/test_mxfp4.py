@@ -174,3 +174,9 @@ def test_a_matrix_of_numbers_may_stand_beside_one_of_few_bits(rows: int) -> None
     mixture = Mixture(4, 64, 96, torch.float32)
     mixture.down = mixture.numbers[1].flatten(0, 1)  # type: ignore[assignment]
     mixture.check(rows, 2)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_row_or_two_in_bfloat16_multiply_no_matrices(rows: int) -> None:
+    """So that the interpreter can, too; pairs of inputs are taken apart by their bits there and nowhere else."""
+    Mixture(5, 96, 64, torch.bfloat16).check(rows, 3)

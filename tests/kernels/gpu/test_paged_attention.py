@@ -118,6 +118,17 @@ def test_a_context_much_longer_than_the_others_is_cut(monkeypatch: pytest.Monkey
     assert_near(case.found(num_fillers=1), case.expected())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 64), (7, 1, 80), (2, 2, 96), (8, 2, 128), (2, 1, 256)])
+@pytest.mark.parametrize(("window", "softcap"), [(17, 0.0), (0, 3.0)])
+def test_windows_and_soft_caps_of_every_head_size(
+    dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int, softcap: float
+) -> None:
+    spans = [(0, 1), (70, 71), (40, 60)]
+    case = make(spans, heads=heads, kv_heads=kv_heads, dim=dim, block_tokens=16, dtype=dtype)
+    assert_near(case.found(window=window, softcap=softcap), case.expected(window=window, softcap=softcap))
+
+
 @pytest.mark.parametrize("programs", [1, 4])
 @pytest.mark.parametrize(("window", "softcap"), [(1, 0.0), (20, 0.0), (0, 3.0), (33, 2.0)])
 def test_windows_and_soft_caps(monkeypatch: pytest.MonkeyPatch, programs: int, window: int, softcap: float) -> None:
@@ -149,6 +160,13 @@ def test_rows_of_no_tokens_change_nothing(monkeypatch: pytest.MonkeyPatch, progr
     assert_near(case.found(num_fillers=3), case.expected())
 
 
-def test_a_long_context() -> None:
-    case = make([(9_999, 10_000)], heads=2, kv_heads=1, dim=16, block_tokens=16, dtype=torch.float32)
+def test_a_context_of_a_hundred_thousand_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of one token, and a chunk that goes on from as many; by larger tiles where programs are interpreted."""
+    if not torch.cuda.is_available():
+        share = launch.Share(least_m=16, block_n=4096, per_multiprocessor=2, num_warps=4, num_stages=1)
+        monkeypatch.setattr(launch, "decode_share", lambda *_, **__: share)
+        tile = launch.Tile(block_m=16, block_n=4096, num_warps=4, num_stages=1)
+        monkeypatch.setattr(launch, "prefill_tile", lambda *_, **__: tile)
+    spans = [(99_999, 100_000), (99_999, 100_001)]
+    case = make(spans, heads=2, kv_heads=1, dim=16, block_tokens=16, dtype=torch.float32)
     assert_near(case.found(), case.expected())

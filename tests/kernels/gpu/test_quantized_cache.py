@@ -48,7 +48,18 @@ def test_written_and_read(
     monkeypatch: pytest.MonkeyPatch, held: torch.dtype, dtype: torch.dtype, seen: dict[str, float]
 ) -> None:
     monkeypatch.setattr(architecture, "num_multiprocessors", lambda: 4)
-    dim = 48
+    check(held, dtype, seen, dim=48)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("held", "dtype"), [KINDS[0], *KINDS[2:]])
+def test_every_head_size(monkeypatch: pytest.MonkeyPatch, held: torch.dtype, dtype: torch.dtype, dim: int) -> None:
+    monkeypatch.setattr(architecture, "num_multiprocessors", lambda: 4)
+    check(held, dtype, {"window": 9}, dim=dim)
+
+
+def check(held: torch.dtype, dtype: torch.dtype, seen: dict[str, float], *, dim: int) -> None:
+    """Write a row's keys and values, and read them as its last token and as a chunk does."""
     qkv = randn(TOKENS, (HEADS + 2 * KV_HEADS) * dim, dtype=dtype)
     angles = torch.randn(TOKENS, dim // 2, device=DEVICE).repeat(1, 2)
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1).to(dtype)

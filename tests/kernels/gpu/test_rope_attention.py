@@ -159,6 +159,11 @@ def test_any_rows_and_any_cut(
     )
 
 
+def test_a_context_of_a_hundred_thousand_tokens() -> None:
+    cut = launch.Cut(heads=1, num_splits=2, depth=64 if DEVICE.type == "cpu" else 4, num_warps=8)
+    check([100_000, 17], heads=1, kv_heads=1, dim=16, dtype=torch.float16, has_norms=False, cut=cut)
+
+
 def test_what_it_is_not_for() -> None:
     def can(*, rows: int = 1, group: int = 2, dim: int = 128, held: torch.dtype = torch.float16) -> bool:
         qkv = torch.empty(rows, (group + 2) * dim, dtype=torch.float16, device="meta")
