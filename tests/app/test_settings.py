@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.settings import EngineSettings, SafetySettings, Settings
+from app.settings import SafetySettings, Settings
+from app.settings_engine import EngineSettings
 from app.settings_node import SettingsNode
 from deployments.config import SafetyConfig
 from engine.config import EngineConfig
