@@ -106,7 +106,8 @@ def test_any_draft_whatever_changes_no_answer(
     config, all_requests = batch
     least = config.reach.most(config.max_model_len)
     num_blocks = max(least, config.num_blocks // 2) if has_few_blocks else config.num_blocks
-    config = replace(config, num_speculative_tokens=num_speculative_tokens, num_blocks=num_blocks)
+    # Where layers keep states nothing is drafted.
+    config = replace(config, num_speculative_tokens=num_speculative_tokens, num_blocks=num_blocks, num_snapshots=0)
 
     def some(request: Request, output_ids: list[int], count: int, stop_ids: frozenset[int]) -> list[int]:
         draft = truth(request, output_ids, count, config.max_model_len)
@@ -136,7 +137,7 @@ def test_the_prefix_cache_then_holds_what_it_would_have_held(
 ) -> None:
     """But for what a grammar has forced at an answer's end: if it was drafted it is computed, else it is not."""
     config, all_requests = batch
-    config = replace(config, enable_prefix_cache=True, num_blocks=2000)
+    config = replace(config, enable_prefix_cache=True, num_blocks=2000, num_snapshots=0)
     all_requests = [replace(one, params=replace(one.params, grammar=None)) for one in all_requests]
 
     def mostly(request: Request, output_ids: list[int], count: int, stop_ids: frozenset[int]) -> list[int]:
