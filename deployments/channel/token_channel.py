@@ -308,6 +308,7 @@ class _Link:
         self._clock = asyncio.get_running_loop().time
         self._wake = asyncio.Event()
         self._alarm: asyncio.TimerHandle | None = None
+        self._rung_s = 0.0
         self._is_finishing = False
         self._run: asyncio.Task[None] | None = None
 
@@ -331,10 +332,11 @@ class _Link:
         if due_s is not None and due_s <= self._clock():
             self._wake.set()
         elif due_s is not None and self._alarm is None:
-            self._alarm = asyncio.get_running_loop().call_at(due_s, self._ring)
+            self._alarm = asyncio.get_running_loop().call_at(due_s, self._ring, due_s)
 
-    def _ring(self) -> None:
-        self._alarm = None
+    def _ring(self, due_s: float) -> None:
+        # Perhaps early: uvloop calls at once what is due in less than half a millisecond. To wait again is to spin.
+        self._alarm, self._rung_s = None, due_s
         self._wake.set()
 
     def _end_if_unread(self) -> None:
@@ -371,10 +373,11 @@ class _Link:
             with suppress(TimeoutError):
                 async with asyncio.timeout(HEARTBEAT_S):
                     await self._wake.wait()
+            beats = () if self._wake.is_set() else (BEAT,)
             self._wake.clear()
-            due = self._outbox.take_all() if self._is_finishing else self._outbox.take(self._clock())
+            due = self._outbox.take_all() if self._is_finishing else self._outbox.take(max(self._clock(), self._rung_s))
             reports, self._reports, self._num_report_bytes = self._reports, [], 0
-            for frame in (*_frames(due), *reports) or (BEAT,):
+            for frame in (*_frames(due), *reports) or beats:
                 self._writer.write(frame)
                 async with asyncio.timeout(STALL_TIMEOUT_S):
                     await self._writer.drain()

@@ -375,3 +375,28 @@ async def test_what_waits_is_sent_before_a_dialer_closes() -> None:
         ends.dialer.send(ends.address, [tokens("r", 1, finish=FinishReason.STOP)])
         await ends.dialer.close()
         assert await all_of(stream) == [1]
+
+
+async def test_an_alarm_that_rings_early_is_believed_and_no_frame_is_sent_without_anything_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # uvloop, on which Ray runs its actors, counts in milliseconds: what is due in less it calls at once.
+    loop = asyncio.get_running_loop()
+    call_at = loop.call_at
+    monkeypatch.setattr(loop, "call_at", lambda when, *call, **kwargs: call_at(when - 0.02, *call, **kwargs))
+    async with both_ends(replace(CONFIG, stream_spacing_s=0.02)) as ends:
+        stream = ends.listener.subscribe(RequestId("r"))
+        await ends.dialer.connect(ends.address)
+        [link] = ends.dialer._links.values()
+        frames: list[bytes] = []
+        write = link._writer.write
+
+        def note(frame: bytes) -> None:
+            frames.append(frame)
+            write(frame)
+
+        monkeypatch.setattr(link._writer, "write", note)
+        for step in range(5):
+            ends.dialer.send(ends.address, [tokens("r", step)])
+            assert (await stream.get()).token_ids == (step,)
+        assert frames == [encode_frame([tokens("r", step)]) for step in range(5)]
