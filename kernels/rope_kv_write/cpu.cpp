@@ -48,7 +48,7 @@ static void rotate_head(const T *x, const W *norm, float eps, const T *cos, cons
 template <typename W> struct OwnNorms {
     const Segment *segment;
     int64_t left, first, dim;
-    std::vector<W> made[2];
+    std::vector<W> made[2] = {};
     const Segment *made_for[2] = {};
 
     const W *of(int64_t token, int64_t which, const W *base) {

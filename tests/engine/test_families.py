@@ -43,4 +43,6 @@ def test_what_gemma_leaves_unsaid_is_told_by_its_row(tmp_path: Path) -> None:
     assert spec.activation == "gelu"
     assert spec.scales == Scales(scores=256**-0.5, embedding=4.0, score_softcap=50.0, logit_softcap=30.0)
     assert {(form.scale, form.softcap) for form in spec.layers} == {(1 / 16, 50.0)}
-    assert "model.norm" not in spec.module_shapes()
+    norms = {name.rpartition(".")[2] for name in spec.module_shapes() if name.endswith("norm")}
+    around_mlp = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
+    assert norms == {"norm", "input_layernorm", "post_attention_layernorm", *around_mlp}

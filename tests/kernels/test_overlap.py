@@ -52,7 +52,8 @@ with pretending("sm_90"), recording() as found:
     multiply_rows(x, torch.empty(1, 1, dtype=torch.int32, device="meta"), x[:, :1].float(), held, held, "silu", None)
 for launch in found:
     if "overlaps=True" in launch.title:
-        print("KERNEL", launch.kernel, compile_launch(launch, GPUTarget("cuda", 90, 32)).asm["ptx"])
+        waits = " norm_stride=0 " not in launch.title and "norm_stride" in launch.title
+        print("KERNEL", launch.kernel, waits, compile_launch(launch, GPUTarget("cuda", 90, 32)).asm["ptx"])
 """
 
 
@@ -72,7 +73,9 @@ def test_nothing_is_touched_before_the_kernel_before_has_ended() -> None:
         # Programs that have nothing to do wait too, before or behind.
         writes = [at for at in touches if not text.startswith("ld.global", at)]
         early = [at for at in touches if at < text.rindex("griddepcontrol.wait", 0, writes[0])]
-        assert bool(early) == (text.split()[0] in READ_EARLY), text.split()[0]
+        kernel, waits = text.split()[:2]
+        # Norms that adapters change are made by the kernel before.
+        assert bool(early) == (kernel in READ_EARLY and waits == "False"), kernel
         assert len(touches) > len(early)
         if "_down_kernel" in text.split()[0]:
             # Which experts, and their shares: written within the step.
