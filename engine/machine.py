@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/")
@@ -27,7 +28,9 @@ def stand_back() -> None:
     Where as many threads compute as there are cores, who wakes up for a moment otherwise waits for one of them.
     """
     if sys.platform == "linux":  # Elsewhere niceness is a process's, not a thread's.
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+        # A filter of system calls may refuse it: then all are equal, as without it.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
 
 
 def num_cores(root: Path = ROOT) -> int:

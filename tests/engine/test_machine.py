@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.machine import available_bytes, num_cores, num_killed
+from engine.machine import available_bytes, num_cores, num_killed, stand_back
 
 GIB = 1 << 30
 NO_LIMIT = 0x7FFFFFFFFFFFF000
@@ -84,3 +84,16 @@ def test_what_the_kernel_has_killed_is_counted(tmp_path: Path, cgroup: str, file
     root = machine(tmp_path, cgroup)
     assert num_killed(root) == 0
     assert num_killed(machine(tmp_path, cgroup, **{file: "oom_kill_disable 0\noom 3\noom_kill 2"})) == 2
+
+
+def test_a_thread_that_may_not_stand_back_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def refuse(which: int, who: int, niceness: int) -> None:
+        asked.append(niceness)
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(os, "setpriority", refuse)
+    stand_back()
+    assert len(asked) == 1
