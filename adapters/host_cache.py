@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from adapters.errors import AdapterError, AdapterUnavailableError
 from adapters.identity import AdapterDigest
@@ -20,7 +20,7 @@ from adapters.weights import AdapterWeights
 _logger = logging.getLogger(__name__)
 
 PASSING_S = 1.0
-"""How long it is remembered that an adapter's files could not be had."""
+"""How long it is remembered that an adapter's files could not be had, once somebody has been told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,12 @@ class HostCache:
         """Return why the last load failed, as long as that is remembered."""
         with self._lock:
             failure = self._failure(digest)
-            return None if failure is None else failure.reason
+            if failure is None:
+                return None
+            if failure.passes:
+                until_s = min(failure.until_s, self._clock() + PASSING_S)
+                self._failure_by_digest[digest] = replace(failure, until_s=until_s)
+            return failure.reason
 
     def passes(self, digest: AdapterDigest) -> bool:
         """Tell whether what `error` tells is no fault of the adapter's and may soon be over."""
@@ -110,7 +115,8 @@ class HostCache:
 
     def fail(self, digest: AdapterDigest, reason: str, *, passes: bool = False) -> None:
         """Remember for a while that an adapter cannot be used, with one sentence for the client."""
-        until_s = self._clock() + (min(PASSING_S, self._failure_s) if passes else self._failure_s)
+        # Also of one that passes: who waits for the adapter asks between steps, and one may take seconds.
+        until_s = self._clock() + self._failure_s
         with self._lock:
             self._loading.discard(digest)
             self._failure_by_digest[digest] = _Failure(reason=reason, until_s=until_s, passes=passes)

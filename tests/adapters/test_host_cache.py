@@ -202,6 +202,22 @@ def test_files_that_could_not_be_had_are_asked_for_again_soon(disk: Disk) -> Non
     cache.close()
 
 
+def test_who_asks_only_after_a_long_step_is_told_too_that_files_could_not_be_had(disk: Disk) -> None:
+    """With steps of more than a second nobody was: the files were asked for again and again, and the client waited."""
+    cache = disk.cache()
+    far = AdapterDigest("far")
+    disk.faults["far"] = AdapterUnavailableError("far", "its files are on another node, which does not answer")
+    assert fetch(disk, cache, "far") is None
+    disk.now_s = 3 * PASSING_S
+    assert "does not answer" in str(cache.error(far))
+    assert cache.passes(far)
+    disk.now_s = 3.5 * PASSING_S
+    assert cache.error(far) is not None
+    disk.now_s = 4 * PASSING_S
+    assert cache.error(far) is None
+    cache.close()
+
+
 def test_a_failure_can_be_forgotten_at_once(disk: Disk) -> None:
     cache = disk.cache()
     cache.fail(AdapterDigest("a"), "no")
