@@ -157,8 +157,9 @@ class _Reading:
             elif layout.bias is not None:
                 changed = self._linear_columns(layout, None)
             if layout.weight is not None and key[1].endswith("norm"):
-                own, old = self._tensor(layout.weight), self._base(f"{layout.module}.weight")
-                ratio = (own.float() + self._norm_offset) / (old.float() + self._norm_offset)
+                own, old = self._tensor(layout.weight).float(), self._base(f"{layout.module}.weight").float()
+                # Of weights that are 0 and stay so as well.
+                ratio = ((own + self._norm_offset) / (old + self._norm_offset)).masked_fill_(own == old, 1.0)
                 changed = Columns(gain=ratio, shift=torch.zeros_like(ratio))
             elif layout.weight is not None:
                 matrices[key[1]] = self._tensor(layout.weight).to(self._dtype, copy=True)

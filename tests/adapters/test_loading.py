@@ -101,6 +101,16 @@ def test_a_norm_that_is_zero_in_the_base_cannot_be_scaled(tmp_path: Path) -> Non
         AdapterLoader(SHAPES, 64, torch.float32, lambda _: torch.zeros(16)).load(reference("demo", str(tmp_path)))
 
 
+def test_weights_of_a_norm_that_are_zero_in_the_base_and_stay_zero_change_nothing(tmp_path: Path) -> None:
+    """They were 0 / 0: an adapter that only brought its norms along was refused."""
+    old = torch.arange(16.0) - 3
+    own = torch.where(old > 5, 2 * old, old)
+    tensors = make_tensors() | {"base_model.model.model.norm.weight": own}
+    write(tmp_path, make_config(modules_to_save=["model.norm"]), tensors)
+    weights = AdapterLoader(SHAPES, 128, torch.float32, base=lambda _: old).load(reference("a", str(tmp_path)))
+    assert torch.equal(weights.extras.columns[-1, "norm"].gain, torch.where(old > 5, 2.0, 1.0))
+
+
 def test_adapters_of_one_recipe_are_checked_each_for_itself(tmp_path: Path) -> None:
     """What follows from configuration and header is known after the first; numbers, digest and name are its own."""
     loader = AdapterLoader(SHAPES, 64, torch.float32, no_base)
