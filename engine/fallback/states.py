@@ -11,7 +11,7 @@ does with it is its own affair; it asks for it by the methods of transformers' c
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -80,16 +80,21 @@ class NotedStates(_Cache):
 
 
 class _Handed(_Cache):
-    """The states of some rows, by key [rows, ...], given to one module and taken back changed."""
+    """The states of some rows, by key [rows, ...], given to one module and taken back changed.
+
+    Attributes:
+        asked_for: those that the module has asked for: a layer may have others, of other modules.
+    """
 
     def __init__(self, states: Mapping[StateKey, torch.Tensor]) -> None:
         self._states = states
+        self.asked_for: set[StateKey] = set()
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
-        return self._states[StateKey(layer_idx, "conv", state_idx)]
+        return self._state(StateKey(layer_idx, "conv", state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor:
-        return self._states[StateKey(layer_idx, "recurrent", state_idx)]
+        return self._state(StateKey(layer_idx, "recurrent", state_idx))
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         # Zeros, where a text begins.
@@ -107,6 +112,10 @@ class _Handed(_Cache):
 
     def update_recurrent_state(self, new: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
         return self.get_recurrent_state(layer_idx, state_idx).copy_(new)
+
+    def _state(self, key: StateKey) -> torch.Tensor:
+        self.asked_for.add(key)
+        return self._states[key]
 
 
 class RowStates:
@@ -155,23 +164,26 @@ class RowStates:
         parts = []
         if num_single:
             singles = rows[:num_single]
-            parts.append(self._call(module, layer, x[0, :num_single].unsqueeze(1), singles).transpose(0, 1))
+            y, keys = self._call(module, layer, x[0, :num_single].unsqueeze(1), singles)
+            parts.append(y.transpose(0, 1))
             for *_, row in singles if kept else ():
-                self._keep(layer, row, kept.get(row, ()))
+                self._keep(layer, keys, row, kept.get(row, ()))
         for first, start, count, row in rows[num_single:]:
             stop, snapshots = start + count, kept.get(row, ())
             for position in [*(found.position for found in snapshots if found.position < stop), stop]:
                 length = position - start
                 part = [(first, start, length, row)]
-                parts.append(self._call(module, layer, x[:, first : first + length], part))
-                self._keep(layer, row, [found for found in snapshots if found.position == position])
+                y, keys = self._call(module, layer, x[:, first : first + length], part)
+                parts.append(y)
+                self._keep(layer, keys, row, [found for found in snapshots if found.position == position])
                 first, start = first + length, position
         return torch.cat(parts, dim=1)
 
-    def _keep(self, layer: int, row: int, snapshots: Sequence[Snapshot]) -> None:
-        for key, state in self._states[layer].items():
-            for _, place in snapshots:
-                self._kept[layer][key][place] = state[row]
+    def _keep(self, layer: int, keys: Iterable[StateKey], row: int, snapshots: Sequence[Snapshot]) -> None:
+        # Those of the layer's other modules are elsewhere in the text.
+        for _, place in snapshots:
+            for key in keys:
+                self._kept[layer][key][place] = self._states[layer][key][row]
 
     def _zeros(self, count: int) -> dict[int, dict[StateKey, torch.Tensor]]:
         zeros: dict[int, dict[StateKey, torch.Tensor]] = {}
@@ -187,7 +199,8 @@ class RowStates:
 
     def _call(
         self, module: Callable[..., torch.Tensor], layer: int, x: torch.Tensor, rows: Sequence[Sequence[int]]
-    ) -> torch.Tensor:
+    ) -> tuple[torch.Tensor, Iterable[StateKey]]:
+        """Return what a module brings, and of which states it has asked."""
         held, first, last = self._states[layer], rows[0][3], rows[-1][3]
         # Side by side, as they mostly are, their states are changed where they lie.
         are_neighbours = [row for _, _, _, row in rows] == list(range(first, last + 1))
@@ -197,11 +210,12 @@ class RowStates:
             if not start:
                 for state in states.values():
                     state[index] = 0
-        y = module(x, _Handed(states))
+        handed = _Handed(states)
+        y = module(x, handed)
         if not are_neighbours:
             for key, state in states.items():
                 held[key][places] = state
-        return y
+        return y, handed.asked_for
 
 
 def cache_name(module: torch.nn.Module) -> str | None:

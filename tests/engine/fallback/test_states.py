@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate, pairwise
 from random import Random
 from typing import Any
@@ -83,6 +84,25 @@ def test_a_text_goes_on_from_any_state_that_was_kept_of_it(data: st.DataObject, 
         assert torch.equal(found[0], expected(text)[mark:])
     if len(marks) < 3:
         assert all(state[places[-1]].isnan().all() for state in poisoned.values())
+
+
+def test_of_two_modules_of_a_layer_each_is_kept_where_it_is_itself() -> None:
+    """One has computed the whole chunk before the other begins with its first part."""
+    keys = [StateKey(3, "recurrent", number) for number in range(2)]
+    states = RowStates({key: StateForm((1,), is_wide=True) for key in keys}, 1, torch.float32, torch.device("cpu"))
+    states.make_room(1)
+
+    def add_up(x: torch.Tensor, cache: Any, number: int) -> torch.Tensor:
+        sums = cache.get_recurrent_state(3, number).unsqueeze(1) + x.cumsum(dim=1)
+        cache.update_recurrent_state(sums[:, -1], 3, number)
+        return sums
+
+    kept, text = {0: [Snapshot(4, 0)]}, torch.ones(1, 8, 1)
+    for number in range(2):
+        states.call(partial(add_up, number=number), 3, text, [[0, 0, 8, 0]], kept)
+    states.begin(StateMoves(((0, 0),), {}))
+    for number in range(2):
+        assert states.call(partial(add_up, number=number), 3, text[:, :1], [[0, 4, 1, 0]]).item() == 5
 
 
 def test_of_rows_of_one_token_some_are_kept() -> None:
