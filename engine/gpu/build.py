@@ -57,6 +57,8 @@ def gpu_parts(
         return _build(config, checked, spec, hardware, runtime, weights)
     except torch.OutOfMemoryError as error:
         cache = "" if config.kv_cache_bytes is None else f"kv_cache_bytes ({config.kv_cache_bytes}), "
+        if checked.num_snapshots:
+            cache += f"state_cache_bytes ({checked.num_snapshots} states), "
         raise ConfigError(
             f"the GPU's memory does not do for {config.model_path}: raise gpu_memory_fraction "
             f"({config.gpu_memory_fraction:g}), or lower {cache}max_batched_tokens ({config.max_batched_tokens}), "
