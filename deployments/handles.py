@@ -102,7 +102,7 @@ class ChannelSource:
             result = None
         if result is not None and result.fault is not None:
             return result.fault
-        return EngineError(emission.error or "The engine gave the request up.")
+        return EngineError(emission.error or "The engine aborted the request.")
 
 
 class HandleSource:
@@ -118,7 +118,7 @@ class HandleSource:
         try:
             async for item in response:
                 if isinstance(item, GenerationResult):
-                    raise item.fault or EngineError("The engine gave the request up.")
+                    raise item.fault or EngineError("The engine aborted the request.")
                 is_whole = item.finish_reason is not None
                 yield item
         except (RayError, RayServeException) as error:

@@ -183,12 +183,12 @@ def _num_snapshots(config: EngineConfig, cache_bytes: int, sizes: _Sizes) -> int
     wanted, state_bytes = config.state_cache_bytes, sizes.state_bytes
     if wanted:
         if not state_bytes:
-            raise ConfigError(f"state_cache_bytes: {wanted}, but this model's layers keep no states.")
+            raise ConfigError(f"state_cache_bytes: {wanted}, but this model has no recurrent layers.")
         if not config.enable_prefix_cache:
             raise ConfigError(f"state_cache_bytes: {wanted}, but enable_prefix_cache is false: nothing would be found.")
         if wanted < state_bytes:
             raise ConfigError(
-                f"state_cache_bytes: {wanted} bytes hold no state of this model, which takes {state_bytes}."
+                f"state_cache_bytes: {wanted} bytes cannot hold one recurrent state of this model, {state_bytes} bytes."
             )
         return wanted // state_bytes
     if wanted == 0 or not state_bytes or not config.enable_prefix_cache:
@@ -244,7 +244,7 @@ def _dtype(config: EngineConfig, hardware: Hardware) -> str:
     if dtype not in BYTES_BY_DTYPE:
         raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(BYTES_BY_DTYPE)}.")
     if dtype == "float16" and hardware.device == "cpu":
-        raise ConfigError("dtype: 'float16' on device 'cpu' overflows where it should not; take bfloat16 or float32.")
+        raise ConfigError("dtype: 'float16' on device 'cpu' can overflow; use bfloat16 or float32.")
     return dtype
 
 
@@ -252,8 +252,8 @@ def _num_speculative_tokens(config: EngineConfig, hardware: Hardware, *, has_sta
     if has_states:
         if config.num_speculative_tokens:
             raise ConfigError(
-                f"num_speculative_tokens: {config.num_speculative_tokens}, but this model's layers keep states, which "
-                "cannot be taken back where a draft is wrong."
+                f"num_speculative_tokens: {config.num_speculative_tokens}, but this model has recurrent layers, "
+                "whose states cannot be rolled back after a rejected draft."
             )
         return 0
     if config.num_speculative_tokens is not None:
@@ -314,7 +314,9 @@ def _check_quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware,
     if wanted is None:
         return
     if isinstance(spec, FallbackSpec) and hardware.device != "cpu":
-        raise ConfigError(f"quantization: {wanted!r} is not for {spec.architecture}, which transformers computes.")
+        raise ConfigError(
+            f"quantization: {wanted!r} is not supported for {spec.architecture}, which runs through transformers."
+        )
     if wanted not in DEVICES_BY_QUANTIZATION:
         raise ConfigError(f"quantization: {wanted!r} is not one of {', '.join(DEVICES_BY_QUANTIZATION)}.")
     device, devices = hardware.device, DEVICES_BY_QUANTIZATION[wanted]
@@ -322,7 +324,7 @@ def _check_quantization(wanted: str | None, spec: ModelSpec, hardware: Hardware,
         raise ConfigError(f"quantization: {wanted!r} is for device {devices[0]!r}; this model runs on {device!r}.")
     if wanted == "int4":
         if dtype == "float32" and device == "cuda":
-            raise ConfigError("quantization: 'int4' multiplies inputs of 16 bits; dtype is 'float32'.")
+            raise ConfigError("quantization: 'int4' requires 16-bit activations; dtype is 'float32'.")
         complaint = _odd_size(INT4_MULTIPLE_BY_DEVICE[device], {depth for depth, _ in spec.linear_sizes()})
     else:
         complaint = _why_not_fp8(spec, hardware, dtype) if wanted == "fp8" else None
@@ -363,11 +365,11 @@ def _check_tiers(config: EngineConfig, hardware: Hardware, block_bytes: int, *, 
         if not value:
             continue
         if value < block_bytes:
-            raise ConfigError(f"{name}: {value} bytes hold no block of the KV cache, which takes {block_bytes}.")
+            raise ConfigError(f"{name}: {value} bytes cannot hold one block of the KV cache, {block_bytes} bytes.")
         if not config.enable_prefix_cache:
             raise ConfigError(f"{name}: {value}, but enable_prefix_cache is false: nothing would be found there.")
         if has_states:
-            raise ConfigError(f"{name}: {value}, but this model's layers keep states, which are not stored there.")
+            raise ConfigError(f"{name}: {value}, but recurrent states, which this model has, are not stored there.")
     if config.kv_disk_folder is not None and not config.kv_disk_bytes:
         raise ConfigError(f"kv_disk_folder: {config.kv_disk_folder!r}, but kv_disk_bytes is 0: nothing would be kept.")
     if config.kv_host_bytes and hardware.device == "cpu":

@@ -159,7 +159,7 @@ def _checked(line: dict[str, Any], endpoint: str, max_bytes: int) -> InputLine:
     try:
         encoded = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
     except ValueError as error:
-        raise BadLineError("invalid_json_line", "The line has text that is no Unicode.") from error
+        raise BadLineError("invalid_json_line", "The line holds text that is not valid Unicode.") from error
     if len(encoded) > max_bytes:
         raise BadLineError("line_too_long", f"'body' is over {max_bytes} bytes.", param="body")
     return InputLine(custom_id=custom_id, model=model, body=encoded)
@@ -197,7 +197,7 @@ def _line(value: dict[str, Any]) -> bytes:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise BadLineError("invalid_json_line", "A key stands twice in one object.")
+        raise BadLineError("invalid_json_line", "An object holds the same key twice.")
     return made
 
 

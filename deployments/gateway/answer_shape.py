@@ -141,8 +141,8 @@ class AnswerShape:
         """Refuse content that could not be told from a call, for only how they begin tells the two apart."""
         if await admitted(content, [tool_format.beginning(name) for name in sorted(names)]):
             raise RequestError(
-                f"'{content.field}' allows what begins as a call of these tools does, which this model writes as plain "
-                "JSON. Forbid additional properties, require others in front, or set 'tool_choice' to 'none' or "
+                f"'{content.field}' permits output that begins like a tool call, which this model writes as plain "
+                "JSON. Forbid additional properties, require other properties first, or set 'tool_choice' to 'none' or "
                 "'required'.",
                 field=content.field,
             )
@@ -150,8 +150,8 @@ class AnswerShape:
     def _tool_format(self) -> ToolFormat:
         if self._dialect.tool_format is None:
             raise RequestError(
-                "This model's chat template has calls in a format that this server does not know; 'tool_format' in "
-                "its configuration can name one.",
+                "This model's chat template writes tool calls in a format that this server does not know; the model's "
+                "'tool_format' setting can name one.",
                 field="tools",
             )
         return self._dialect.tool_format
@@ -166,8 +166,8 @@ def _check_lists(tools: Sequence[ToolSpec]) -> None:
     for index, tool in enumerate(tools):
         if tool.is_strict and parameters_of(tool.parameters) is None:
             raise RequestError(
-                f"The parameters of '{tool.name}' must be 'properties' and what is 'required' of them: this model "
-                "writes each argument by itself, so that nothing else of a strict schema can be followed.",
+                f"The strict schema of '{tool.name}' may use only 'properties' and 'required': this model writes each "
+                "argument separately, so that other keywords cannot be enforced.",
                 field=f"tools[{index}].function.parameters",
             )
 
@@ -206,7 +206,7 @@ class _HarmonyShape(AnswerShape):
             return None
         if self._has_begun:
             raise RequestError(
-                f"'{self._field()}' cannot be followed in an answer that goes on with the last message.",
+                f"'{self._field()}' cannot be enforced in an answer that continues the last message.",
                 field=self._field(),
             )
         use = None if use is None else replace(use, tools=await followable(use.tools))

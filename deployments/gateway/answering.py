@@ -349,7 +349,7 @@ class Answer:
         elif last.finish_reason is FinishReason.LENGTH:
             reason = EndReason.LENGTH
         else:
-            raise EngineError("The engine gave the request up.")
+            raise EngineError("The engine aborted the request.")
         self._count_end(reason, text.num_tokens)
         return Finished(
             reason=reason,

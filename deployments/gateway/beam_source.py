@@ -149,4 +149,4 @@ class BeamSource:
             async for batch in batches:
                 if batch.logprobs:
                     return batch
-        raise EngineError("The engine gave the request up.")
+        raise EngineError("The engine aborted the request.")

@@ -152,7 +152,7 @@ class Embedding:
         if result.fault is not None:
             raise result.fault
         if result.pooled is None:
-            raise EngineError("The engine gave the request up.")
+            raise EngineError("The engine aborted the request.")
         return result
 
     def _field(self, index: int) -> str:

@@ -26,7 +26,7 @@ def check_prompt_scores(request: GenerationRequest, num_prompt_tokens: int) -> N
     field = "logprobs" if request.echoes else "prompt_logprobs"
     raise RequestError(
         f"'{field}' asks for {num_top + 1} log-probabilities of each of the prompt's {num_prompt_tokens} tokens; "
-        f"at most {MAX_PROMPT_SCORES} are told of one prompt.",
+        f"at most {MAX_PROMPT_SCORES} are returned for one prompt.",
         field=field,
     )
 

@@ -107,7 +107,7 @@ class BoundedTemplate:
             raise TemplateBoundError("it takes too much memory") from None
         except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, AssertionError) as error:
             # What the template's own operators make of values that it was not written for.
-            raise TemplateError(f"it cannot deal with them ({type(error).__name__})") from error
+            raise TemplateError(f"it fails on them ({type(error).__name__})") from error
         return "".join(pieces)
 
 
@@ -244,7 +244,7 @@ def _indent(text: Any, width: int | str = 4, *args: Any, **kwargs: Any) -> str:
 @pass_environment
 def _sum(environment: Environment, items: Iterable[Any], attribute: str | int | None = None, start: Any = 0) -> Any:
     if not isinstance(start, int | float):
-        raise TemplateBoundError("it sums up what are no numbers")
+        raise TemplateBoundError("it sums values that are not numbers")
     return do_sum(environment, items, attribute, start)
 
 

@@ -107,7 +107,7 @@ class ChatTemplate:
             mark = ""
         if not mark:
             raise RequestError(
-                "the model's chat template does not show the last message, which cannot be continued",
+                "the model's chat template does not render the last message, which therefore cannot be continued",
                 field="continue_final_message",
             )
         # Without the mark behind it a template may trim the end.
@@ -142,7 +142,7 @@ class ChatTemplate:
             and reasoning_of_template(template.source) is None
         ):
             raise RequestError(
-                "the model's chat template knows no effort: 'reasoning_effort' must be 'none'",
+                "the model's chat template does not support reasoning effort: 'reasoning_effort' must be 'none'",
                 field="reasoning_effort",
             )
         return options

@@ -67,7 +67,8 @@ class ControlTokens:
         token_ids = deaf.encode(typed, add_special_tokens=False).ids
         if not frozenset(self._id_by_text.values()).isdisjoint(token_ids):
             raise RequestError(
-                "messages must not spell a control token of this model, whose tokenizer cannot tell the two apart",
+                "messages must not contain the text of a control token, which this model's tokenizer cannot tell from "
+                "the token itself",
                 field="messages",
             )
         return [id_by_name_id.get(token_id, token_id) for token_id in token_ids]

@@ -105,7 +105,7 @@ class TextCodec:
         else:
             token_ids = self._encode(rendered, has_special_tokens=False)
         if not token_ids:
-            raise RequestError("messages make an empty prompt", field="messages")
+            raise RequestError("messages render to an empty prompt", field="messages")
         return list(token_ids)
 
     def encode_text(self, text: str, *, has_special_tokens: bool = True) -> list[int]:
@@ -117,7 +117,7 @@ class TextCodec:
         self._check([text], field="prompt")
         token_ids = self._encode(text, has_special_tokens=has_special_tokens)
         if not token_ids:
-            raise RequestError("prompt must make at least one token", field="prompt")
+            raise RequestError("prompt must contain at least one token", field="prompt")
         return token_ids
 
     def breakers(self, texts: Sequence[str]) -> tuple[tuple[int, ...], ...]:

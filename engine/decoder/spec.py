@@ -223,7 +223,7 @@ def read_spec(model_path: str) -> DecoderSpec:
     is_base = name in DECODER_BY_BASE
     name = DECODER_BY_BASE.get(name, name) if isinstance(name, str) else None
     if not isinstance(name, str):
-        raise CheckpointError(f"{where}: architectures is {names!r}; one name of an architecture is needed.")
+        raise CheckpointError(f"{where}: architectures is {names!r}; it must hold exactly one name.")
     if name not in FAMILIES:
         raise UnknownArchitectureError(fields, name)
     family = FAMILIES[name]
@@ -235,7 +235,10 @@ def read_spec(model_path: str) -> DecoderSpec:
     scales = parse_scales(fields, family, hidden)
     layers = layer_forms(fields, family, scales, num_layers=fields.count("num_hidden_layers"), head_dim=head_dim)
     if heads % kv_heads or head_dim % 2:
-        raise CheckpointError(f"{where}: {heads} heads over {kv_heads} kv heads of dimension {head_dim} do not divide.")
+        raise CheckpointError(
+            f"{where}: num_attention_heads, {heads}, must be a multiple of num_key_value_heads, {kv_heads}, and "
+            f"head_dim, {head_dim}, must be even."
+        )
     spec = DecoderSpec(
         architecture=name,
         vocab_size=fields.count("vocab_size"),
@@ -275,7 +278,7 @@ def _fields(folder: Path) -> Fields:
         raise CheckpointError(f"{folder}: there is no such folder.")
     config, where = read_json(folder / "config.json"), f"{folder}/config.json"
     if "auto_map" in config and not _is_known_by_now(config):
-        raise CheckpointError(f"{where}: it wants code of its own (auto_map), which is never run.")
+        raise CheckpointError(f"{where}: it requires custom code (auto_map), which is never executed.")
     return decoder_fields(config, where)
 
 
@@ -295,12 +298,11 @@ def _is_known_by_now(config: Mapping[str, object]) -> bool:
 def _check_served(fields: Fields, family: Family) -> None:
     for name, value in family.unserved.items():
         if fields.config.get(name, value) != value:
-            raise CheckpointError(f"{fields.where}: {name} is {fields.config[name]!r}; only {value!r} is served.")
+            raise CheckpointError(f"{fields.where}: {name} is {fields.config[name]!r}; only {value!r} is supported.")
     for name, served in (("is_causal", True), ("use_bidirectional_attention", False)):
         if fields.switch(name, default=served) is not served:
             raise CheckpointError(
-                f"{fields.where}: {name} is not {str(served).lower()}; what is served reads each token by those before "
-                "it only."
+                f"{fields.where}: {name} must be {str(served).lower()}: only causal attention is supported."
             )
 
 

@@ -46,13 +46,11 @@ def parse_stored(fields: object, where: str) -> Stored:
         CheckpointError: it asks for what is not supported; the message names the field.
     """
     if not isinstance(fields, Mapping):
-        raise CheckpointError(f"{where}: quantization_config is no JSON object.")
+        raise CheckpointError(f"{where}: quantization_config is not a JSON object.")
     method = fields.get("quant_method")
     if not isinstance(method, str) or method not in _PARSER_BY_METHOD:
         known = ", ".join(_PARSER_BY_METHOD)
-        raise CheckpointError(
-            f"{where}: quantization_config.quant_method is {method!r}; of quantized weights those of {known} are read."
-        )
+        raise CheckpointError(f"{where}: quantization_config.quant_method is {method!r}; supported are {known}.")
     return _PARSER_BY_METHOD[method](fields, where)
 
 

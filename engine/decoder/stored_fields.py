@@ -24,7 +24,7 @@ def check_fields(fields: Mapping[str, object], wanted: Mapping[str, tuple[object
     for name, known in wanted.items():
         if fields.get(name) not in known:
             values = " or ".join(repr(value) for value in known if value is not None) or "nothing"
-            raise CheckpointError(f"{within}.{name} is {fields.get(name)!r}; only {values} is read.")
+            raise CheckpointError(f"{within}.{name} is {fields.get(name)!r}; only {values} is supported.")
 
 
 def parse_groups(
@@ -45,7 +45,7 @@ def parse_groups(
     )
     groups = fields.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
-        raise CheckpointError(f"{within}.config_groups is no JSON object with members.")
+        raise CheckpointError(f"{within}.config_groups is not a JSON object with members.")
     found = set()
     for name, group in groups.items():
         place = f"{within}.config_groups.{name}"
@@ -55,7 +55,7 @@ def parse_groups(
         check_fields(group, {"output_activations": (None,), "format": (fields.get("format"), None)}, place)
         found.add(parse(group, weights, place))
     if len(found) > 1:
-        raise CheckpointError(f"{within}.config_groups has {len(found)} kinds of weights; only one is read.")
+        raise CheckpointError(f"{within}.config_groups has {len(found)} groups of weights; only one is supported.")
     return found.pop()
 
 

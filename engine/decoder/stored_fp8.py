@@ -98,7 +98,7 @@ def _parse_group(group: Mapping[str, object], weights: Mapping[str, object], wit
     if isinstance(inputs, Mapping):
         check_fields(inputs, number, f"{within}.input_activations")
     elif inputs is not None:
-        raise CheckpointError(f"{within}.input_activations is no JSON object.")
+        raise CheckpointError(f"{within}.input_activations is not a JSON object.")
     block = None
     if weights.get("strategy") == "block":
         block = _block(weights.get("block_structure"), f"{within}.weights.block_structure")
@@ -108,4 +108,4 @@ def _parse_group(group: Mapping[str, object], weights: Mapping[str, object], wit
 def _block(size: object, field: str) -> tuple[int, int]:
     if isinstance(size, list) and len(size) == 2 and all(type(part) is int and part > 0 for part in size):
         return size[0], size[1]
-    raise CheckpointError(f"{field} is {size!r}; two numbers above 0 are wanted.")
+    raise CheckpointError(f"{field} is {size!r}; two positive integers are required.")

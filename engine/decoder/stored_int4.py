@@ -99,8 +99,8 @@ class StoredInt4:
             parts = sorted({BLOCK, self.group(depth)})
             if out % PACKED or any(depth % part for part in parts):
                 raise CheckpointError(
-                    f"{where}: {module} has {depth} inputs and {out} outputs; {' and '.join(map(str, parts))} must "
-                    f"divide the inputs, {PACKED} the outputs."
+                    f"{where}: {module} has {depth} inputs and {out} outputs; inputs must be multiples of "
+                    f"{' and '.join(map(str, parts))}, outputs of {PACKED}."
                 )
 
 
@@ -138,7 +138,9 @@ def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
 def _check_dynamic(patterns: object, within: str) -> None:
     """Take what leaves modules as they were, and refuse what gives them other bits or groups."""
     if patterns and not (isinstance(patterns, Mapping) and all(str(name).startswith(LEFT_OUT) for name in patterns)):
-        raise CheckpointError(f"{within}.dynamic is {patterns!r}; only names that begin with {LEFT_OUT!r} are read.")
+        raise CheckpointError(
+            f"{within}.dynamic is {patterns!r}; only names that begin with {LEFT_OUT!r} are supported."
+        )
 
 
 def parse_packed(fields: Mapping[str, object], where: str) -> StoredInt4:
@@ -163,8 +165,8 @@ def _parse_group(group: Mapping[str, object], weights: Mapping[str, object], wit
 def _group_size(size: object, within: str) -> int:
     if type(size) is not int or not _is_group(size):
         raise CheckpointError(
-            f"{within}.group_size is {size!r}; groups of {', '.join(map(str, SHORT_GROUPS))}, of multiples of {BLOCK} "
-            f"and {WHOLE_COLUMN} (all inputs) are read."
+            f"{within}.group_size is {size!r}; supported are {', '.join(map(str, SHORT_GROUPS))}, multiples of {BLOCK} "
+            f"and {WHOLE_COLUMN} (all inputs)."
         )
     return size
 

@@ -58,7 +58,9 @@ class StoredMxfp4:
             CheckpointError: naming one.
         """
         if not sizes:
-            raise CheckpointError(f"{where}: quantization_config.quant_method is {MXFP4!r}; only gpt-oss' is read.")
+            raise CheckpointError(
+                f"{where}: quantization_config.quant_method is {MXFP4!r}, supported for gpt-oss only."
+            )
         for module, (depth, _) in sizes.items():
             if depth % GROUP:
                 raise CheckpointError(f"{where}: {module} has {depth} inputs; {GROUP} must divide them.")

@@ -72,7 +72,7 @@ def decoder_fields(config: Mapping[str, object], where: str) -> Fields:
     model_type = text.get("model_type", TEXT_BY_WRAPPER[wrapper])
     if not isinstance(model_type, str) or model_type not in _TEXT_BY_TYPE:
         known = ", ".join(sorted(_TEXT_BY_TYPE))
-        raise CheckpointError(f"{where}: text_config.model_type is {model_type!r}; one of {known} is served.")
+        raise CheckpointError(f"{where}: text_config.model_type is {model_type!r}; supported are {known}.")
     architecture, usual = _TEXT_BY_TYPE[model_type]
     beside = {name: config[name] for name in ("eos_token_id", "quantization_config") if config.get(name) is not None}
     tied = [block[_TIED] for block in (config, text) if block.get(_TIED) is not None]

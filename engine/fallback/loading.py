@@ -131,6 +131,6 @@ def _compare(
     error = float((logits - expected).norm() / expected.norm())
     if not error < MAX_ERROR:
         raise CheckpointError(
-            f"{path}: {decoder.spec.architecture} is not served: computed in parts, by the engine's attention, "
-            f"its logits differ by {error:.0%} from transformers' own."
+            f"{path}: {decoder.spec.architecture} is not served: with the engine's attention and a prompt in "
+            f"chunks, its logits differ by {error:.0%} from those of transformers."
         )

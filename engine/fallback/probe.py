@@ -70,7 +70,7 @@ def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -
             model = model_class._from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
     except Exception as error:
         what = model_class.__name__
-        raise CheckpointError(f"transformers cannot make a {what} of its config.json: {error}") from error
+        raise CheckpointError(f"transformers cannot build a {what} from its config.json: {error}") from error
     keep_angles(model)
     return model
 
@@ -111,19 +111,21 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
     except _NotServed as error:
         raise CheckpointError(f"{what} is not served: {error}") from None
     except Exception as error:
-        raise CheckpointError(f"{what} is not served: it does not run without numbers ({error})") from error
+        raise CheckpointError(f"{what} is not served: it cannot be traced on the meta device ({error})") from error
     calls = list(_calls)
     if not calls:
-        raise CheckpointError(f"{what} is not served: it has no layer that attends.")
+        raise CheckpointError(f"{what} is not served: it has no attention layer.")
     attending = [call.layer for call in calls]
     if attending != sorted(set(attending)):
-        raise CheckpointError(f"{what} is not served: a layer attends more than once.")
+        raise CheckpointError(f"{what} is not served: a layer calls attention more than once.")
     idle = set(range(model.config.num_hidden_layers)) - {*attending, *(key.layer for key in states.form_by_key)}
     if idle and not states.form_by_key:
-        raise CheckpointError(f"{what} is not served: its layer {min(idle)} keeps neither keys nor a known state.")
+        raise CheckpointError(
+            f"{what} is not served: its layer {min(idle)} has neither a KV cache nor a known recurrent state."
+        )
     most = max(call.num_kv_heads for call in calls)
     if len({call.num_heads for call in calls}) > 1 or any(most % call.num_kv_heads for call in calls):
-        raise CheckpointError(f"{what} is not served: its layers have heads of numbers that do not go together.")
+        raise CheckpointError(f"{what} is not served: its layers have incompatible numbers of attention heads.")
     return Tried(calls, states)
 
 
@@ -137,7 +139,7 @@ def _with_states(
     finally:
         states.module = outer
     if name in states.modules and not isinstance(result, torch.Tensor):
-        raise _NotServed("a layer that keeps a state brings more than hidden states")
+        raise _NotServed("a recurrent layer returns more than hidden states")
     return result
 
 
@@ -200,12 +202,12 @@ def _note(
     # What a model made of its mask has forgotten what it hides.
     window = getattr(attention_mask, "window", None)
     if window is None:
-        raise _NotServed("its tokens do not see all tokens before them, or a window of them")
+        raise _NotServed("its attention mask is neither causal nor a causal sliding window")
     for name, argument in told.items():
         if name not in PASSED_ON and not (argument is None or isinstance(argument, bool | str)):
-            raise _NotServed(f"its attention wants {name}")
+            raise _NotServed(f"its attention passes an unsupported argument, {name}")
     if value.shape[-1] > key.shape[-1]:
-        raise _NotServed(f"its values, of {value.shape[-1]} numbers, are longer than its keys, of {key.shape[-1]}")
+        raise _NotServed(f"its values have {value.shape[-1]} dimensions, more than its keys, {key.shape[-1]}")
     scale = told.get("scaling")
     _calls.append(
         AttentionCall(

@@ -107,7 +107,7 @@ def classes_of(folder: str, architecture: str) -> tuple[type[PreTrainedModel], P
     known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     name = next(iter(_as_tuple(known.get(text.model_type, ()))), None) if is_part else architecture
     if name not in {name for names in known.values() for name in _as_tuple(names)}:
-        what = f"decoder for the text of a {architecture}" if is_part else architecture
+        what = f"text decoder for {architecture}" if is_part else architecture
         raise CheckpointError(f"{where}: transformers {transformers.__version__} has no {what}.")
     model_class: type[PreTrainedModel] = getattr(transformers, name)
     if type(text) is not model_class.config_class:

@@ -60,7 +60,7 @@ def gpu_parts(
         if checked.num_snapshots:
             cache += f"state_cache_bytes ({checked.num_snapshots} states), "
         raise ConfigError(
-            f"the GPU's memory does not do for {config.model_path}: raise gpu_memory_fraction "
+            f"not enough GPU memory for {config.model_path}: raise gpu_memory_fraction "
             f"({config.gpu_memory_fraction:g}), or lower {cache}max_batched_tokens ({config.max_batched_tokens}), "
             f"max_num_seqs ({config.max_num_seqs}) or max_model_len ({checked.max_model_len})."
         ) from error

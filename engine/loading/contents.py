@@ -149,7 +149,7 @@ def check_complete(
             continue
         stored = spec.stored if name.rpartition(".")[0] in of_stored else None
         if stored is None or not _changes_nothing(tensor, stored):
-            raise CheckpointError(f"{where}: the tensor {name} belongs to nothing in a {spec.architecture}.")
+            raise CheckpointError(f"{where}: the tensor {name} is not part of a {spec.architecture}.")
 
 
 def _as_of_whole(found: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
@@ -170,7 +170,7 @@ def _as_of_whole(found: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor
             continue
         name = prefixes[at] + given.removeprefix(at) if given.startswith(at) and given != HEAD else given
         if name in tensors:
-            raise CheckpointError(f"{tensor.file.path}: {given} and {tensors[name].name} are the same tensor's names.")
+            raise CheckpointError(f"{tensor.file.path}: {given} and {tensors[name].name} name the same tensor.")
         tensors[name] = tensor
     return tensors
 
@@ -189,8 +189,8 @@ def _check_tied(where: str, head: StoredTensor, embedding: StoredTensor) -> None
     is_same = (head.shape, head.dtype) == (embedding.shape, embedding.dtype)
     if not is_same or any(one != other for one, other in zip(head.pieces(), embedding.pieces(), strict=True)):
         raise CheckpointError(
-            f"{where}: tie_word_embeddings is true, but {HEAD} is not {EMBEDDING}; say false where it is the output "
-            "matrix, or leave it out."
+            f"{where}: tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING}; set it to false if "
+            f"{HEAD} is the output matrix, or remove that tensor."
         )
 
 

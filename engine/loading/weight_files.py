@@ -65,7 +65,7 @@ def open_whole(path: Path, *, framework: str) -> safe_open:
         return safe_open(path, framework=framework)
     except (SafetensorError, OSError) as error:
         reason = "a pointer of Git LFS; fetch what it points to" if _is_pointer(path) else str(error)
-        raise CheckpointError(f"{path}: not a whole safetensors file ({reason}).") from None
+        raise CheckpointError(f"{path}: not a complete safetensors file ({reason}).") from None
 
 
 def _is_pointer(path: Path) -> bool:

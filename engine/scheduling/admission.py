@@ -61,7 +61,7 @@ class Admission:
         if num_waiting >= self._config.max_queued_requests + self._config.max_num_seqs - num_running:
             raise self._refusal(
                 "queue_full",
-                f"{num_waiting} requests are waiting already, the most that this replica queues.",
+                f"The queue of this replica is full: {num_waiting} requests are waiting.",
                 num_waiting / 2 / (requests_per_s or FALLBACK_RATE),
             )
 
@@ -84,7 +84,7 @@ class Admission:
             self._check_deadline(foretold, request.deadline_s - now_s)
         if foretold.breaks_s > 0:
             raise self._refusal(
-                "deadline", "The server has promised its time to requests with deadlines.", foretold.breaks_s
+                "deadline", "The server's capacity is committed to requests with deadlines.", foretold.breaks_s
             )
         bound_s = self._config.max_queue_s
         if foretold.start_s > bound_s:

@@ -19,7 +19,9 @@ def check_request(request: Request, config: ResolvedConfig) -> None:
         raise RequestError("The prompt is empty; at least 1 token is needed.", field="prompt")
     is_pooled = request.pooling is not None
     if not is_pooled and not config.generates:
-        raise RequestError("This model has no output matrix: it makes vectors, and no text.", field="model")
+        raise RequestError(
+            "This is an embedding model: it has no output matrix and cannot generate text.", field="model"
+        )
     if is_pooled and num_known > limit:
         raise RequestError(
             f"This model's maximum context length is {limit} tokens, but the input has {num_known} tokens.",

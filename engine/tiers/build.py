@@ -55,7 +55,9 @@ def _host_slots(num_bytes: int, block_bytes: int, device: torch.device) -> HostS
     try:
         return HostSlots(num_bytes // block_bytes, block_bytes, is_pinned=device.type == "cuda")
     except RuntimeError as error:
-        raise ConfigError(f"kv_host_bytes: {num_bytes} bytes of page-locked memory cannot be had: {error}") from error
+        raise ConfigError(
+            f"kv_host_bytes: {num_bytes} bytes of page-locked memory cannot be allocated: {error}"
+        ) from error
 
 
 def _numbers(config: ResolvedConfig) -> str:

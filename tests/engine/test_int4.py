@@ -176,7 +176,7 @@ def test_what_comes_along_and_would_change_something_is_refused(
     tmp_path: Path, more: dict[str, torch.Tensor], named: str
 ) -> None:
     write(tmp_path, "gptq", more=more)
-    with pytest.raises(CheckpointError, match=f"{named} belongs to nothing"):
+    with pytest.raises(CheckpointError, match=f"{named} is not part of"):
         list(load_parameters(str(tmp_path), read_spec(str(tmp_path)), torch.float32, CPU))
 
 

@@ -264,7 +264,7 @@ def test_what_no_machine_could_serve_is_refused_before_one_is_looked_at(
 def test_tiers_are_refused_where_they_could_not_be(spec: DecoderSpec) -> None:
     block = 1 << 20
     for fields, match in (
-        ({"kv_disk_bytes": 5}, r"kv_disk_bytes: 5 bytes hold no block of the KV cache, which takes \d+"),
+        ({"kv_disk_bytes": 5}, r"kv_disk_bytes: 5 bytes cannot hold one block of the KV cache, \d+"),
         ({"kv_disk_bytes": block, "enable_prefix_cache": False}, "kv_disk_bytes: .*enable_prefix_cache is false"),
         ({"kv_disk_folder": "/kv"}, "kv_disk_folder: '/kv', but kv_disk_bytes is 0"),
         ({"kv_host_bytes": block}, "kv_host_bytes: on device 'cpu' .* raise kv_cache_bytes"),
@@ -332,10 +332,13 @@ def test_how_many_states_are_kept_can_be_said(spec: DecoderSpec) -> None:
 def test_what_does_not_go_with_states_is_refused(spec: DecoderSpec) -> None:
     rows = with_states(spec)
     for fields, match in (
-        ({"num_speculative_tokens": 4}, "num_speculative_tokens: 4, but this model's layers keep states"),
-        ({"kv_disk_bytes": 1 << 30}, "kv_disk_bytes: .*, but this model's layers keep states"),
+        ({"num_speculative_tokens": 4}, "num_speculative_tokens: 4, but this model has recurrent layers"),
+        ({"kv_disk_bytes": 1 << 30}, "kv_disk_bytes: .*, but recurrent states"),
         ({"state_cache_bytes": -1}, "state_cache_bytes: -1 is less than 0"),
-        ({"state_cache_bytes": 1 << 20}, "state_cache_bytes: 1048576 bytes hold no state of this model, .* 4194304"),
+        (
+            {"state_cache_bytes": 1 << 20},
+            "state_cache_bytes: 1048576 bytes cannot hold one recurrent state of this model, 4194304",
+        ),
         ({"state_cache_bytes": 1 << 24, "enable_prefix_cache": False}, "state_cache_bytes: .*enable_prefix_cache is"),
         ({"state_cache_bytes": 150 << 20}, r"Those that are kept take 155189248 \(state_cache_bytes\)"),
     ):
@@ -343,5 +346,5 @@ def test_what_does_not_go_with_states_is_refused(spec: DecoderSpec) -> None:
             resolve(config(**fields, **FEW), rows, PLAIN)
     with pytest.raises(ConfigError, match=r"The states of max_num_seqs 64 take 285212672 more"):
         resolve(config(dtype="float32"), rows, PLAIN)
-    with pytest.raises(ConfigError, match="state_cache_bytes: 1, but this model's layers keep no states"):
+    with pytest.raises(ConfigError, match="state_cache_bytes: 1, but this model has no recurrent layers"):
         resolve(config(state_cache_bytes=1), spec, PLAIN)

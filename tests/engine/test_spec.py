@@ -91,7 +91,7 @@ def test_code_that_defines_what_is_known_by_now_is_not_needed(tmp_path: Path) ->
         ({"hidden_size": -16}, ["hidden_size", "-16"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
         ({"num_hidden_layers": 1 << 40}, ["num_hidden_layers"]),
-        ({"num_attention_heads": 5, "head_dim": 4}, ["5 heads", "2 kv heads"]),
+        ({"num_attention_heads": 5, "head_dim": 4}, ["num_attention_heads, 5", "num_key_value_heads, 2"]),
         ({"num_attention_heads": 64}, ["head_dim"]),
         ({"head_dim": 7}, ["7"]),
         ({"rms_norm_eps": 0}, ["rms_norm_eps"]),

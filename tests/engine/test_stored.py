@@ -31,5 +31,5 @@ def test_a_method_that_is_not_read_is_named_beside_those_that_are(method: object
 
 
 def test_a_configuration_that_is_none_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="no JSON object"):
+    with pytest.raises(CheckpointError, match="not a JSON object"):
         parse_stored("awq", "here")

@@ -29,7 +29,7 @@ def test_groups_that_agree_are_one() -> None:
     fields = compressed("tensor", STATIC)
     groups = fields["config_groups"]
     assert parse_fp8(fields | {"config_groups": groups | {"group_1": groups["group_0"]}}, "here") == StoredFp8()
-    with pytest.raises(CheckpointError, match="config_groups has 2 kinds of weights"):
+    with pytest.raises(CheckpointError, match="config_groups has 2 groups of weights"):
         parse_fp8(fields | {"config_groups": groups | {"group_1": GROUP}}, "here")
 
 

@@ -24,7 +24,7 @@ def test_a_shard_that_is_not_whole_is_named(tmp_path: Path, content: bytes) -> N
     (tmp_path / "a.safetensors").write_bytes(WHOLE)
     (tmp_path / "b.safetensors").write_bytes(content)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"b\.safetensors: not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match=r"b\.safetensors: not a complete safetensors file"):
         check_weight_files(tmp_path)
 
 

@@ -138,15 +138,15 @@ def test_where_no_state_is_kept_the_same_beginning_is_computed_again(saved: Call
 def test_nothing_is_guessed_and_nothing_is_stored_below(saved: Callable[[str], Checkpoint]) -> None:
     checkpoint = saved("Lfm2ForCausalLM")
     assert engine_of(checkpoint).config.num_speculative_tokens == 0
-    with pytest.raises(ConfigError, match=r"num_speculative_tokens: 4, but this model's layers keep states"):
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens: 4, but this model has recurrent layers"):
         engine_of(checkpoint, num_speculative_tokens=4)
-    with pytest.raises(ConfigError, match=r"kv_disk_bytes: .*this model's layers keep states"):
+    with pytest.raises(ConfigError, match=r"kv_disk_bytes: .*recurrent states"):
         engine_of(checkpoint, kv_disk_bytes=1 << 30)
 
 
 def test_a_model_that_cannot_go_on_with_several_tokens_is_refused(saved: Callable[[str], Checkpoint]) -> None:
     """As transformers has Jamba: more than one token at once begin from no state."""
-    with pytest.raises(CheckpointError, match=r"computed in parts.* its logits differ"):
+    with pytest.raises(CheckpointError, match=r"prompt in chunks, its logits differ"):
         engine_of(saved("JambaForCausalLM"))
 
 

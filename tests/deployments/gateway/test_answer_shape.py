@@ -139,7 +139,7 @@ async def test_a_strict_schema_that_is_no_list_of_parameters_is_refused_where_ea
     assert await shape_of(ask(tool_use=use), tagged, "").grammar()
     use = replace(use, tools=(*TOOLS, replace(more, is_strict=True)))
     assert await shape_of(ask(tool_use=use), PLAIN, "").grammar()
-    with pytest.raises(RequestError, match="each argument by itself") as refused:
+    with pytest.raises(RequestError, match="each argument separately") as refused:
         await shape_of(ask(tool_use=use), tagged, "").grammar()
     assert refused.value.field == "tools[2].function.parameters"
 
