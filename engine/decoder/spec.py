@@ -232,13 +232,9 @@ def read_spec(model_path: str) -> DecoderSpec:
     hidden = fields.count("hidden_size")
     head_dim = fields.count("head_dim", hidden // heads)
     kv_heads = fields.count("num_key_value_heads", heads)
+    _check_heads(heads, kv_heads, head_dim, where)
     scales = parse_scales(fields, family, hidden)
     layers = layer_forms(fields, family, scales, num_layers=fields.count("num_hidden_layers"), head_dim=head_dim)
-    if heads % kv_heads or head_dim % 2:
-        raise CheckpointError(
-            f"{where}: num_attention_heads, {heads}, must be a multiple of num_key_value_heads, {kv_heads}, and "
-            f"head_dim, {head_dim}, must be even."
-        )
     spec = DecoderSpec(
         architecture=name,
         vocab_size=fields.count("vocab_size"),
@@ -304,6 +300,15 @@ def _check_served(fields: Fields, family: Family) -> None:
             raise CheckpointError(
                 f"{fields.where}: {name} must be {str(served).lower()}: only causal attention is supported."
             )
+
+
+def _check_heads(heads: int, kv_heads: int, head_dim: int, where: str) -> None:
+    if heads % kv_heads:
+        raise CheckpointError(
+            f"{where}: num_attention_heads, {heads}, must be a multiple of num_key_value_heads, {kv_heads}."
+        )
+    if head_dim % 2:
+        raise CheckpointError(f"{where}: head_dim, {head_dim}, must be even.")
 
 
 def _activation(fields: Fields, family: Family) -> Activation:
