@@ -15,7 +15,7 @@ async function listModels() {
   const select = element("model");
   const response = await fetch("v1/models", { headers: headers() });
   if (!response.ok) {
-    element("key").placeholder = "needed here";
+    element("key").placeholder = "required";
     select.replaceChildren();
     return;
   }

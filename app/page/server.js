@@ -18,7 +18,7 @@ export function watch(live, server) {
           show(live, server, history);
         }
       } catch {
-        live.replaceChildren(...figure("server", "does not answer"));
+        live.replaceChildren(...figure("server", "not responding"));
       }
     }
     setTimeout(look, PERIOD_MS);
@@ -34,10 +34,10 @@ function show(live, server, history) {
   const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(0)} %` : "–");
   live.replaceChildren(
     ...figure("TTFT p50 / p95", both(history, "vllm:time_to_first_token_seconds")),
-    ...figure("between tokens p50 / p95", both(history, "vllm:inter_token_latency_seconds")),
+    ...figure("ITL p50 / p95", both(history, "vllm:inter_token_latency_seconds")),
     ...figure("tokens/s", rate("vllm:generation_tokens_total").toFixed(0)),
     ...figure("running / waiting", `${sum(now, "vllm:num_requests_running")} / ${sum(now, "vllm:num_requests_waiting")}`),
-    ...figure("prefix hits", percent(hits / looked)),
+    ...figure("prefix cache hits", percent(hits / looked)),
   );
   const engines = now.filter(({ name }) => name === "vllm:num_requests_running").map(({ labels }) => labels);
   const table = document.createElement("table");
@@ -48,9 +48,9 @@ function show(live, server, history) {
   };
   for (const { model_name, engine } of engines) {
     const of = (name) => now.find((s) => s.name === name && s.labels.engine === engine)?.value ?? 0;
-    row(`${model_name}, replica ${engine.slice(-6)}: cache in use`, percent(of("vllm:kv_cache_usage_perc")));
+    row(`${model_name}, replica ${engine.slice(-6)}: KV cache in use`, percent(of("vllm:kv_cache_usage_perc")));
     row("adapters on the device", of("antiphon:num_adapters_resident"));
-    row("requests put back for memory", of("vllm:num_preemptions_total"));
+    row("preemptions", of("vllm:num_preemptions_total"));
   }
   row("gateways", new Set(now.filter(({ labels }) => labels.gateway).map(({ labels }) => labels.gateway)).size);
   server.replaceChildren(table);

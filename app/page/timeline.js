@@ -11,8 +11,8 @@ function drawAnswer(answer) {
   const end = Math.max(answer.total_ms ?? 0, ...answer.stages.map((stage) => stage.end_ms), 0.001);
   const facts = [
     `${answer.model}: ${answer.prompt_tokens} tokens in (${answer.cached_tokens} cached), ${answer.completion_tokens} out`,
-    `first token ${ms(answer.ttft_ms)}, between tokens ${ms(answer.tpot_ms)}, ended as ${answer.outcome}`,
-    ...(answer.num_attempts > 1 ? [`taken to ${answer.num_attempts - 1} other replica(s)`] : []),
+    `TTFT ${ms(answer.ttft_ms)}, TPOT ${ms(answer.tpot_ms)}, outcome: ${answer.outcome}`,
+    ...(answer.num_attempts > 1 ? [`resumed on another replica ${answer.num_attempts - 1} time(s)`] : []),
     `request ${answer.id}`,
   ];
   return [

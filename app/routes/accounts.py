@@ -35,7 +35,7 @@ router = APIRouter(route_class=JsonRoute, tags=["accounts"], dependencies=[Depen
 async def _meter(context: OpenContext) -> Meter:
     meter = context.gateway.meter
     if meter is None:
-        raise ApiError(404, "This server counts nothing: `accounts` is null.", code="accounts_disabled")
+        raise ApiError(404, "This server does not account for usage: `accounts` is null.", code="accounts_disabled")
     return meter
 
 
@@ -54,7 +54,7 @@ Question = Annotated[UsageQuestion, Depends(_question)]
 
 @router.get("/admin/usage", response_model=UsageReport, responses=ERRORS)
 async def usage(meter: Counted, question: Question) -> Response:
-    """Add up what was used, by tenant, model and adapter."""
+    """Return total usage by tenant, model and adapter."""
     totals = [UsageInfo(**asdict(total) | {"adapter": total.adapter or None}) for total in await meter.totals(question)]
     return JsonResponse(UsageReport(data=totals))
 
@@ -65,7 +65,7 @@ async def usage(meter: Counted, question: Question) -> Response:
     responses=ERRORS | {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}},
 )
 async def usage_records(meter: Counted, question: Question) -> Response:
-    """Tell every answer by itself, the first hundred thousand of the asked span."""
+    """Return one row per answer: the first 100,000 of the requested period."""
     # All streams of the gateway would wait for it.
     sheet = await asyncio.to_thread(_sheet, await meter.records(question, limit=MAX_RECORDS))
     return Response(sheet, headers={"content-type": "text/csv; charset=utf-8"})
@@ -82,19 +82,19 @@ def _sheet(records: Sequence[UsageRecord]) -> str:
 
 @router.get("/admin/keys", response_model=ApiKeyList, responses=ERRORS)
 async def list_keys(meter: Counted) -> Response:
-    """List the keys that were made while the server ran; nobody knows them but by their SHA-256."""
+    """List the keys created while the server was running; only their SHA-256 is stored."""
     keys = [ApiKeyInfo(id=key.digest, tenant=key.tenant, created=int(key.created_unix_s)) for key in await meter.keys()]
     return JsonResponse(ApiKeyList(data=keys))
 
 
 @router.post("/admin/keys", response_model=ApiKeyInfo, responses=ERRORS)
 async def make_key(body: NewKeyRequest, meter: Counted, request: Request) -> Response:
-    """Make a key for a tenant, told only now; every gateway takes it after two seconds at the latest."""
+    """Create a key for a tenant and return it once; every gateway accepts it within two seconds."""
     ring: KeyRing = request.app.state.key_ring
     if body.tenant not in ring.tenant_by_name:
         raise ApiError(
             404,
-            f"There is no tenant '{body.tenant}' in the configuration.",
+            f"The configuration has no tenant '{body.tenant}'.",
             param="tenant",
             code="tenant_not_found",
         )
@@ -105,7 +105,7 @@ async def make_key(body: NewKeyRequest, meter: Counted, request: Request) -> Res
 
 @router.delete("/admin/keys/{key_id}", response_model=RemovedKey, responses=ERRORS)
 async def revoke_key(meter: Counted, key_id: Annotated[str, Path(max_length=64)]) -> Response:
-    """Revoke a key, named by its SHA-256: no gateway takes it any more after two seconds."""
+    """Revoke a key by its SHA-256; after two seconds, no gateway accepts it."""
     if not await meter.remove_key(key_id):
         raise ApiError(404, "There is no such key.", param="key_id", code="key_not_found")
     return JsonResponse(RemovedKey(id=key_id))

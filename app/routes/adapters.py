@@ -25,7 +25,7 @@ router = APIRouter(route_class=JsonRoute, tags=["adapters"], dependencies=[Depen
 
 @router.post("/v1/load_lora_adapter", response_model=AdapterInfo, responses=ERRORS)
 async def load_adapter(body: LoadAdapterRequest, context: OpenContext) -> Response:
-    """Serve an adapter under a name, on every replica, from the moment of the answer on."""
+    """Load an adapter under a name; once this returns, every replica serves it."""
     wanted = Registration(
         name=body.lora_name, place=body.lora_path, base=body.base_model_name, replaces=bool(body.load_inplace)
     )
@@ -39,14 +39,14 @@ async def load_adapter(body: LoadAdapterRequest, context: OpenContext) -> Respon
 
 @router.post("/v1/unload_lora_adapter", response_model=UnloadedAdapter, responses=ERRORS)
 async def unload_adapter(body: UnloadAdapterRequest, context: OpenContext) -> Response:
-    """Forget an adapter, wait for the requests that use it, and free it on every replica."""
+    """Unload an adapter, wait for the requests that use it, and free it on every replica."""
     freed = await context.gateway.adapters.unload(body.lora_name, body.version)
     return JsonResponse(UnloadedAdapter(id=body.lora_name, version=body.version, freed_bytes=freed))
 
 
 @router.get("/v1/adapters", response_model=AdapterList, responses=ERRORS)
 async def list_adapters(context: OpenContext) -> Response:
-    """List adapters, their versions, and where these lie."""
+    """List adapters, their versions, and where each version is in memory."""
     return JsonResponse(AdapterList(data=[_info(status) for status in await context.gateway.adapters.status()]))
 
 

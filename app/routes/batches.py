@@ -23,9 +23,9 @@ router = APIRouter(route_class=JsonRoute, tags=["batches"])
 
 @router.post("/v1/batches", response_model=BatchObject, responses=ERRORS)
 async def create_batch(body: BatchRequest, context: Context, batches: Batches, request: Request) -> Response:
-    """Begin to answer the requests of a file."""
+    """Start running the requests of a file."""
     if body.endpoint not in request.app.state.paths:
-        message = f"Unsupported: 'endpoint': this server has no '{body.endpoint}'."
+        message = f"Unsupported: 'endpoint': this server has no route '{body.endpoint}'."
         raise ApiError(400, message, param="endpoint", code="unsupported_value")
     new = NewBatch(
         tenant=context.tenant,
@@ -44,7 +44,7 @@ async def list_batches(
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 20,
 ) -> Response:
-    """List batches, the newest first."""
+    """List batches, newest first."""
     page = await batches.list_batches(context.tenant, PageQuestion(limit=limit, after=after))
     data = [_batch(batch) for batch in page.items]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
@@ -53,13 +53,13 @@ async def list_batches(
 
 @router.get("/v1/batches/{batch_id}", response_model=BatchObject, responses=ERRORS)
 async def retrieve_batch(batch_id: BatchId, context: Context, batches: Batches) -> Response:
-    """Tell how a batch stands."""
+    """Return the current state of a batch."""
     return JsonResponse(_batch(await batches.batch(context.tenant, batch_id)))
 
 
 @router.post("/v1/batches/{batch_id}/cancel", response_model=BatchObject, responses=ERRORS)
 async def cancel_batch(batch_id: BatchId, context: Context, batches: Batches) -> Response:
-    """Give up what is not answered yet; what is stays in the output file."""
+    """Cancel the remaining requests; finished answers stay in the output file."""
     return JsonResponse(_batch(await batches.cancel(context.tenant, batch_id)))
 
 

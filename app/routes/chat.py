@@ -18,7 +18,7 @@ router = APIRouter(route_class=JsonRoute, tags=["chat"])
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=ERRORS)
 async def create_chat_completion(body: ChatCompletionRequest, context: Context) -> Response:
-    """Answer a conversation, at once or as a stream."""
+    """Answer a conversation, whole or streamed."""
     head = context.head("chatcmpl", body.model)
     classifier = chat_classifier(body.moderation, context.moderation_model)
     generations = chat_generations(body, context.limits, request_id=context.generation_id(head))

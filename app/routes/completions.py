@@ -17,7 +17,7 @@ router = APIRouter(route_class=JsonRoute, tags=["completions"])
 
 @router.post("/v1/completions", response_model=Completion, responses=ERRORS)
 async def create_completion(body: CompletionRequest, context: Context) -> Response:
-    """Continue one or several prompts, at once or as a stream."""
+    """Continue one or more prompts, whole or streamed."""
     head = context.head("cmpl", body.model)
     generations = text_generations(body, context.limits, request_id=context.generation_id(head))
     num_per_prompt = answers_per_prompt(body)

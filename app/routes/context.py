@@ -28,18 +28,18 @@ MAX_TRACE_PARENT_CHARS = 128
 MIN_TIMEOUT_S, MAX_TIMEOUT_S = 0.001, 86_400.0
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorResponse, "description": "The request is wrong; `param` names the field."},
-    401: {"model": ErrorResponse, "description": "The route needs a key that the request does not bring."},
-    403: {"model": ErrorResponse, "description": "The route is not open on this server."},
-    404: {"model": ErrorResponse, "description": "No such model or route."},
-    413: {"model": ErrorResponse, "description": "The body is over the limit."},
+    400: {"model": ErrorResponse, "description": "The request is invalid; `param` names the field."},
+    401: {"model": ErrorResponse, "description": "The request lacks the key that the route requires."},
+    403: {"model": ErrorResponse, "description": "The route is disabled on this server."},
+    404: {"model": ErrorResponse, "description": "The model or route does not exist."},
+    413: {"model": ErrorResponse, "description": "The body exceeds the size limit."},
     415: {"model": ErrorResponse, "description": "The body is not JSON."},
     429: {
         "model": ErrorResponse,
-        "description": "A limit of the tenant is reached; see `Retry-After`.",
+        "description": "The tenant has reached a limit; see `Retry-After`.",
     },
-    500: {"model": ErrorResponse, "description": "A failure of the server; try again, or report the `x-request-id`."},
-    503: {"model": ErrorResponse, "description": "No room now; `Retry-After` says when to come back (seconds)."},
+    500: {"model": ErrorResponse, "description": "The server failed; retry, or report the `x-request-id`."},
+    503: {"model": ErrorResponse, "description": "No capacity now; retry after `Retry-After` seconds."},
     504: {"model": ErrorResponse, "description": "The deadline has passed."},
     "default": {"model": ErrorResponse, "description": "Any other error."},
 }

@@ -16,7 +16,7 @@ router = APIRouter(route_class=JsonRoute, tags=["embeddings"])
 
 @router.post("/v1/embeddings", response_model=EmbeddingsResponse, responses=ERRORS)
 async def create_embeddings(body: EmbeddingsRequest, context: Context) -> Response:
-    """Return a vector of each input."""
+    """Return one vector per input."""
     head = context.head("embd", body.model)
     request = embedding_request(body, context.limits, request_id=context.generation_id(head))
     found = await context.gateway.embed(

@@ -38,13 +38,13 @@ router = APIRouter(route_class=JsonRoute, tags=["files"])
 async def _batches(context: Context) -> BatchClient:
     batches = context.gateway.batches
     if batches is None:
-        raise ApiError(404, "This server has no files and batches: `batches` is null.", code="batches_disabled")
+        raise ApiError(404, "This server has files and batches disabled: `batches` is null.", code="batches_disabled")
     return batches
 
 
 Batches = Annotated["BatchClient", Depends(_batches)]
 FileId = Annotated[str, Path(max_length=64)]
-After = Annotated[str | None, Query(max_length=64, description="The last id of the page before.")]
+After = Annotated[str | None, Query(max_length=64, description="The last id of the previous page.")]
 
 
 @router.post(
@@ -54,7 +54,7 @@ After = Annotated[str | None, Query(max_length=64, description="The last id of t
     openapi_extra={"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}},
 )
 async def create_file(request: Request, context: Context, batches: Batches) -> Response:
-    """Keep a file."""
+    """Upload a file."""
     async with file_form(request, max_file_bytes=request.app.state.max_file_bytes) as form:
         new = NewFile(tenant=context.tenant, name=form.name, purpose=INPUT_PURPOSE, lasts_s=form.lasts_s)
         stored = await batches.add_file(new, form.parts())
@@ -70,7 +70,7 @@ async def list_files(
     order: Literal["asc", "desc"] = "desc",
     purpose: Annotated[str | None, Query(max_length=64)] = None,
 ) -> Response:
-    """List files, the newest first unless asked otherwise."""
+    """List files, newest first by default."""
     question = PageQuestion(limit=limit, after=after, is_ascending=order == "asc", purpose=purpose)
     page = await batches.list_files(context.tenant, question)
     data = [_file(stored) for stored in page.items]
@@ -90,7 +90,7 @@ async def retrieve_file(file_id: FileId, context: Context, batches: Batches) -> 
     responses=ERRORS | {200: {"content": {"application/octet-stream": {"schema": {"type": "string"}}}}},
 )
 async def file_content(file_id: FileId, context: Context, batches: Batches) -> Response:
-    """Return what is in a file."""
+    """Return the content of a file."""
     stored = await batches.file(context.tenant, file_id)
     return StreamingResponse(
         batches.content(context.tenant, file_id),
@@ -102,7 +102,7 @@ async def file_content(file_id: FileId, context: Context, batches: Batches) -> R
 
 @router.delete("/v1/files/{file_id}", response_model=DeletedFile, responses=ERRORS)
 async def delete_file(file_id: FileId, context: Context, batches: Batches) -> Response:
-    """Delete a file that no unfinished batch reads."""
+    """Delete a file, unless an unfinished batch reads it."""
     await batches.delete_file(context.tenant, file_id)
     return JsonResponse(DeletedFile(id=file_id))
 

@@ -17,10 +17,10 @@ router = APIRouter(route_class=JsonRoute, tags=["operations"])
 @router.get(
     "/health",
     response_model=Health,
-    responses={503: {"model": Health, "description": "Something that an answer needs has no working replica."}},
+    responses={503: {"model": Health, "description": "A required model or part has no working replica."}},
 )
 async def health(context: OpenContext) -> Response:
-    """Say whether everything that an answer needs has a replica that makes progress."""
+    """Report whether every required model and part has a replica that makes progress."""
     report = await context.gateway.health()
     body = Health(
         status="ready" if report.is_ready else "unready",
@@ -36,7 +36,7 @@ async def health(context: OpenContext) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, 500: ERRORS[500]},
 )
 async def metrics(context: OpenContext) -> Response:
-    """Return the metrics in Prometheus' text format."""
+    """Return metrics in the Prometheus text format."""
     return Response(
         await context.gateway.metrics(), headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"}
     )

@@ -18,7 +18,7 @@ from app.translation.streaming import EventBatches, collect
 from app.translation.translate import chat_generations
 
 ERRORS: dict[int | str, dict[str, Any]] = {
-    "default": {"model": MessagesError, "description": "Any error, in Anthropic's shape."},
+    "default": {"model": MessagesError, "description": "Any error, in Anthropic's format."},
     **{status: {"model": MessagesError} for status in (400, 404, 413, 415, 500, 503, 504)},
 }
 
@@ -27,7 +27,7 @@ router = APIRouter(route_class=JsonRoute, tags=["messages"])
 
 @router.post("/v1/messages", response_model=MessageObject, responses=ERRORS)
 async def create_message(body: MessagesRequest, context: Context) -> Response:
-    """Answer a conversation in Anthropic's shape, at once or as a stream."""
+    """Answer a conversation in Anthropic's format, whole or streamed."""
     head = context.head("msg", body.model, joint="_")
     with renamed_fields(FIELD_NAMES):
         (generation,) = chat_generations(chat_of(body), context.limits, request_id=context.generation_id(head))
@@ -43,6 +43,6 @@ async def create_message(body: MessagesRequest, context: Context) -> Response:
 
 @router.post("/v1/messages/count_tokens", response_model=TokenCount, responses=ERRORS)
 async def count_tokens(body: CountRequest, context: Context) -> Response:
-    """Say how many tokens a prompt has."""
+    """Count the tokens of a prompt."""
     with renamed_fields(FIELD_NAMES):
         return JsonResponse(TokenCount(input_tokens=await context.num_tokens(chat_of(body))))

@@ -17,14 +17,14 @@ router = APIRouter(route_class=JsonRoute, tags=["models"])
 
 @router.get("/v1/models", response_model=ModelList | ModelPage, responses=ERRORS)
 async def list_models(request: Request, context: Context) -> Response:
-    """List every base model and adapter; in Anthropic's shape where `anthropic-version` is among the headers."""
+    """List every model and adapter, in Anthropic's format if the request has an `anthropic-version` header."""
     models = [render.model(card) for card in context.gateway.models()]
     return JsonResponse(model_page(models) if wants_anthropic_shape(request.scope) else ModelList(data=models))
 
 
 @router.get("/v1/models/{model:path}", response_model=Model | ModelInfo, responses=ERRORS)
 async def retrieve_model(model: str, request: Request, context: Context) -> Response:
-    """Describe one base model, adapter or version of an adapter, in the shape of the list."""
+    """Return one model, adapter or adapter version, in the format of the list."""
     card = context.gateway.model(model)
     if card is None:
         raise unknown_model(model)

@@ -15,7 +15,7 @@ router = APIRouter(route_class=JsonRoute, tags=["moderations"])
 
 @router.post("/v1/moderations", response_model=ModerationResponse, responses=ERRORS)
 async def create_moderation(body: ModerationRequest, context: Context) -> Response:
-    """Say what the safety classifier finds in some texts."""
+    """Return the safety classifier's findings for texts."""
     classifier = classifier_name(body.model, context.moderation_model)
     texts = moderation_texts(body, context.limits)
     verdicts = await context.gateway.moderate(texts)

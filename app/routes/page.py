@@ -42,7 +42,7 @@ async def page() -> Response:
 async def part(name: str) -> Response:
     """Return what the page is made of."""
     if name not in _CONTENT_BY_NAME:
-        raise ApiError(404, "There is no such part of the page.", code="unknown_url")
+        raise ApiError(404, "The page has no such file.", code="unknown_url")
     return _file(name)
 
 

@@ -15,10 +15,10 @@ router = APIRouter(route_class=JsonRoute, tags=["operations"])
 
 @router.get("/requests/{request_id:path}", response_model=RequestTimeline, responses=ERRORS)
 async def request_timeline(context: ReaderContext, request_id: str = Path(max_length=128)) -> Response:
-    """Tell the timeline of one of the last requests, by the `x-request-id` of its response."""
+    """Return the timeline of a recent request, by the `x-request-id` of its response."""
     found = await context.gateway.timelines(request_id)
     if not found:
-        raise ApiError(404, "No request of this id is remembered.", param="request_id", code="request_not_found")
+        raise ApiError(404, "No recent request has this id.", param="request_id", code="request_not_found")
     return JsonResponse(RequestTimeline(id=request_id, answers=[_answer(timeline) for timeline in found]))
 
 

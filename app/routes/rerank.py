@@ -18,7 +18,7 @@ router = APIRouter(route_class=JsonRoute, tags=["rerank"])
 @router.post("/score", include_in_schema=False)
 @router.post("/v1/score", response_model=ScoreResponse, responses=ERRORS)
 async def score(body: ScoreRequest, context: Context) -> Response:
-    """Say how well texts answer texts."""
+    """Score how well documents answer queries."""
     head = context.head("score", body.model)
     request = score_request(body, context.limits, request_id=context.generation_id(head))
     return JsonResponse(score_response(head, await _asked(request, context)))
@@ -28,7 +28,7 @@ async def score(body: ScoreRequest, context: Context) -> Response:
 @router.post("/v2/rerank", include_in_schema=False)
 @router.post("/v1/rerank", response_model=RerankResponse, responses=ERRORS)
 async def rerank(body: RerankBody, context: Context) -> Response:
-    """Put documents in the order in which they answer a query."""
+    """Rank documents by how well they answer a query."""
     head = context.head("rerank", body.model)
     request = rerank_request(body, context.limits, request_id=context.generation_id(head))
     return JsonResponse(rerank_response(head, await _asked(request, context), body))

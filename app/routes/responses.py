@@ -19,7 +19,7 @@ router = APIRouter(route_class=JsonRoute, tags=["responses"])
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=ERRORS)
 async def create_response(body: ResponsesRequest, context: Context) -> Response:
-    """Answer a conversation, at once or as a stream of typed events; nothing is kept."""
+    """Answer a conversation, whole or as a stream of typed events; nothing is stored."""
     head = context.head("resp", body.model, joint="_")
     with renamed_fields(field_names(body)):
         chat = chat_of(body)
@@ -35,6 +35,6 @@ async def create_response(body: ResponsesRequest, context: Context) -> Response:
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokenCount, responses=ERRORS)
 async def count_input_tokens(body: InputTokensRequest, context: Context) -> Response:
-    """Say how many tokens an input has."""
+    """Count the tokens of an input."""
     with renamed_fields(field_names(body)):
         return JsonResponse(InputTokenCount(input_tokens=await context.num_tokens(chat_of(body))))

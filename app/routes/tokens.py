@@ -14,7 +14,7 @@ router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 
 @router.post("/tokenize", response_model=TokenizeResponse, responses=ERRORS)
 async def tokenize(body: TokenizeRequest, context: Context) -> Response:
-    """Say what token ids a text or a conversation becomes."""
+    """Return the token ids of a text or a conversation."""
     prompt = tokenized_prompt(body, context.limits)
     found = await context.gateway.tokenize(body.model, prompt, with_texts=bool(body.return_token_strs))
     answer = TokenizeResponse(
@@ -28,6 +28,6 @@ async def tokenize(body: TokenizeRequest, context: Context) -> Response:
 
 @router.post("/detokenize", response_model=DetokenizeResponse, responses=ERRORS)
 async def detokenize(body: DetokenizeRequest, context: Context) -> Response:
-    """Say what text some token ids stand for."""
+    """Return the text of token ids."""
     token_ids = detokenized_ids(body, context.limits)
     return JsonResponse(DetokenizeResponse(prompt=await context.gateway.detokenize(body.model, token_ids)))

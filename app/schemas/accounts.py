@@ -10,7 +10,7 @@ from app.schemas.wire import WireRequest
 
 
 class UsageInfo(BaseModel):
-    """What one tenant has used of one model or adapter; without keys the tenant is empty."""
+    """One tenant's usage of one model or adapter; `tenant` is empty if the server has no keys."""
 
     tenant: str
     model: str
@@ -20,43 +20,43 @@ class UsageInfo(BaseModel):
     input_tokens: int
     cached_tokens: int
     output_tokens: int
-    device_s: float = Field(description="Seconds of the device, shared by tokens with others in the same steps.")
+    device_s: float = Field(description="Device time in seconds; requests share a step's time by tokens.")
     mean_ttft_s: float | None
     mean_tpot_s: float | None
 
 
 class UsageReport(BaseModel):
-    """Totals of the asked span."""
+    """Totals for the requested period."""
 
     object: Literal["usage"] = "usage"
     data: list[UsageInfo]
 
 
 class NewKeyRequest(WireRequest):
-    """A key for a tenant of the configuration."""
+    """Ask for a new key for a configured tenant."""
 
     tenant: str = Field(max_length=128, description="Name of the tenant.")
 
 
 class ApiKeyInfo(BaseModel):
-    """A key that was made while the server ran."""
+    """A key created while the server was running."""
 
     id: str = Field(description="SHA-256 of the key.")
     object: Literal["api_key"] = "api_key"
     tenant: str
     created: int
-    key: str | None = Field(default=None, description="The key itself; told once, when it is made.")
+    key: str | None = Field(default=None, description="The key itself; returned once, on creation.")
 
 
 class ApiKeyList(BaseModel):
-    """All of them; those of the configuration are not among them."""
+    """Keys created while the server was running, without those of the configuration."""
 
     object: Literal["list"] = "list"
     data: list[ApiKeyInfo]
 
 
 class RemovedKey(BaseModel):
-    """A key that is no longer known."""
+    """A revoked key."""
 
     id: str
     object: Literal["api_key.deleted"] = "api_key.deleted"

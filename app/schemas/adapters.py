@@ -11,68 +11,68 @@ from deployments.registry.adapter_changes import Place
 
 
 class Canary(WireRequest):
-    """A question that a content must answer before its name stands for it."""
+    """A test prompt that an adapter must answer before its name moves to it."""
 
-    prompt: str = Field(min_length=1, max_length=65536, description="What a user says; asked greedily, as a chat.")
-    max_tokens: int = Field(default=16, ge=1, le=1024, description="Tokens of the answer.")
+    prompt: str = Field(min_length=1, max_length=65536, description="User message of a chat, decoded greedily.")
+    max_tokens: int = Field(default=16, ge=1, le=1024, description="Maximum number of tokens in the answer.")
     expect: str | None = Field(default=None, max_length=4096, description="Text that the answer must contain.")
 
 
 class LoadAdapterRequest(WireRequest):
-    """Make the content of a folder or a URL the newest version of a name."""
+    """Load an adapter from a folder or a URL as the newest version of a name."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"is_3d_lora_weight": (None, False), "pinned": (None, False)}
 
-    lora_name: str = Field(min_length=1, max_length=128, description="Name that clients will ask it by.")
+    lora_name: str = Field(min_length=1, max_length=128, description="Name that clients request.")
     lora_path: str = Field(
         min_length=1,
         max_length=4096,
-        description="Adapter in PEFT layout: a name in the model's drop-in folder, a path inside a permitted folder, a "
-        "URL with a permitted beginning (`registry.sources`), or an id of the Hugging Face hub under one.",
+        description="Adapter in PEFT layout: a name in the model's drop-in folder, a path inside an allowed folder, a "
+        "URL with an allowed prefix (`registry.sources`), or a Hugging Face Hub id under one.",
     )
     base_model_name: str | None = Field(
-        default=None, max_length=128, description="Base model; may be left out where there is only one."
+        default=None, max_length=128, description="Optional if there is only one base model."
     )
     load_inplace: bool | None = Field(
-        default=None, description="Whether a name that is loaded already gets a new version; else that is an error."
+        default=None, description="Add a version if the name is already loaded; otherwise, that is an error."
     )
     canary: Canary | None = Field(
-        default=None, description="Asked of the adapter first; if that fails, the name stands for what it did before."
+        default=None, description="Sent to the adapter first; if it fails, the name is not moved."
     )
 
 
 class UnloadAdapterRequest(WireRequest):
-    """Forget a name, or one version of it."""
+    """Unload a name, or one version of it."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"lora_int_id": (None,)}
 
     lora_name: str = Field(min_length=1, max_length=128)
-    version: int | None = Field(default=None, ge=1, le=2**31 - 1, description="This version only.")
+    version: int | None = Field(default=None, ge=1, le=2**31 - 1, description="Unload only this version.")
 
 
 class RouteAdapterRequest(WireRequest):
     """Split a name's traffic among its versions."""
 
     split: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[int, Field(ge=1, le=100)]] = Field(
-        min_length=1, max_length=64, description="Percentages by version; together they make 100."
+        min_length=1, max_length=64, description="Percentages by version; they must add up to 100."
     )
 
 
 class AdapterVersionInfo(WireResponse):
-    """One content of a name."""
+    """One version of an adapter."""
 
     version: int
-    digest: str = Field(description="SHA-256 of its tensors and of what counts of its configuration.")
+    digest: str = Field(description="SHA-256 of its tensors and the relevant parts of its configuration.")
     created: int = Field(description="Unix time in seconds.")
-    percent: int = Field(description="Share of the name's traffic.")
+    percent: int = Field(description="Share of the name's traffic, in percent.")
     state: Literal["serving", "standby", "trial"] = Field(
-        description="`serving` has a share of the traffic, `standby` has none, `trial` has not had one yet."
+        description="`serving` has a share of the traffic, `standby` has none, `trial` has never had one."
     )
-    replicas: dict[str, Place] = Field(description="Where it lies now, on the replicas that have it in memory.")
+    replicas: dict[str, Place] = Field(description="Where it is now, for each replica that has it in memory.")
 
 
 class AdapterInfo(WireResponse):
-    """A name."""
+    """An adapter and its versions."""
 
     id: str
     object: Literal["adapter"] = "adapter"
@@ -81,16 +81,16 @@ class AdapterInfo(WireResponse):
 
 
 class AdapterList(WireResponse):
-    """All names."""
+    """All adapters."""
 
     object: Literal["list"] = "list"
     data: list[AdapterInfo]
 
 
 class UnloadedAdapter(WireResponse):
-    """What unloading has freed."""
+    """Memory freed by unloading."""
 
     id: str
     object: Literal["adapter.unloaded"] = "adapter.unloaded"
     version: int | None = None
-    freed_bytes: list[int] = Field(description="Memory, for each replica that answered; none where nothing was freed.")
+    freed_bytes: list[int] = Field(description="Bytes freed, per replica that responded; empty if nothing was freed.")

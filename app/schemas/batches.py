@@ -11,21 +11,21 @@ from app.schemas.wire import Metadata, WireRequest, WireResponse
 
 
 class BatchRequest(WireRequest):
-    """Requests of an uploaded file that are to be answered when there is room."""
+    """Run the requests of an uploaded file when there is capacity."""
 
-    input_file_id: str = Field(max_length=64, description="A file of purpose `batch`: a JSON object on each line.")
+    input_file_id: str = Field(max_length=64, description="File of purpose `batch`, with one JSON object per line.")
     endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"] = Field(
-        description="The route of every line."
+        description="Route of every line."
     )
-    completion_window: Literal["24h"] = Field(description="What is not answered by then is given up.")
-    metadata: Metadata | None = Field(default=None, description="Told again with the batch.")
+    completion_window: Literal["24h"] = Field(description="Requests not answered by then are given up.")
+    metadata: Metadata | None = Field(default=None, description="Repeated in the batch.")
     output_expires_after: ExpiresAfter | None = Field(
-        default=None, description="When the output files go by themselves; null: never."
+        default=None, description="When the output files expire; null: never."
     )
 
 
 class RequestCounts(WireResponse):
-    """Lines of a batch; `failed` ones are in the error file."""
+    """Line counts of a batch; `failed` lines are in the error file."""
 
     total: int
     completed: int
@@ -33,7 +33,7 @@ class RequestCounts(WireResponse):
 
 
 class InputError(WireResponse):
-    """What is wrong with an input file, and on which line."""
+    """An error in an input file, and its line."""
 
     code: str
     message: str
@@ -42,14 +42,14 @@ class InputError(WireResponse):
 
 
 class InputErrors(WireResponse):
-    """The first mistakes of an input file."""
+    """The first errors in an input file."""
 
     object: Literal["list"] = "list"
     data: list[InputError]
 
 
 class BatchObject(WireResponse):
-    """A batch as it stands; times are Unix seconds."""
+    """Current state of a batch; times are Unix seconds."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -75,7 +75,7 @@ class BatchObject(WireResponse):
 
 
 class BatchList(WireResponse):
-    """A page of batches, the newest first."""
+    """A page of batches, newest first."""
 
     object: Literal["list"] = "list"
     data: list[BatchObject]

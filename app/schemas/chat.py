@@ -23,15 +23,15 @@ from app.schemas.wire import ASKS_NOTHING, Metadata, WireRequest, WireResponse, 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _PARTS = ("text", "refusal")
-ONLY_TEXT = "parts of type '{kind}' are not supported by this server; only text is"
+ONLY_TEXT = "this server does not support content parts of type '{kind}', only text"
 _FOREIGN_PARTS = ("image_url", "input_audio", "file", "image", "video_url", "audio_url")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ContentPart(WireRequest):
-    """A piece of a message. Only text: this server fetches and decodes no media.
+    """A part of a message. Only text is supported: this server fetches and decodes no media.
 
-    OpenAI's agents for JavaScript send the text of an answer back with all that its message had besides.
+    OpenAI's agents for JavaScript send an answer's text back with the other fields of its message.
     """
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -44,9 +44,9 @@ class ContentPart(WireRequest):
     text: str | None = None
     refusal: str | None = None
     tool_calls: list[dict[str, Any]] | None = Field(
-        default=None, description="Of the answer that had this text; without effect: those of the message count."
+        default=None, description="Accepted, no effect; the `tool_calls` of the message apply."
     )
-    reasoning_content: str | None = Field(default=None, description="Likewise.")
+    reasoning_content: str | None = Field(default=None, description="Accepted, no effect, as for `tool_calls`.")
 
     @model_validator(mode="before")
     @classmethod
@@ -74,15 +74,15 @@ class Message(WireRequest):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = Field(default=None, description="Text, or text parts, which are joined.")
     name: str | None = Field(default=None, max_length=64, description="Passed to the chat template.")
-    refusal: str | None = Field(default=None, description="Of an assistant's earlier turn.")
+    refusal: str | None = Field(default=None, description="Assistant messages only.")
     tool_calls: list[EarlierCall] | None = Field(
-        default=None, max_length=MAX_EARLIER_CALLS, description="Of an assistant's turn."
+        default=None, max_length=MAX_EARLIER_CALLS, description="Assistant messages only."
     )
     tool_call_id: str | None = Field(
-        default=None, min_length=1, max_length=128, description="Of a tool's turn: the call whose result it is."
+        default=None, min_length=1, max_length=128, description="Tool messages only: the call that this answers."
     )
     reasoning_content: str | None = Field(
-        default=None, description="Of an assistant's turn: its thoughts; most templates leave them out."
+        default=None, description="Assistant messages only: reasoning content; most chat templates omit it."
     )
 
     @model_validator(mode="before")
@@ -94,7 +94,7 @@ class Message(WireRequest):
         if role == "function":
             raise PydanticCustomError(
                 "unsupported_value",
-                "the role 'function' is not supported by this server; 'tool' is",
+                "this server does not support the role 'function'; use 'tool'",
                 {"field": "role"},
             )
         says_something_else = role == "assistant" and (data.get("refusal") is not None or data.get("tool_calls"))
@@ -104,9 +104,9 @@ class Message(WireRequest):
             raise missing("tool_call_id")
         for field in ("refusal", "tool_calls", "reasoning_content"):
             if role != "assistant" and data.get(field):
-                raise PydanticCustomError("invalid", "is for an assistant's turn only", {"field": field})
+                raise PydanticCustomError("invalid", "is allowed only in assistant messages", {"field": field})
         if role != "tool" and data.get("tool_call_id") is not None:
-            raise PydanticCustomError("invalid", "is for a tool's turn only", {"field": "tool_call_id"})
+            raise PydanticCustomError("invalid", "is allowed only in tool messages", {"field": "tool_call_id"})
         return data
 
     def to_text(self) -> str:
@@ -119,41 +119,41 @@ class Message(WireRequest):
 
 
 class PromptCacheOptions(WireRequest):
-    """How long the prefix cache is asked to remember."""
+    """How long the prefix cache is asked to retain the request's blocks."""
 
     mode: Literal["implicit", "explicit"] | None = Field(
-        default=None, description="`implicit`: every full block of a prompt is cached. `explicit` is refused."
+        default=None, description="`implicit` caches every full block of a prompt; `explicit` is refused."
     )
-    ttl: Literal["30m", "12h"] | None = Field(default=None, description="Default: 30m.")
+    ttl: Literal["30m", "12h"] | None = Field(default=None, description="Defaults to 30m.")
 
     @model_validator(mode="after")
     def _caches_by_itself(self) -> PromptCacheOptions:
         if self.mode == "explicit":
-            words = "only 'implicit' is supported by this server: every prefix is cached"
+            words = "this server supports only 'implicit', because it caches every prefix"
             raise PydanticCustomError("unsupported_value", words, {"field": "mode"})
         return self
 
 
 class ServingOptions(WireRequest):
-    """What chats and responses alike may say of how they are served."""
+    """Serving options of chats and responses."""
 
     service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
-        default=None, description="Who is served first: `priority` before `default` before `flex`, none for ever."
+        default=None, description="`priority` is served before `default`, `default` before `flex`; none waits forever."
     )
-    safety_identifier: str | None = Field(default=None, max_length=128, description="Accepted, and without effect.")
+    safety_identifier: str | None = Field(default=None, max_length=128, description="Accepted, no effect.")
     prompt_cache_key: str | None = Field(
-        default=None, max_length=256, description="Prefixes are shared only between equal keys, as with `cache_salt`."
+        default=None, max_length=256, description="Prefixes are shared only between equal keys, as for `cache_salt`."
     )
     prompt_cache_options: PromptCacheOptions | None = Field(
-        default=None, description="Let the prompt's cached prefix give way after others, as far as there is room."
+        default=None, description="Evict the request's cached blocks after others, as far as there is room."
     )
     prompt_cache_retention: Literal["in_memory", "24h"] | None = Field(
-        default=None, description="Older than `prompt_cache_options`: `24h` is the same for so long."
+        default=None, description="Older form of `prompt_cache_options`: `24h` retains for 24 hours."
     )
 
 
 class ChatPrediction(WireRequest):
-    """What a client expects the answer to be, such as a file of which a part is changed."""
+    """Most of the expected answer, such as a file that needs a few edits."""
 
     type: Literal["content"]
     content: str | list[ContentPart] = Field(description="Text, or text parts, which are joined.")
@@ -165,14 +165,14 @@ class ChatPrediction(WireRequest):
         return "".join(part.to_text() for part in self.content)
 
 
-ADD_GENERATION_PROMPT = "Extension: the opposite of `continue_final_message`, beside which vLLM wants it to be false."
+ADD_GENERATION_PROMPT = "Extension: must be the opposite of `continue_final_message`, as vLLM requires."
 
 
 class ChatCompletionRequest(ServingOptions, SamplingFields):
     """Ask for the next turn of a conversation.
 
-    Known fields that are not done yet (`audio`, `functions`, ...) are refused unless they ask for nothing.
-    `metadata`, `safety_identifier` and `store: false` are accepted and change nothing.
+    Known fields that are not supported yet (`audio`, `functions`, ...) are refused unless their value asks for nothing.
+    `metadata`, `safety_identifier` and `store: false` are accepted and have no effect.
     """
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -192,44 +192,44 @@ class ChatCompletionRequest(ServingOptions, SamplingFields):
 
     EFFORT_IS_HINT: ClassVar[bool] = False
 
-    messages: list[Message] = Field(min_length=1, description="The conversation so far, oldest turn first.")
+    messages: list[Message] = Field(min_length=1, description="The conversation so far, oldest message first.")
     max_completion_tokens: int | None = Field(
-        default=None, ge=1, le=2**31 - 1, description="Tokens of the answer at most; default: the rest of the context."
+        default=None, ge=1, le=2**31 - 1, description="Maximum tokens in the answer; default: the rest of the context."
     )
     max_tokens: int | None = Field(
         default=None, ge=1, le=2**31 - 1, description="Older name of `max_completion_tokens`."
     )
-    logprobs: bool | None = Field(default=None, description="Tell the log-probability of each token of the answer.")
+    logprobs: bool | None = Field(default=None, description="Return the log-probability of each token of the answer.")
     top_logprobs: int | None = Field(
-        default=None, ge=0, le=20, description="Only with `logprobs`: and of so many likeliest tokens at each place."
+        default=None, ge=0, le=20, description="Requires `logprobs`: also return this many top tokens at each position."
     )
-    response_format: ResponseFormat | None = Field(default=None, description="What the answer has to look like.")
+    response_format: ResponseFormat | None = Field(default=None, description="Format that the answer must have.")
     tools: list[Tool] | None = Field(default=None, description="Functions that the model may call.")
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = Field(
-        default=None, description="Whether it may, must or must not call them, or which; default `auto`."
+        default=None, description="Whether the model may, must or must not call them, or which; defaults to `auto`."
     )
-    parallel_tool_calls: bool | None = Field(default=None, description="Whether one answer may have several calls.")
+    parallel_tool_calls: bool | None = Field(default=None, description="Whether one answer may contain several calls.")
     reasoning_effort: ReasoningEffort | None = Field(
-        default=None, description="How much the model thinks, where its chat template has a choice."
+        default=None, description="How much the model thinks, if its chat template offers a choice."
     )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, max_length=32, description="Extension: options of the model's chat template, by name."
     )
     continue_final_message: bool | None = Field(
-        default=None, description="Extension: go on with the last message, an assistant's, instead of a new one."
+        default=None, description="Extension: continue the last message, an assistant's, instead of starting one."
     )
     add_generation_prompt: bool | None = Field(default=None, description=ADD_GENERATION_PROMPT)
-    metadata: Metadata | None = Field(default=None, description="Accepted, and without effect.")
+    metadata: Metadata | None = Field(default=None, description="Accepted, no effect.")
     moderation: ChatModerationRequest | None = Field(
-        default=None, description="Tell what the safety classifier finds in the chat, and block more than it does."
+        default=None, description="Return the safety classifier's findings, and optionally block flagged text."
     )
     prediction: ChatPrediction | None = Field(
-        default=None, description="What most of the answer will be: it comes sooner where that is right, unchanged."
+        default=None, description="Most of the expected answer: the same answer arrives sooner where it is right."
     )
 
 
 class AssistantMessage(WithoutUnused):
-    """The answer. `content` is null where the input was refused, and where there are only calls."""
+    """The answer. `content` is null if the input was refused, or if there are only calls."""
 
     UNUSED: ClassVar[tuple[str, ...]] = ("tool_calls", "reasoning_content")
 
@@ -237,8 +237,8 @@ class AssistantMessage(WithoutUnused):
     content: str | None
     refusal: str | None = None
     annotations: tuple[Any, ...] = ()
-    tool_calls: list[MessageToolCall] | None = Field(default=None, description="Only where there are any.")
-    reasoning_content: str | None = Field(default=None, description="The model's thoughts, where it has any.")
+    tool_calls: list[MessageToolCall] | None = Field(default=None, description="Only if there are any.")
+    reasoning_content: str | None = Field(default=None, description="The model's reasoning, if any.")
 
 
 class ChatChoice(WireResponse):
@@ -262,9 +262,9 @@ class ChatCompletion(WithoutUnused):
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str | None = Field(default=None, description=FINGERPRINT)
-    service_tier: str | None = Field(default=None, description="The tier that served, where one was asked for.")
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: where they are asked for.")
-    moderation: ChatModeration | None = Field(default=None, description="Where it is asked for.")
+    service_tier: str | None = Field(default=None, description="The tier that was used, if one was requested.")
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: present if requested.")
+    moderation: ChatModeration | None = Field(default=None, description="Present if requested.")
 
 
 class ChatDelta(WireResponse):
@@ -297,6 +297,6 @@ class ChatCompletionChunk(WireResponse):
     usage: Usage | None = None
     system_fingerprint: str | None = None
     service_tier: str | None = None
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Of the first chunk, where asked for.")
-    moderation: ChatModeration | None = Field(default=None, description="In a chunk of its own, where asked for.")
-    obfuscation: str | None = Field(default=None, description="Random characters, where they are asked for.")
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="In the first chunk, if requested.")
+    moderation: ChatModeration | None = Field(default=None, description="In a chunk of its own, if requested.")
+    obfuscation: str | None = Field(default=None, description="Random padding, if requested.")

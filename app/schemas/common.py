@@ -13,25 +13,25 @@ INT64_MAX = 2**63 - 1
 Seed = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 LogitBias = dict[str, Annotated[float, Field(ge=-100, le=100)]]
-FINGERPRINT = "Of the weights, the adapter and the engine's configuration: equal ones draw equal answers."
+FINGERPRINT = "Covers weights, adapter and engine configuration; if equal, equal requests and seeds get equal answers."
 
 
 class StreamOptions(WireRequest):
-    """What a stream carries besides the answer."""
+    """What a stream contains besides the answer."""
 
     include_usage: bool | None = Field(
-        default=None, description="Send one more chunk with the token counts; the others carry `usage: null`."
+        default=None, description="Send one more chunk with the token counts; all others have `usage: null`."
     )
     continuous_usage_stats: bool | None = Field(
-        default=None, description="Extension: with `include_usage`, every chunk carries the counts so far."
+        default=None, description="Extension: with `include_usage`, every chunk has the counts so far."
     )
     include_obfuscation: bool | None = Field(
-        default=None, description="Pad chunks with random characters, so that their sizes tell nothing; default false."
+        default=None, description="Pad chunks with random characters so that sizes reveal nothing; default: false."
     )
 
 
 class SamplingExtensions(WireRequest):
-    """What vLLM's clients, and ours, may say of how tokens are chosen, whatever the API; null means the default."""
+    """Sampling extensions, vLLM's and ours, that all APIs share; null means the default."""
 
     # Of vLLM, whose clients write out defaults. Spaces between special tokens show in no text without such tokens.
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
@@ -48,79 +48,79 @@ class SamplingExtensions(WireRequest):
     }
 
     top_k: int | None = Field(
-        default=None, ge=-1, le=2**31 - 1, description="Extension: keep the k likeliest tokens; 0 or -1 keeps all."
+        default=None, ge=-1, le=2**31 - 1, description="Extension: keep the k most likely tokens; 0 or -1 keeps all."
     )
     min_p: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Extension: keep tokens at least this fraction as likely as the likeliest.",
+        description="Extension: keep tokens at least this fraction as likely as the most likely one.",
     )
     top_n_sigma: float | None = Field(
-        default=None, ge=0, le=100, description="Extension: keep tokens so many standard deviations below the highest."
+        default=None, ge=0, le=100, description="Extension: keep logits within this many sigmas of the highest."
     )
     typical_p: float | None = Field(
-        default=None, gt=0, le=1, description="Extension: keep this mass of the tokens of the most typical surprise."
+        default=None, gt=0, le=1, description="Extension: keep the tokens of most typical surprisal, up to this mass."
     )
     epsilon_cutoff: float | None = Field(
-        default=None, ge=0, lt=1, description="Extension: keep tokens at least this probable."
+        default=None, ge=0, lt=1, description="Extension: keep tokens with at least this probability."
     )
     eta_cutoff: float | None = Field(
-        default=None, ge=0, lt=1, description="Extension: the same, with less the flatter the distribution is."
+        default=None, ge=0, lt=1, description="Extension: like `epsilon_cutoff`, but lower for flatter distributions."
     )
     xtc_probability: float | None = Field(
-        default=None, ge=0, le=1, description="Extension: how often the likeliest tokens are left out."
+        default=None, ge=0, le=1, description="Extension: how often XTC excludes the most likely tokens."
     )
     xtc_threshold: float | None = Field(
-        default=None, gt=0, le=0.5, description="Extension: the likeliest are those this probable; default 0.1."
+        default=None, gt=0, le=0.5, description="Extension: XTC applies to tokens at least this probable; default: 0.1."
     )
     repetition_penalty: float | None = Field(
-        default=None, ge=0.01, le=100, description="Extension: divides positive logits of tokens seen; 1 is none."
+        default=None, ge=0.01, le=100, description="Extension: divides positive logits of tokens seen; 1 disables it."
     )
     dry_multiplier: float | None = Field(
-        default=None, ge=0, le=10, description="Extension: what a token loses that extends a repeat; 0 is none."
+        default=None, ge=0, le=10, description="Extension: DRY penalty of a token that extends a repeat; 0: none."
     )
     dry_base: float | None = Field(
-        default=None, ge=1, le=10, description="Extension: how many times more for each token of it; default 1.75."
+        default=None, ge=1, le=10, description="Extension: DRY penalty factor per further token; defaults to 1.75."
     )
     dry_allowed_length: int | None = Field(
-        default=None, ge=1, le=1024, description="Extension: shorter repeats cost nothing; default 2."
+        default=None, ge=1, le=1024, description="Extension: DRY ignores shorter repeats; defaults to 2."
     )
     dry_sequence_breakers: list[Annotated[str, Field(min_length=1, max_length=64)]] | None = Field(
         default=None,
         max_length=32,
-        description='Extension: no repeat reaches over these strings; default `["\\n", ":", "\\"", "*"]`.',
+        description='Extension: DRY repeats never cross these strings; defaults to `["\\n", ":", "\\"", "*"]`.',
     )
     dry_penalty_last_n: int | None = Field(
-        default=None, ge=-1, le=2**31 - 1, description="Extension: tokens looked back at; -1, the default, is all."
+        default=None, ge=-1, le=2**31 - 1, description="Extension: last tokens that DRY searches; -1 (default): all."
     )
     lz_penalty: float | None = Field(
-        default=None, ge=0, le=2, description="Extension: taken for each bit that repeating the token saves; 0 is none."
+        default=None, ge=0, le=2, description="Extension: LZ penalty per bit that a repeated token saves; 0: none."
     )
     lz_buffer_size: int | None = Field(
-        default=None, ge=1, le=512, description="Extension: tokens of the end that are matched at most; default 32."
+        default=None, ge=1, le=512, description="Extension: maximum length of an LZ match in tokens; defaults to 32."
     )
     lz_lookback_size: int | None = Field(
-        default=None, ge=1, le=32768, description="Extension: tokens of the answer they are looked for in; default 512."
+        default=None, ge=1, le=32768, description="Extension: last answer tokens that LZ searches; defaults to 512."
     )
     min_tokens: int | None = Field(
-        default=None, ge=0, le=2**31 - 1, description="Extension: the answer cannot end before this many tokens."
+        default=None, ge=0, le=2**31 - 1, description="Extension: minimum number of tokens in the answer."
     )
-    ignore_eos: bool | None = Field(default=None, description="Extension: go on after the model's end of sequence.")
+    ignore_eos: bool | None = Field(default=None, description="Extension: continue after an end-of-sequence token.")
     stop_token_ids: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] | None = Field(
         default=None, max_length=64, description="Extension: token ids that end the answer."
     )
     allowed_token_ids: list[Annotated[int, Field(ge=0, le=2**31 - 1)]] | None = Field(
-        default=None, min_length=1, max_length=65536, description="Extension: only these tokens can be drawn."
+        default=None, min_length=1, max_length=65536, description="Extension: only these tokens can be generated."
     )
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
-        default=None, max_length=64, description="Extension: words that the answer never has."
+        default=None, max_length=64, description="Extension: words that never appear in the answer."
     )
     structured_outputs: StructuredOutputs | None = Field(
-        default=None, description="Extension: what the answer has to look like."
+        default=None, description="Extension: format that the answer must have."
     )
     priority: int | None = Field(
-        default=None, ge=-(2**31), le=2**31 - 1, description="Extension: lower is served first; default 0."
+        default=None, ge=-(2**31), le=2**31 - 1, description="Extension: lower is served first; defaults to 0."
     )
     cache_salt: str | None = Field(
         default=None, max_length=256, description="Extension: prefixes are shared only between equal salts."
@@ -128,48 +128,48 @@ class SamplingExtensions(WireRequest):
 
 
 class SamplingOptions(SamplingExtensions):
-    """What chats, text completions and responses alike may say of how tokens are chosen."""
+    """Sampling options of chats, text completions and responses."""
 
     temperature: float | None = Field(
-        default=None, ge=0, le=2, description="0 is greedy; default: the model's, else 1."
+        default=None, ge=0, le=2, description="0 is greedy; defaults to the model's value, else 1."
     )
     top_p: float | None = Field(
-        default=None, ge=0, le=1, description="Mass of the nucleus; default: the model's, else 1."
+        default=None, ge=0, le=1, description="Probability mass of the nucleus; defaults to the model's value, else 1."
     )
     stop: str | list[str] | None = Field(default=None, description="The text ends before the first of these strings.")
-    seed: Seed | None = Field(default=None, description="Equal seeds and requests draw equal answers.")
-    frequency_penalty: Penalty | None = Field(default=None, description="Subtracted for each occurrence.")
-    presence_penalty: Penalty | None = Field(default=None, description="Subtracted once for each token.")
+    seed: Seed | None = Field(default=None, description="Equal requests with equal seeds get equal answers.")
+    frequency_penalty: Penalty | None = Field(default=None, description="Subtracted for each occurrence in the answer.")
+    presence_penalty: Penalty | None = Field(default=None, description="Subtracted once for each token in the answer.")
     logit_bias: LogitBias | None = Field(default=None, description="Added to the logits of tokens, by token id.")
-    user: str | None = Field(default=None, max_length=512, description="Accepted, and without effect.")
+    user: str | None = Field(default=None, max_length=512, description="Accepted, no effect.")
 
 
 class SamplingFields(SamplingOptions):
-    """The fields that chat and text completions share; null means the default everywhere."""
+    """Fields that chats and text completions share; null always means the default."""
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
     stream: bool | None = Field(default=None, description="Answer as server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with `stream: true`.")
-    n: int | None = Field(default=None, ge=1, le=128, description="Answers to each prompt; default 1.")
+    n: int | None = Field(default=None, ge=1, le=128, description="Answers per prompt; defaults to 1.")
     prompt_logprobs: int | None = Field(
         default=None,
         ge=0,
         le=20,
-        description="Extension: tell the log-probabilities of the prompt's tokens, and of so many likeliest ones.",
+        description="Extension: return log-probabilities of the prompt's tokens and of this many top tokens.",
     )
     use_beam_search: bool | None = Field(
-        default=None, description="Extension: the answers are the `n` best that a search with `n` beams finds."
+        default=None, description="Extension: return the best `n` answers that a search with `n` beams finds."
     )
     length_penalty: float | None = Field(
         default=None,
         ge=-10,
         le=10,
-        description="Extension: answers of a search are compared by their log-probability / tokens ^ this; default 1.",
+        description="Extension: beam search ranks answers by log-probability / tokens ^ this; defaults to 1.",
     )
 
 
 class CompletionTokensDetails(WireResponse):
-    """Where the tokens of the answer went."""
+    """Breakdown of the tokens of the answer."""
 
     reasoning_tokens: int = 0
     audio_tokens: int = 0
@@ -178,7 +178,7 @@ class CompletionTokensDetails(WireResponse):
 
 
 class PromptTokensDetails(WireResponse):
-    """Where the tokens of the prompt came from."""
+    """Breakdown of the tokens of the prompt."""
 
     cached_tokens: int = Field(description="Tokens whose KV entries came from the prefix cache.")
     audio_tokens: int = 0
@@ -203,10 +203,10 @@ class TokenLogprob(WireResponse):
 
 
 class PromptLogprob(WireResponse):
-    """What the model thought of a token at a place of the prompt."""
+    """Log-probability and rank of a token of the prompt."""
 
     logprob: float
-    rank: int = Field(description="Among all tokens at that place, 1 for the likeliest.")
+    rank: int = Field(description="Among all tokens at that position; 1 is the most likely.")
     decoded_token: str
 
 
@@ -215,13 +215,13 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class ChosenLogprob(TokenLogprob):
-    """A token of the answer, with the likeliest at its place."""
+    """A token of the answer, with the most likely tokens at its position."""
 
     top_logprobs: list[TokenLogprob]
 
 
 class ChatLogprobs(WireResponse):
-    """What the model thought of the tokens of an answer."""
+    """Log-probabilities of the tokens of an answer."""
 
     content: list[ChosenLogprob] | None
     refusal: None = None

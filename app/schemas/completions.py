@@ -33,7 +33,7 @@ def _check_prompt(value: Any) -> Any:
     if not all(rows):
         raise PydanticCustomError("invalid", "must not contain an empty array of token ids")
     if any(min(row) < 0 or max(row) > _MAX_TOKEN_ID for row in rows):
-        raise PydanticCustomError("invalid", f"token ids must be from 0 to {_MAX_TOKEN_ID}")
+        raise PydanticCustomError("invalid", f"must contain only token ids from 0 to {_MAX_TOKEN_ID}")
     return value
 
 
@@ -45,7 +45,7 @@ WirePrompt = Annotated[
 
 
 class CompletionRequest(SamplingFields):
-    """Ask for the continuation of one or several prompts; each prompt becomes `n` choices, in order.
+    """Ask for the continuation of one or more prompts; each prompt yields `n` choices, in order.
 
     `suffix` is refused unless it is empty.
     """
@@ -56,42 +56,42 @@ class CompletionRequest(SamplingFields):
         "suffix": (None, ""),
     }
 
-    prompt: WirePrompt = Field(description="Text or token ids; an array of either asks for several continuations.")
+    prompt: WirePrompt = Field(description="Text or token ids, or an array of either for several continuations.")
     max_tokens: int | None = Field(
-        default=16, ge=0, le=2**31 - 1, description="Tokens of each answer at most; 0 only with `echo`."
+        default=16, ge=0, le=2**31 - 1, description="Maximum tokens of each answer; 0 requires `echo`."
     )
     logprobs: int | None = Field(
-        default=None, ge=0, le=20, description="Tell the log-probabilities of tokens, and of so many likeliest ones."
+        default=None, ge=0, le=20, description="Return log-probabilities of tokens and of this many top tokens."
     )
-    echo: bool | None = Field(default=None, description="Repeat the prompt before the answer.")
+    echo: bool | None = Field(default=None, description="Return the prompt before the answer.")
     best_of: int | None = Field(
-        default=None, ge=1, le=128, description="Answers to compute, of which the `n` likeliest per token are returned."
+        default=None, ge=1, le=128, description="Answers to compute; the `n` most likely ones per token are returned."
     )
 
 
 class CompletionLogprobs(WireResponse):
-    """What the model thought of the tokens of a choice, prompt and answer; arrays of one length."""
+    """Log-probabilities of the tokens of a choice, prompt and answer; all arrays have equal length."""
 
     tokens: list[str]
-    token_logprobs: list[float | None] = Field(description="Natural logarithms; null for the first of a prompt.")
+    token_logprobs: list[float | None] = Field(description="Natural logarithms; null for the first token of a prompt.")
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int] = Field(description="Whole characters before each token.")
+    text_offset: list[int] = Field(description="Number of whole characters before each token.")
 
 
 class CompletionChoice(WithoutUnused):
-    """The continuation of one prompt."""
+    """One continuation of a prompt."""
 
     UNUSED: ClassVar[tuple[str, ...]] = ("prompt_logprobs",)
 
-    index: int = Field(description="Place of the prompt in the request.")
+    index: int = Field(description="Position among all choices: `n` for each prompt, in order.")
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: WireFinishReason | None
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: where they are asked for.")
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="Extension: present if requested.")
 
 
 class Completion(WithoutUnused):
-    """All continuations; also the shape of a chunk of a stream, which ends with `data: [DONE]`."""
+    """All continuations; also a chunk of a stream, which ends with `data: [DONE]`."""
 
     UNUSED: ClassVar[tuple[str, ...]] = ("system_fingerprint", "obfuscation")
 
@@ -102,4 +102,4 @@ class Completion(WithoutUnused):
     choices: list[CompletionChoice]
     usage: Usage | None = None
     system_fingerprint: str | None = Field(default=None, description=FINGERPRINT)
-    obfuscation: str | None = Field(default=None, description="In a stream, where it is asked for.")
+    obfuscation: str | None = Field(default=None, description="In a stream, if requested.")

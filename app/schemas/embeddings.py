@@ -11,7 +11,7 @@ from app.schemas.wire import ASKS_NOTHING, WireRequest, WireResponse
 
 
 class EmbeddingsRequest(WireRequest):
-    """Ask for a vector of each input: the final hidden states of a base model, or of one with an adapter, pooled."""
+    """Ask for one vector per input: the pooled final hidden states of a base model, with or without an adapter."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {
         "add_special_tokens": (None, True),
@@ -20,37 +20,37 @@ class EmbeddingsRequest(WireRequest):
     }
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
-    input: WirePrompt = Field(description="Text or token ids; an array of either asks for several vectors.")
+    input: WirePrompt = Field(description="Text or token ids, or an array of either for several vectors.")
     encoding_format: Literal["float", "base64"] | None = Field(
-        default=None, description="`base64` is of float32, little-endian; default `float`."
+        default=None, description="`base64` encodes little-endian float32; defaults to `float`."
     )
     dimensions: int | None = Field(
-        default=None, ge=1, le=2**31 - 1, description="Keep so many leading numbers of each vector."
+        default=None, ge=1, le=2**31 - 1, description="Keep this many leading numbers of each vector."
     )
-    user: str | None = Field(default=None, max_length=512, description="Accepted, and without effect.")
+    user: str | None = Field(default=None, max_length=512, description="Accepted, no effect.")
     pooling: Literal["last", "mean"] | None = Field(
-        default=None, description="Extension: the last token's hidden state, or the mean of all; null: the model's own."
+        default=None, description="Extension: the last token's hidden state or the mean of all; null: the model's own."
     )
-    normalize: bool | None = Field(default=None, description="Extension: vectors have unit length; default true.")
+    normalize: bool | None = Field(default=None, description="Extension: vectors have unit length; defaults to true.")
 
 
 class EmbeddingVector(WireResponse):
     """The vector of one input."""
 
     object: Literal["embedding"] = "embedding"
-    index: int = Field(description="Place of the input in the request.")
+    index: int = Field(description="Position of the input in the request.")
     embedding: list[float] | str
 
 
 class EmbeddingUsage(WireResponse):
-    """Tokens of all inputs together."""
+    """Token counts of all inputs together."""
 
     prompt_tokens: int
     total_tokens: int
 
 
 class EmbeddingsResponse(WireResponse):
-    """One vector for each input, in order."""
+    """One vector per input, in order."""
 
     object: Literal["list"] = "list"
     data: list[EmbeddingVector]

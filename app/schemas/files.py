@@ -10,9 +10,9 @@ from app.schemas.wire import WireRequest, WireResponse, WithoutUnused
 
 
 class ExpiresAfter(WireRequest):
-    """When a file goes by itself."""
+    """When a file expires."""
 
-    anchor: Literal["created_at"] = Field(description="From where the seconds are counted.")
+    anchor: Literal["created_at"] = Field(description="Time from which the seconds count.")
     seconds: int = Field(ge=3600, le=2_592_000, description="One hour to thirty days.")
 
 
@@ -27,7 +27,7 @@ class FileObject(WithoutUnused):
     created_at: int
     expires_at: int | None = None
     filename: str
-    purpose: str = Field(description="`batch` for what was uploaded, `batch_output` for what batches have made.")
+    purpose: str = Field(description="`batch` for uploaded files, `batch_output` for files that batches wrote.")
     status: Literal["processed"] = "processed"
     status_details: None = None
 
@@ -43,7 +43,7 @@ class FileList(WireResponse):
 
 
 class DeletedFile(WireResponse):
-    """A file that is no more."""
+    """A deleted file."""
 
     id: str
     object: Literal["file"] = "file"

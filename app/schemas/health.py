@@ -10,10 +10,10 @@ from app.schemas.wire import WireResponse
 
 
 class Health(WireResponse):
-    """Whether everything that an answer needs has a replica that makes progress."""
+    """Whether every required model and part has a replica that makes progress."""
 
     status: Literal["ready", "unready"]
-    models: dict[str, str] = Field(description="For each base model `ready`, or one sentence on what is wrong.")
+    models: dict[str, str] = Field(description="By base model: `ready`, or one sentence that says what is wrong.")
     parts: dict[str, str] = Field(
-        description="Likewise of the tokenizer, classifier and cross-encoders that run by themselves."
+        description="The same for the tokenizer, classifier and cross-encoders that run separately."
     )

@@ -10,21 +10,19 @@ from app.schemas.wire import WireResponse
 
 
 class Model(WireResponse):
-    """One servable name."""
+    """A name that can be requested."""
 
     id: str
     object: Literal["model"] = "model"
     created: int = Field(description="Unix time in seconds at which the name was declared.")
     owned_by: str = "antiphon"
-    parent: str | None = Field(default=None, description="Base model, where this is an adapter.")
+    parent: str | None = Field(default=None, description="Base model, if this is an adapter.")
     max_model_len: int = Field(description="Context length in tokens.")
-    task: str = Field(
-        description="`generate`, `embed` of a model that makes vectors only, or `score` of a cross-encoder."
-    )
+    task: str = Field(description="`generate`, `embed` for embedding-only models, or `score` for cross-encoders.")
 
 
 class ModelList(WireResponse):
-    """Every servable name, bases before their adapters."""
+    """Every name that can be requested; base models before their adapters."""
 
     object: Literal["list"] = "list"
     data: list[Model]

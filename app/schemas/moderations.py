@@ -10,7 +10,7 @@ from app.schemas.wire import WireRequest, WireResponse, refuse_types
 
 
 class ModerationPart(WireRequest):
-    """One text of a list of parts."""
+    """A text in a list of parts."""
 
     type: Literal["text"]
     text: str
@@ -18,22 +18,22 @@ class ModerationPart(WireRequest):
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, data: Any) -> Any:
-        words = "images are not supported by this server; only text is"
+        words = "this server does not support images, only text"
         refuse_types(data, lambda kind: kind == "image_url", words)
         return data
 
 
 class ModerationRequest(WireRequest):
-    """Ask what the safety classifier finds in some texts."""
+    """Ask the safety classifier to judge texts."""
 
-    input: str | list[str] | list[ModerationPart] = Field(description="A text or several; each gets one result.")
+    input: str | list[str] | list[ModerationPart] = Field(description="One or more texts; each gets one result.")
     model: str | None = Field(
         default=None, max_length=256, description="The classifier's name, or one of OpenAI's moderation models."
     )
 
 
 class ModerationResult(WireResponse):
-    """What was found in one text."""
+    """Findings for one text."""
 
     flagged: bool
     categories: dict[str, bool]
@@ -42,7 +42,7 @@ class ModerationResult(WireResponse):
 
 
 class ModerationResponse(WireResponse):
-    """One result for each text, in order."""
+    """One result per text, in order."""
 
     id: str
     model: str
@@ -50,34 +50,34 @@ class ModerationResponse(WireResponse):
 
 
 class ModerationMode(WireRequest):
-    """What is done about a text that is flagged."""
+    """What to do with flagged text."""
 
-    mode: Literal["score", "block"] = Field(description="`score` only tells; `block` lets none of it through.")
+    mode: Literal["score", "block"] = Field(description="`score` only reports it; `block` lets none of it through.")
 
 
 class ModerationPolicy(WireRequest):
-    """What is done on either side of a chat; what the server itself blocks stays blocked."""
+    """What to do on each side of a chat; what the server itself blocks stays blocked."""
 
-    input: ModerationMode | None = Field(default=None, description="Default: score.")
-    output: ModerationMode | None = Field(default=None, description="Default: score.")
+    input: ModerationMode | None = Field(default=None, description="Defaults to `score`.")
+    output: ModerationMode | None = Field(default=None, description="Defaults to `score`.")
 
 
 class ChatModerationRequest(WireRequest):
-    """Ask what the safety classifier finds in a chat."""
+    """Ask the safety classifier to judge a chat."""
 
     model: str = Field(max_length=256, description="The classifier's name, or one of OpenAI's moderation models.")
     policy: ModerationPolicy | None = None
 
 
 class ScoredText(ModerationResult):
-    """What was found in the input, or in one choice."""
+    """Findings for the input or for one choice."""
 
     type: Literal["moderation_result"] = "moderation_result"
     model: str
 
 
 class ModerationResults(WireResponse):
-    """One result for the input; of the output one for each choice that has text."""
+    """One result for the input; for the output, one per choice that has text."""
 
     type: Literal["moderation_results"] = "moderation_results"
     model: str
@@ -85,7 +85,7 @@ class ModerationResults(WireResponse):
 
 
 class ModerationError(WireResponse):
-    """Why nothing is known."""
+    """Why there are no findings."""
 
     type: Literal["error"] = "error"
     code: Literal["moderation_failed"] = "moderation_failed"
@@ -93,7 +93,7 @@ class ModerationError(WireResponse):
 
 
 class ChatModeration(WireResponse):
-    """What was found in a chat."""
+    """Findings for a chat."""
 
     input: ModerationResults | ModerationError
     output: ModerationResults | ModerationError

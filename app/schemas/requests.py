@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 
 class StageInfo(BaseModel):
-    """Something that took a while; milliseconds since the request came."""
+    """A stage of an answer; times are milliseconds since the request arrived."""
 
     name: str
     start_ms: float
@@ -22,23 +22,23 @@ class AnswerTimeline(BaseModel):
     model: str
     adapter: str | None = Field(description="Digest of the adapter's content.")
     tenant: str | None
-    created: float = Field(description="Unix time at which the request came.")
-    outcome: str = Field(description="A finish reason, the type of an error, `cancelled` or `in_progress`.")
+    created: float = Field(description="Unix time at which the request arrived.")
+    outcome: str = Field(description="A finish reason, an error type, `cancelled` or `in_progress`.")
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     num_attempts: int = Field(
-        description="Calls of engines: more than one where a replica was lost, or of a beam search."
+        description="Engine calls: several after a lost replica, for beam search or for several embedding inputs."
     )
     ttft_ms: float | None
     tpot_ms: float | None
     total_ms: float | None
     stages: list[StageInfo]
-    arrivals: list[tuple[float, int]] = Field(description="When tokens came, in ms, and how many together.")
+    arrivals: list[tuple[float, int]] = Field(description="When tokens arrived, in ms, and how many at once.")
 
 
 class RequestTimeline(BaseModel):
-    """A request: one answer, or one for each choice."""
+    """A request: one answer, or one per choice."""
 
     id: str
     object: Literal["request.timeline"] = "request.timeline"

@@ -11,23 +11,23 @@ from app.schemas.wire import WireRequest, WireResponse
 
 
 class CrossEncoderFields(WireRequest):
-    """What both have."""
+    """Fields that both requests share."""
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a cross-encoder.")
     truncate_prompt_tokens: int | None = Field(
         default=None,
         ge=-1,
         le=2**31 - 1,
-        description="Cut each pair to so many tokens, -1: to the model's window; null: refuse what does not fit.",
+        description="Truncate each pair to this many tokens; -1: to the model's window; null: refuse longer pairs.",
     )
-    user: str | None = Field(default=None, max_length=512, description="Accepted, and without effect.")
+    user: str | None = Field(default=None, max_length=512, description="Accepted, no effect.")
 
 
 class ScoreRequest(CrossEncoderFields):
-    """Ask how well texts answer texts: one to one, one to several, or as many to as many, place by place."""
+    """Ask how well documents answer queries: one to one, one to many, or lists of equal length, pairwise."""
 
-    text_1: str | list[str] = Field(description="A query, or several.")
-    text_2: str | list[str] = Field(description="A document, or several.")
+    text_1: str | list[str] = Field(description="One or more queries.")
+    text_2: str | list[str] = Field(description="One or more documents.")
 
 
 class TextScore(WireResponse):
@@ -39,7 +39,7 @@ class TextScore(WireResponse):
 
 
 class ScoreResponse(WireResponse):
-    """One score for each pair, in order."""
+    """One score per pair, in order."""
 
     id: str
     object: Literal["list"] = "list"
@@ -50,32 +50,32 @@ class ScoreResponse(WireResponse):
 
 
 class DocumentText(WireRequest):
-    """A document, written as an object."""
+    """A document as an object."""
 
     text: str
 
 
 class RerankBody(CrossEncoderFields):
-    """Ask for documents in the order in which they answer a query."""
+    """Ask for documents ranked by how well they answer a query."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"max_tokens_per_doc": (None,), "max_chunks_per_doc": (None,)}
 
     query: str
     documents: list[str | DocumentText]
-    top_n: int | None = Field(default=None, ge=0, description="Return so many of the best; null or 0: all.")
-    return_documents: bool | None = Field(default=None, description="Repeat the documents; default true.")
+    top_n: int | None = Field(default=None, ge=0, description="Return only this many of the best; null or 0: all.")
+    return_documents: bool | None = Field(default=None, description="Include the documents; defaults to true.")
 
 
 class RankedDocument(WireResponse):
     """A document and its score."""
 
-    index: int = Field(description="Place of the document in the request.")
+    index: int = Field(description="Position of the document in the request.")
     relevance_score: float = Field(description="From 0 to 1.")
     document: DocumentText | None = None
 
 
 class RerankResponse(WireResponse):
-    """Documents, the best first; equal ones in the order of the request."""
+    """Documents, best first; ties are in the order of the request."""
 
     id: str
     object: Literal["list"] = "list"

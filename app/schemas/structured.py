@@ -16,31 +16,31 @@ MAX_CHOICES = 1900
 
 
 class JsonSchemaFormat(WireRequest):
-    """A JSON schema with its name; it is kept to whether `strict` or not."""
+    """A named JSON schema, enforced whether `strict` is set or not."""
 
-    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="Without effect.")
-    description: str | None = Field(default=None, max_length=65536, description="Without effect.")
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="No effect.")
+    description: str | None = Field(default=None, max_length=65536, description="No effect.")
     schema_: JsonSchema | None = Field(default=None, alias="schema", description="The answer is valid against it.")
-    strict: bool | None = Field(default=None, description="Accepted; every answer is valid.")
+    strict: bool | None = Field(default=None, description="Accepted; the schema is always enforced.")
 
 
 class ResponseFormat(WireRequest):
     """Free text, any JSON object, or JSON that is valid against a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = Field(default=None, description="With the type `json_schema` only.")
+    json_schema: JsonSchemaFormat | None = Field(default=None, description="Only with type `json_schema`.")
 
     @model_validator(mode="after")
     def _has_a_schema_where_it_needs_one(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
             if self.json_schema is None:
                 raise missing("json_schema")
-            raise PydanticCustomError("invalid", "is for the type 'json_schema' only", {"field": "json_schema"})
+            raise PydanticCustomError("invalid", "requires the type 'json_schema'", {"field": "json_schema"})
         return self
 
 
 class TagStructure(WireRequest):
-    """Text that begins so goes on as the schema says, and then ends so."""
+    """Text that starts with `begin` continues with JSON that is valid against `schema`, then `end`."""
 
     begin: str = Field(min_length=1, max_length=1024)
     schema_: JsonSchema = Field(alias="schema")
@@ -48,7 +48,7 @@ class TagStructure(WireRequest):
 
 
 class StructuralTag(WireRequest):
-    """Free text in which, after a trigger, one of the structures follows."""
+    """Free text in which every trigger must start one of the structures."""
 
     type: Literal["structural_tag"]
     structures: list[TagStructure] = Field(min_length=1, max_length=64)
@@ -56,20 +56,20 @@ class StructuralTag(WireRequest):
 
 
 class StructuredOutputs(WireRequest):
-    """Extension: exactly one way to say what the answer looks like."""
+    """Extension: the format of the answer, given in exactly one way."""
 
     json_: JsonSchema | None = Field(default=None, alias="json", description="A JSON schema.")
-    regex: str | None = Field(default=None, min_length=1, description="A regular expression, in Rust's syntax.")
+    regex: str | None = Field(default=None, min_length=1, description="A regular expression in Rust syntax.")
     choice: list[Annotated[str, Field(min_length=1)]] | None = Field(
         default=None, min_length=1, max_length=MAX_CHOICES, description="One of these strings."
     )
-    grammar: str | None = Field(default=None, min_length=1, description="A grammar, in Lark's or GBNF's syntax.")
-    structural_tag: StructuralTag | None = Field(default=None, description="Free text with structures in it.")
+    grammar: str | None = Field(default=None, min_length=1, description="A grammar in Lark or GBNF syntax.")
+    structural_tag: StructuralTag | None = Field(default=None, description="Free text that contains structures.")
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> StructuredOutputs:
         if len(self.model_fields_set - {name for name in self.model_fields_set if getattr(self, name) is None}) != 1:
             raise PydanticCustomError(
-                "invalid", "must have exactly one of json, regex, choice, grammar, structural_tag"
+                "invalid", "must have exactly one of json, regex, choice, grammar or structural_tag"
             )
         return self

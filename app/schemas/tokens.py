@@ -13,7 +13,7 @@ from app.schemas.wire import WireRequest, WireResponse
 
 
 class TokenizeRequest(WireRequest):
-    """Ask what token ids a text or a conversation becomes; exactly one of `prompt` and `messages`."""
+    """Ask for the token ids of a text or a chat; set exactly one of `prompt` and `messages`."""
 
     EFFORT_IS_HINT: ClassVar[bool] = False
 
@@ -21,30 +21,30 @@ class TokenizeRequest(WireRequest):
     prompt: str | None = Field(default=None, description="Raw text.")
     messages: list[Message] | None = Field(default=None, min_length=1, description="A chat, in the model's template.")
     add_special_tokens: bool | None = Field(
-        default=None, description="Of a raw text: with the tokenizer's own special tokens around it; default true."
+        default=None, description="With `prompt` only: add the tokenizer's special tokens; defaults to true."
     )
-    tools: list[Tool] | None = Field(default=None, description="Of a chat: functions that the template tells of.")
+    tools: list[Tool] | None = Field(default=None, description="With `messages` only: functions shown to the model.")
     chat_template_kwargs: dict[str, Any] | None = Field(
-        default=None, max_length=32, description="Of a chat: options of the model's chat template, by name."
+        default=None, max_length=32, description="With `messages` only: options of the chat template, by name."
     )
-    reasoning_effort: ReasoningEffort | None = Field(default=None, description="Of a chat, as in chats.")
+    reasoning_effort: ReasoningEffort | None = Field(default=None, description="With `messages` only: as in chats.")
     continue_final_message: bool | None = Field(
-        default=None, description="Of a chat: the last message, an assistant's, stays open."
+        default=None, description="With `messages` only: leave the last message, an assistant's, open."
     )
     add_generation_prompt: bool | None = Field(default=None, description=ADD_GENERATION_PROMPT)
-    return_token_strs: bool | None = Field(default=None, description="Tell the tokens as text too.")
+    return_token_strs: bool | None = Field(default=None, description="Also return the tokens as text.")
 
     @model_validator(mode="after")
     def _asks_one_thing(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise PydanticCustomError("invalid", "must have exactly one of prompt and messages", {"field": "prompt"})
+            raise PydanticCustomError("invalid", "excludes 'messages'; set exactly one of them", {"field": "prompt"})
         if self.messages is not None and self.add_special_tokens is not None:
-            raise PydanticCustomError("invalid", "is for a raw text only", {"field": "add_special_tokens"})
+            raise PydanticCustomError("invalid", "is allowed only with 'prompt'", {"field": "add_special_tokens"})
         for field in (
             "tools", "chat_template_kwargs", "reasoning_effort", "continue_final_message", "add_generation_prompt",
         ):  # fmt: skip
             if self.messages is None and getattr(self, field) is not None:
-                raise PydanticCustomError("invalid", "is for a chat only", {"field": field})
+                raise PydanticCustomError("invalid", "is allowed only with 'messages'", {"field": field})
         return self
 
 
@@ -58,13 +58,13 @@ class TokenizeResponse(WireResponse):
 
 
 class DetokenizeRequest(WireRequest):
-    """Ask what text some token ids stand for."""
+    """Ask for the text of token ids."""
 
     model: str = Field(min_length=1, max_length=256, description="Public name of a base model or an adapter.")
     tokens: list[Annotated[int, Field(ge=0, le=2**31 - 1)]]
 
 
 class DetokenizeResponse(WireResponse):
-    """The text, special tokens left out."""
+    """The text, without special tokens."""
 
     prompt: str

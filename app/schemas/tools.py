@@ -16,7 +16,7 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
 def _only_functions(data: Any) -> Any:
-    words = "custom tools are not supported by this server; functions are"
+    words = "this server does not support custom tools, only functions"
     refuse_types(data, lambda kind: kind == "custom", words)
     return data
 
@@ -25,17 +25,17 @@ class FunctionDefinition(WireRequest):
     """A function that the model may call."""
 
     name: FunctionName
-    description: str | None = Field(default=None, description="What the model is told of it.")
+    description: str | None = Field(default=None, description="Shown to the model.")
     parameters: JsonSchema | None = Field(
-        default=None, description="JSON schema of its arguments; every call is valid against it. Default: no arguments."
+        default=None, description="JSON schema of the arguments; every call is valid against it. Default: no arguments."
     )
     strict: bool | None = Field(
-        default=None, description="Refuse a schema that cannot be followed; else any object passes for such a one."
+        default=None, description="Refuse a schema that cannot be enforced; otherwise, any object passes for it."
     )
 
 
 class Tool(WireRequest):
-    """A tool; only functions are."""
+    """A tool; only functions are supported."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"custom": ASKS_NOTHING}
 
@@ -52,13 +52,13 @@ def function_tool(name: str, description: str | None, parameters: JsonSchema | N
 
 
 class ChosenFunction(WireRequest):
-    """A function by its name."""
+    """A function, by name."""
 
     name: FunctionName
 
 
 class NamedTool(WireRequest):
-    """A tool by its name."""
+    """A tool, by name."""
 
     type: Literal["function"]
     function: ChosenFunction
@@ -67,18 +67,18 @@ class NamedTool(WireRequest):
 
 
 class AllowedTools(WireRequest):
-    """The tools that may be called, of those that the model is told of."""
+    """The subset of the tools that may be called; the model is shown all of them."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1)
 
 
 class ToolChoice(WireRequest):
-    """One function that has to be called, or those that may be."""
+    """One function that must be called, or the tools that are allowed."""
 
     type: Literal["function", "allowed_tools"]
-    function: ChosenFunction | None = Field(default=None, description="With the type `function`.")
-    allowed_tools: AllowedTools | None = Field(default=None, description="With the type `allowed_tools`.")
+    function: ChosenFunction | None = Field(default=None, description="With type `function`.")
+    allowed_tools: AllowedTools | None = Field(default=None, description="With type `allowed_tools`.")
 
     _check_type = model_validator(mode="before")(_only_functions)
 
@@ -88,19 +88,19 @@ class ToolChoice(WireRequest):
             if self.type == kind and getattr(self, kind) is None:
                 raise missing(kind)
             if self.type != kind and getattr(self, kind) is not None:
-                raise PydanticCustomError("invalid", "is for the type '{kind}' only", {"field": kind, "kind": kind})
+                raise PydanticCustomError("invalid", "requires the type '{kind}'", {"field": kind, "kind": kind})
         return self
 
 
 class CalledFunction(WireRequest):
-    """What an earlier turn has called."""
+    """The function that an earlier turn called."""
 
     name: str = Field(min_length=1, max_length=64)
     arguments: str = Field(description="JSON text, as the model wrote it.")
 
 
 class EarlierCall(WireRequest):
-    """A call in an earlier turn of the assistant."""
+    """A call in an earlier assistant message."""
 
     NEUTRAL: ClassVar[dict[str, tuple[object, ...]]] = {"index": (None, *range(MAX_EARLIER_CALLS))}
 
@@ -112,10 +112,10 @@ class EarlierCall(WireRequest):
 
 
 class FunctionCall(WireResponse):
-    """What the model calls."""
+    """The function that the model calls."""
 
     name: str
-    arguments: str = Field(description="JSON text, valid against the function's schema unless the answer was cut.")
+    arguments: str = Field(description="JSON text, valid against the schema unless the answer was truncated.")
 
 
 class MessageToolCall(WireResponse):
@@ -127,14 +127,14 @@ class MessageToolCall(WireResponse):
 
 
 class FunctionCallDelta(WireResponse):
-    """A piece of a call: the name comes first, then pieces of the arguments."""
+    """A piece of a call: first the name, then pieces of the arguments."""
 
     name: str | None = None
     arguments: str = ""
 
 
 class ToolCallDelta(WireResponse):
-    """A piece of the call at `index`; the first has its id."""
+    """A piece of the call at `index`; the first piece has the id."""
 
     index: int
     id: str | None = None

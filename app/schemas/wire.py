@@ -58,7 +58,9 @@ class WireRequest(BaseModel):
                     continue  # clients send items back as they hold them, with the fields of newer versions
                 raise _unknown_field(name, [*known, *cls.NEUTRAL])
             elif not any(value == neutral and type(value) is type(neutral) for neutral in cls.NEUTRAL[name]):
-                raise PydanticCustomError("unsupported_parameter", "this server does not do it yet", {"field": name})
+                raise PydanticCustomError(
+                    "unsupported_parameter", "this server does not support it yet", {"field": name}
+                )
         return kept
 
 

@@ -34,9 +34,11 @@ def with_beams(
             raise RequestError("'length_penalty' needs 'use_beam_search' to be true.", field="length_penalty")
         return tuple(generations)
     if body.stream:
-        raise RequestError("A beam search cannot be streamed: nothing is certain before its end.", field="stream")
+        raise RequestError(
+            "'stream' cannot be used with 'use_beam_search', which has no answer before its end.", field="stream"
+        )
     if num_answers > MAX_BEAMS:
-        raise RequestError(f"'n' is {num_answers}; a beam search has at most {MAX_BEAMS} beams.", field="n")
+        raise RequestError(f"'n' must be at most {MAX_BEAMS} with 'use_beam_search'; it is {num_answers}.", field="n")
     if getattr(body, "best_of", None) not in (None, body.n or 1):
         raise _conflict("best_of")
     for generation in generations:
@@ -77,4 +79,4 @@ def _check(generation: GenerationRequest) -> None:
 
 
 def _conflict(field: str) -> RequestError:
-    return RequestError(f"'{field}' cannot be used together with 'use_beam_search'.", field=field)
+    return RequestError(f"'{field}' cannot be used with 'use_beam_search'.", field=field)

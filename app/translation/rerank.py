@@ -33,7 +33,7 @@ def score_request(body: ScoreRequest, limits: LimitSettings, *, request_id: str)
         check_count(len(texts), limits.max_documents, "texts", field=field)
     if len(queries) not in (1, len(documents)):
         raise RequestError(
-            f"'text_1' has {len(queries)} texts and 'text_2' has {len(documents)}; as many or one are allowed.",
+            f"'text_1' must have 1 text or as many as 'text_2' ({len(documents)}); {len(queries)} were given.",
             field="text_1",
         )
     queries = queries if len(queries) == len(documents) else queries * len(documents)
@@ -97,7 +97,7 @@ def _request(
         raise RequestError("'truncate_prompt_tokens' must be -1 or at least 1.", field="truncate_prompt_tokens")
     request = RerankRequest(request_id=request_id, model=model, pairs=pairs, truncates_to=truncates_to)
     # A query counts once for each document that it goes through the model with.
-    check_count(request.num_chars, limits.max_prompt_chars, "characters with its queries", field=field)
+    check_count(request.num_chars, limits.max_prompt_chars, "characters, with the query of each pair", field=field)
     return request
 
 

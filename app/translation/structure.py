@@ -47,7 +47,7 @@ def _checked(body: SamplingFields, grammar: Grammar) -> Grammar:
     # With these the grammar may leave no token that can be drawn.
     for name in ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"):
         if getattr(body, name):
-            raise RequestError(f"'{name}' cannot be used together with '{grammar.field}'.", field=name)
+            raise RequestError(f"'{name}' cannot be used with '{grammar.field}'.", field=name)
     return grammar
 
 
@@ -69,7 +69,7 @@ def _of_extension(wanted: StructuredOutputs, limits: LimitSettings) -> Grammar:
         try:
             source = grammar_from("grammar", wanted.grammar)
         except ValueError as error:
-            raise RequestError(f"'{field}' is no grammar: {str(error)[:300]}", field=field) from None
+            raise RequestError(f"'{field}' is not a valid grammar: {str(error)[:300]}", field=field) from None
     else:
         assert wanted.structural_tag is not None
         field = "structured_outputs.structural_tag"
@@ -82,7 +82,7 @@ def _of_tags(wanted: StructuralTag, limits: LimitSettings, field: str) -> str:
     for structure in wanted.structures:
         trigger = next((text for text in wanted.triggers if structure.begin.startswith(text)), None)
         if trigger is None:
-            raise RequestError(f"'{field}': no trigger begins the structure {structure.begin[:64]!r}.", field=field)
+            raise RequestError(f"'{field}': structure {structure.begin[:64]!r} begins with no trigger.", field=field)
         _check_schema(structure.schema_, limits, field)
         schema = {"x-guidance": JSON_STYLE, **without_hints(structure.schema_)}
         tags.append(StructTag(trigger=trigger, begin=structure.begin, grammar=schema, end=structure.end))

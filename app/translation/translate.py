@@ -102,12 +102,12 @@ def text_generations(
     _check_chars(sum(len(p.text) for p in prompts if isinstance(p, TextPrompt)), limits, field="prompt")
     _check_chars(sum(len(p.token_ids) for p in prompts if isinstance(p, TokenPrompt)), limits, field="prompt")
     if body.max_tokens == 0 and not body.echo:
-        raise RequestError("'max_tokens' must be at least 1 where 'echo' is not set.", field="max_tokens")
+        raise RequestError("'max_tokens' must be at least 1 unless 'echo' is true.", field="max_tokens")
     num_wanted, num_answers = body.n or 1, answers_per_prompt(body)
     if num_answers < num_wanted:
         raise RequestError(f"'best_of' ({num_answers}) must be at least 'n' ({num_wanted}).", field="best_of")
     if num_answers > num_wanted and body.stream:
-        raise RequestError("'best_of' above 'n' cannot be streamed.", field="best_of")
+        raise RequestError("'best_of' greater than 'n' cannot be streamed.", field="best_of")
     scores = body.logprobs if num_answers == num_wanted else body.logprobs or 0
     grammar = text_grammar(body, limits)
     bases = []
@@ -160,12 +160,12 @@ def whole_chat_prompt(body: ChatCompletionRequest | TokenizeRequest, limits: Lim
     prompt = _chat_prompt(body.messages or (), limits)
     if body.continue_final_message and (prompt.messages[-1].role != "assistant" or not prompt.messages[-1].content):
         raise RequestError(
-            "'continue_final_message' needs a last message of the assistant, with content.",
+            "'continue_final_message' requires the last message to be an assistant message with content.",
             field="continue_final_message",
         )
     if body.add_generation_prompt is not None and body.add_generation_prompt is bool(body.continue_final_message):
         raise RequestError(
-            "'add_generation_prompt' is the opposite of 'continue_final_message'.", field="add_generation_prompt"
+            "'add_generation_prompt' must be the opposite of 'continue_final_message'.", field="add_generation_prompt"
         )
     options = body.chat_template_kwargs or {}
     check_depth(options, limits.max_schema_depth, field="chat_template_kwargs")
@@ -259,7 +259,7 @@ def _stop_strings(body: SamplingFields, limits: LimitSettings) -> tuple[str, ...
         if not 1 <= len(text) <= limits.max_stop_chars:
             field = "stop" if isinstance(body.stop, str) else f"stop[{index}]"
             raise RequestError(
-                f"'{field}' has {len(text)} characters; from 1 to {limits.max_stop_chars} are allowed.", field=field
+                f"'{field}' must have 1 to {limits.max_stop_chars} characters; {len(text)} were given.", field=field
             )
     return tuple(dict.fromkeys(stop))
 
@@ -276,7 +276,7 @@ def _choices(
     """Return each request `count` times, with ids of their own; the answers to one prompt draw from unlike seeds."""
     if len(bases) * count > limits.max_choices:
         raise RequestError(
-            f"This request asks for {len(bases) * count} answers; at most {limits.max_choices} are allowed.",
+            f"'{field}' times the number of prompts must be at most {limits.max_choices}; it is {len(bases) * count}.",
             field=field,
         )
     seeds = [(seed + index * _SEED_STEP) & _SEED_MASK for index in range(count)]
@@ -294,7 +294,7 @@ def _logit_bias(body: SamplingFields, limits: LimitSettings) -> tuple[tuple[int,
     check_count(len(bias), limits.max_logit_bias, "entries", field="logit_bias")
     for key in bias:
         if not key.isascii() or not key.isdecimal() or len(key) > 9:
-            raise RequestError(f"'logit_bias' has the key {key[:32]!r}; keys are token ids.", field="logit_bias")
+            raise RequestError(f"'logit_bias' has the key {key[:32]!r}; keys must be token ids.", field="logit_bias")
     # Two spellings of one id count together.
     return tuple((int(key), value) for key, value in bias.items())
 
@@ -336,7 +336,7 @@ def _generation(
         raise RequestError(f"'{field}' needs 'include_usage' to be true.", field=field)
     if max_tokens is not None and (body.min_tokens or 0) > max_tokens:
         raise RequestError(
-            f"'min_tokens' ({body.min_tokens}) must be at most the tokens of the answer ({max_tokens}).",
+            f"'min_tokens' ({body.min_tokens}) must be at most the answer's maximum tokens ({max_tokens}).",
             field="min_tokens",
         )
     params = SamplingParams(

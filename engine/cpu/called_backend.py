@@ -1,6 +1,6 @@
-"""The CPU's operations by our own compiled kernels, each called as it is needed: for what cannot be written down once.
+"""CPU operations by our own compiled kernels, each called as needed: for models whose steps cannot be recorded.
 
-What these kernels do not know, and what is small, torch's operators do.
+Torch operators do what these kernels do not support, and small operations.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from kernels.program import Pool
 
 
 class CalledBackend(TorchBackend):
-    """A `Backend` for models that `engine.cpu.panels.can_attend`; products of adapters are torch's.
+    """A `Backend` for models that satisfy `engine.cpu.panels.can_attend`; torch computes the adapters' products.
 
     Args:
         dtype: of weights, activations and cache.
-        quantization: as of `engine.cpu.native_backend.NativeBackend`; what cannot be rounded so stays as it is.
+        quantization: as in `engine.cpu.native_backend.NativeBackend`; weights of unsuitable shape are not quantized.
     """
 
     def __init__(self, pool: Pool, dtype: torch.dtype, quantization: str | None = None) -> None:
@@ -40,7 +40,7 @@ class CalledBackend(TorchBackend):
         self._arena = Arena()
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
-        """Lay out in panels, which hold inputs two by two."""
+        """Lay out the weight in panels. They hold inputs in pairs, so a weight with an odd number is left to torch."""
         depth = weight.shape[1]
         if depth % 2:
             return super().linear(name, weight, bias)
@@ -51,7 +51,7 @@ class CalledBackend(TorchBackend):
         return partial(self._product, panels, bias)
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
-        """Lay out the output matrix in panels; rows of an embedding that is the same are picked out of them."""
+        """Lay out the output matrix in panels; a tied embedding reads its rows from the same panels."""
         matrix = embedding if head is None else head
         vocab, hidden = matrix.shape
         if hidden % 2:
@@ -81,7 +81,7 @@ class CalledBackend(TorchBackend):
         form: LayerForm,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Write into panels, and attend to them where they lie."""
+        """Write keys and values into the cache's panels, and attend to them in place."""
         assert norms is None, "whoever computes a model by modules of its own norms heads itself"
         block_tokens, kv_heads, head_dim = cache.k.shape[1:]
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
@@ -97,7 +97,7 @@ class CalledBackend(TorchBackend):
         return out
 
     def state_functions(self) -> Mapping[str, Callable[..., Any]]:
-        """Return those that `engine.cpu.called_states` has."""
+        """Return the functions of `engine.cpu.called_states`."""
         return state_functions(self._pool)
 
     def _product(self, panels: Panels, bias: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:

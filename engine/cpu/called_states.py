@@ -1,7 +1,7 @@
-"""What layers that keep states compute, by our own kernels in the place of functions of transformers.
+"""Kernels for layers that keep states (gated delta rule, causal convolution), in place of functions of transformers.
 
-They take what those take, which stand first, and call them for what the kernels do not know: other widths, other
-dtypes, texts packed into one row.
+Each function takes the original (`theirs`) first, then its arguments. It calls the original for what the kernels do not
+support: other widths, other dtypes, texts packed into one row.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kernels.native import SUFFIX_BY_DTYPE
 from kernels.program import Pool
 
 MULTIPLE, MOST_KEYS, MOST_WIDTH = 16, 256, 8
-"""As the kernels say of their sizes."""
+"""Limits of the kernels: the divisor of widths, the widest key and the widest convolution."""
 
 
 def state_functions(pool: Pool) -> dict[str, Callable[..., Any]]:
-    """Return functions by the names that they stand for in Qwen3.5, Qwen3-Next and others that share their layers."""
+    """Return functions by the names that they replace in Qwen3.5, Qwen3-Next and others that share their layers."""
     return {
         "torch_chunk_gated_delta_rule": partial(_gated_delta, pool),
         "torch_recurrent_gated_delta_rule": partial(_gated_delta, pool),
@@ -42,7 +42,7 @@ def _gated_delta(
     initial_state: torch.Tensor | None = None,
     **told: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute [rows, tokens, heads, dim] from a state, which is changed, and return both."""
+    """Return the outputs [rows, tokens, heads, dim] and the state, which the kernel updates in place."""
     switches = {name: told.pop(name, False) for name in ("output_final_state", "use_qk_l2norm_in_kernel")}
     if not (
         initial_state is not None
@@ -76,7 +76,7 @@ def _causal_conv(
     activation: str | None = None,
     **told: Any,
 ) -> torch.Tensor:
-    """Compute [rows, channels, tokens] from nothing before them."""
+    """Convolve [rows, channels, tokens] with no inputs before them."""
     if any(argument is not None for argument in told.values()) or not _can_convolve(hidden_states, weight, activation):
         return theirs(hidden_states, weight, bias, activation=activation, **told)
     return _convolved(pool, hidden_states, None, weight, bias)
@@ -91,7 +91,7 @@ def _causal_conv_update(
     bias: torch.Tensor | None = None,
     activation: str | None = None,
 ) -> torch.Tensor:
-    """Compute [rows, channels, tokens] from the inputs before them, [rows, channels, width], which are changed."""
+    """Convolve [rows, channels, tokens] after the inputs in `conv_state` [rows, channels, width], updated in place."""
     fits = (
         conv_state.dtype is hidden_states.dtype and conv_state.is_contiguous() and conv_state.shape[1:] == weight.shape
     )
@@ -115,12 +115,12 @@ def _convolved(
 
 
 def _side_by_side(x: torch.Tensor) -> torch.Tensor:
-    """Return [rows, tokens, numbers] with each token's numbers together and all tokens equally far apart."""
+    """Return `x` [rows, tokens, numbers] with each token contiguous and one stride between all tokens."""
     rows, tokens, _ = x.shape
     are_even = rows == 1 or tokens == 1 or x.stride(0) == tokens * x.stride(1)
     return x if x.stride(2) == 1 and are_even else x.contiguous()
 
 
 def _apart(x: torch.Tensor) -> int:
-    """Return from one token to the next of what is `_side_by_side`."""
+    """Return the stride between tokens of a result of `_side_by_side`."""
     return x.stride(0) if x.shape[1] == 1 else x.stride(1)

@@ -1,7 +1,7 @@
-"""Linear products with weights laid out once for the processor that multiplies them.
+"""Linear products with weights laid out once for the processor.
 
 On CPUs with fast bfloat16, oneDNN's blocked layout streams weights about twice as fast as the plain one at the few rows
-of a decode step, so weights are re-ordered at load and the plain copy is dropped.
+of a decode step. Weights are therefore re-ordered at load, and the plain copy is dropped.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch.nn import functional
 
 PACK_ROWS = 32
-"""Rows that the blocked layout is chosen for: decode batches. oneDNN still takes any number."""
+"""Number of rows that the blocked layout is optimized for: decode batches. oneDNN still takes any number."""
 
 
 class Linear:
     """y = x W^T + b for a fixed W [out, in].
 
     Args:
-        weight: [out, in]; given away.
+        weight: [out, in]; the caller gives up ownership.
         bias: [out] or None.
     """
 
@@ -38,7 +38,7 @@ class Linear:
 
 
 def has_fast_bfloat16() -> bool:
-    """Return whether this processor multiplies bfloat16 by instructions of its own."""
+    """Return whether this processor has instructions that multiply bfloat16."""
     if not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()):
         return False
     # oneDNN also "supports" bfloat16 on plain AVX512, where it converts and is slower than float32.

@@ -1,7 +1,7 @@
-"""The CPU's operations by our own compiled kernels, written down at the first call and run again at every step.
+"""CPU operations by our own compiled kernels, recorded at the first call and replayed at every step.
 
-A decode step of a small model is mostly the calling of operators. Here the decoder runs once, over the runner's whole
-buffers, and each operation appends itself to a `Program`; a step then is one call into C++. See `engine.cpu.recorded`.
+Most of a small model's decode step is operator dispatch. Here the decoder runs once, over the runner's whole buffers,
+and each operation appends itself to a `Program`; a step is then one call into C++. See `engine.cpu.recorded`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from kernels.packed_linear.reference import as_panels
 from kernels.program import Pool, Program
 
 GROUPED_TENSORS, GROUPED_SIZES = 6, 6
-"""Of a product that is made for each expert, what stands before the groups (`kernels/experts/cpu.cpp`)."""
+"""Arguments of a grouped product (one matrix per expert) that precede the groups (`kernels/experts/cpu.cpp`)."""
 
 
 class Routing(NamedTuple):
-    """Which pairs of a token and an expert a step has: sorted by expert, and taken together where they have the same.
+    """The (token, expert) pairs of a step, sorted by expert and grouped.
 
     Attributes:
-        rows: of each pair the token, int64 [pairs].
-        places: of each token its pairs, and their weights: int32 and float32 [tokens, chosen].
-        groups: (expert, first pair, pairs), int32 [groups, 3].
+        rows: token of each pair, int64 [pairs].
+        places, weights: positions of each token's pairs, int32, and their weights, float32; [tokens, chosen].
+        groups: (expert, first pair, number of pairs), int32 [groups, 3].
     """
 
     rows: torch.Tensor
@@ -50,7 +50,7 @@ class Routing(NamedTuple):
 
 
 def can_run(spec: DecoderSpec, block_tokens: int) -> bool:
-    """Return whether the kernels know this geometry: what a cache keeps in panels must fill them."""
+    """Return whether the kernels support this geometry: the cache fills its panels, and all matrix sizes are even."""
     sizes = {spec.hidden_size, spec.q_size, *(size for shape in spec.linear_sizes() for size in shape)}
     return can_attend(spec, block_tokens) and all(size % 2 == 0 for size in sizes)
 
@@ -60,53 +60,53 @@ def _is_wide(norm: torch.Tensor | None) -> bool:
 
 
 class NativeBackend(Backend):
-    """A `Backend` that records. Tensors that it returns hold nothing until the program has run.
+    """A `Backend` that records. The tensors that it returns hold no data until the program has run.
 
-    Every result has a place of its own that the same operation of the next layer takes over, so that memory does not
-    grow with the depth; the decoder reads each result before it makes the next one of its kind.
+    Every result has its own buffer, which the same operation of the next layer reuses, so memory does not grow with
+    depth. The decoder reads each result before it makes the next one of its kind.
 
     Args:
         dtype: of weights, activations and cache.
         max_rank: the highest rank of an adapter.
-        quantization: "int8" or "int4" for how linear layers are held and multiplied; None as they come, in 4 bits too.
+        quantization: "int8" or "int4" to quantize linear layers; None to keep each weight's format, 4-bit ones too.
     """
 
     def __init__(self, pool: Pool, dtype: torch.dtype, max_rank: int, *, quantization: str | None = None) -> None:
         self.program = Program(pool)
         self._pool = pool
         self.counts = torch.zeros(8, dtype=torch.int64)
-        """What a step has of tokens, rows, samples, segments of adapters, as `NativeLora` counts them in four ways, and
-        pairs of a token with an expert."""
+        """Counts of the current step: tokens, rows, samples, the four segment counts of `NativeLora`, (token, expert)
+        pairs."""
         self.carried: dict[int, torch.Tensor] = {}
-        """What lives across a pause, by address: each has a row for every token."""
+        """Tensors that stay live across a pause, by address, with one row per token each."""
         self._arena = Arena()
         self._dtype = dtype
         self._quantization = quantization
         self._tokens, self._rows, self._samples, self._pairs = (self.counts[i : i + 1] for i in (0, 1, 2, 7))
         self.adapters = NativeLora(self.program, dtype, max_rank, self.counts[3:7])
         self.num_chosen = 0
-        """How many experts each token meets, where there are any."""
+        """How many experts the router chooses for each token, 0 for a model without experts."""
         self._count_by_address: dict[int, torch.Tensor] = {}
         self._place_by_key: dict[tuple[object, ...], torch.Tensor] = {}
 
     def begin(self, whole: DecoderBatch) -> None:
-        """Learn which inputs have a row for each token, and which for each sample."""
+        """Register which inputs have one row per token, and which have one per sample."""
         self.know(whole.token_ids, whole.positions)
         self._count_by_address[whole.sampled.data_ptr()] = self._samples
         self.adapters.begin(len(whole.attention[0].rows), len(whole.token_ids))
 
     def know(self, *tensors: torch.Tensor) -> None:
-        """Learn of inputs that have a row for each token."""
+        """Register inputs that have one row per token."""
         for tensor in tensors:
             self._count_by_address[tensor.data_ptr()] = self._tokens
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
-        """Lay out in panels."""
+        """Lay out the weight in panels."""
         panels = self._lay_out([weight], 1)
         return lambda x: self._product(panels, name, x, bias)
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
-        """Lay out in panels; rows of the embedding are picked out of them, so that a tied matrix is held once."""
+        """Lay out in panels. The embedding reads its rows from panels too, so a tied matrix is stored once."""
         vocab, hidden = embedding.shape
         embedding_panels = self._panels(embedding)
         head_panels = embedding_panels if head is None else self._panels(head)
@@ -124,11 +124,11 @@ class NativeBackend(Backend):
         return embed, to_logits
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
-        """Record the products of whatever adapters a step will have."""
+        """Return products that read each step's adapters when the recording is replayed."""
         return self.adapters
 
     def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """Record a copy of rows; each call has a place of its own."""
+        """Record a copy of rows; each call has its own buffer."""
         out = self._like(indices, ("taken", len(self._place_by_key)), x.shape[1:])
         self._add("take_rows", indices, (x, indices, out), (out[0].numel(),))
         self._carry(out)
@@ -137,8 +137,8 @@ class NativeBackend(Backend):
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        """Record the sum and the norm, one pass; before it all that a layer hands on is in `carried`."""
-        # What a part adds is normed as well: that is read when the next norm is written.
+        """Record the sum and the norm in one pass. A step may pause before it: all live state is then in `carried`."""
+        # One buffer per input: a sub-layer's output may be normed too, and is still read when the next norm is written.
         h = x if weight is None else self._like(x, ("normed", x.data_ptr()), x.shape[1:])
         is_of_tokens = self._count_by_address[x.data_ptr()] is self._tokens
         sizes = (x.shape[1], _is_wide(weight), x.shape[1])
@@ -147,7 +147,7 @@ class NativeBackend(Backend):
         return h
 
     def norm_columns(self, x: torch.Tensor, start: int, weight: torch.Tensor, eps: float) -> None:
-        """Record the norm, in place."""
+        """Record the in-place norm."""
         part, sizes = x[:, start:], (len(weight), _is_wide(weight), x.shape[1])
         self._add("add_rms_norm", x, (part, None, weight, part), sizes, (eps,))
 
@@ -162,7 +162,7 @@ class NativeBackend(Backend):
         form: LayerForm,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Record norm, rotation and write, one pass, and attention; both know the cache in panels, where it lies."""
+        """Record norm, rotation and cache write in one pass, then attention; both use the cache's panels in place."""
         block_tokens, kv_heads, head_dim = cache.k.shape[1:]
         heads = qkv.shape[1] // head_dim - 2 * kv_heads
         q = self._like(qkv, "queries", (heads, head_dim))
@@ -180,14 +180,14 @@ class NativeBackend(Backend):
         return out
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Record the gate, one pass."""
+        """Record activation and product in one pass."""
         width = gate_up.shape[1] // 2
         out = self._like(gate_up, "gated", (width,))
         self._add(f"{activation}_and_multiply", gate_up, (gate_up, out), (width,))
         return out
 
     def experts(self, weights: ExpertWeights, spec: ExpertSpec, activation: Activation) -> MixtureProduct:
-        """Lay out in panels, expert behind expert; record who meets whom, the products, the gate and the sum."""
+        """Lay out in panels, one expert after another; record routing, products, activation and weighted sum."""
         router, gate_up, down, biases = weights
         self.num_chosen = spec.chosen
         to_logits = lay_out([router], 1, None, self._arena.empty, self._pool)
@@ -209,11 +209,11 @@ class NativeBackend(Backend):
         return multiply
 
     def add_gated(self, y: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, delta: torch.Tensor) -> None:
-        """Record the sum, in place."""
+        """Record the in-place sum."""
         self._add("add_gated", y, (y, x, gate, delta), (y.shape[1],))
 
     def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
-        """Record the change, in place."""
+        """Record the in-place change."""
         count = self._count_by_address[x.data_ptr()]
         self.program.add("rescale", x.dtype, count, (x,), (x.shape[1],), (factor, softcap))
 
@@ -226,7 +226,7 @@ class NativeBackend(Backend):
         return y
 
     def _inputs(self, panels: Panels, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return what the kernel takes of `x`."""
+        """Return the kernel's inputs for `x`: quantized rows and their scales for an int8 kernel, else `x` itself."""
         if panels.kernel != INT8_KERNEL:
             return (x,)
         padded = panels.sizes[0]
@@ -236,7 +236,7 @@ class NativeBackend(Backend):
         return q, scales
 
     def _route(self, logits: torch.Tensor, spec: ExpertSpec) -> Routing:
-        """Record who meets whom, a pair of a row and an expert for each of those that a row has chosen."""
+        """Record the router's choice: one (row, expert) pair for each expert chosen by a row."""
         num_pairs = len(logits) * spec.chosen
         shares = self._like(logits, "shares", (spec.count,), torch.float32)
         weights = self._like(logits, "weights", (spec.chosen,), torch.float32)
@@ -257,11 +257,11 @@ class NativeBackend(Backend):
         routing: Routing,
         biases: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Record the product of each expert with the pairs that it is in."""
+        """Record the product of each expert with the rows of its pairs."""
         y = self._like(routing.rows, name, (panels.out,))
         own = (*inputs, *panels.tensors, biases, y)
         are_matrices = [False] * len(inputs) + [True] * (len(panels.tensors) + 1) + [False]
-        # Bytes from a row, and from an expert, to the next.
+        # Strides in bytes between rows (column 0) and between experts (column 1).
         strides = torch.zeros(GROUPED_TENSORS, 2, dtype=torch.int64)
         for index, (tensor, is_matrix) in enumerate(zip(own, are_matrices, strict=True)):
             if tensor is not None:
@@ -272,7 +272,7 @@ class NativeBackend(Backend):
         return y
 
     def _change(self, x: torch.Tensor, y: torch.Tensor, routing: Routing, layer: int, part: Part) -> None:
-        """Record what adapters add to a product of a layer's experts."""
+        """Record the adapters' part of a product of a layer's experts."""
         self.adapters.change_experts(
             x,
             y,
@@ -285,7 +285,7 @@ class NativeBackend(Backend):
         )
 
     def _take_bits(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Record a copy of rows of any type, whose bytes are numbers of four."""
+        """Record a copy of rows of any dtype as 4-byte words; a row's size in bytes is a multiple of 4."""
         out = self._like(rows, "paired", x.shape[1:], x.dtype)
         width = x.stride(0) * x.element_size() // 4
         self.program.add("take_rows", torch.float32, self._pairs, (x, rows, out), (width,))
@@ -305,7 +305,7 @@ class NativeBackend(Backend):
     def _like(
         self, x: torch.Tensor, key: object, shape: Sequence[int], dtype: torch.dtype | None = None
     ) -> torch.Tensor:
-        """Return the place of a result that has a row for each of `x`."""
+        """Return the buffer of a result with one row for each row of `x`."""
         return self._place(key, self._count_by_address[x.data_ptr()], (x.shape[0], *shape), dtype or self._dtype)
 
     def _place(self, key: object, count: torch.Tensor, size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -313,8 +313,8 @@ class NativeBackend(Backend):
         if full not in self._place_by_key:
             place = self._arena.empty(prod(size), dtype).view(size)
             if count is not self._samples:
-                # Touched now: getting memory from the system would take longer than the first prompt's arithmetic.
-                # Of samples a step mostly has few, and their logits are wider than all else.
+                # Touch the pages now: faulting them in would take longer than the first prompt's arithmetic.
+                # Not those of samples: a step mostly has few, and their logits are wider than all else.
                 place.zero_()
             self._place_by_key[full] = place
             self._count_by_address[place.data_ptr()] = count

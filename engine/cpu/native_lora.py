@@ -1,13 +1,13 @@
-"""Adapters as the CPU kernels read them, and their part of a step as ops of a recorded one.
+"""Adapters in the format of the CPU kernels, and their products as ops of a recorded step.
 
     table of an adapter    [ whole model | layer 0: q k v o gate up down norms | layer 1: ... ]    `ENTRIES` each, of
                            (address of A, address of B, rank, address of gain, address of shift)
     segments of a step     (first token, end, address of a table) each
     table of its experts   [ layer 0: expert 0: gate and up together or gate, up, down | expert 1: ... | layer 1: ... ]
-                           of (address of A, address of B, rank, outputs), only of an adapter that has some
+                           of (address of A, address of B, rank, outputs); only if the adapter changes experts
 
-Nothing is gathered and nothing padded to a common rank: a step writes three numbers for each segment. What only some
-adapters need is counted apart, so that it costs nothing where none of them is in the batch.
+Nothing is gathered or padded to a common rank: a step writes three numbers for each segment. Segments that change the
+whole model, or experts, are counted separately, so a batch without them pays nothing for them.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ ENTRY_NUMBERS, EXPERT_NUMBERS = 5, 4
 
 
 class PanelAdapter(AdapterWeights):
-    """An adapter whose B's are in panels, and its table.
+    """An adapter with its B matrices in panels, and its tables.
 
     Args:
-        source: as it was read.
-        num_experts: of a layer's mixture.
+        source: the adapter as read from its files.
+        num_experts: experts of a layer.
 
     Attributes:
         table: [(1 + layers) * entries, 5] int64; valid as long as this object lives.
         address: of the table.
-        expert_address: of the table of experts, 0 where the adapter has none.
+        expert_address: of the table of experts, 0 if the adapter changes none.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PanelAdapter(AdapterWeights):
         num_experts: int = 0,
     ) -> None:
         packings: list[Packing] = []
-        # In the order in which a step reads them.
+        # Packed in the order in which a step reads them.
         of_experts = [key for key in source.projections if is_of_experts(key[1])]
         plain = source.projections.keys() - set(of_experts) if of_experts else source.projections
         keys = sorted(plain, key=lambda key: entry_of(*key)) + of_experts
@@ -95,13 +95,13 @@ class PanelAdapter(AdapterWeights):
         self._enter_matrices()
 
     def _enter_matrices(self) -> None:
-        """Enter what the adapter has in place of the base's matrices."""
+        """Enter the adapter's replacements of the base's embedding and output matrix."""
         embedding, head = (self.extras.matrices.get(name) for name in ("embed_tokens", "lm_head"))
         if embedding is not None:
             self.table[entry_of(WHOLE_MODEL, "own embed_tokens"), 0] = embedding.data_ptr()
             self.table[entry_of(WHOLE_MODEL, "own embed_tokens"), 2] = embedding.shape[1]
         if head is not None:
-            # A product of full rank, before which the base's logits are multiplied by 0.
+            # A full-rank product, with a gain and a shift of 0 to discard the base's logits.
             panels, _, lanes, step = head.shape
             self._nothing = torch.zeros(panels * lanes)
             addresses = [head.data_ptr(), head.shape[1] * step, *[self._nothing.data_ptr()] * 2]
@@ -116,23 +116,23 @@ def _laid_out(extras: Extras) -> Extras:
 
 
 class NativeLora:
-    """`LoraProducts` that record themselves; `fill` says which adapters a step has.
+    """`LoraProducts` that record themselves; `fill` sets the adapters of each step.
 
     Args:
-        counts: int64 [4], where the numbers of segments are written for the kernels: of tokens; the same, or 0 where
-            no adapter changes the whole model; of samples; of tokens whose adapters have experts.
+        counts: int64 [4], segment counts that the kernels read: of tokens; the same, but 0 if no adapter changes the
+            whole model; of samples; of tokens whose adapters change experts.
     """
 
     def __init__(self, program: Program, dtype: torch.dtype, max_rank: int, counts: torch.Tensor) -> None:
         self._program = program
         self._dtype = dtype
-        # An odd rank is shrunk into one number more.
+        # Rounded up to even: the kernels pad the shrunk rows of an odd rank by one number.
         self._max_rank = max_rank + max_rank % 2
         self._numbers = counts.numpy()
         self._count, self._whole_count, self._sample_count, self._expert_count = (counts[i : i + 1] for i in range(4))
 
     def begin(self, max_segments: int, max_tokens: int) -> None:
-        """Make room for the largest step."""
+        """Allocate buffers for the largest step."""
         self._expert_segments = torch.zeros(max_segments, 3, dtype=torch.int64)
         self._expert_shrunk = torch.empty(0, dtype=self._dtype)
         self._segments = torch.zeros(max_segments, 3, dtype=torch.int64)
@@ -140,7 +140,7 @@ class NativeLora:
         self._shrunk = torch.empty(max_tokens * 3 * self._max_rank, dtype=self._dtype)
 
     def fill(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> None:
-        """Write a step's segments; their adapters stay where they are until it has run.
+        """Write a step's segments; their adapters must stay in place until it has run.
 
         Raises:
             EngineError: an adapter was not laid out for the kernels.
@@ -160,7 +160,7 @@ class NativeLora:
         modules: Sequence[str],
         splits: Sequence[int],
     ) -> torch.Tensor:
-        """Record the base's product, one shrink and one expand."""
+        """Record the base's product, one shrink and one expand for all modules."""
         y = product(x)
         sizes = (entry_of(layer, modules[0]), len(modules), self._max_rank, *splits)
         self._shrink(self._count, x, self._segments, sizes)
@@ -179,12 +179,12 @@ class NativeLora:
         num_experts: int,
         part: Part,
     ) -> None:
-        """Record a shrink and an expand of what adapters have for a layer's experts: `kernels.lora_experts.reference`.
+        """Record the adapters' shrink and expand for a layer's experts, as `kernels.lora_experts.reference` defines.
 
         Args:
-            x: [tokens, in], or where it is for the second product [pairs, in].
-            y: [pairs, out], which the op before has made of the base.
-            rows, groups: of the pairs, as `kernels.experts.reference.sort_by_expert` makes them.
+            x: [tokens, in], or [pairs, in] for the second product ("down").
+            y: [pairs, out], the base's product, computed by the preceding op.
+            rows, groups: of the pairs, as `kernels.experts.reference.sort_by_expert` returns them.
             num_pairs: int64 [1].
             part: which product it is.
         """
@@ -204,7 +204,7 @@ class NativeLora:
         self._add("expert_expand", self._expert_count, (shrunk, *between, y), (y.shape[1], *sizes))
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
-        """Record what adapters change in the embedding."""
+        """Record the adapters' changes of the embedding."""
         width, own, entry = x.shape[1], entry_of(WHOLE_MODEL, "own embed_tokens"), entry_of(WHOLE_MODEL, "embed_tokens")
         self._add("lora_gather", self._whole_count, (token_ids, self._segments, x), (own, width))
         self._add("lora_gather", self._whole_count, (token_ids, self._segments, self._shrunk), (entry, self._max_rank))
@@ -212,7 +212,7 @@ class NativeLora:
         self._add("lora_expand", self._whole_count, (self._shrunk, self._segments, x), sizes)
 
     def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
-        """Record the change of columns."""
+        """Record the scaling of the norm's columns."""
         count, segments = self._whole_count, self._segments
         if layer == WHOLE_MODEL:
             count, segments = self._sample_count, self._sample_segments
@@ -220,16 +220,16 @@ class NativeLora:
         self._add("lora_expand", count, (self._shrunk, segments, h), sizes)
 
     def head_norms(self, layer: int, norms: HeadNorms, num_tokens: int) -> HeadNorms:
-        """Say where those of adapters stand: who norms the heads looks there."""
+        """Add the table entry of the adapters' head norms, which the kernel that norms the heads reads."""
         return norms._replace(entry=entry_of(layer, HEAD_NORMS[0]))
 
     @property
     def whole(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The segments of tokens, and how many there are, or 0 where no adapter changes the whole model."""
+        """The segments of tokens and their number, which is 0 if no adapter changes the whole model."""
         return self._segments, self._whole_count
 
     def head(self, h: torch.Tensor, logits: torch.Tensor) -> None:
-        """Record what adapters change in the output matrix."""
+        """Record the adapters' changes of the output matrix."""
         (depth, width), segments = (h.shape[1], logits.shape[1]), self._sample_segments
         own, entry = entry_of(WHOLE_MODEL, "own lm_head"), entry_of(WHOLE_MODEL, "lm_head")
         self._add("lora_logits", self._sample_count, (h, segments, logits), (width, own, 1, depth, width))
@@ -238,7 +238,7 @@ class NativeLora:
         self._add("lora_logits", self._sample_count, (self._shrunk, segments, logits), (width, *sizes))
 
     def _shrink(self, count: torch.Tensor, x: torch.Tensor, segments: torch.Tensor, sizes: Sequence[int]) -> None:
-        # Beside the base's own product of x, which has nothing to do with it.
+        # May run beside the base's product of x: the two are independent.
         tensors = (x, segments, self._shrunk)
         self._program.add("lora_shrink", self._dtype, count, tensors, (x.shape[1], *sizes), begins_beside=True)
 
@@ -254,5 +254,5 @@ def _write(segments: Sequence[AdapterSegment], out: torch.Tensor, *, of_experts:
         address = segment.weights.expert_address if of_experts else segment.weights.address
         rows.append((segment.start, segment.end, address))
     if rows:
-        # All at once: a step of many adapters has as many segments as requests.
+        # One copy for all: a step with many adapters has as many segments as requests.
         out[: len(rows)] = torch.tensor(rows)

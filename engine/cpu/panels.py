@@ -1,4 +1,4 @@
-"""Weights laid out in panels for the CPU's products, one matrix or, of a mixture of experts, many behind each other."""
+"""Weights laid out in panels for the CPU's products: one matrix, or those of all experts of a layer in sequence."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from kernels.packed_linear_int8.reference import quantize_rows, to_int8_panels
 from kernels.program import Pool
 
 Empty = Callable[[int, torch.dtype], torch.Tensor]
-"""As `kernels.arena.Arena.empty`."""
+"""An allocator like `kernels.arena.Arena.empty`."""
 INT8_KERNEL, INT4_KERNEL, MXFP4_KERNEL = "packed_linear_int8", "packed_linear_int4", "packed_linear_mxfp4"
 
 
 def can_attend(spec: ModelSpec, block_tokens: int) -> bool:
-    """Return whether heads and blocks fill the panels in which the kernels keep keys and values."""
+    """Return whether heads and blocks fill whole panels, in which the kernels keep keys and values."""
     return spec.head_dim % LANES == 0 and block_tokens % LANES == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panels:
-    """Matrices [out, in] of one shape, as a kernel takes them.
+    """Matrices [out, in] of one shape, in the format of a kernel.
 
     Attributes:
         kernel: its name.
-        tensors: what it takes between inputs and bias, [matrices, ...] each.
-        sizes: what it takes of numbers.
-        depth, out: of a matrix.
+        tensors: its tensor arguments between inputs and bias, [matrices, ...] each.
+        sizes: its size arguments.
+        depth, out: columns (inputs) and rows (outputs) of a matrix.
     """
 
     kernel: str
@@ -46,10 +46,10 @@ class Panels:
 
 
 def lay_out(matrices: Iterable[Weight], count: int, quantization: str | None, empty: Empty, pool: Pool) -> Panels:
-    """Lay out `count` matrices one by one, each thread its own, so that no more than those are there twice.
+    """Lay out `count` matrices of one shape, one per thread at a time, so that only those exist twice.
 
     Args:
-        quantization: "int8" or "int4" for how they are held; None as they come, in 4 bits too.
+        quantization: "int8" or "int4" to quantize them; None to keep their format, 4-bit ones too.
     """
     each = iter(matrices)
     first = next(each)
@@ -74,7 +74,7 @@ def lay_out(matrices: Iterable[Weight], count: int, quantization: str | None, em
 def _in_panels(
     weight: Weight, quantization: str | None, pool: Pool
 ) -> tuple[str, tuple[torch.Tensor, ...], tuple[int, ...]]:
-    """Return the kernel for a weight, what it takes of it, and its sizes."""
+    """Return the kernel for a weight, the kernel's tensors of the weight, and its sizes."""
     out, depth = weight.shape
     if quantization == "int8":
         int8, column_scales = quantize_rows(dense(weight))
@@ -94,7 +94,7 @@ def _in_panels(
 
 
 def _in_int4_panels(weight: torch.Tensor, group: int, pool: Pool) -> tuple[torch.Tensor, ...]:
-    """Return what `to_levels` would give, laid out."""
+    """Quantize as `to_levels` does; return the result laid out in panels."""
     (out, depth), weight = weight.shape, weight.contiguous()
     num_panels = -(-out // LANES)
     panels = torch.empty(num_panels, depth // STEP, LANES, dtype=torch.int32)

@@ -15,14 +15,14 @@ class RecordedModel:
     """An `engine.runner.StepModel`.
 
     Args:
-        decoder: with `backend` as its backend.
-        whole: the buffers of which every later batch is the beginning.
+        decoder: uses `backend`.
+        whole: the full buffers; every later batch is a prefix of them.
         cache: the only one that it will write.
     """
 
     def __init__(self, decoder: Decoder, backend: NativeBackend, whole: DecoderBatch, cache: KvCache) -> None:
         self._backend = backend
-        # The same numbers, which are written every step; by torch that takes longer than some of the ops.
+        # The same memory: writing it through torch every step would take longer than some of the ops.
         self._counts = backend.counts.numpy()
         self._whole = whole
         self._cache = cache
@@ -33,32 +33,32 @@ class RecordedModel:
         self.pause_wish = backend.program.wish
 
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput | PausedStep:
-        """Replay; between two parts of a layer it pauses where `pause_wish` is set."""
-        # What was recorded reads these buffers and no others.
+        """Replay the recording; it pauses between sub-layers if `pause_wish` is set."""
+        # The recording reads these buffers and no others.
         assert cache is self._cache
         assert batch.token_ids.data_ptr() == self._whole.token_ids.data_ptr()
         self.enter(batch)
         return self.run(batch, 0)
 
     def enter(self, batch: DecoderBatch) -> None:
-        """Say how much of the buffers is a step's, and with which adapters."""
+        """Set the step's sizes and adapters."""
         self._counts[:3] = len(batch.token_ids), len(batch.attention[0].rows), len(batch.sampled)
         self._counts[7] = len(batch.token_ids) * self._backend.num_chosen
         self._backend.adapters.fill(batch.adapters, batch.sample_adapters)
 
     def run(self, batch: DecoderBatch, start: int) -> StepOutput | PausedStep:
-        """Run the ops from one on."""
+        """Run the ops from index `start` on."""
         stop = self._backend.program.run(start)
         if stop < len(self._backend.program):
             return _Paused(self, batch, stop)
         logits = self._logits[: len(batch.sampled)]
         if not batch.pooled:
             return StepOutput(logits)
-        # Few steps want hidden states: not recorded, they cost the others nothing.
+        # Not recorded: few steps need hidden states, and the others should not pay for them.
         return StepOutput(logits, self._decoder.hidden(self._x, self._delta, batch, add_rms_norm))
 
     def carried(self, batch: DecoderBatch) -> list[torch.Tensor]:
-        """Return what the ops before a pause leave to those behind it."""
+        """Return the tensors that ops before a pause leave to those after it."""
         return [tensor[: len(batch.token_ids)] for tensor in self._backend.carried.values()]
 
 
@@ -72,11 +72,11 @@ class _Paused:
         self._kept: list[torch.Tensor] | None = None
 
     def put_aside(self) -> None:
-        """Copy what the next step will write over."""
+        """Copy the tensors that the next step will overwrite."""
         self._kept = [tensor.clone() for tensor in self._model.carried(self._batch)]
 
     def go_on(self) -> StepOutput | PausedStep:
-        """Replay the rest."""
+        """Replay the rest, after restoring the tensors if the step was put aside."""
         if self._kept is not None:
             self._model.enter(self._batch)
             for tensor, kept in zip(self._model.carried(self._batch), self._kept, strict=True):

@@ -1,10 +1,10 @@
-"""The products of adapters on a GPU: one shrink and one expand for all adapters of a step.
+"""The adapters' products on a GPU: one shrink and one expand for all adapters of a step.
 
-    tiles of a step    (first token, end, address of an adapter's table) each: segments cut to what a program works on
+    tiles of a step    (first token, end, address of an adapter's table) each: segments cut to the size of a program
 
-A step writes three numbers for each tile; nothing is gathered, and nothing padded to a common rank: rows as short as
-a rank are padded to whole loads, and no further. What only some adapters change, the embedding, norms and the output
-matrix, costs nothing where none of them is in the batch.
+A step writes three numbers for each tile. Nothing is gathered or padded to a common rank: rows as short as a rank are
+padded to whole loads only. Changes that only some adapters make (embedding, norms, output matrix) cost nothing in a
+batch without them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kernels.lora_shrink.launch import TILE, cut, lora_shrink
 
 
 class Reach(IntEnum):
-    """What the adapters of a step change together, each with those before it."""
+    """How much of the model the adapters of a step change; each level includes those before it."""
 
     NOTHING = 0
     LINEAR_MODULES = 1
@@ -40,12 +40,12 @@ class Reach(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class _Tiles:
-    """Tiles of tokens, or of samples, at addresses that never change.
+    """Tiles of tokens or of samples, at fixed addresses.
 
     Attributes:
         numbers, count: int64 [any, 3] and [1], on the device.
-        at: where `numbers` begin among all that a step sends.
-        most: programs are started for so many.
+        at: offset of `numbers` in the array that a step sends.
+        most: number of tiles that grids are launched for.
     """
 
     numbers: torch.Tensor
@@ -55,18 +55,18 @@ class _Tiles:
 
 
 class TritonLora:
-    """`LoraProducts` of whatever adapters `fill` was told of; what it launches can be recorded and replayed.
+    """`LoraProducts` of the adapters given to `fill`; its launches can be captured and replayed.
 
         numbers of a step    [ counts of tiles of tokens, of samples | tiles of tokens | of samples ]
 
     Args:
         max_segments, max_tokens: of a step.
         max_rank: of any adapter.
-        is_mixture: the model has experts, which adapters may change.
+        is_mixture: whether the model has experts, which adapters may change.
 
     Attributes:
         reach: of the step's adapters.
-        has_experts: some of them change experts.
+        has_experts: whether any of them changes experts.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TritonLora:
         self.device = runtime.device
         self._max_rank = max_rank
         max_tiles = max_segments + max_tokens // TILE
-        # Each begins where the widest load may, as the tensors for which kernels are compiled do.
+        # Keeps every tensor aligned to the widest load: kernels are compiled for tensors that are.
         room = 3 * (max_tiles + max_tiles % 2)
         self._staging = Staging(4 + 2 * room, runtime)
         self._tokens, self._samples = (
@@ -89,9 +89,9 @@ class TritonLora:
         self._row_tables = torch.zeros(max_tokens if is_mixture else 0, dtype=torch.int64, device=self.device)
 
     def fill(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> None:
-        """Enqueue the copy of a step's segments; their adapters stay where they are until it has run.
+        """Enqueue the copy of a step's segments; their adapters must stay in place until it has run.
 
-        `samples` are needed where an adapter changes the whole model.
+        `samples` are required if an adapter changes the whole model.
 
         Raises:
             EngineError: an adapter was not laid out for the kernels.
@@ -110,9 +110,9 @@ class TritonLora:
         self._staging.send_list(numbers)
 
     def expect(self, max_tiles: int, reach: Reach = Reach.WHOLE_MODEL, *, has_experts: bool = True) -> None:
-        """Have no tiles now, and programs for so many in the recording that is about to be made.
+        """Clear the tiles, and size the grids of the next launches for `max_tiles`, as a recording needs.
 
-        `has_experts` counts where the model has some.
+        `has_experts` is ignored for a model without experts.
         """
         self._staging.send_list([0, 0, 0, 0])
         self._tokens.most = self._samples.most = max_tiles
@@ -120,7 +120,7 @@ class TritonLora:
         self.has_experts = has_experts and self.is_mixture and self.reach > Reach.NOTHING
 
     def embed(self, token_ids: torch.Tensor, x: torch.Tensor) -> None:
-        """Pick rows of the adapters' matrices, own ones and those of products; a step begins with it."""
+        """Gather rows of the adapters' own embeddings and low-rank products; the first call of every step."""
         if self.has_experts:
             tiles, tables = self._tokens, self._row_tables[: len(token_ids)]
             fill_row_tables(tables, tiles.numbers, tiles.count, entry=EXPERTS_ENTRY, max_tiles=tiles.most)
@@ -130,7 +130,7 @@ class TritonLora:
             lora_gather(token_ids, x, tiles.numbers, tiles.count, own=own, entry=entry, max_tiles=tiles.most)
 
     def norm(self, layer: int, module: str, h: torch.Tensor) -> None:
-        """Scale the columns: an expand that has no product."""
+        """Scale the norm's columns: an expand without a product."""
         tiles = self._samples if layer == WHOLE_MODEL else self._tokens
         if self.reach == Reach.WHOLE_MODEL and tiles.most:
             nothing = torch.empty(1, len(h), 1, self._max_rank, dtype=torch.float32, device=h.device)
@@ -164,7 +164,7 @@ class TritonLora:
         modules: Sequence[str],
         splits: Sequence[int],
     ) -> torch.Tensor:
-        """Shrink beside the base's product, which has nothing to do with it, and expand into what that gives."""
+        """Shrink concurrently with the base's product, which is independent of it; expand into the product's result."""
         entry = entry_of(layer, modules[0])
         with self._runtime.beside() as join:
             shrunk = self._shrink(x, self._tokens, entry, len(modules))
@@ -183,7 +183,7 @@ class TritonLora:
         x: torch.Tensor,
         y: torch.Tensor,
     ) -> None:
-        """Add to a product of a layer's experts what adapters have of them, as `kernels.experts.launch.Change` asks."""
+        """Add the adapters' part to a product of a layer's experts; a `kernels.experts.launch.Change` once bound."""
         tables = self._row_tables[: len(routing.experts)]
         entry, products = product_entry(layer, part, num_experts), num_entries(part)
         shrunk = expert_shrink(

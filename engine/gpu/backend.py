@@ -1,4 +1,4 @@
-"""The GPU's operations: our Triton kernels, and the vendor's library for dense products."""
+"""GPU operations: our Triton kernels, and the vendor's library for dense products."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from kernels.rope_attention.launch import can_attend, rope_attention
 from kernels.rope_kv_write.launch import rope_kv_write
 
 JOINS_ARE_WANTED = True
-"""`loadtest.gpu` has parts without."""
+"""Whether to use fused kernels; `loadtest.gpu` turns it off to measure their gain."""
 
 
 class TritonBackend(Backend):
-    """A `Backend` on a GPU. Attention reads no slot past a row's own positions: blocks need not be cleared.
+    """A `Backend` on a GPU. Attention reads no slot past a row's own positions, so blocks need not be cleared.
 
     Args:
-        adapters: the products of the step under way; its owner fills it before each step.
-        max_samples: so many rows of logits at most a step has, save where those of prompts are asked for.
-        quantization: "fp8": layers' weights and their inputs are rounded to 8-bit floats; "int4": the weights alone, to
-            4 bits where they have more; None: neither. Adapters read inputs as they are.
-        is_mixed: weights that come as numbers, among others that have as few bits already, are not rounded.
+        adapters: the products of the current step; its owner fills it before each step.
+        max_samples: rows of the logits buffer; a step with more, of prompts or drafts, allocates its own.
+        quantization: "fp8": quantize the layers' weights and inputs to 8-bit floats; "int4": quantize the weights only,
+            unless they are 4-bit already; None: neither. Adapters read unquantized inputs.
+        is_mixed: leave dense weights unquantized: the checkpoint's other weights are stored quantized already.
 
     Attributes:
-        linears: products whose way `engine.gpu.streamed_linear.measure` may choose.
+        linears: products for which `engine.gpu.streamed_linear.measure` chooses the kernel.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class TritonBackend(Backend):
         self._rounding = InputRounding(is_wanted=quantization == "fp8")
 
     def linear(self, name: str, weight: Weight, bias: torch.Tensor | None) -> Product:
-        """Keep the weight, as it is or rounded."""
+        """Keep the weight, quantized if configured."""
         product = StreamedLinear(
             weight,
             bias,
@@ -69,7 +69,7 @@ class TritonBackend(Backend):
         return product
 
     def experts(self, weights: ExpertWeights, spec: ExpertSpec, activation: Activation) -> MixtureProduct:
-        """Keep the weights, as they are or rounded; what chooses among the experts stays as it is."""
+        """Keep the weights, quantized if configured; the router is never quantized."""
         router, gate_up, down, biases = weights
         to_logits = StreamedLinear(router, None if biases is None else biases[0])
         self.linears.append(to_logits)
@@ -80,7 +80,7 @@ class TritonBackend(Backend):
         return None if self._is_mixed and isinstance(weight, torch.Tensor) else self._quantization
 
     def vocabulary(self, embedding: torch.Tensor, head: torch.Tensor | None) -> tuple[Product, Product]:
-        """Keep both as they are; all steps' logits come to lie in one place, or each recording had one of its own."""
+        """Keep both unquantized. All steps write logits to one buffer, or each recording would have its own."""
         product = StreamedLinear(embedding if head is None else head, None, out_dtype=torch.float32)
         self.linears.append(product)
         kept = torch.empty(self._max_samples, product.shape[0], dtype=torch.float32, device=product.device)
@@ -92,7 +92,7 @@ class TritonBackend(Backend):
         return lambda token_ids: take_rows(embedding, token_ids), logits
 
     def lora(self, segments: Sequence[AdapterSegment], samples: Sequence[AdapterSegment] = ()) -> LoraProducts | None:
-        """Return the products that have been filled, None where the step has no adapter."""
+        """Return the filled products, None if the step has no adapter."""
         return self.adapters if self.adapters.reach else None
 
     def take(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ class TritonBackend(Backend):
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        """Add and norm, one pass."""
+        """Add and norm in one pass."""
         if weight is None:
             return x if delta is None else x.add_(delta)
         is_final = self.adapters.reach < Reach.WHOLE_MODEL
@@ -124,8 +124,8 @@ class TritonBackend(Backend):
         form: LayerForm,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Norm, rotate and write, one pass, then attend to the cache where it lies; all at once for a row or two."""
-        # What comes behind attention need not look at rows that only fill a recorded step up.
+        """Norm, rotate and write in one pass, then attend to the cache in place; a row or two take one fused kernel."""
+        # Lets the experts skip the padding rows of a recorded step.
         self._decodes = batch.rows[: batch.num_decodes]
         head_dim = cache.k.shape[-1]
         rotary_dim = form.rope.rotary_dim(head_dim)
@@ -174,11 +174,11 @@ class TritonBackend(Backend):
         )
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Gate, one pass."""
+        """Activate and multiply in one pass."""
         return self._rounding.activate_and_multiply(gate_up, activation)
 
     def rescale(self, x: torch.Tensor, factor: float, softcap: float = 0.0) -> None:
-        """Multiply and cap by torch's operators."""
+        """Multiply and cap with torch operators."""
         rescale(x, factor, softcap)
 
     def normed(
@@ -190,7 +190,7 @@ class TritonBackend(Backend):
         eps: float,
         activation: Activation | None = None,
     ) -> torch.Tensor:
-        """Norm a row or two on the way to the product, and gate on the way from it, as most families do both."""
+        """Fuse the norm into the product for a row or two, and a SiLU gate where its kernel can."""
         assert isinstance(product, StreamedLinear)
         can_join = JOINS_ARE_WANTED and delta is None and len(x) in product.normed_rows
         if can_join and weight is not None and weight.dtype == x.dtype and activation in (None, "silu"):
@@ -201,7 +201,7 @@ class TritonBackend(Backend):
         return product(h) if activation is None else self.activate_and_multiply(product(h), activation)
 
     def added(self, product: Product, h: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        """Add the product of a row or two on its way."""
+        """Fuse the addition into the product for a row or two."""
         assert isinstance(product, StreamedLinear)
         if not (JOINS_ARE_WANTED and product.can_add(len(h))):
             return product(h)

@@ -1,4 +1,4 @@
-"""Puts the GPU's parts of an engine together: weights, the cache in what memory they leave, recorded steps."""
+"""Build the GPU's parts of an engine: weights, the cache in the memory that is left, recorded steps."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ from kernels import architecture
 _logger = logging.getLogger(__name__)
 
 RESERVED_BYTES = 512 << 20
-"""Left for what is not measured: recorded steps, workspaces of libraries."""
+"""Memory left for what is not measured: recorded steps, library workspaces."""
 
 
 def gpu_parts(
     config: EngineConfig, spec: ModelSpec, hardware: Hardware, weights: WeightSource, runtime: GpuRuntime
 ) -> Parts:
-    """Load the weights, compile, measure a full step, give the cache what is left, and record decode steps.
+    """Load the weights, compile, measure a full step, give the cache the memory left, and record decode steps.
 
     Raises:
         CheckpointError: weights are missing, broken or left over.
-        ConfigError: options are out of range, or the memory does not do.
+        ConfigError: options are out of range, or the memory does not suffice.
     """
     checked = resolve(config, spec, hardware)
     try:
@@ -76,7 +76,7 @@ def _build(
 ) -> Parts:
     adapters = _adapters(spec, checked, runtime)
     stored, quantization = spec.stored, checked.quantization
-    # What a checkpoint of few bits has in more was left so on purpose.
+    # A quantized checkpoint leaves some weights dense on purpose.
     stays = stored is not None and stored.stays
     is_mixed = stays and (isinstance(stored, StoredInt4) or (isinstance(stored, StoredFp8) and quantization == "fp8"))
     backend = TritonBackend(adapters, checked.max_num_seqs, quantization, is_mixed=is_mixed)
@@ -98,10 +98,10 @@ def _build(
     cache = _cache(spec, resolved, runtime.device)
     if isinstance(decoder, FallbackDecoder):
         decoder.make_room(resolved.num_snapshots)
-    # In pages adapters take more: where none can be lent they are laid out without.
+    # Pages take more memory, so adapters use them only if blocks can be lent.
     can_lend = resolved.lent_run_blocks <= resolved.max_lent_blocks
     page_bytes = cache.pages(range(resolved.lent_run_blocks))[0].nbytes if can_lend else 0
-    # What transformers computes may ask the device on the way, which no recording can.
+    # Modules of transformers may synchronize with the device, which a recording cannot.
     sizes = [] if isinstance(decoder, FallbackDecoder) else recorded_sizes(resolved.max_num_seqs)
     inputs = DeviceInputs(resolved, cache.null_block, runtime, sizes)
     model = GpuModel(decoder, backend, inputs)
@@ -134,7 +134,7 @@ def _lay_out_for(spec: ModelSpec, config: ResolvedConfig, page_bytes: int) -> La
 
 
 def _num_experts(spec: ModelSpec) -> int:
-    """Return how many experts of a layer adapters may change."""
+    """Return how many experts of a layer adapters may change, 0 for none."""
     return spec.experts.count if isinstance(spec, DecoderSpec) and spec.experts is not None else 0
 
 
@@ -152,7 +152,7 @@ def _load(
 
 
 def _telling(weights: Iterable[tuple[str, Weight]], spec: DecoderSpec) -> Iterator[tuple[str, Weight]]:
-    """Pass a decoder's parameters on, and say how many of them lie on the device."""
+    """Yield a decoder's parameters and report how many are on the device."""
     progress, total = Progress("loading weights"), len([*parameters(spec)])
     for number, parameter in enumerate(weights, start=1):
         yield parameter

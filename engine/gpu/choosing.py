@@ -1,4 +1,4 @@
-"""The choice of tokens on a GPU by one kernel, which sorts nothing."""
+"""Sampling on a GPU in one kernel, without sorting."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HALF = 1 << 63
 
 
 class TokenChooser:
-    """Chooses for rows that are greedy, or draw from what top-k, top-p and min-p leave."""
+    """Chooses tokens for rows that are greedy or use only temperature, top-k, top-p and min-p."""
 
     def __init__(self, runtime: GpuRuntime, max_rows: int) -> None:
         self._runtime = runtime
@@ -30,7 +30,7 @@ class TokenChooser:
     ) -> torch.Tensor:
         """Return a token id (int64, [rows]) for each row of `logits` [rows, vocab] float32; -1 where a row is unusable.
 
-        Rows that need more than this get the token that they would draw without it.
+        A row with other truncation gets the token that it would draw without it.
         """
         rows = len(params)
         if params is not self._params:
@@ -47,7 +47,7 @@ class TokenChooser:
         return choose_tokens(logits, knobs_sent, seeds_sent.view(rows, 2), self._arrived)
 
     def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to bring numbers to the host; return what waits for them."""
+        """Start copying numbers to the host; return a function that waits for them."""
         return self._runtime.fetch(numbers)
 
 
@@ -56,5 +56,5 @@ def _logarithm(number: float) -> float:
 
 
 def _signed(seed: int) -> int:
-    """Return the signed number with the low 64 bits of a seed."""
+    """Return the low 64 bits of a seed as a signed number."""
     return (seed + _HALF) % (2 * _HALF) - _HALF

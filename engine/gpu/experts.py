@@ -1,7 +1,7 @@
-"""A layer's mixture of experts on a GPU: weights of the model's type, of 8 bits or of 4, among these MXFP4.
+"""A layer's mixture of experts on a GPU: weights of the model's dtype, 8-bit, or 4-bit including MXFP4.
 
-Weights of few bits become numbers on their way, and inputs are not rounded: of tokens that meet a few of many experts
-each has few rows, whose products take as long as the weights take to be read.
+Kernels dequantize weights as they read them, and inputs are not quantized: each expert has few rows, so its products
+are bound by reading the weights.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ class Experts:
     """A mixture of experts as `engine.backend.Backend.experts` defines it.
 
     Args:
-        router: the product that makes logits.
-        gate_up, down: as `laid_out` makes them.
-        decodes: tells which rows of the step under way have one token or none, as `engine.attention.AttentionBatch` has
-            them.
+        router: the product that computes logits.
+        gate_up, down: as `laid_out` returns them.
+        decodes: returns the current step's rows of one token or none, as in `engine.attention.AttentionBatch`.
         biases: None for none.
     """
 
@@ -58,7 +57,7 @@ class Experts:
         self._counts = counters(spec.count, router.device)
 
     def __call__(self, h: torch.Tensor, lora: LoraProducts | None = None, layer: int = 0) -> torch.Tensor:
-        """Return what the mixture adds to rows [rows, hidden], save those that fill a recorded step up."""
+        """Return the mixture's output [rows, hidden]; rows that only pad a recorded step are undefined."""
         change = None
         if isinstance(lora, TritonLora) and lora.has_experts:
             change = partial(lora.change_experts, layer, self._spec.count)
@@ -78,9 +77,10 @@ class Experts:
 
 
 def laid_out(weight: Weight, count: int, quantization: str | None) -> ExpertMatrix:
-    """Lay out the weight of `count` experts, one after the other: what each takes on the way is little beside all.
+    """Lay out the weight of `count` experts, one at a time, so that temporary memory is that of a single expert.
 
-    Of MXFP4 nothing is rounded: no `quantization` has fewer bits. Only exponents that no model has make numbers of it.
+    MXFP4 is packed as it is, whatever `quantization` says, which never has fewer bits. Only with exponents that cannot
+    be packed, which no known model has, is it handled like a dense weight.
     """
     if isinstance(weight, Mxfp4Weight):
         if can_pack(weight.exponents):
@@ -92,7 +92,7 @@ def laid_out(weight: Weight, count: int, quantization: str | None) -> ExpertMatr
 
 
 def _joined(parts: Sequence[Matrix]) -> Matrix:
-    """Put matrices of one kind one below the other."""
+    """Concatenate matrices of one kind along their rows."""
     if isinstance(parts[0], torch.Tensor):
         return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
     few = [part for part in parts if not isinstance(part, torch.Tensor)]

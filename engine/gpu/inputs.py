@@ -1,10 +1,10 @@
-"""The runner's inputs on a GPU: written on the host as anywhere, taken over by one copy, and padded to recorded sizes.
+"""The runner's inputs on a GPU: written on the host, sent in one copy, and padded to recorded sizes.
 
-    host     [ token ids | positions | slots | rows | sampled | drawn rows | grown: where and what, pair by pair ]
-    device   [ the same ]    at addresses that never change
+    host     [ token ids | positions | slots | rows | sampled | drawn rows | grown: pairs of (index, block) ]
+    device   [ the same ]    at fixed addresses
 
-Block tables are on the device too, and only what has grown is written there. A token that the step before is still
-drawing is taken by `put_drawn` from where the device keeps the last one of every row.
+Block tables stay on the device too, and only new entries are written there. If the previous step is still drawing a
+row's token, `put_drawn` takes it from the device, which keeps the last token of every row.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from engine.step import StepPlan
 from kernels.embedding.launch import put_drawn
 
 NO_SLOT = -1
-"""Of a token that only fills up a batch."""
+"""Slot of a padding token."""
 
 MAX_GAPS = 6
-"""Numbers between arrays, whose addresses are multiples of 16 bytes: for others kernels would be compiled anew."""
+"""Numbers left between arrays to align each to 16 bytes: other alignments would recompile kernels."""
 
 
 class DeviceInputs(InputBuffers):
     """`InputBuffers` whose batches are on a GPU.
 
-    A step of one token for each row is padded with rows of no tokens to the next of `sizes`; `num_samples` says how
-    many of its logits are asked for, and `has_pending` whether `put_drawn` has anything to do.
+    A step with one token per row is padded with rows of no tokens to the next of `sizes`. `num_samples` is how many of
+    its logits are wanted, and `has_pending` is whether `put_drawn` has anything to do.
     """
 
     def __init__(self, config: ResolvedConfig, null_block: int, runtime: GpuRuntime, sizes: Sequence[int] = ()) -> None:
         self._sizes = sorted(size for size in sizes if size <= config.max_num_seqs)
-        # A step's new tokens begin so many blocks at most, and an admission brings those that it found in the cache.
+        # The most table entries that a step adds: blocks for new tokens, and for admissions those found in the cache.
         num_tables = len(config.windows)
         max_grown = num_tables * config.max_num_seqs * (config.max_blocks_per_request + 1)
         num_by_token = (2 + num_tables) * config.max_batched_tokens
@@ -63,7 +63,7 @@ class DeviceInputs(InputBuffers):
         self.has_pending = False
 
     def fill(self, plan: StepPlan, adapters: tuple[AdapterSegment, ...] = ()) -> DecoderBatch:
-        """Write a plan's rows and enqueue their copy; the batch is valid until the next `fill`."""
+        """Write a plan's rows and enqueue their copy; the returned batch is valid until the next `fill`."""
         self._num_grown = 0
         drawn_rows = [row.row for row in plan.rows if row.samples]
         self._num_drawn = len(drawn_rows)
@@ -71,27 +71,27 @@ class DeviceInputs(InputBuffers):
         return super().fill(plan, adapters)
 
     def padding(self, size: int) -> DecoderBatch:
-        """Return a batch of `size` rows of no tokens, at the addresses of every later one of that size."""
+        """Return a batch of `size` padding rows; every later batch of that size has the same addresses."""
         self._num_grown = 0
         self._pad(0, size)
         return self._batch(size, size, size, size)
 
     def put_drawn(self, batch: DecoderBatch) -> None:
-        """Enqueue that tokens which the step before draws take their places; it can be recorded."""
+        """Enqueue replacing pending token ids by those that the previous step draws; can be recorded."""
         rows, num_decodes = batch.attention[0].rows, batch.attention[0].num_decodes
         put_drawn(batch.token_ids[:num_decodes], rows[:num_decodes], self._last_tokens, PENDING)
 
     def padded(self, num_rows: int) -> int:
-        """Return the size that a step of `num_rows` rows of one token has."""
+        """Return the padded size of a step with `num_rows` rows of one token."""
         index = bisect_left(self._sizes, num_rows)
         return self._sizes[index] if index < len(self._sizes) else num_rows
 
     def fresh_blocks(self, plan: StepPlan) -> list[int]:
-        """Return none: attention here reads no slot past a row's own, so that none need be cleared."""
+        """Return no blocks: attention here reads no slot past a row's own, so none need be cleared."""
         return []
 
     def keep(self, token_ids: torch.Tensor) -> None:
-        """Keep the tokens drawn for the last `fill`, for rows whose next step comes before the host knows them."""
+        """Keep the tokens drawn for the last `fill`: a row's next step may come before the host knows its token."""
         rows = self._seen(self._drawn_rows)[: self._num_drawn]
         self._last_tokens.scatter_(0, rows, token_ids)
 

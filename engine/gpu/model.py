@@ -1,6 +1,6 @@
-"""The decoder on a GPU: steps of one token for each row are recorded once and replayed, all others launched one by one.
+"""The decoder on a GPU: steps with one token per row are recorded once and replayed, all others are launched.
 
-A replay costs the host one call where a decode step of a large model is hundreds of launches (CUDA graphs).
+A replay (CUDA graph) is one call, where a decode step of a large model takes hundreds of kernel launches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _logger = logging.getLogger(__name__)
 
 
 def recorded_sizes(max_rows: int) -> list[int]:
-    """Return the batch sizes to record: 1, 2, 4, then every eighth, every sixteenth from 64 on, and the largest."""
+    """Return the batch sizes to record: 1, 2, 4, multiples of 8, from 64 on only of 16, and `max_rows`."""
     sizes = {1, 2, 4, *range(8, min(64, max_rows), 8), *range(64, max_rows, 16), max_rows}
     return sorted(size for size in sizes if size <= max_rows)
 
@@ -34,8 +34,8 @@ class GpuModel:
     """An `engine.runner.StepModel`.
 
     Args:
-        decoder: with `backend` as its backend.
-        inputs: where every batch comes from.
+        decoder: uses `backend`.
+        inputs: the source of every batch.
     """
 
     def __init__(self, decoder: Decoder | FallbackDecoder, backend: TritonBackend, inputs: DeviceInputs) -> None:
@@ -46,10 +46,10 @@ class GpuModel:
 
     @torch.inference_mode()
     def record(self, cache: KvCache, sizes: Sequence[int], runtime: GpuRuntime) -> int:
-        """Record a decode step of each size, for each kind of adapters; the largest first, whose memory all share.
+        """Record a decode step of each size and kind of adapters, the largest first: all share its memory.
 
         Returns:
-            The bytes that this takes of the device's memory.
+            The device memory in bytes that the recordings take.
         """
         started_s, taken_before = time.monotonic(), runtime.taken_bytes()
         progress = Progress("recording decode steps")
@@ -65,7 +65,7 @@ class GpuModel:
         return taken
 
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
-        """Replay or launch; a step that has hidden states to tell has a row that draws nothing, and is launched."""
+        """Replay or launch. A step with hidden states to return is launched, as one of its rows draws no token."""
         self._backend.adapters.fill(batch.adapters, batch.sample_adapters)
         recorded = None
         num_tokens = len(batch.token_ids)
@@ -82,7 +82,7 @@ class GpuModel:
         return StepOutput(logits[: self._inputs.num_samples])
 
     def _kinds(self) -> list[tuple[Reach, bool]]:
-        """Return what the adapters of a step may change: how far they reach, and whether to experts."""
+        """Return the combinations to record: how far a step's adapters reach, and whether they change experts."""
         may_have = (False, True) if self._backend.adapters.is_mixture else (False,)
         return [(reach, has) for reach in Reach for has in may_have if reach > Reach.NOTHING or not has]
 

@@ -1,9 +1,9 @@
-"""Steps of every size, run at start: their kernels are there before a request comes, and the fullest step is measured.
+"""Steps of every size, run at start: their kernels are compiled before a request comes, and the fullest step measured.
 
-    tokens    1, 2, 4, ...       one for each row up to `max_num_seqs`, the rest one chunk of a prompt
+    tokens    1, 2, 4, ...       one for each row up to `max_num_seqs`, the rest chunks of prompts
               max_batched_tokens chunks only
 
-Launches are specialised by powers of two of a step's sizes, and by nothing else that changes from step to step.
+Launches are specialized by powers of two of a step's sizes, and by nothing else that changes from step to step.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from engine.scheduling.live_request import PENDING
 from kernels.embedding.launch import put_drawn
 
 LOGIT_COPIES = 3
-"""Of the size of a full batch's logits: what choosing tokens may need beside them."""
+"""Buffers the size of a full batch's logits that are allocated to measure what sampling may need."""
 
 
 class Rehearsal:
-    """Steps over a cache of one block, of tokens that are written nowhere.
+    """Steps over a cache of one block, whose tokens are not written to it.
 
     Args:
         adapters: those of the decoder's backend.
-        cache_dtype: of the cache's numbers.
+        cache_dtype: dtype of the cache.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Rehearsal:
         self._choose(logits[0, :1], [SamplingParams(max_tokens=1)], [0])
 
     def _batch(self, rows: list[tuple[int, int]], num_decodes: int, null_block: int) -> DecoderBatch:
-        """Return a step of (first token, number of tokens) for each row, all of whose positions lie in one block."""
+        """Return a step with (first token, number of tokens) for each row; all block tables name the same block."""
         config, device = self._config, self._device
         num_tokens = sum(count for _, count in rows)
         positions = torch.arange(num_tokens, device=device) % config.max_model_len
@@ -92,7 +92,7 @@ class Rehearsal:
 
 
 def _steps(config: ResolvedConfig) -> Iterator[tuple[list[tuple[int, int]], int]]:
-    """Yield the rows of each step, and how many of them are of one token."""
+    """Yield the rows of each step, and how many of them are decode rows of one token."""
     most = config.max_batched_tokens
     num_tokens = 1
     while num_tokens < most:

@@ -1,4 +1,4 @@
-"""Inputs of products of 8-bit floats, rounded by who makes them: norms and activations have whole rows at hand."""
+"""Quantization of inputs to 8-bit floats in the kernels that produce them: norms and activations hold whole rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kernels.streamed_linear.reference import FP8
 
 
 class InputRounding:
-    """Keeps what was rounded as it was made for the one product that reads it; other inputs take a launch of their own.
+    """Keeps an input quantized by its producer for the one product that reads it; other inputs take a separate launch.
 
     Args:
-        is_wanted: whether products read inputs of 8 bits at all. Those of a row or two do not (`row_linear`).
+        is_wanted: whether products read 8-bit inputs at all. Those of a row or two do not (`row_linear`).
     """
 
     def __init__(self, *, is_wanted: bool = False) -> None:
@@ -26,14 +26,14 @@ class InputRounding:
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float, *, is_final: bool
     ) -> torch.Tensor:
-        """Add and norm, one pass; `is_final` where nobody changes the norm before it is read."""
+        """Add and norm in one pass; `is_final` means that nothing changes the norm's result before it is read."""
         if not (self._is_needed(x) and is_final):
             return add_rms_norm(x, delta, weight, eps)
         rounded = empty_rounded(x, FP8)
         return self._keep(add_rms_norm(x, delta, weight, eps, rounded), rounded)
 
     def activate_and_multiply(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Gate, one pass."""
+        """Activate and multiply in one pass."""
         width = gate_up.shape[1] // 2
         if not self._is_needed(gate_up) or width > MAX_ROUNDED_WIDTH:
             return activate_and_multiply(gate_up, activation)
@@ -41,7 +41,7 @@ class InputRounding:
         return self._keep(activate_and_multiply(gate_up, activation, rounded), rounded)
 
     def take(self, x: torch.Tensor) -> Rounded:
-        """Return the rows of `x` rounded, for the only product that asks."""
+        """Return the quantized rows of `x`, for the only product that reads them."""
         kept, self._kept = self._kept, None
         return kept[1] if kept is not None and kept[0] is x else quantize_rows(x, FP8)
 

@@ -1,6 +1,6 @@
-"""What the GPU path asks of CUDA besides kernels: pinned memory, fences, recorded steps, memory in numbers.
+"""CUDA services besides kernels: pinned memory, fences, recorded steps, memory statistics.
 
-One object, so that everything else here runs, and is tested, on tensors of any device.
+They are behind one interface, so that everything else here runs, and is tested, on tensors of any device.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Protocol
 import torch
 
 NUM_WARM_UPS = 2
-"""Runs before a recording: libraries set themselves up, kernels are compiled."""
+"""Runs before a recording, in which libraries initialize and kernels are compiled."""
 NUM_TIMED = 5
 BRANCHES_ARE_WANTED = True
-"""`loadtest.gpu` has parts without."""
+"""Whether recordings use a second stream; `loadtest.gpu` turns it off to measure its gain."""
 
 
 class GpuRuntime(Protocol):
@@ -27,57 +27,57 @@ class GpuRuntime(Protocol):
         ...
 
     def staging(self, count: int) -> torch.Tensor:
-        """Return room for `count` int64 on the host, from which copies to the device are asynchronous."""
+        """Return host memory for `count` int64, from which copies to the device are asynchronous."""
         ...
 
     def fence(self) -> Callable[[], None]:
-        """Return what waits until all that has been enqueued so far is done."""
+        """Return a function that waits until everything enqueued so far is done."""
         ...
 
     def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to bring numbers to the host; return what waits for them, and for nothing enqueued later."""
+        """Start copying numbers to the host; return a function that waits for them, but for nothing enqueued later."""
         ...
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Record what `run` enqueues; return what enqueues it again, and the tensor that each replay fills."""
+        """Record what `run` enqueues; return the replay function, and the tensor that each replay fills."""
         ...
 
     def beside(self) -> AbstractContextManager[Callable[[], None]]:
-        """Have what is enqueued inside run beside what comes after it, up to the call of what this gives.
+        """Let what is enqueued inside run concurrently with what follows, until the yielded function is called.
 
-        Tensors that are made inside are used no longer than until the next time.
+        Tensors made inside must not be used after the next `beside`.
         """
         ...
 
     def seconds(self, run: Callable[[], torch.Tensor]) -> float:
-        """Return how long the device takes for what `run` enqueues, the host's part left out."""
+        """Return the device time of what `run` enqueues, without the host's part."""
         ...
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Return the most memory that this process held while `run` ran."""
+        """Return the peak device memory that this process held while `run` ran."""
         ...
 
     def taken_bytes(self) -> int:
-        """Return how much of the device's memory is taken, by whomever and for whatever."""
+        """Return how much device memory is in use, by all processes together."""
         ...
 
     def compile_ahead(self, run: Callable[[], object], num_processes: int, tell: Callable[[int, int], None]) -> None:
-        """Compile the kernels that `run` launches, many side by side; `run` computes nothing meanwhile.
+        """Compile the kernels that `run` launches, in parallel; `run` computes nothing meanwhile.
 
-        `tell` is told how many are done, and of how many.
+        `tell` is called with how many are done, and of how many.
         """
         ...
 
 
 class CudaRuntime:
-    """A GPU by CUDA (or HIP, which torch calls the same)."""
+    """A GPU through CUDA (or HIP, which torch exposes under the same names)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._pool = torch.cuda.graph_pool_handle()
-        # One for warming up and for capturing: what libraries keep for each stream then lies outside of the pool.
+        # Warm-up and capture share a stream: the workspaces that libraries keep per stream then lie outside the pool.
         self._stream, self._side = (torch.cuda.Stream(device) for _ in range(2))
-        # A pool goes with the last of its graphs, and its handle cannot be used again: one graph is kept for good.
+        # A pool is freed with its last graph, and its handle cannot be reused: keep one graph for good.
         self._anchor = self.record(lambda: torch.zeros(1, device=device))
 
     def staging(self, count: int) -> torch.Tensor:
@@ -103,23 +103,23 @@ class CudaRuntime:
         return fetched
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Capture a CUDA graph; all graphs share one pool of memory, for no two run at once."""
+        """Capture a CUDA graph; all graphs share one memory pool, as no two run at once."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             for _ in range(NUM_WARM_UPS):
                 run()
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # What other threads do with the device meanwhile, page-locking memory say, does not spoil the capture.
+        # Other threads may use the device meanwhile, e.g. to page-lock memory, without breaking the capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
-        # What a first replay takes of memory and time is taken here.
+        # The first replay takes additional memory and time: take them now.
         graph.replay()
         return graph.replay, out
 
     @contextmanager
     def beside(self) -> Iterator[Callable[[], None]]:
-        """Go to a stream of its own in a recording, where that costs the host nothing later; elsewhere do nothing."""
+        """Switch to a second stream in a recording, where that costs the host nothing later; elsewhere do nothing."""
         if not (BRANCHES_ARE_WANTED and torch.cuda.is_current_stream_capturing()):
             yield lambda: None
             return
@@ -129,7 +129,7 @@ class CudaRuntime:
             yield lambda: stream.wait_stream(self._side)
 
     def seconds(self, run: Callable[[], torch.Tensor]) -> float:
-        """Replay a recording some times by the device's own clock; the shortest time is the least disturbed one."""
+        """Time several replays by the device's clock; return the shortest, the least disturbed one."""
         replay, _ = self.record(run)
         times: list[float] = []
         for _ in range(NUM_TIMED):
@@ -142,9 +142,9 @@ class CudaRuntime:
         return min(times)
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
-        """Ask torch's allocator."""
+        """Query torch's allocator."""
         torch.cuda.synchronize(self.device)
-        # Weights that were laid out anew have left their old places behind.
+        # The allocator still caches the memory of weights that were re-laid out.
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.device)
         run()
@@ -152,15 +152,15 @@ class CudaRuntime:
         return torch.cuda.max_memory_reserved(self.device)
 
     def taken_bytes(self) -> int:
-        """Ask the driver, when torch has given back what it only keeps."""
+        """Query the driver, after torch has released its cached memory."""
         torch.cuda.synchronize(self.device)
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
         return total_bytes - free_bytes
 
     def compile_ahead(self, run: Callable[[], object], num_processes: int, tell: Callable[[int, int], None]) -> None:
-        """Note what is launched instead of launching it, and have other processes fill Triton's cache."""
-        # Whatever uses this file without kernels needs no Triton.
+        """Collect launches instead of making them, and have other processes fill Triton's cache."""
+        # Imported here: users of this file that launch no kernels need no Triton.
         from kernels.triton_cache import compile_ahead
 
         compile_ahead([run], num_processes, tell)

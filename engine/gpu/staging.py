@@ -9,11 +9,11 @@ import torch
 from engine.gpu.runtime import GpuRuntime
 
 NUM_BUFFERS = 2
-"""One for the step that is prepared and one for the step under way: nobody waits for a copy."""
+"""One for the step being prepared and one for the step under way, so that nobody waits for a copy."""
 
 
 class Staging:
-    """One array of int64 on the device, at an address that never changes, and the buffers that it is written from."""
+    """One int64 array on the device, at a fixed address, and the host buffers that it is written from."""
 
     def __init__(self, count: int, runtime: GpuRuntime) -> None:
         self.device = torch.zeros(count, dtype=torch.int64, device=runtime.device)
@@ -23,7 +23,7 @@ class Staging:
         self._next = 0
 
     def send(self, numbers: torch.Tensor) -> None:
-        """Enqueue a copy of int64 `numbers` to the front of the array; they may be changed at once."""
+        """Enqueue a copy of int64 `numbers` to the front of the array; the caller may change them at once."""
         index, self._next = self._next, (self._next + 1) % NUM_BUFFERS
         self._waits[index]()
         count = len(numbers)

@@ -1,12 +1,11 @@
-"""Linear products with weights of the model's type, of 8 bits or of 4, each by the way that was measured to be faster.
+"""Linear products with weights of the model's dtype, of 8 bits or of 4, each by the kernel that was measured fastest.
 
-A product of few rows takes as long as its weights take to be read. Our kernels do nothing else than read them, one for
-a row or two and one for more; the vendor's library, before which 4 bits have to be turned into numbers, does what
-computes. Where one overtakes the other depends on the device and the shape, so all are timed at start, for the model's
-own shapes.
+A product of few rows is bound by reading its weights. Our kernels, one for a row or two and one for more, are built for
+that; the vendor's library, which needs 4-bit weights dequantized first, is for compute-bound products. The crossover
+depends on device and shape, so all are timed at start, for the model's own shapes.
 
-With weights of 8-bit floats inputs are rounded to those too (`kernels.streamed_linear.reference`), save by the kernel
-for a row or two, which reads them as they are and saves the launch.
+With 8-bit float weights, inputs are quantized to 8-bit floats too (`kernels.streamed_linear.reference`), except by the
+kernel for a row or two, which reads them as they are and saves the launch.
 """
 
 from __future__ import annotations
@@ -45,19 +44,19 @@ from kernels.streamed_linear.reference import FP8, Fp8Matrix, Int4Matrix, Matrix
 _logger = logging.getLogger(__name__)
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Numbers of rows that are timed; what lies between two goes the way of the larger one."""
+"""Row counts that are timed; a count between two uses the result of the larger one."""
 MAX_DENSE_ROWS = 64
-"""Beyond, weights of the model's type are the library's: a product computes for longer than it reads."""
+"""Above this, unquantized weights are left to the library: the product is compute-bound."""
 EPS = 1e-6
-"""Of norms that are timed."""
+"""Epsilon of the timed norms."""
 LARGEST_INPUT = 7.0
-"""Of those that are drawn: a 64th of the largest 8-bit float, so that a row's scale is a power of two."""
+"""Largest random input: a 64th of the largest 8-bit float, so that a row's scale is a power of two."""
 TOLERANCE = 0.02
-"""Of what two ways give, of the largest number: a kernel that is wrong on some device is not taken there."""
+"""Allowed difference of two results, relative to the largest value: a kernel that is wrong on a device is not used."""
 
 
 class Way(Enum):
-    """Who multiplies."""
+    """The kernel that computes a product."""
 
     LIBRARY = "the library"
     TILES = "our kernel"
@@ -69,19 +68,19 @@ class StreamedLinear:
     """y = x W^T + b for a fixed W [out, in].
 
     Args:
-        weight: [out, in]; given away.
+        weight: [out, in]; the caller gives up ownership.
         bias: [out] or None.
-        quantization: "fp8" or "int4" where the weight has so many bits or is rounded to them
-            (`kernels.streamed_linear.reference`); `engine.resolve` sees to it that its size does.
-        is_gate_up: whether its outputs are [gate | up], mostly to be joined (`gated`).
+        quantization: "fp8" or "int4" if the weight is stored so or is to be quantized so
+            (`kernels.streamed_linear.reference`); `engine.resolve` ensures that its shape fits.
+        is_gate_up: whether its outputs are [gate | up], usually combined by `gated`.
         is_after_norm: whether its inputs come from a norm.
-        rounding: where its inputs may lie rounded, and its joined outputs are rounded for the next product.
-        out_dtype: of the room that whoever multiplies brings for what comes of it; None where nobody does.
+        rounding: may hold its inputs already quantized; quantizes its gated outputs for the next product.
+        out_dtype: dtype of the output buffer that callers pass; None if they pass none.
 
     Attributes:
-        rows: those of `ROWS` that our kernels may be taken for.
-        ways: for each of them who is.
-        normed_rows: numbers of rows that are normed as they are multiplied.
+        rows: those of `ROWS` for which our kernels may be chosen.
+        ways: the kernel chosen for each of `rows`.
+        normed_rows: row counts for which the norm is fused into the product.
     """
 
     def __init__(
@@ -109,27 +108,27 @@ class StreamedLinear:
         self._arrived = counters(weight.shape[0], self.rows[-1], weight.device)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Multiply `x` [rows, in]; returns [rows, out] in the dtype of `x`, or `out`, of any type, filled."""
+        """Multiply `x` [rows, in]; returns [rows, out] in the dtype of `x`, or `out`, of any dtype, filled."""
         return self.multiply(x, self._way(len(x)), out)
 
     def gated(self, x: torch.Tensor) -> torch.Tensor:
-        """Multiply `x` [rows, in] by [gate | up] and join them by a SiLU, as `kernels.gated_activation` defines it."""
+        """Multiply `x` [rows, in] by [gate | up] and combine them with SiLU, as `kernels.gated_activation` defines."""
         return self.gate(x, self._way(len(x)))
 
     def normed(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Norm some of `normed_rows`, multiply them and join what is [gate | up]."""
+        """Norm and multiply `x`, whose row count is one of `normed_rows`; combine outputs that are [gate | up]."""
         return self._by_rows(x, norm=(weight, eps), is_gated=self.is_gate_up)
 
     def can_add(self, rows: int) -> bool:
-        """Tell whether so many rows go the way that can add to what is there."""
+        """Return whether this many rows use the kernel that can add to its output."""
         return self._way(rows) is Way.ROWS
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
-        """Multiply and add to `residual` in place, where `can_add` says so."""
+        """Multiply and add to `residual` in place; only if `can_add`."""
         self._by_rows(x, out=residual, is_added=True)
 
     def multiply(self, x: torch.Tensor, way: Way, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Multiply one way, which must be open to so many rows."""
+        """Multiply by the given kernel, which must be one of `open_ways` for this many rows."""
         if way is Way.ROWS:
             return self._by_rows(x, out=out)
         rounded = self._rounding.take(x) if isinstance(self._weight, Fp8Matrix) else None
@@ -148,13 +147,13 @@ class StreamedLinear:
         return found if out is None else out.copy_(found)
 
     def gate(self, x: torch.Tensor, way: Way) -> torch.Tensor:
-        """Multiply one way and join, by one kernel where that can."""
+        """Multiply by the given kernel and combine gate and up, fused if the kernel can."""
         if way is Way.ROWS:
             return self._by_rows(x, is_gated=True)
         return self._rounding.activate_and_multiply(self.multiply(x, way), "silu")
 
     def open_ways(self, rows: int) -> list[Way]:
-        """Return who can multiply so many rows of `self.rows`."""
+        """Return the kernels that can multiply this many rows, one of `self.rows`."""
         open_ways = [Way.LIBRARY, Way.TILES]
         if isinstance(self._weight, Int4Matrix):
             return open_ways
@@ -166,13 +165,13 @@ class StreamedLinear:
         return open_ways
 
     def room(self, rows: int) -> torch.Tensor | None:
-        """Return what whoever multiplies so many rows brings, None where nobody brings anything."""
+        """Return an output buffer like that of callers with this many rows, None if they pass none."""
         if self.out_dtype is None:
             return None
         return torch.empty(rows, self.shape[0], dtype=self.out_dtype, device=self.device)
 
     def _by_rows(self, x: torch.Tensor, **options: Any) -> torch.Tensor:
-        # No way that is open to weights of 4 bits.
+        # Not one of `open_ways` for 4-bit weights.
         assert not isinstance(self._weight, Int4Matrix)
         return row_linear(x, self._weight, self._bias, **options)
 
@@ -182,7 +181,7 @@ class StreamedLinear:
 
 
 def matrix_of(weight: Weight, quantization: str | None) -> Matrix:
-    """Lay a weight out, of which "fp8" and "int4" are as of `StreamedLinear`."""
+    """Lay out a weight; `quantization` is that of `StreamedLinear`."""
     if quantization == "fp8":
         return weight.matrix() if isinstance(weight, Fp8Weight) else to_fp8(dense(weight))
     if quantization == "int4":
@@ -191,7 +190,7 @@ def matrix_of(weight: Weight, quantization: str | None) -> Matrix:
 
 
 def _scaled_linear(x: Rounded, weight: Fp8Matrix, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """Multiply by the library's product with a scale for each row of both sides, which makes bfloat16."""
+    """Multiply by the library's product with a scale for each row of both operands, whose result is bfloat16."""
     held, spans = x
     return torch._scaled_mm(
         held,
@@ -205,7 +204,7 @@ def _scaled_linear(x: Rounded, weight: Fp8Matrix, bias: torch.Tensor | None, dty
 
 @torch.inference_mode()
 def measure(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
-    """Time each way for each shape and number of rows, all layers of a shape in turn, and set `ways` by it."""
+    """Time each kernel for each shape and row count, over all layers of the shape in turn; set `ways` accordingly."""
     kinds = _by_kind(linears)
     progress = Progress("timing products")
     for number, alike in enumerate(kinds, start=1):
@@ -226,7 +225,7 @@ def measure(linears: Sequence[StreamedLinear], runtime: GpuRuntime) -> None:
 
 @torch.inference_mode()
 def stream_each(linears: Sequence[StreamedLinear]) -> None:
-    """Launch what `measure` does for one layer of each shape."""
+    """Launch everything that `measure` launches, for one layer of each shape."""
     for linear, *_ in _by_kind(linears):
         for rows in linear.rows:
             x = torch.zeros(rows, linear.shape[1], dtype=linear.dtype, device=linear.device)
@@ -241,7 +240,7 @@ def stream_each(linears: Sequence[StreamedLinear]) -> None:
 
 
 def _by_kind(linears: Sequence[StreamedLinear]) -> list[list[StreamedLinear]]:
-    """Group products that take the same time; those in float32 are left out: the library's."""
+    """Group products that take the same time; those in float32 are left out, as the library computes them."""
     by_kind: dict[tuple[object, ...], list[StreamedLinear]] = {}
     for linear in linears:
         if linear.dtype != torch.float32:
@@ -251,12 +250,12 @@ def _by_kind(linears: Sequence[StreamedLinear]) -> list[list[StreamedLinear]]:
 
 
 def _last(products: Iterator[torch.Tensor]) -> torch.Tensor:
-    """Make all and keep the last: recordings share their memory, and all at once would be taken from the cache."""
+    """Run all and keep only the last result: a recording that holds all at once would take memory from the KV cache."""
     return deque(products, maxlen=1)[0]
 
 
 def _fastest(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) -> Way:
-    """Return who multiplies so many rows in the least time, and right."""
+    """Return the fastest kernel for this many rows whose result is right."""
     first = alike[0]
     x = _inputs(first, rows, runtime.device)
 
@@ -270,12 +269,12 @@ def _fastest(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) ->
 
 
 def _gains_by_norm(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRuntime) -> bool:
-    """Tell whether so many rows take less time where they are normed as they are multiplied, not before."""
+    """Return whether this many rows take less time with the norm fused into the product."""
     first = alike[0]
     if not (first.is_after_norm and first.can_add(rows)):
         return False
     x = _inputs(first, rows, runtime.device)
-    # As many as there are layers: one would be at hand by the second of them.
+    # One per layer: a single one would be in the GPU's cache from the second layer on.
     gains = torch.ones(len(alike), first.shape[1], dtype=first.dtype, device=runtime.device)
 
     def apart() -> torch.Tensor:
@@ -294,14 +293,14 @@ def _gains_by_norm(alike: Sequence[StreamedLinear], rows: int, runtime: GpuRunti
 
 
 def _inputs(linear: StreamedLinear, rows: int, device: torch.device) -> torch.Tensor:
-    """Draw inputs that 8-bit floats hold as they are: whether a way rounds them makes no difference."""
+    """Draw inputs that 8-bit floats represent exactly, so that it does not matter whether a kernel quantizes them."""
     x = torch.randn(rows, linear.shape[1], device=device).clamp(-LARGEST_INPUT, LARGEST_INPUT)
     x[:, 0] = LARGEST_INPUT
     return x.to(FP8).to(linear.dtype)
 
 
 def _usual(linear: StreamedLinear, x: torch.Tensor, way: Way) -> torch.Tensor:
-    """Do what a step without adapters does."""
+    """Compute the product as a step without adapters does."""
     return linear.gate(x, way) if linear.is_gate_up else linear.multiply(x, way, linear.room(len(x)))
 
 

@@ -1,11 +1,11 @@
-"""An adapter as the GPU kernels read it: its numbers in one buffer, or in pages, and a table of where each matrix lies.
+"""An adapter in the format of the GPU kernels: its matrices in one buffer or in pages, and a table of their addresses.
 
     table of an adapter    [ whole model | layer 0: q k v o gate up down norms | layer 1: ... ]    `ENTRY_NUMBERS` each:
                            address of A, address of B, rank, address of gains and shifts of columns, 0 for none
     behind it, of experts  [ layer 0: expert 0: gate and up together or gate, up, down | ... ]    as many each:
                            address of A, address of B, rank, outputs
 
-Kernels go by addresses, so that the pages may lie anywhere; no matrix lies in two of them.
+Kernels use addresses, so pages may lie anywhere; no matrix spans two pages.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from engine.lora import (
 from kernels.lora_shrink.launch import whole_rows
 
 ALIGNED_BYTES = 16
-"""Where a matrix begins: what the widest load takes."""
+"""Alignment of a matrix: the size of the widest load."""
 ENTRY_NUMBERS = 4
 A, B, RANK, COLUMNS = range(ENTRY_NUMBERS)
 OUTPUTS = COLUMNS
-"""Of experts, which have no such columns."""
+"""In entries of experts, which have no gains and shifts of columns."""
 EXPERTS_ENTRY = len(WHOLE_ENTRIES)
-"""Of the whole model: its first number is how many entries come before those of experts, 0 where there are none."""
+"""A whole-model entry whose first number is how many entries precede those of experts, 0 without experts."""
 MAX_OPEN_PAGES = 64
-"""Of those that were begun last, into which a part may still come: an adapter of experts has thousands of both."""
+"""How many of the newest pages may still receive a part: an adapter of experts has thousands of pages and parts."""
 NOWHERE = -1
-"""Where what an adapter does not have lies."""
+"""Offset of a matrix that the adapter does not have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Where what an adapter has lies in its buffer.
+    """Where an adapter's matrices lie in its buffer.
 
     Attributes:
         num_bytes: of the buffer.
-        page_bytes: size of the pages whose ends no matrix crosses, 0 where one is longer than a page.
-        offsets: [entries, 4] int64: in elements, `NOWHERE` for none, and ranks; of experts outputs as well.
-        first_expert: how many of these entries come before those of experts, which may be all.
-        norm_width: of the final norm, 0 where the adapter has none.
-        changes_whole_model, is_finite: as `AdapterWeights` has them.
+        page_bytes: page size, so that no matrix crosses a page's end; 0 if one is longer than a page.
+        offsets: [entries, 4] int64: offsets in elements, `NOWHERE` for none, and ranks; for experts also outputs.
+        first_expert: number of entries before those of experts, possibly all.
+        norm_width: of the final norm, 0 if the adapter does not change it.
+        changes_whole_model, is_finite: as in `AdapterWeights`.
     """
 
     num_bytes: int
@@ -66,7 +66,7 @@ class _Layout:
     is_finite: bool
 
     def extras(self, pages: Sequence[torch.Tensor]) -> Extras:
-        """View the columns of the final norm, which hidden states that leave the engine take by torch's operators."""
+        """Return views of the final norm's columns, which torch operators apply to hidden states that are returned."""
         if not self.norm_width:
             return Extras()
         page, start = divmod(int(self.offsets[entry_of(WHOLE_MODEL, "norm"), COLUMNS]), pages[0].numel())
@@ -90,10 +90,10 @@ class _Layout:
 
 
 class TabledAdapter(AdapterWeights):
-    """An adapter that lies in one buffer, `flat`, or in pages as large as each other, and a table of where.
+    """An adapter in one buffer, `flat`, or in pages of equal size, with a table of addresses.
 
     Attributes:
-        table: [entries, 4] int64, valid as long as this object lives, and as the pages are the adapter's.
+        table: [entries, 4] int64; valid as long as this object lives and the pages belong to the adapter.
     """
 
     def __init__(self, pages: Sequence[torch.Tensor], layout: _Layout, device: torch.device | None = None) -> None:
@@ -116,8 +116,8 @@ class TabledAdapter(AdapterWeights):
         """Lay out an adapter that is in host memory.
 
         Args:
-            page_bytes: size of the pages that it may come to lie in, a multiple of `ALIGNED_BYTES`; 0 for none.
-            num_experts: of a layer's mixture.
+            page_bytes: size of the pages that it may be copied to, a multiple of `ALIGNED_BYTES`; 0 for none.
+            num_experts: experts of a layer.
         """
         dtype = source.flat.dtype
         first_expert = (num_layers + 1) * len(ENTRIES)
@@ -126,7 +126,7 @@ class TabledAdapter(AdapterWeights):
         if source.has_experts:
             parts += _expert_parts(source, num_layers, num_experts, first_expert)
             num_behind = num_layers * num_experts * ENTRIES_OF_EXPERT
-        # Float32 among shorter numbers: only their bits are copied.
+        # Float32 parts are viewed as the shorter dtype: only their bits are copied.
         numbers = [part.numbers.reshape(-1).view(dtype) for part in parts]
         sizes = [part.numel() for part in numbers]
         page = page_bytes // dtype.itemsize if max(sizes, default=0) * dtype.itemsize <= page_bytes else 0
@@ -134,7 +134,7 @@ class TabledAdapter(AdapterWeights):
         flat = torch.zeros(end, dtype=dtype)
         offsets = torch.full((first_expert + num_behind, ENTRY_NUMBERS), NOWHERE, dtype=torch.int64)
         offsets[:, RANK], offsets[first_expert:, OUTPUTS] = 0, 0
-        # The same numbers, which one by one are written faster so.
+        # The same memory: numpy writes single numbers faster.
         written = offsets.numpy()
         for part, start, size, held in zip(parts, starts, sizes, numbers, strict=True):
             written[part.entry, part.address] = start
@@ -162,11 +162,11 @@ class TabledAdapter(AdapterWeights):
 
     @property
     def num_pages(self) -> int:
-        """How many pages it takes, 0 where it cannot lie in such."""
+        """How many pages it takes, 0 if it cannot be stored in pages."""
         return -(-self._layout.num_bytes // self._layout.page_bytes) if self._layout.page_bytes else 0
 
     def is_finite(self) -> bool:
-        """Whether it holds neither NaN nor infinity; `flat` cannot tell, for not all of it is of its dtype."""
+        """Whether it holds neither NaN nor infinity; not computed from `flat`, which is not all of one dtype."""
         return self._layout.is_finite
 
     def to(self, device: torch.device, pages: Sequence[torch.Tensor] = ()) -> TabledAdapter:
@@ -189,9 +189,9 @@ class TabledAdapter(AdapterWeights):
 
 
 def _starts(sizes: Sequence[int], step: int, page: int) -> tuple[list[int], int]:
-    """Return where parts begin, at multiples of `step` and none in two pages, and their end.
+    """Return where parts begin, at multiples of `step` and none across two pages, and the end of the last page.
 
-    Each lies in the first of the open pages that has room: large ones leave much behind that small ones fill.
+    Each goes to the first open page with room: small parts fill the gaps that large ones leave.
     """
     starts: list[int] = []
     ends: list[int] = []
@@ -207,7 +207,7 @@ def _starts(sizes: Sequence[int], step: int, page: int) -> tuple[list[int], int]
 
 
 class _Part(NamedTuple):
-    """Something that an adapter has: its entry in the table, which address of the entry, the entry's rank."""
+    """A part of an adapter: its entry in the table, the address's column in the entry, and the entry's rank."""
 
     entry: int
     address: int
@@ -222,7 +222,7 @@ def _parts(source: AdapterWeights, num_layers: int) -> Iterator[_Part]:
             projection, columns = source.projection(layer, module), source.extras.columns.get((layer, module))
             if projection is not None:
                 rank = projection.a.shape[0]
-                # Rows of the embedding's are picked by token.
+                # Transposed: rows of the embedding's A are gathered by token.
                 a = whole_rows(projection.a.T) if module == "embed_tokens" else projection.a
                 yield _Part(entry, A, rank, a)
                 yield _Part(entry, B, rank, whole_rows(projection.b))

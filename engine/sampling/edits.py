@@ -1,4 +1,4 @@
-"""What a request does to its logits before anything else: bias, a list of what is allowed, words that must not come."""
+"""A request's edits of its logits, made before anything else: logit bias, allowed tokens, bad words."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from engine.sampling.placing import placed
 
 @dataclass(slots=True, kw_only=True)
 class LogitEdits:
-    """The edits of one row; `note` is told of each of its tokens.
+    """The edits of one row; `note` must be called with each of its tokens.
 
     Attributes:
-        biased: ids and what is added to them, int64 and float32 [n], or None.
+        biased: token ids and their biases, int64 and float32 [n], or None.
         forbidden: bool [vocab], True where a token is never allowed, or None.
-        bad_words: sequences of at least two tokens, of which the last is forbidden once the others have come.
-        recent: the newest tokens of the output, as many as the longest bad word needs.
+        bad_words: sequences of at least two tokens; the last is forbidden directly after the others.
+        recent: the newest output tokens, as many as the longest bad word needs.
     """
 
     biased: tuple[torch.Tensor, torch.Tensor] | None
@@ -32,7 +32,7 @@ class LogitEdits:
     def of(
         cls, params: SamplingParams, vocab_size: int, output_ids: Sequence[int], device: torch.device
     ) -> LogitEdits | None:
-        """Return the edits that a request asks for, None where it asks for none."""
+        """Return the edits that a request asks for, None for none."""
         if not (params.logit_bias or params.allowed_token_ids or params.bad_words):
             return None
         # A tokenizer may know more tokens than the model has logits.
@@ -56,7 +56,7 @@ class LogitEdits:
         return cls(biased=biased, forbidden=forbidden, bad_words=longer, recent=recent)
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Edit the logits [vocab] of the next token in place. NaN stays what it is."""
+        """Edit the logits [vocab] of the next token in place. NaN stays NaN."""
         if self.biased is not None:
             logits.index_add_(0, *self.biased)
         if self.forbidden is not None:
@@ -68,5 +68,5 @@ class LogitEdits:
                 logits[placed(sorted(set(last)), logits.device)] -= torch.inf
 
     def note(self, token_id: int) -> None:
-        """Take note of the token that was chosen."""
+        """Record the chosen token."""
         self.recent.append(token_id)

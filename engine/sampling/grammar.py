@@ -1,8 +1,8 @@
-"""Grammars that answers follow, by llguidance: compiled off the step's path, a mask over the vocabulary at every step.
+"""Grammar-constrained answers with llguidance: compiled outside the step, a mask over the vocabulary at every step.
 
-A compiled grammar is copied for each request that follows it. What a grammar may cost is bounded by the library's fuel:
-one that takes too much is in error, and stays so. The copies have one lexer, which fails for all of them; each then
-goes on with one of its own, so that only whoever takes too much fails.
+A compiled grammar is copied for each request that follows it. The library's fuel limit bounds its cost: a grammar that
+exceeds it is in error, and stays so. Copies share one lexer, and an error in it fails all of them. Each copy then
+continues with a lexer of its own, so that only the request that exceeds the limit fails.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from engine.errors import GrammarError, RequestError
 from engine.sampling.placing import placed
 
 if TYPE_CHECKING:
-    # An engine whose requests follow no grammar runs without the library.
+    # An engine whose requests use no grammar runs without the library.
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_KEPT = 256
 NUM_TRIED_TOKENS = 8
-"""As many tokens of an answer are tried as a grammar is compiled, beside those that it forces."""
+"""Tokens of an answer that are tried when a grammar is compiled, besides those that it forces."""
 
 
 class GrammarFollower:
-    """One request's place in its grammar; one in error allows nothing.
+    """One request's state in its grammar; a follower in error allows no token.
 
     Args:
-        matcher: at the grammar's beginning.
-        renew: makes a matcher at the beginning that shares nothing.
+        matcher: at the grammar's start.
+        renew: returns a matcher at the start that shares no lexer.
     """
 
     def __init__(
@@ -58,31 +58,31 @@ class GrammarFollower:
 
     @property
     def error(self) -> str | None:
-        """One sentence where the grammar cannot be followed any further, else None."""
+        """One sentence if the grammar cannot be followed any further, else None."""
         return _reason(self._matcher) if self._matcher.is_error() else None
 
     def mask(self, logits: torch.Tensor) -> None:
-        """Leave only what may come next in the logits [vocab]; NaN stays what it is."""
+        """Mask all tokens in the logits [vocab] that may not come next. NaN stays NaN."""
         allowed = _allowed(self._matcher, self._vocab_size)
         if self._try_renew():
             allowed = _allowed(self._matcher, self._vocab_size)
         if self._matcher.is_error():
-            # What the library then allows is the end.
+            # The library would then allow the end of the sequence.
             logits.sub_(torch.inf)
             return
         logits.sub_(torch.where(placed(~allowed, logits.device, torch.bool), torch.inf, 0.0))
 
     def note(self, token_id: int) -> None:
-        """Take note of the token that was chosen."""
+        """Record the chosen token."""
         self._matcher.consume_token(token_id)
         self._output_ids.append(token_id)
         self._try_renew()
 
     def take_forced(self) -> list[int]:
-        """Take note of the tokens that must come now, for nothing else may, and return them.
+        """Record and return the forced tokens: those that come next because the grammar allows no other.
 
-        They are what `mask` would leave one by one. Where the grammar has ended it is an end-of-sequence token: of
-        several the first, which is never shown.
+        They are what `mask` would leave one by one. If the grammar has ended, the first end-of-sequence token follows
+        them; it is never shown.
         """
         forced = self._consume_forced()
         if self._try_renew():
@@ -92,13 +92,13 @@ class GrammarFollower:
         return forced + self._end if has_ended else forced
 
     def _consume_forced(self) -> list[int]:
-        # A tokenizer may have tokens that the model lacks: what such a one spells is drawn.
+        # A tokenizer may have tokens that the model lacks: from such a token on, tokens are drawn.
         forced = list(takewhile(lambda token_id: token_id < self._vocab_size, self._matcher.compute_ff_tokens()))
-        # Nothing is forced that is not allowed; should it be, it is drawn, and fails with the reason.
+        # Forced tokens should always be allowed; one that is not is left to be drawn, which fails with the reason.
         return forced[: self._matcher.try_consume_tokens(forced)]
 
     def _try_renew(self) -> bool:
-        """Go on with a lexer of its own, once, where this one is in error: somebody else may have failed it."""
+        """Continue once with a private lexer if the matcher is in error: another request may have failed the lexer."""
         if self._renew is None or not self._matcher.is_error():
             return False
         self._matcher, self._renew = self._renew(), None
@@ -107,11 +107,11 @@ class GrammarFollower:
 
 
 class GrammarStore:
-    """The grammars of one model. `compile` is for any thread, `follow` for the engine's.
+    """The grammars of one model. `compile` may be called on any thread, `follow` on the engine's only.
 
     Args:
-        tokenizer_path: folder with tokenizer.json; it is read when the first grammar comes.
-        vocab_size: of the logits, which may be wider than the tokenizer, or narrower by tokens that were added to it.
+        tokenizer_path: folder with tokenizer.json, which is read for the first grammar.
+        vocab_size: of the logits; may exceed the tokenizer's, or be smaller by tokens that were added to the tokenizer.
     """
 
     def __init__(self, tokenizer_path: str, vocab_size: int, eos_ids: Sequence[int]) -> None:
@@ -123,10 +123,10 @@ class GrammarStore:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
     def compile(self, grammar: str) -> None:
-        """Make a grammar ready.
+        """Compile a grammar and keep it for `follow`.
 
         Raises:
-            GrammarError: it is none, or takes too much.
+            GrammarError: it is invalid, or exceeds the fuel limit.
             RequestError: this model has no tokenizer that grammars can be used with.
         """
         matcher = self._matcher(grammar)
@@ -134,17 +134,17 @@ class GrammarStore:
             raise GrammarError(_reason(matcher))
 
     def follow(self, grammar: str, output_ids: Sequence[int]) -> GrammarFollower:
-        """Return a place in a grammar, behind the tokens that have been generated already; it may be in error.
+        """Return a follower of a grammar, after the tokens that have been generated already; it may be in error.
 
         Raises:
-            RequestError: the model has no tokenizer that grammars can be used with, and none was ever compiled.
+            RequestError: the model has no tokenizer that grammars can be used with, so none was ever compiled.
         """
         shared = self._matcher(grammar)
         renew = partial(self._renewed, grammar, shared)
         return GrammarFollower(shared.deep_copy(), self._vocab_size, self._eos_ids, output_ids, renew)
 
     def _renewed(self, grammar: str, failed: LLMatcher) -> LLMatcher:
-        """Return a matcher that nobody else has, and keep the one that has failed for nobody."""
+        """Return a matcher that shares nothing, and drop the failed one from the store."""
         from llguidance import LLMatcher
 
         with self._lock:
@@ -152,7 +152,7 @@ class GrammarStore:
                 del self._compiled[grammar]
         assert self._tokenizer is not None
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        # With this its fuel is bounded.
+        # The fuel limit takes effect with the first mask.
         matcher.compute_bitmask()
         return matcher
 
@@ -172,7 +172,7 @@ class GrammarStore:
         return matcher
 
     def _tried(self, matcher: LLMatcher) -> LLMatcher:
-        """Return it, or in its place one in error: much of what is too much shows only where a grammar is followed."""
+        """Return the matcher, or a copy in error: a grammar may exceed its limits only once it is followed."""
         trial = matcher.deep_copy()
         for _ in range(NUM_TRIED_TOKENS):
             allowed = _allowed(trial, self._vocab_size)
@@ -197,12 +197,12 @@ class GrammarStore:
 
 
 def _allowed(matcher: LLMatcher, vocab_size: int) -> npt.NDArray[np.bool_]:
-    """Return which tokens may come next; in error, now or before, it is what the library takes for the end."""
+    """Return which tokens may come next; of a matcher that is or gets in error, the end-of-sequence tokens."""
     bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
     return np.unpackbits(bits, bitorder="little")[:vocab_size].astype(bool)
 
 
 def _reason(matcher: LLMatcher) -> str:
-    # What follows is the library's own state.
+    # Cut off the dump of the library's state.
     reason = matcher.get_error().split("\n<state>", 1)[0].strip().splitlines()[0][:300]
     return "It leaves nothing that may come next." if reason == "NoExtensionBias" else reason

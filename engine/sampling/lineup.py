@@ -1,4 +1,4 @@
-"""What the rows of a batch ask for, line by line: worked out when they change, and kept while the same ones go on."""
+"""Which rows of a batch need which sampling operations: computed when the rows change, and kept until then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.sampling.repeats import RepeatPenalties
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowState:
-    """What a row keeps from admission to release."""
+    """Sampling state of a row from admission to release."""
 
     params: SamplingParams
     num_prompt_tokens: int
@@ -25,15 +25,15 @@ class RowState:
 
 
 class Lineup:
-    """The rows that draw, each at the line of its logits, and which lines ask for what.
+    """The rows that draw, and which of their lines need what. A line is a row's index in the logits.
 
     Attributes:
-        told: lines whose log-probabilities are asked for.
+        told: lines whose log-probabilities are requested.
         edited: lines with biases, masks or a grammar.
-        penalized, repeated: lines with penalties for tokens, and for repeats of them.
-        delayed: lines that may not end before some number of tokens.
-        followed: lines that have to know their tokens, once they are drawn.
-        groups: lines that candidates are sorted for, as `draw_groups` says.
+        penalized, repeated: lines with penalties for tokens, and for repeated sequences.
+        delayed: lines with a minimum number of tokens.
+        followed: lines whose state must be told each drawn token.
+        groups: lines by number of sorted candidates, from `draw_groups`.
     """
 
     def __init__(self, rows: Sequence[int], states: list[RowState], vocab_size: int, *, has_simple: bool) -> None:
@@ -53,8 +53,8 @@ class Lineup:
 def draw_groups(params: Sequence[SamplingParams], vocab_size: int, *, has_simple: bool) -> dict[int, list[int]]:
     """Group the lines that draw by how many candidates are sorted: 0 for none, `vocab_size` for top-p alone.
 
-    Equal widths only: a row's sums then have the same terms in the same order whatever the batch. Without `has_simple`
-    those are left out that a `Chooser` has drawn for.
+    A group has one width, so that a row's sums have the same terms in the same order whatever the batch. Without
+    `has_simple`, lines that a `Chooser` has drawn for are left out.
     """
     lines_by_width: dict[int, list[int]] = {}
     for line, p in enumerate(params):

@@ -1,7 +1,7 @@
-"""What is done to logits before a draw: penalties, masks, and the truncation to the candidates of a draw.
+"""Processing of logits before a draw: penalties, masks, and truncation to the candidates.
 
-Every function treats rows independently and takes each row's own numbers, so that a row's result does not depend on its
-company. Logits are float32.
+Every function treats rows independently, with parameters for each row, so a row's result does not depend on the other
+rows. Logits are float32.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalties:
-    """Factors of each row, float32 [rows, 1]; 1, 0 and 0 change nothing."""
+    """Parameters of each row, float32 [rows, 1]; 1, 0 and 0 change nothing."""
 
     repetition: torch.Tensor
     frequency: torch.Tensor
@@ -22,10 +22,10 @@ class Penalties:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """What a draw chooses from.
+    """The tokens that a draw chooses from.
 
     Attributes:
-        scores: [rows, n] float32, log-probabilities up to a constant of the row; -inf where truncated.
+        scores: [rows, n] float32, log-probabilities up to a constant per row; -inf where truncated.
         token_ids: [rows, n] int64, or None where column i is token i.
     """
 
@@ -36,15 +36,15 @@ class Candidates:
 def penalize(
     logits: torch.Tensor, penalties: Penalties, in_prompt: torch.Tensor, output_counts: torch.Tensor
 ) -> torch.Tensor:
-    """Return logits [rows, vocab] with the penalties of tokens seen.
+    """Return logits [rows, vocab] penalized for tokens seen before.
 
     Repetition divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al., 2019, CTRL,
-    section 4.1, in the sign-aware form of transformers); then frequency times count and presence are subtracted for
+    section 4.1, in the sign-aware form of transformers). Then frequency times count, and presence, are subtracted for
     tokens of the output (OpenAI API reference).
 
     Args:
         logits: [rows, vocab].
-        penalties: factors of each row.
+        penalties: of each row.
         in_prompt: bool [rows, vocab].
         output_counts: int32 [rows, vocab].
     """
@@ -57,7 +57,7 @@ def penalize(
 def scale(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Return (logits - row maximum) / temperature, for temperatures [rows, 1] above zero.
 
-    The maximum goes first, and temperatures below 1e-30 count as that: a tiny one leaves 0 and huge negative numbers.
+    The maximum is subtracted first, and temperatures are at least 1e-30: a tiny one gives 0 and huge negative numbers.
     """
     return (logits - logits.amax(dim=-1, keepdim=True)) / temperature.clamp(min=1e-30)
 
@@ -68,11 +68,11 @@ def keep_min_p(scores: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
 
 
 def keep_top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Mask all but the smallest set of tokens with probability at least `top_p` [rows, 1].
+    """Mask all but the smallest set of tokens with total probability at least `top_p` [rows, 1].
 
-    Scores [rows, n] are sorted, likeliest first; that one always stays. The sum runs in float64, so that devices agree
-    on where it ends, and over masses relative to the likeliest token's: equal tokens then count as whole numbers, and
-    where they end is exact. Source: nucleus sampling (Holtzman et al., 2020, section 3.1).
+    Scores [rows, n] are sorted, likeliest first; the first is always kept. The sum is in float64, so that devices agree
+    on the cut, and over probabilities relative to the likeliest token's: equally likely tokens then add whole numbers,
+    and the cut is exact. Source: nucleus sampling (Holtzman et al., 2020, section 3.1).
     """
     wide = scores.double()
     masses = (wide - wide.amax(dim=-1, keepdim=True)).exp()
@@ -85,11 +85,11 @@ def select_top_k(scores: torch.Tensor, top_k: int) -> Candidates:
     """Return exactly the `top_k` likeliest tokens of each row, likeliest first, equal ones by ascending id.
 
     Score and id are packed into one integer that orders like the pair, because `topk` alone breaks ties differently on
-    every device. A row with NaN gives ids that mean nothing, and no error: its failure is its own.
+    every device. A row with NaN gets meaningless ids, and raises no error that would fail the other rows.
     """
     vocab_size = scores.shape[1]
-    # Adding zero makes -0.0 equal to 0.0. As signed integers, floats of one sign order by their bits: negative ones
-    # backwards, which flipping all bits but the sign undoes.
+    # Adding zero turns -0.0 into 0.0. Read as signed integers, floats of one sign sort by their bits: negative ones in
+    # reverse, which flipping all bits but the sign undoes.
     bits = (scores + 0.0).view(torch.int32)
     ordered = bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)
     descending_id = torch.arange(vocab_size - 1, -1, -1, device=scores.device)

@@ -1,4 +1,4 @@
-"""Log-probabilities as they are told: of the model's own distribution, whatever the draw is then made from."""
+"""Log-probabilities as returned to clients: of the model's own distribution, before any edit of the logits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from engine.sampling.logits import select_top_k
 
 
 def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Return what the model thought of one token for each row of `logits` [rows, vocab] float32.
+    """Return the log-probabilities of one token for each row of `logits` [rows, vocab] float32.
 
     Args:
-        num_top: how many of the likeliest tokens are told besides; at most the vocabulary's size.
+        num_top: how many of the likeliest tokens are returned besides; capped at the vocabulary's size.
     """
     if not token_ids:
         return []
@@ -22,7 +22,7 @@ def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], num_top: int) ->
 
 
 def tell(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.Tensor:
-    """Compute, and wait for nothing: [rows, 2 + 2 n] float64 for `read_told`, n = `num_top` as far as there are tokens.
+    """Return [rows, 2 + 2 n] float64 for `read_told`, without waiting; n is `num_top`, at most the vocabulary's size.
 
     Args:
         logits: [rows, vocab] float32.
@@ -35,12 +35,12 @@ def tell(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> torch.T
         return torch.cat((chosen.double(), ranks.double()), dim=1)
     top = select_top_k(logprobs, min(num_top, logits.shape[1]))
     assert top.token_ids is not None
-    # One tensor, and one copy to the host: a double holds every id and every single.
+    # One tensor, for one copy to the host: a double represents every id and every float32.
     return torch.cat((chosen.double(), ranks.double(), top.token_ids.double(), top.scores.double()), dim=1)
 
 
 def read_told(numbers: torch.Tensor) -> list[TokenLogprobs]:
-    """Read what `tell` computed, on the host."""
+    """Convert the result of `tell`, once on the host."""
     count = (numbers.shape[1] - 2) // 2
     rows: list[list[float]] = numbers.tolist()
     return [

@@ -1,4 +1,4 @@
-"""A few numbers on their way from the host to where logits are."""
+"""Small copies of numbers from the host to the logits' device."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Numbers = (
 
 
 def placed(numbers: Numbers, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-    """Return numbers as a tensor on a device; a GPU that is at work takes them when it comes to them, unwaited for."""
+    """Return numbers as a tensor on a device; a copy to a GPU is asynchronous."""
     host = torch.tensor(numbers, dtype=dtype)
     if device.type == "cuda":
-        # From ordinary memory a copy would wait for all that has been enqueued before it.
+        # A copy from pageable memory would wait for everything enqueued before it.
         host = host.pin_memory()
     return host.to(device, non_blocking=True)

@@ -1,7 +1,7 @@
-"""Seeds: a draw is a function of (seed, position) only, in any process, in any batch, on any device.
+"""Random numbers: a draw is a function of (seed, position) only, in any process, in any batch, on any device.
 
-The position of a draw is that of the token it brings (prompt length plus outputs so far), so that a generation taken to
-another replica in mid-stream draws what it would have drawn.
+The position of a draw is that of the token it yields (prompt length plus outputs so far), so that a generation that
+moves to another replica in mid-stream draws the same tokens.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _WORD = 0xFFFFFFFF
 
 
 def uniforms(keys: DrawKeys) -> torch.Tensor:
-    """Return one number in (0, 1) for each row, float64 [rows, 1], that no token's noise depends on."""
+    """Return one number in (0, 1) for each row, float64 [rows, 1], independent of all tokens' noise."""
     zero = torch.zeros_like(keys.position)
-    # A counter that the noise of tokens never has: there the third word is 0.
+    # A counter that the noise of tokens never uses: its third word is 0.
     words = philox_4x32((zero, keys.position, zero + 1, zero), keys.seed_low, keys.seed_high)
     return (words[0].double() + 0.5) / 2**32
 

@@ -1,6 +1,7 @@
-"""Penalties of what would repeat a sequence that was there before: DRY and LZ. Token ids only.
+"""Penalties for tokens that would repeat an earlier sequence: DRY and LZ. Works on token ids only.
 
-Both ask how many of the tokens before an earlier place are those at the end: `SuffixMatches` knows, token by token.
+Both need to know how many tokens up to an earlier place match the end of the sequence: `SuffixMatches` maintains this,
+token by token.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from engine.request import DryPenalty, LzPenalty, Request
 from engine.sampling.placing import placed
 
 Edits = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Distinct token ids and what is taken from their logits, [n] each."""
+"""Distinct token ids and what is subtracted from their logits, [n] each."""
 
 MAX_PENALTY = 1e30
-"""Finite, so that a row whose every likely token is penalised is no failed one."""
+"""Finite, so that a row does not fail when all its likely tokens are penalized."""
 
 
 class SuffixMatches:
-    """A growing sequence, and for each of its places how many tokens up to there are those at its end.
+    """A growing sequence and, for each place, how many tokens up to it match the end of the sequence.
 
         ids        a  b  c  x  a  b  c
         lengths    0  0  3  0  0  0         (of all places but the last)
 
-    It begins in linear time (the Z-algorithm on the reversed sequence; Gusfield, 1997, "Algorithms on strings, trees,
-    and sequences", section 1.4), and a further token costs one pass over the lengths.
+    Construction takes linear time (the Z-algorithm on the reversed sequence; Gusfield, 1997, "Algorithms on strings,
+    trees, and sequences", section 1.4), and each further token takes one pass over the lengths.
     """
 
     def __init__(self, token_ids: Sequence[int]) -> None:
@@ -38,7 +39,7 @@ class SuffixMatches:
 
     @property
     def ids(self) -> NDArray[np.int64]:
-        """The sequence, int64; overwritten by what comes next."""
+        """The sequence, int64; a view of the buffer."""
         return self._ids[: self._num_tokens]
 
     def push(self, token_id: int) -> None:
@@ -53,18 +54,18 @@ class SuffixMatches:
 
 
 class DryRow:
-    """DRY of one row: what tokens lose that would extend a repeat of at least `allowed_length` tokens.
+    """The DRY penalty of one row, for tokens that would extend a repeat of at least `allowed_length` tokens.
 
         multiplier * base ^ (length of the repeat - allowed_length)
 
-    A repeat lies in the last `last_n` tokens of prompt and output and reaches over no breaker; tokens that are breakers
-    themselves lose nothing. Source: DRY ("don't repeat yourself"), P. E. Weidmann, 2024, as interfaces for text
-    generation have it.
+    A repeat lies in the last `last_n` tokens of prompt and output and does not reach across a breaker. Tokens that are
+    breakers are not penalized. Source: DRY ("don't repeat yourself"), P. E. Weidmann, 2024, as implemented by
+    interfaces for text generation.
     """
 
     def __init__(self, penalty: DryPenalty, vocab_size: int, token_ids: Sequence[int]) -> None:
         self._penalty = penalty
-        # A table: of one string there may be thousands of tokens.
+        # A table: thousands of tokens may contain one breaker string.
         self._is_breaker = np.zeros(vocab_size, dtype=np.bool_)
         self._is_breaker[[word[0] for word in penalty.breakers if len(word) == 1 and word[0] < vocab_size]] = True
         self._breaker_words = [word for word in penalty.breakers if len(word) > 1]
@@ -74,17 +75,17 @@ class DryRow:
         self._longest_breaker = max((len(word) for word in penalty.breakers), default=1)
 
     def note(self, token_id: int) -> None:
-        """Take note of the token that was chosen."""
+        """Record the chosen token."""
         self._matches.push(token_id)
         is_broken = self._broken(self._matches.ids[-self._longest_breaker :])[-1]
         self._num_unbroken = 0 if is_broken else self._num_unbroken + 1
 
     def edits(self) -> Edits:
-        """Return what the next token's logits lose."""
+        """Return the penalties of the next token's logits."""
         penalty, ids = self._penalty, self._matches.ids
         start = 0 if penalty.last_n < 0 else max(0, len(ids) - penalty.last_n)
         lengths = self._matches.lengths[start:]
-        # No repeat begins before the window, nor before the last breaker.
+        # No repeat starts before the window or before the last breaker.
         lengths = np.minimum(lengths, np.arange(1, len(lengths) + 1)).clip(max=self._num_unbroken)
         is_hit = lengths >= penalty.allowed_length
         following, lengths = ids[start + 1 :][is_hit], lengths[is_hit]
@@ -95,7 +96,7 @@ class DryRow:
         return distinct, taken.clip(max=MAX_PENALTY)
 
     def _broken(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return at which of some places a breaker ends."""
+        """Return, for each place of `ids`, whether a breaker ends there."""
         broken = self._is_breaker[ids]
         for word in self._breaker_words:
             if len(word) <= len(ids):
@@ -105,13 +106,13 @@ class DryRow:
 
 
 class LzRow:
-    """The LZ penalty of one row: a token loses `strength` times the bits that LZ77 saves by pointing back at it.
+    """The LZ penalty of one row: `strength` times the bits that LZ77 saves by a back-reference to the token.
 
         log2(vocabulary) - log2(distance)
 
-    `distance` is that of the place in the last `lookback` tokens of the output where the token comes after the longest
-    match with the output's end (at most `buffer` tokens of it), of equally long ones the nearest. A token that is not
-    there would be spelt out, and loses nothing. Source: Ginart et al., 2025, "LZ penalty: an information-theoretic
+    `distance` is that to the place in the last `lookback` tokens of the output where the token follows the longest
+    match with the output's end (at most `buffer` tokens of it), of equally long matches the nearest. A token not found
+    there would be a literal, and is not penalized. Source: Ginart et al., 2025, "LZ penalty: an information-theoretic
     repetition penalty for autoregressive language models", arXiv 2504.20131, with the code lengths of its authors'
     serving implementation.
     """
@@ -122,14 +123,14 @@ class LzRow:
         self._matches = SuffixMatches(output_ids[-penalty.lookback :])
 
     def note(self, token_id: int) -> None:
-        """Take note of the token that was chosen."""
+        """Record the chosen token."""
         self._matches.push(token_id)
 
     def edits(self) -> Edits:
-        """Return what the next token's logits lose."""
+        """Return the penalties of the next token's logits."""
         window, buffer = self._penalty.lookback, self._penalty.buffer
         ids, before = self._matches.ids[-window:], self._matches.lengths
-        # Matches lie inside the window: the token at its front follows nothing.
+        # Matches lie inside the window: its first token has no tokens before it.
         lengths = np.concatenate(([0], before))[-window:][: len(ids)]
         lengths = np.minimum(lengths, np.arange(len(ids))).clip(max=buffer)
         distinct, best = _highest_by_token(ids, lengths * window + np.arange(len(ids)))
@@ -139,14 +140,14 @@ class LzRow:
 
 
 class RepeatPenalties:
-    """Those of one row that it asks for."""
+    """The repeat penalties of one row."""
 
     def __init__(self, rows: Sequence[DryRow | LzRow]) -> None:
         self._rows = rows
 
     @classmethod
     def of(cls, request: Request, vocab_size: int, output_ids: Sequence[int]) -> RepeatPenalties | None:
-        """Return what a request asks for, None where it asks for none; `output_ids` are all tokens so far."""
+        """Return the penalties that a request asks for, None for none; `output_ids` are all output tokens so far."""
         rows: list[DryRow | LzRow] = []
         if request.params.dry is not None:
             rows.append(DryRow(request.params.dry, vocab_size, (*request.prompt_ids, *output_ids)))
@@ -155,24 +156,24 @@ class RepeatPenalties:
         return cls(rows) if rows else None
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Edit the logits [vocab] of the next token in place. NaN stays what it is."""
+        """Edit the logits [vocab] of the next token in place. NaN stays NaN."""
         for row in self._rows:
             token_ids, taken = row.edits()
             if len(token_ids):
                 logits[placed(token_ids, logits.device)] -= placed(taken, logits.device, logits.dtype)
 
     def note(self, token_id: int) -> None:
-        """Take note of the token that was chosen."""
+        """Record the chosen token."""
         for row in self._rows:
             row.note(token_id)
 
 
 def _suffix_lengths(token_ids: Sequence[int]) -> list[int]:
-    """Return for each place but the last how many tokens up to there are those at the end."""
+    """Return for each place but the last how many tokens up to it match the end of the sequence."""
     backwards = list(reversed(token_ids))
     count = len(backwards)
     lengths = [0] * count
-    # What was compared last is the same as the front from `left` to `right`.
+    # The Z-box: from `left` to `right` the sequence equals its own beginning.
     left = right = 0
     for place in range(1, count):
         length = min(right - place, lengths[place - left]) if place < right else 0

@@ -1,8 +1,8 @@
-"""Chooses one token for each row of logits. Token ids only; knows no text, no stop strings.
+"""Choose one token for each row of logits. Works on token ids only: no text, no stop strings.
 
-The order, which is that of transformers:
+The order is that of transformers:
 
-       log-probabilities      told of the logits as they came
+       log-probabilities      of the unedited logits
     1. bias and masks         logit_bias, allowed ids, bad words, grammar
        penalties              repetition (prompt and output), then frequency and presence (output), DRY, LZ
     2. min_tokens             end-of-sequence and stop ids masked
@@ -11,7 +11,7 @@ The order, which is that of transformers:
     4. top-n-sigma -> top-k -> top-p -> min-p -> typical-p -> epsilon -> eta -> XTC
     5. the draw               `kernels.token_choice.reference`: a function of (seed, position)
 
-What no row asks for is not computed: an all-greedy batch is one maximum over the vocabulary. A row's token does not
+Only what some row asks for is computed: an all-greedy batch is one argmax over the vocabulary. A row's token does not
 depend on the other rows.
 """
 
@@ -39,33 +39,33 @@ NOT_FINITE = "The model computed no finite numbers for this request."
 
 
 class Chooser(Protocol):
-    """What a device has for the choice of tokens besides torch's operators."""
+    """A device's own implementation of sampling, used in place of torch operators."""
 
     def __call__(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]
     ) -> torch.Tensor:
         """Return a token id (int64) for each row of logits, -1 where a row is unusable.
 
-        Where a row's parameters want no more than temperature, top-k, top-p and min-p, it is the token that is drawn.
-        A sequence of parameters does not change: whoever is given the same one again need not look into it.
+        It is the drawn token if the row's parameters ask for no more than temperature, top-k, top-p and min-p. Callers
+        never mutate `params`: an implementation may reuse what it derived from the same sequence object.
         """
         ...
 
     def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to bring numbers to the host; return what waits for them."""
+        """Start copying numbers to the host; return a function that waits for them."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleResult:
-    """What one call of `Sampler.sample` chose.
+    """The tokens that one call of `Sampler.sample` chose.
 
     Attributes:
         token_ids: one for each row asked, in order; -1 where that row failed.
-        failed: one sentence for each row (by its row index, as passed in `rows`) without usable logits.
-        unfollowable: those of them that their grammars have failed.
-        logprobs: of the chosen tokens, by row index, for those that ask for them.
-        forced: what the row's grammar then leaves no choice of, by row index: such tokens are output as well.
+        failed: one sentence for each failed row, by its row index as passed in `rows`.
+        unfollowable: the failed rows whose grammar is in error.
+        logprobs: of the chosen tokens, by row index, for rows that ask for them.
+        forced: tokens that the row's grammar forces next, by row index; they are output as well.
     """
 
     token_ids: list[int]
@@ -80,10 +80,10 @@ class Drawing:
     """Tokens that a device has been asked to choose.
 
     Attributes:
-        lineup: for whom.
-        token_ids: int64 on the device, one for each line, -1 where a row failed; known there before anybody waits.
-        fetched: waits for them.
-        fetched_told: waits for what `engine.sampling.logprobs.tell` computed of those who asked for it.
+        lineup: the rows.
+        token_ids: int64 on the device, one for each line, -1 where a row failed; usable there without waiting.
+        fetched: waits for the token ids and returns them.
+        fetched_told: waits for the result of `engine.sampling.logprobs.tell` and returns it; None if no row asks.
     """
 
     lineup: Lineup
@@ -95,10 +95,10 @@ class Drawing:
 class Sampler:
     """Sampling state of the runner's rows.
 
-    Penalty tables ([num_rows, vocab], a bool and an int32) are made when the first request asks for penalties.
+    Penalty tables ([num_rows, vocab], a bool and an int32) are allocated when the first request asks for penalties.
 
     Args:
-        choose: what a device chooses at once; None where torch's operators do.
+        choose: the device's implementation of sampling; None for torch operators.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Sampler:
         self._output_counts: torch.Tensor | None = None
 
     def admit(self, row: int, request: Request, output_ids: Sequence[int]) -> None:
-        """Give a row to a request; `output_ids` are all tokens it has generated so far, here or elsewhere."""
+        """Assign a row to a request; `output_ids` are all tokens it has generated so far, here or elsewhere."""
         params = request.params
         has_penalties = params.has_penalties
         follower = None
@@ -154,18 +154,18 @@ class Sampler:
         self._lineup = None
 
     def sample(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> SampleResult:
-        """Choose a token for each row and count it as that row's output: `draw` and `finish`."""
+        """Choose a token for each row and count it as that row's output: `draw`, then `finish`."""
         return self.finish(self.draw(logits, rows, positions))
 
     def draw(self, logits: torch.Tensor, rows: Sequence[int], positions: Sequence[int]) -> Drawing:
-        """Ask the device for a token of each row, and count it there as that row's output.
+        """Enqueue the choice of a token for each row, and count it on the device as that row's output.
 
-        A row that `is_followed` must be finished before its next one.
+        The draw of a row that `is_followed` must be finished before the row's next draw.
 
         Args:
             logits: [n, vocab] float32 on the sampler's device; may be overwritten.
             rows: the admitted row of each line of `logits`; distinct.
-            positions: the position that each new token takes.
+            positions: position of each new token.
         """
         lineup = self._line_up(rows)
         states, params, told = lineup.states, lineup.params, lineup.told
@@ -204,7 +204,7 @@ class Sampler:
         )
 
     def finish(self, drawing: Drawing) -> SampleResult:
-        """Wait for the tokens, tell those who follow them, and take what must come next."""
+        """Wait for the tokens, update the state of rows that depends on them, and take forced tokens."""
         lineup = drawing.lineup
         rows, states = lineup.rows, lineup.states
         token_ids: list[int] = drawing.fetched().tolist()
@@ -273,11 +273,11 @@ class Sampler:
         ]
         if masked:
             at = placed(masked, self._device)
-            # NaN must stay visible to the health check.
+            # Subtract, so that NaN stays visible to the check for finite numbers.
             logits[at[:, 0], at[:, 1]] -= torch.inf
 
     def _count(self, lineup: Lineup, token_ids: torch.Tensor) -> None:
-        """Count tokens for the next penalties where they are drawn: the next draw may come before the host knows."""
+        """Count tokens for penalties on the device: the next draw may come before the host knows these tokens."""
         lines = lineup.penalized
         if lines:
             table_rows = placed([lineup.rows[line] for line in lines], self._device)
@@ -285,7 +285,7 @@ class Sampler:
             self._penalty_tables()[1][table_rows, drawn.clamp(min=0)] += (drawn >= 0).int()
 
     def fetch(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to bring numbers to the host; return what waits for them, and for nothing enqueued later."""
+        """Start copying numbers to the host; return a function that waits for them, but for nothing enqueued later."""
         return (lambda: numbers) if self._choose is None else self._choose.fetch(numbers)
 
     def _penalty_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -297,7 +297,7 @@ class Sampler:
 
 
 def _take_errors(lineup: Lineup, token_ids: list[int], failed: dict[int, str]) -> frozenset[int]:
-    """Fail the rows whose grammars are in error, whatever was drawn of them, and return which they are."""
+    """Fail the rows whose grammar is in error, whatever token they drew, and return their indices."""
     unfollowable = set()
     for line in lineup.followed:
         row, state = lineup.rows[line], lineup.states[line]
@@ -311,9 +311,9 @@ def _take_errors(lineup: Lineup, token_ids: list[int], failed: dict[int, str]) -
 
 
 def _likeliest(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> torch.Tensor:
-    """Return the likeliest token of each row, -1 where none is: NaN and infinity are what a maximum passes on."""
+    """Return the likeliest token of each row, -1 if its maximum is not finite: NaN and infinity propagate to it."""
     if logits.device.type == "cpu":
-        # numpy looks at many numbers at once, torch at one after the other.
+        # numpy's argmax is vectorized, torch's is not.
         chosen = torch.from_numpy(logits.numpy().argmax(axis=-1))
         highest = logits.gather(1, chosen.unsqueeze(1)).squeeze(1)
     else:
@@ -322,7 +322,7 @@ def _likeliest(logits: torch.Tensor, params: Sequence[SamplingParams], positions
 
 
 def _draw(logits: torch.Tensor, params: list[SamplingParams], positions: list[int], width: int) -> torch.Tensor:
-    """Draw a token id (int64, [n]) for rows that all sort `width` candidates."""
+    """Draw a token id (int64, [n]) for rows that all sort `width` candidates, 0 for none."""
     device = logits.device
     scores = scale(logits, _column([p.temperature for p in params], device))
     if any(p.top_n_sigma > 0 for p in params):
@@ -357,5 +357,5 @@ def _shortened(scores: torch.Tensor, params: list[SamplingParams], keys: DrawKey
 
 
 def _column(values: list[float], device: torch.device) -> torch.Tensor:
-    """Return one float32 number for each row, [rows, 1]."""
+    """Return the values as a float32 column [rows, 1]."""
     return placed(values, device, torch.float32).unsqueeze(1)

@@ -1,8 +1,8 @@
-"""Ways to shorten a distribution besides top-k, top-p and min-p. Each takes scores [rows, n], natural logarithms of
-probabilities up to a constant of the row (-inf where truncated already), and a number for each row [rows, 1].
+"""Truncation of a distribution beyond top-k, top-p and min-p.
 
-At least one token is left always, and a number that asks for nothing changes nothing. Sums run in float64, so that
-devices agree on where they end.
+Each function takes scores [rows, n], natural logarithms of probabilities up to a constant per row (-inf where already
+truncated), and parameters [rows, 1]. At least one token is always kept, and a neutral parameter changes nothing. Sums
+are in float64, so that devices agree on the cut.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import torch
 def keep_top_n_sigma(scores: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """Mask tokens more than `n` standard deviations below the highest; infinite n keeps all.
 
-    Of the whole vocabulary's scores, those that are masked left out. Temperature changes nothing: it scales both sides.
-    Source: Tang et al., 2024, "Top-nσ: not all logits are you need", arXiv 2411.07641, section 3.
+    The deviation is of all scores of the vocabulary that are not masked. Temperature has no effect, as it scales both
+    sides. Source: Tang et al., 2024, "Top-n-sigma: not all logits are you need", arXiv 2411.07641, section 3.
     """
     is_there = scores.isfinite()
     wide = torch.where(is_there, scores, 0.0).double()
     count = is_there.sum(dim=-1, keepdim=True)
     mean = wide.sum(dim=-1, keepdim=True) / count
     spread = torch.where(is_there, (wide - mean) ** 2, 0.0).sum(dim=-1, keepdim=True) / count
-    # Zero times infinity is no bound at all.
+    # Zero times infinity would be NaN.
     distance = torch.where(n.isinf(), torch.inf, n * spread.sqrt())
     return scores.masked_fill(scores < scores.amax(dim=-1, keepdim=True) - distance, -torch.inf)
 
 
 def keep_typical(scores: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """Mask all but the tokens whose surprise is nearest to the expected one, together `mass` probable; 1 keeps all.
+    """Mask all but the tokens whose surprisal is closest to the entropy, up to total probability `mass`; 1 keeps all.
 
     Source: Meister et al., 2022, "Locally typical sampling", arXiv 2202.00666, section 4.
     """
@@ -63,10 +63,10 @@ def keep_eta(scores: torch.Tensor, epsilon: torch.Tensor) -> torch.Tensor:
 def exclude_top_choices(
     scores: torch.Tensor, threshold: torch.Tensor, probability: torch.Tensor, uniform: torch.Tensor
 ) -> torch.Tensor:
-    """Mask, where `uniform` is below `probability`, the tokens at least `threshold` probable, but the least of them.
+    """Where `uniform` is below `probability`, mask tokens at least `threshold` probable except the least likely one.
 
-    Equally probable ones are kept together. Source: XTC ("exclude top choices"), P. E. Weidmann, 2024, as interfaces
-    for text generation have it.
+    Equally likely tokens are kept together. Source: XTC ("exclude top choices"), P. E. Weidmann, 2024, as implemented
+    by interfaces for text generation.
     """
     _, probabilities = _distribution(scores)
     is_top = probabilities >= threshold

@@ -1,4 +1,4 @@
-"""Opens the tiers that a configuration asks for."""
+"""Open the tiers that a configuration asks for."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SOURCES = Path(__file__).resolve().parents[2]
 def open_tiers(
     config: ResolvedConfig, cache: KvCache, on_done: Callable[[], None], *, outlives: bool
 ) -> TierMover | None:
-    """Return what copies blocks to the tiers below the cache, None where there are none.
+    """Return the mover of blocks between the cache and the tiers below it, None if there are no tiers.
 
     Args:
         on_done: see `TierMover`.
         outlives: whether a later engine with the same checkpoint has the same weights.
 
     Raises:
-        ConfigError: memory cannot be had, or the folder for the disk's tier cannot be used.
+        ConfigError: memory cannot be allocated, or the folder of the disk tier cannot be used.
     """
     device, block_bytes = torch.device(config.device), cache.block_bytes
     tiers: list[SlotStore] = []
@@ -43,7 +43,7 @@ def open_tiers(
         tiers.append(_host_slots(config.kv_host_bytes, block_bytes, device))
     if config.kv_disk_bytes:
         folder = cache_folder() / "kv" if config.kv_disk_folder is None else Path(config.kv_disk_folder)
-        # A file for each engine of a model and its numbers; with other weights in the same place it begins anew.
+        # Files are per model path and number format; other weights at the same path reset the file.
         title = hashlib.sha256(f"{os.path.abspath(config.model_path)} {_numbers(config)}".encode()).hexdigest()[:16]
         num_slots = config.kv_disk_bytes // block_bytes
         fingerprint = _fingerprint(config) if outlives else secrets.token_hex()
@@ -66,9 +66,9 @@ def _numbers(config: ResolvedConfig) -> str:
 
 
 def _fingerprint(config: ResolvedConfig) -> str:
-    """Return what the content of a block depends on beside its tokens and their adapter.
+    """Return a fingerprint of everything that a block's content depends on besides its tokens and their adapter.
 
-    How a block's numbers lie in it, and what they are, is the code's affair: with any other there is another digest.
+    The code determines a block's layout and values, so its digest is part of the fingerprint.
     """
     kernels = native.load() if config.device == "cpu" else None
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Copies of blocks between the device's cache and the host, beside whatever the device computes."""
+"""Copies of blocks between the device's cache and the host, concurrent with computation on the device."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from engine.kv_cache import KvCache
 
 
 class CacheBytes:
-    """What blocks of the cache hold, as bytes on the host; each thread that copies has one of its own.
+    """The content of cache blocks as bytes on the host; each copying thread has its own instance.
 
-    On a GPU copies have a stream of their own, and wait for what was launched before them: steps under way may still
-    write what is read, or read what is written.
+    On a GPU, copies run on a separate stream and wait for all earlier launches: a step under way may still write what
+    is read, or read what is written.
     """
 
     def __init__(self, cache: KvCache, device: torch.device) -> None:
@@ -22,7 +22,7 @@ class CacheBytes:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def read(self, blocks: Sequence[int]) -> torch.Tensor:
-        """Return what blocks hold, bytes [len(blocks), block_bytes], once it is there."""
+        """Return the content of blocks, bytes [len(blocks), block_bytes], once the copy is done."""
         if self._stream is None:
             return self._cache.read(blocks)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -34,7 +34,7 @@ class CacheBytes:
         return copied
 
     def write(self, blocks: Sequence[int], contents: Sequence[torch.Tensor]) -> None:
-        """Fill blocks with bytes [block_bytes] each, and return once they are there."""
+        """Fill blocks with bytes [block_bytes] each; return once the copy is done."""
         if self._stream is None:
             self._cache.write(blocks, torch.stack([*contents]))
             return

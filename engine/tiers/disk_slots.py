@@ -1,10 +1,10 @@
-"""A tier in a file, which outlives the process: after a restart prefixes are where they were.
+"""A tier in a file, which outlives the process: cached prefixes survive a restart.
 
     header | record of each slot: name, depth, sequence number, CRC-32 | slots
 
-A record is written after what it tells of, and its sum covers the name, so that a write that was torn, by a crash or a
-full disk, is noticed as it is read. Names are cryptographic, and cover tokens, adapter and salt; weights and layout are
-the file's affair: one that was written for others is begun anew.
+A record is written after its slot's content, and its checksum also covers the name, so that a write torn by a crash or
+a full disk is detected when read. Names are cryptographic hashes of tokens, adapter and salt. Weights and layout are
+checked per file, in the header: a file written for others is reset.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from engine.errors import ConfigError
 from engine.ports import KeptBlock
 
 HEADER = struct.Struct("<16s32sQQ")
-"""Magic, digest of what the content depends on, bytes of a block, slots."""
+"""Magic, digest of the fingerprint, bytes of a block, number of slots."""
 MAGIC = b"antiphon blocks1"
 RECORD = struct.Struct("<32sQQI12x")
-"""Name, depth, sequence number (0 for an empty slot), sum."""
+"""Name, depth, sequence number (0 for an empty slot), checksum."""
 PAGE_BYTES = 4096
 MAX_FILES = 64
-"""Engines that share a folder: each has a file of its own."""
+"""The most engines that may share a folder: each has its own file."""
 
 
 class DiskSlots:
     """A `SlotStore` in one file of a folder, locked against other processes.
 
     Args:
-        folder: made where it is missing.
-        title: files with another one are left alone.
-        fingerprint: of all that the content of a block depends on beside its name.
+        folder: created if missing.
+        title: prefix of the file's name; files with another title are not touched.
+        fingerprint: of everything that a block's content depends on besides its name.
 
     Raises:
-        ConfigError: the folder cannot be written, or so many engines use it that none is left.
+        ConfigError: the folder cannot be written, or other engines use all `MAX_FILES` files.
     """
 
     def __init__(self, folder: Path, title: str, fingerprint: str, *, num_slots: int, block_bytes: int) -> None:
@@ -57,7 +57,7 @@ class DiskSlots:
             if os.pread(self._file, HEADER.size, 0) != header:
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, header, 0)
-            # Sparse: it takes of the disk what has been written.
+            # Sparse: it takes disk space only for what has been written.
             os.ftruncate(self._file, self._slots_at + num_slots * block_bytes)
             records = os.pread(self._file, num_slots * RECORD.size, self._records_at)
         except (OSError, OverflowError, MemoryError) as error:
@@ -68,7 +68,7 @@ class DiskSlots:
         self._sequence = self._kept[-1][0] if self._kept else 0
 
     def contents(self) -> list[KeptBlock]:
-        """Return what the file held as it was opened; once, for it may be much."""
+        """Return what the file held when it was opened; only the first call does, as the list may be large."""
         kept, self._kept = self._kept, []
         return [block for _, block in kept]
 
@@ -82,7 +82,7 @@ class DiskSlots:
         self._sums[slot] = checksum
 
     def read(self, slot: int, name: BlockName) -> torch.Tensor | None:
-        """Read the content and look whether it is what was written."""
+        """Read the content and verify its checksum."""
         content = torch.empty(self._block_bytes, dtype=torch.uint8)
         numbers = content.numpy().data
         try:
@@ -93,7 +93,7 @@ class DiskSlots:
         return content if is_whole else None
 
     def close(self) -> None:
-        """Close the file, and thereby unlock it."""
+        """Close the file, which unlocks it."""
         os.close(self._file)
 
     def _put(self, numbers: memoryview, at: int) -> None:
@@ -114,10 +114,10 @@ class DiskSlots:
 
 
 def _open_first_free(folder: Path, title: str) -> int:
-    """Return the first file of a title that no other process has locked, open and locked."""
+    """Open, lock and return the first file of a title that no other process has locked."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(MAX_FILES):
-        # Whoever reads it reads what was asked: nobody but the owner.
+        # Readable by the owner only: the content reveals the prompts.
         file = os.open(folder / f"{title}-{number}.blocks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A tier in the memory of a GPU's host."""
+"""A tier in host memory."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.cache.prefix_index import BlockName
 from engine.ports import KeptBlock
 
 PIECE_BYTES = 1 << 30
-"""Memory is taken in such pieces: torch page-locks the next power of two."""
+"""Memory is allocated in pieces of this size: torch page-locks the next power of two of each."""
 
 
 class HostSlots:
-    """A `SlotStore` in page-locked memory, from which a GPU fetches by itself.
+    """A `SlotStore` in page-locked memory, from which a GPU copies asynchronously.
 
     Args:
-        is_pinned: False where no GPU reads it.
+        is_pinned: False if no GPU reads it.
     """
 
     def __init__(self, num_slots: int, block_bytes: int, *, is_pinned: bool) -> None:
@@ -29,15 +29,15 @@ class HostSlots:
         ]
 
     def contents(self) -> Sequence[KeptBlock]:
-        """Nothing: memory does not outlive its process."""
+        """Return nothing: memory does not outlive its process."""
         return ()
 
     def write(self, slot: int, name: BlockName, depth: int, content: torch.Tensor) -> None:
-        """Copy."""
+        """Copy the content into the slot."""
         self._slot(slot).copy_(content)
 
     def read(self, slot: int, name: BlockName) -> torch.Tensor | None:
-        """Return the slot itself."""
+        """Return the slot itself, not a copy."""
         return self._slot(slot)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Copies blocks to the tiers below the device's cache and back, on threads of its own."""
+"""Copy blocks to the tiers below the device's cache and back, on background threads."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _logger = logging.getLogger(__name__)
 Order = TypeVar("Order", StoreOrder, FetchOrder)
 
 COPIED_AT_ONCE_BYTES = 32 << 20
-"""Memory of a copy on its way; the device keeps as much for it."""
+"""Host memory of one copy in flight; the device needs as much for it."""
 NEW_SHARE = 0.2
-"""Weight of the newest fetch in what one is expected to take."""
+"""Weight of the newest fetch in the expected time per block."""
 MAX_SURPRISE = 4.0
-"""One counts as so many times what was measured before at most: a disk may have slept."""
+"""A fetch counts as at most this many times the expected time: a disk may have been asleep."""
 HALVING_S = 10.0
-"""In so much time half of what was expected is forgotten: where nothing is fetched, nobody would learn otherwise."""
+"""Half-life of the expected time: without new fetches, nothing else would correct an estimate that is too high."""
 
 
 class TierMover:
@@ -38,8 +38,8 @@ class TierMover:
 
     Args:
         tiers: the nearest to the device first.
-        on_done: called on a background thread when blocks have been copied: a request may be able to run, or more be
-            copied.
+        on_done: called on a background thread when blocks have been copied: a request may be able to run, or more
+            blocks may be copied.
     """
 
     def __init__(
@@ -49,55 +49,55 @@ class TierMover:
         self._tiers = tiers
         self._on_done = on_done
         self._num_at_once = max(1, COPIED_AT_ONCE_BYTES // cache.block_bytes)
-        # Of each block: how often it was given to somebody else while it was being copied.
+        # Number of `abandon` calls per block: a store is dropped if it has changed by the time the block is read.
         self._lives = [0] * cache.null_block
         self._stored: deque[tuple[StoreOrder, Sequence[bool]]] = deque()
         self._fetched: deque[tuple[int, int]] = deque()
         self._block_s = self._measured_at_s = 0.0
         self._given_up: set[int] = set()
-        # Held while blocks are written: who has given up a fetch finds nothing written to it afterwards.
+        # Held while blocks are written: once `give_up` returns, nothing more is written for that fetch.
         self._writing = threading.Lock()
         self._is_closing = self._has_complained = False
-        # What goes down must not hold up what somebody waits for.
+        # A thread each: stores must not delay fetches, for which requests wait.
         self._down, self._up = (CacheBytes(cache, device) for _ in range(2))
         self._storing, self._fetching = (ThreadPoolExecutor(1, f"kv-tier-{way}") for way in ("store", "fetch"))
 
     def contents(self) -> Sequence[Sequence[KeptBlock]]:
-        """Return what each tier held before the start."""
+        """Return what each tier held at the start."""
         return [tier.contents() for tier in self._tiers]
 
     def store(self, orders: Sequence[StoreOrder]) -> None:
-        """Copy blocks to their slots, some at a time."""
+        """Enqueue copying blocks to their slots, in batches."""
         for some in _cut(orders, self._num_at_once):
             self._storing.submit(self._store, some, [self._lives[order.block] for order in some])
 
     def abandon(self, block: BlockId) -> None:
-        """Have copies of a block that are not made yet come to nothing."""
+        """Invalidate copies of a block that has not been read yet."""
         self._lives[block] += 1
 
     def stored(self) -> list[tuple[StoreOrder, Sequence[bool]]]:
-        """Return what has gone down."""
+        """Return the finished stores."""
         return [self._stored.popleft() for _ in range(len(self._stored))]
 
     def fetch(self, ticket: int, orders: Sequence[FetchOrder]) -> None:
-        """Fill blocks from their slots, some at a time."""
+        """Enqueue filling blocks from their slots, in batches."""
         self._fetching.submit(self._fetch, ticket, orders)
 
     def fetched(self) -> list[tuple[int, int]]:
-        """Return what has come back."""
+        """Return the finished fetches."""
         return [self._fetched.popleft() for _ in range(len(self._fetched))]
 
     def give_up(self, ticket: int) -> None:
-        """Write nothing more for a fetch."""
+        """Cancel a fetch: write nothing more for it."""
         with self._writing:
             self._given_up.add(ticket)
 
     def fetch_s(self, num_blocks: int) -> float:
-        """Return what so many blocks took lately."""
+        """Return the expected time for `num_blocks` blocks, from recent fetches."""
         return num_blocks * self._block_s * self._memory()
 
     def close(self) -> None:
-        """End the threads, after the copy under way; the engine must have stopped."""
+        """Stop the threads after the copy in flight; the engine must have stopped."""
         self._is_closing = True
         for pool in (self._storing, self._fetching):
             pool.shutdown(wait=True, cancel_futures=True)
@@ -109,12 +109,12 @@ class TierMover:
         try:
             contents = self._down.read([order.block for order in orders])
             for order, life, content, written in zip(orders, lives, contents, were_written, strict=True):
-                # Only now: what was given away before it was read may be half of the one and half of the other.
+                # Checked after the read: the content of a block abandoned before that may be partly overwritten.
                 if life == self._lives[order.block]:
                     for number, slot in enumerate(order.slots):
                         written[number] = slot is not None and self._write(number, slot, order, content)
         except Exception:
-            # The thread's border: unseen, the slots would be on their way for ever.
+            # Last resort of the thread: otherwise the slots would stay in flight forever.
             _logger.exception("copying blocks of the KV cache to a tier failed")
         self._stored.extend(zip(orders, were_written, strict=True))
         self._on_done()
@@ -144,7 +144,7 @@ class TierMover:
                 if len(contents) < len(some):
                     break
         except Exception:
-            # The thread's border: unseen, its request would wait for ever.
+            # Last resort of the thread: otherwise the request would wait forever.
             _logger.exception("copying blocks of the KV cache from a tier failed")
         if num_good:
             self._learn((time.monotonic() - started_s) / num_good)
@@ -154,13 +154,13 @@ class TierMover:
 
     def _learn(self, block_s: float) -> None:
         if self._block_s:
-            # What is forgotten weighs nothing. It still tells what is a surprise: beside hardly anything all would be.
+            # The old estimate's weight decays, but its undecayed value caps the new time: a decayed cap comes too low.
             old_share = (1 - NEW_SHARE) * self._memory()
             block_s = old_share * self._block_s + (1 - old_share) * min(block_s, MAX_SURPRISE * self._block_s)
         self._block_s, self._measured_at_s = block_s, time.monotonic()
 
     def _memory(self) -> float:
-        """Return the share of what was measured that is not forgotten."""
+        """Return the share of the estimate that has not decayed."""
         return math.exp2((self._measured_at_s - time.monotonic()) / HALVING_S)
 
     def _readable(self, orders: Sequence[FetchOrder]) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What every tier below the device's cache can do: keep the content of blocks in numbered slots."""
+"""The interface of a tier below the device's cache: it keeps the content of blocks in numbered slots."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from engine.ports import KeptBlock
 
 
 class SlotStore(Protocol):
-    """Slots of one block each; `write` and `read` come from one thread each, and never of one slot at once.
+    """Slots of one block each. `write` and `read` are each called on one thread, never on the same slot at once.
 
     Attributes:
-        num_slots: how many there are.
+        num_slots: number of slots.
     """
 
     num_slots: int
 
     def contents(self) -> Sequence[KeptBlock]:
-        """Return what it holds from an earlier run, the least recently written first."""
+        """Return what the slots hold from an earlier run, the least recently written first."""
         ...
 
     def write(self, slot: int, name: BlockName, depth: int, content: torch.Tensor) -> None:
-        """Keep bytes [block_bytes].
+        """Store a block's content, bytes [block_bytes].
 
         Raises:
             OSError: they could not be written; the slot holds nothing.
@@ -33,9 +33,9 @@ class SlotStore(Protocol):
         ...
 
     def read(self, slot: int, name: BlockName) -> torch.Tensor | None:
-        """Return the bytes [block_bytes] of a block, valid until the slot is written; None where they are not whole."""
+        """Return the bytes [block_bytes] of a block, valid until the slot is written; None if they are not intact."""
         ...
 
     def close(self) -> None:
-        """Let go of what it holds on to."""
+        """Release its resources."""
         ...

@@ -104,7 +104,7 @@ def test_what_is_too_much_or_contradicts_itself_is_refused_by_name(fields: dict[
 
 
 def test_the_deepest_schema_is_measured_without_recursion() -> None:
-    with pytest.raises(RequestError, match="nested 20001 deep"):
+    with pytest.raises(RequestError, match="nested 20001 levels deep"):
         _check_schema(nested(20_000), LIMITS, "x")
 
 
