@@ -1,4 +1,4 @@
-"""The decoder, written once: embedding, layers, final norm, output matrix. Devices differ by a `Backend` only."""
+"""The decoder for all devices: embedding, layers, final norm, output matrix. Only the `Backend` is device-specific."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from engine.lora import HEAD_NORMS, AdapterSegment, HeadNorms, LoraProducts, cha
 from engine.step import StateMoves
 
 AddRmsNorm = Callable[[torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
-"""As `kernels.add_rms_norm.reference` defines it."""
+"""Defined in `kernels.add_rms_norm.reference`."""
 
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
@@ -34,14 +34,14 @@ class DecoderBatch:
 
     Attributes:
         token_ids, positions: [tokens] int64.
-        attention: for the layers of each table of the cache's layout; they differ by slots and tables.
-        sampled: [samples] int64, indices of the tokens whose logits are wanted.
-        samples_each: `sampled` are all tokens, in their order.
-        adapters: the tokens that have one, in ascending order.
-        sample_adapters: the same of samples; needed where an adapter changes the whole model
-            (`adapters.weights.AdapterWeights`), empty otherwise.
-        pooled: half-open ranges of the tokens whose hidden states are wanted, none in two, each of one request.
-        state_moves: where layers keep states; None for nothing to be copied.
+        attention: one for the layers of each table of the cache layout; they differ in slots and tables.
+        sampled: [samples] int64, indices of the tokens to compute logits for.
+        samples_each: `sampled` is all tokens, in order.
+        adapters: segments of the tokens that have an adapter, in ascending order.
+        sample_adapters: the same for samples; needed if an adapter changes the whole model
+            (`adapters.weights.AdapterWeights`), otherwise empty.
+        pooled: half-open token ranges to return hidden states for, disjoint, each of one request.
+        state_moves: recurrent states to copy; None if there are none.
     """
 
     token_ids: torch.Tensor
@@ -56,11 +56,11 @@ class DecoderBatch:
 
 
 class StepOutput(NamedTuple):
-    """What a step computes, valid until the next one.
+    """The result of a step, valid until the next step.
 
     Attributes:
         logits: [samples, vocab] float32.
-        hidden: [tokens of the range, hidden] for each of `DecoderBatch.pooled`, after the final norm.
+        hidden: [tokens in range, hidden] for each range of `DecoderBatch.pooled`, after the final norm.
     """
 
     logits: torch.Tensor
@@ -69,7 +69,7 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """The two products of a gated MLP."""
+    """The two linear products of a gated MLP."""
 
     gate_up: Product
     down: Product
@@ -77,7 +77,7 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A mixture of experts, and the expert that all tokens meet with the gate of what it adds, where there is one."""
+    """A mixture of experts and, if there is one, the shared expert with the gate of its output."""
 
     experts: MixtureProduct
     shared: Mlp | None
@@ -86,11 +86,11 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """The parameters of one layer; norms are vectors, projections are laid out for the device.
+    """The parameters of one layer; norms are vectors, projections are in the device's layout.
 
     Attributes:
-        input_norm, mlp_norm: of what attention and the MLP (or what stands for it) read; o_norm, down_norm: of what
-            they add.
+        input_norm, mlp_norm: norms of the inputs of attention and of the MLP (or mixture of experts); o_norm,
+            down_norm: norms of their outputs.
     """
 
     input_norm: torch.Tensor | None
@@ -109,8 +109,8 @@ class Decoder:
     """A decoder-only transformer over a paged KV cache.
 
     Args:
-        parameters: (name, tensor) for every name of `engine.loading.names.parameters`, in that order, given away.
-        max_len: positions that the rotary table covers.
+        parameters: (name, tensor) for every name of `engine.loading.names.parameters`, in that order. Takes ownership.
+        max_len: number of positions in the rotary tables.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Decoder:
         self._backend = backend
         self._layers: list[Layer] = []
         beside: dict[str, Any] = {}
-        # Layer by layer: where weights are rounded there is room for all of them rounded, not for all as they came.
+        # Layer by layer: with quantization, memory holds all weights quantized, but not all of them as loaded.
         for layer, named in groupby(parameters, key=lambda parameter: _layer_of(parameter[0])):
             if layer is None:
                 beside |= named
@@ -129,7 +129,7 @@ class Decoder:
         self._forms = [form.within(max_len) for form in spec.layers]
         self._norm = beside.pop("norm")
         embedding, head = beside.pop("embedding"), beside.pop("head", None)
-        # [positions, 2, head_dim] of each rotation
+        # One table [positions, 2, head_dim] for each rotary embedding
         self._cos_sin = {
             rope: rope_table(rope, spec.head_dim, max_len, embedding.dtype).to(embedding.device)
             for rope in dict.fromkeys(form.rope for form in self._forms)
@@ -139,7 +139,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
-        """Compute a step, writing the cache."""
+        """Compute a step and write its keys and values to the cache."""
         lora = self._backend.lora(batch.adapters, batch.sample_adapters)
         x, delta = self.residual(batch, cache, lora)
         logits = self.logits(x, delta, None if batch.samples_each else batch.sampled, lora)
@@ -149,14 +149,14 @@ class Decoder:
     def residual(
         self, batch: DecoderBatch, cache: KvCache, lora: LoraProducts | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute the layers, writing the cache; returns two [tokens, hidden], whose sum the final norm takes."""
+        """Compute the layers and write the cache; return two [tokens, hidden] whose sum is the final norm's input."""
         x = self._embed(batch.token_ids)  # [tokens, hidden]: the residual stream, added to in place
         if lora is not None:
             lora.embed(batch.token_ids, x)
         if self._embedding_scale != 1.0:
             self._backend.rescale(x, self._embedding_scale)
         cos_sin = {rope: self._backend.take(table, batch.positions) for rope, table in self._cos_sin.items()}
-        delta: torch.Tensor | None = None  # what the last part has to add; the next norm does it
+        delta: torch.Tensor | None = None  # the last sublayer's output, which the next norm adds to x
         for index, (layer, form) in enumerate(zip(self._layers, self._forms, strict=True)):
             own = cache.layer(index)
             attend = partial(self._attend, layer, form, cos_sin[form.rope], batch.attention[own.table], own)
@@ -171,7 +171,7 @@ class Decoder:
     def logits(
         self, x: torch.Tensor, delta: torch.Tensor | None, sampled: torch.Tensor | None, lora: LoraProducts | None
     ) -> torch.Tensor:
-        """Return logits [samples, vocab] float32 of what `residual` returned; of all, which is changed, for None."""
+        """Return float32 logits [samples, vocab] of `residual`'s result; `sampled` None is all tokens, changing `x`."""
         backend = self._backend
         if sampled is not None:
             if not len(sampled):
@@ -192,7 +192,7 @@ class Decoder:
     def hidden(
         self, x: torch.Tensor, delta: torch.Tensor | None, batch: DecoderBatch, add_rms_norm: AddRmsNorm
     ) -> list[torch.Tensor]:
-        """Return the final hidden states of `batch.pooled`; `x`, as `residual` returned it, is changed there."""
+        """Return the final hidden states of `batch.pooled`; changes those rows of `x`, the result of `residual`."""
         states = [
             add_rms_norm(x[start:end], None if delta is None else delta[start:end], self._norm, self.spec.rms_eps)
             for start, end in batch.pooled
@@ -202,7 +202,7 @@ class Decoder:
         return states
 
     def _layer(self, layer: Layer, x: torch.Tensor, delta: torch.Tensor | None, attend: Product) -> torch.Tensor | None:
-        """Compute a layer, adding to `x` what the last one has to; returns what this one has to add, None for all."""
+        """Compute a layer: add the pending `delta` to `x`, and return the layer's own delta, None if already added."""
         backend, eps = self._backend, self.spec.rms_eps
         qkv = backend.normed(layer.qkv, x, delta, layer.input_norm, eps)
         delta = self._added(layer.o, attend(qkv), x, layer.o_norm)
@@ -221,7 +221,7 @@ class Decoder:
         attend: Product,
         lora: LoraProducts,
     ) -> torch.Tensor:
-        """Compute a layer whose norms and products adapters change."""
+        """Compute a layer with adapters on its norms and linear products."""
         spec, backend, eps = self.spec, self._backend, self.spec.rms_eps
         norms = spec.norms
 
@@ -245,7 +245,7 @@ class Decoder:
     def _mixed(
         self, mixture: Mixture, h: torch.Tensor, index: int = 0, lora: LoraProducts | None = None
     ) -> torch.Tensor:
-        """Return what a mixture of experts makes of `h`; what all tokens meet stands for an MLP in adapters."""
+        """Return the output of a mixture of experts for `h`; adapters treat the shared expert as the layer's MLP."""
         spec, shared = self.spec, mixture.shared
         delta = mixture.experts(h, lora, index)
         if shared is not None and mixture.shared_gate is not None and spec.experts is not None:
@@ -264,7 +264,7 @@ class Decoder:
     def _added(
         self, product: Product, h: torch.Tensor, x: torch.Tensor, norm: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Return what a part of a layer adds to `x`, the product of `h`, or None where it has been added."""
+        """Return a sublayer's update of `x`, the product of `h`, or None if it was added in place."""
         is_plain = norm is None and self.spec.scales.residual == 1.0
         return self._backend.added(product, h, x) if is_plain else self._settled(product(h), norm)
 
@@ -274,7 +274,7 @@ class Decoder:
         norm: torch.Tensor | None,
         adapt: Callable[[torch.Tensor], None] = lambda normed: None,
     ) -> torch.Tensor:
-        """Return what a part of a layer adds, normed and scaled where the family does so."""
+        """Return a sublayer's update `delta`, normed and scaled if the family does so."""
         if norm is not None:
             delta = self._backend.add_rms_norm(delta, None, norm, self.spec.rms_eps)
             adapt(delta)
@@ -308,7 +308,7 @@ class Decoder:
 
 
 def _layer_of(parameter: str) -> int | None:
-    """Return which layer a parameter is of, by its name."""
+    """Return the layer index in a parameter's name, None outside of the layers."""
     parts = parameter.split(".")
     return int(parts[1]) if parts[0] == "layers" else None
 
@@ -348,7 +348,7 @@ def _mixture(
         by_name.pop(f"{prefix}.{name}", None) for name in ("router_bias", "experts.gate_up_bias", "experts.down_bias")
     )
     biases = None if router_bias is None else (router_bias, up_bias, down_bias)
-    # No name for them here: they go as soon as they are laid out.
+    # Bound to no name here, so that the weights are freed as soon as they are laid out.
     experts = backend.experts(
         ExpertWeights(by_name.pop(f"{prefix}.router"), pop_each("gate_up"), pop_each("down"), biases),
         spec.experts,

@@ -1,7 +1,7 @@
-"""Which tokens end an answer, by what a checkpoint's files say of it.
+"""Which tokens end a generation, read from a checkpoint's files.
 
-generation_config.json has the last word on what config.json says. What the tokenizer calls its end ends an answer too:
-of many fine-tuned checkpoints the other files were never told of a new one, and their answers would go on for ever.
+generation_config.json overrides config.json. The tokenizer's EOS token counts too: many fine-tuned checkpoints define
+a new one there and leave the other files unchanged, and their answers would never end.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ MAX_TOKENIZER_BYTES = 1 << 28
 
 
 def eos_ids(folder: Path, config: Mapping[str, object], vocab_size: int) -> tuple[int, ...]:
-    """Return the ids, those of the configuration first; an id that the model has no logit for is none.
+    """Return the ids, those of the configuration first; ids outside the vocabulary are dropped.
 
     Raises:
-        CheckpointError: a file is broken, or what it says are no ids.
+        CheckpointError: a file is broken, or eos_token_id holds something other than token ids.
     """
     path = folder / "generation_config.json"
     value = (read_json(path) if path.is_file() else {}).get("eos_token_id")

@@ -1,4 +1,4 @@
-"""What config.json says of a mixture of experts: how many there are, how many a token meets, and in which layers."""
+"""Mixture-of-experts settings of config.json: number of experts, experts per token, and which layers have them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertSpec:
-    """The geometry of the mixture that a sparse layer has in place of an MLP; `kernels.experts` computes it.
+    """Geometry of the mixture of experts that replaces the MLP in a sparse layer; `kernels.experts` computes it.
 
     Attributes:
-        count: of experts.
-        chosen: how many of them a token meets.
-        inner_size: of each between its two products.
-        is_normed: the weights of the chosen ones sum to 1.
-        shared_size: the same of an expert that all tokens meet beside them, with a gate of its own; 0 for none.
+        count: number of experts.
+        chosen: number of experts per token (top-k).
+        inner_size: intermediate size of each expert.
+        is_normed: the router weights of the chosen experts are normalized to sum to 1.
+        shared_size: intermediate size of the shared expert, which has a gate of its own; 0 for none.
     """
 
     count: int
@@ -29,12 +29,12 @@ class ExpertSpec:
 
 
 def parse_experts(fields: Fields, mixture: Mixture) -> ExpertSpec:
-    """Read the geometry.
+    """Parse the geometry.
 
     Raises:
         CheckpointError: a field is wrong or missing.
     """
-    # Either is written by some version of the same family's code.
+    # Different versions of the same family's code write either name.
     known = (name for name in ("num_experts", "num_local_experts") if fields.config.get(name) is not None)
     name = next(known, mixture.count)
     count, chosen = fields.count(name), fields.count("num_experts_per_tok")

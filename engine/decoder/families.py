@@ -1,4 +1,4 @@
-"""Where the families of decoders differ: by a bias, a norm, a scale, a default. One row each."""
+"""Differences between decoder families (biases, norms, scales, defaults), one table row per family."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Switch = bool | str
-"""What the family's code fixes, or the name of the field of config.json (false by default) that decides."""
+"""A constant fixed by the family's code, or the name of the config.json field (false by default) that decides."""
 Activation = Literal["silu", "gelu", "clamped"]
-"""As `kernels.gated_activation.reference` defines them."""
+"""Defined in `kernels.gated_activation.reference`."""
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
-"""By the names that checkpoints have for them."""
+"""Activations by their names in checkpoints."""
 
 
 class Norms(NamedTuple):
-    """The norms of a layer, by the names that checkpoints have for them; None where there is none.
+    """The norms of a layer, by their names in checkpoints; None for a missing norm.
 
     Attributes:
-        before_attention, before_mlp: of what a part reads.
-        after_attention, after_mlp: of what it adds.
-        offset: of weights: 1 where a checkpoint has what they are beyond 1.
-        is_wide: weights are float32, and what is normed is rounded once it has met them.
+        before_attention, before_mlp: applied to the sublayer's input.
+        after_attention, after_mlp: applied to the sublayer's output, before it is added to the residual stream.
+        offset: added to the stored weights: 1 if the checkpoint stores weight - 1.
+        is_wide: weights are float32, and the result is rounded only after multiplying by them.
     """
 
     before_attention: str | None = "input_layernorm"
@@ -36,16 +36,16 @@ PLAIN_NORMS = Norms()
 
 
 class ExpertNames(NamedTuple):
-    """What checkpoints call the parts of a mixture of experts.
+    """Names of the parts of a mixture of experts in checkpoints.
 
     Attributes:
-        block: the module that stands for an MLP; all others are in it.
-        router: what chooses experts.
-        gate_up, down: the products of an expert, `experts.7.down_proj`.
-        are_one: the experts' matrices lie in one tensor, [experts, out, in], directly in the block.
-        are_bare: that tensor is [experts, in, out] and no module's, outputs of gate and up in turn; it has a `_bias`
-            beside it, and what chooses has one too.
-        adapted: what adapters call the block where they have something for all experts at once; None for the same.
+        block: the module in place of the MLP; it contains all the others.
+        router: the router.
+        gate_up, down: an expert's linear modules, `experts.7.down_proj`.
+        are_one: all experts' matrices are one tensor, [experts, out, in], directly in the block.
+        are_bare: that tensor is [experts, in, out], a parameter without `.weight`, with gate and up outputs
+            interleaved; it has a `_bias` parameter, and the router has a bias.
+        adapted: name of the block in adapters that change all experts at once; None if the same.
     """
 
     block: str = "mlp"
@@ -62,13 +62,13 @@ PLAIN_NAMES = ExpertNames()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """What a family with experts has where others have an MLP.
+    """The mixture of experts of a family.
 
     Attributes:
-        count, inner, shared: the fields that say how many experts there are, how wide one is, and how wide one that
-            all tokens meet is; `shared` is None where there is none.
-        is_normed: the weights of the experts that a token meets sum to 1.
-        leaves_some_dense: `decoder_sparse_step` and `mlp_only_layers` hold.
+        count, inner, shared: config.json fields with the number of experts, the intermediate size of each, and that of
+            the shared expert; `shared` is None if there is none.
+        is_normed: the router weights of a token's experts are normalized to sum to 1.
+        leaves_some_dense: `decoder_sparse_step` and `mlp_only_layers` apply.
     """
 
     count: str
@@ -81,31 +81,31 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What a config.json leaves unsaid because the family's code says it.
+    """What config.json leaves out because the family's code defines it.
 
     Attributes:
-        has_qk_norm: each query and key head is normalised before the rotation.
-        norms_heads_together: all heads of queries are normalised as one vector, and so are those of keys.
-        uses_window: whether `sliding_window` holds.
+        has_qk_norm: each query and key head is normalized before the rotary embedding.
+        norms_heads_together: all query heads are normalized as one vector, and all key heads as another.
+        uses_window: whether `sliding_window` applies.
         window: default of `sliding_window`.
-        num_full_layers: default of `max_window_layers`: so many layers at the beginning have no window.
-        full_every: default of `sliding_window_pattern`: every so-manieth layer has none; 0 for no such pattern.
-        unrotated_every: default of `no_rope_layer_interval`: every so-manieth layer does not rotate; 0 for none. Where
-            there are such they alone have a window.
-        is_fused: q, k and v, and gate and up, are modules in one, `qkv_proj` and `gate_up_proj`.
-        rotates_partly: `partial_rotary_factor` holds.
+        num_full_layers: default of `max_window_layers`, the number of first layers without a window; 0 to ignore it.
+        full_every: default n of `sliding_window_pattern`: every n-th layer has no window; 0 to ignore it.
+        unrotated_every: default n of `no_rope_layer_interval`: every n-th layer has no rotary embedding, and only
+            those layers have a window; 0 to ignore it.
+        is_fused: q, k and v are one module, `qkv_proj`, and gate and up are one, `gate_up_proj`.
+        rotates_partly: `partial_rotary_factor` applies.
         theta: default of `rope_theta`.
         rope: default of `rope_parameters`.
-        local_theta: default of `rope_local_base_freq`, which layers with a window have instead; None for the same.
+        local_theta: default of `rope_local_base_freq`, the theta of layers with a window; None for the same theta.
         activation: default of `hidden_activation`, or `hidden_act`.
-        clamps: the gate is the clamped one, of whatever else config.json says.
-        has_sinks: each head has a sink, as `kernels.paged_attention.reference` defines it.
-        scales: fields that scale something, as `engine.decoder.scales` reads them, and their defaults.
-        scales_embedding: the embedding is multiplied by the root of its width.
+        clamps: the activation is the clamped one, whatever config.json says.
+        has_sinks: each head has a sink, as defined in `kernels.paged_attention.reference`.
+        scales: fields with scale factors, read by `engine.decoder.scales`, and their defaults.
+        scales_embedding: the embedding is multiplied by the square root of its width.
         is_tied: default of `tie_word_embeddings`.
-        mixture: of experts; None for MLPs in all layers.
-        came_with_code: checkpoints have code (`auto_map`) that defines the family as all know it by now.
-        unserved: fields that ask for what is not served unless they have this value.
+        mixture: the mixture of experts; None for MLPs in all layers.
+        came_with_code: checkpoints bundle code (`auto_map`), but it defines what is by now the standard family.
+        unserved: fields that are supported with this value only.
     """
 
     qkv_bias: Switch = False
@@ -315,4 +315,4 @@ FAMILIES: dict[str, Family] = {
 
 _BASES = {"Gemma3ForCausalLM": "Gemma3TextModel"}
 DECODER_BY_BASE = {_BASES.get(name, f"{name.removesuffix('ForCausalLM')}Model"): name for name in FAMILIES}
-"""Architectures of the same decoders without an output matrix, as embedding models are saved."""
+"""Decoder architecture by its base-model architecture, which has no output matrix (saved by embedding models)."""

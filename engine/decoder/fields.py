@@ -1,4 +1,4 @@
-"""Typed reads from a parsed config.json; a wrong or missing field is named."""
+"""Typed reads from a parsed config.json; `CheckpointError` names a wrong or missing field."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from engine.errors import CheckpointError
 
 
 class Fields:
-    """The fields of a config.json, or of an object in it, that lies at `where`."""
+    """The fields of a config.json, or of an object in it; `where` is its location for messages."""
 
     def __init__(self, config: Mapping[str, object], where: str) -> None:
         self.config = config
         self.where = where
 
     def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """Return an integer that is not less than 1, or than `least`."""
+        """Return an integer of at least `least`; `default` replaces a missing or null field."""
         value = self.config.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 1 << 31:
@@ -24,7 +24,7 @@ class Fields:
         return value
 
     def switch(self, switch: Switch, *, default: bool = False) -> bool:
-        """Return the switch, or the boolean field that it names."""
+        """Return the switch itself, or the boolean field that it names."""
         value = switch if isinstance(switch, bool) else self.config.get(switch)
         value = default if value is None else value
         if not isinstance(value, bool):

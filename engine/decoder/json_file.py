@@ -1,4 +1,4 @@
-"""Reads the JSON files of a checkpoint, which others have written."""
+"""Reads the JSON files of a checkpoint, which are untrusted input."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, object]:
-    """Return the object that a file holds.
+    """Return the JSON object in a file.
 
     Raises:
-        CheckpointError: as `read_value`, or it holds none.
+        CheckpointError: as `read_value`, or the value is not an object.
     """
     value = read_value(path, max_bytes=max_bytes)
     if not isinstance(value, dict):
@@ -23,10 +23,10 @@ def read_json(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, obj
 
 
 def read_value(path: Path, *, max_bytes: int = MAX_CONFIG_BYTES) -> object:
-    """Return what a file holds.
+    """Return the JSON value in a file.
 
     Raises:
-        CheckpointError: it is not there, too large, or no JSON.
+        CheckpointError: the file is unreadable, larger than `max_bytes`, or not JSON.
     """
     try:
         if path.stat().st_size > max_bytes:

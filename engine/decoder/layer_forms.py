@@ -1,4 +1,4 @@
-"""Where the layers of one decoder differ: how far back each looks, by which rotation, and whether it has experts."""
+"""Per-layer differences within one decoder: attention window, rotary embedding, and dense MLP or experts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerForm:
-    """How one layer attends, and what comes behind.
+    """How one layer attends, and whether it has an MLP or experts.
 
     Attributes:
-        rope: the angles of its rotation.
-        scale: of scores.
-        window: how many of the last positions a token sees, its own included; 0 for all.
-        softcap: scores are softcap * tanh(score / softcap); 0 for as they are.
-        is_sparse: a mixture of experts comes behind it instead of an MLP.
+        rope: its rotary embedding.
+        scale: factor of attention scores.
+        window: how many of the last positions a token attends to, its own included; 0 for all.
+        softcap: scores become softcap * tanh(score / softcap); 0 for no cap.
+        is_sparse: the layer has a mixture of experts instead of an MLP.
     """
 
     rope: RopeSpec
@@ -34,7 +34,7 @@ class LayerForm:
     is_sparse: bool = False
 
     def within(self, max_len: int) -> LayerForm:
-        """Return the same for texts of so many tokens: a window that they fit into is none."""
+        """Return the form for sequences of up to `max_len` tokens, without a window if they all fit into it."""
         return replace(self, window=0) if self.window >= max_len else self
 
 
@@ -44,7 +44,7 @@ def layer_forms(
     """Return the form of each layer.
 
     Raises:
-        CheckpointError: a field is wrong or missing, or asks for what is not supported.
+        CheckpointError: a field is wrong, missing or not supported.
     """
     rotates = _rotates(fields, family, num_layers)
     kinds = _kinds(fields, family, rotates) if fields.switch(family.uses_window) else [FULL] * num_layers
@@ -69,7 +69,7 @@ def layer_forms(
 
 
 def _rotates(fields: Fields, family: Family, num_layers: int) -> list[bool]:
-    """Return which layers rotate: as `no_rope_layers` says, whose numbers are 0 for those that do not."""
+    """Return which layers have a rotary embedding; `no_rope_layers` has a 0 for those that do not."""
     if not family.unrotated_every:
         return [True] * num_layers
     told = fields.config.get("no_rope_layers")
@@ -82,7 +82,7 @@ def _rotates(fields: Fields, family: Family, num_layers: int) -> list[bool]:
 
 
 def _kinds(fields: Fields, family: Family, rotates: Sequence[bool]) -> list[str]:
-    """Return which layers have a window: as `layer_types` says, else as is usual in the family."""
+    """Return the attention type of each layer, from `layer_types` or else by the family's pattern."""
     kinds, num_layers = fields.config.get("layer_types"), len(rotates)
     if kinds is None and family.unrotated_every:
         return [FULL if is_rotated else SLIDING for is_rotated in rotates]
@@ -110,7 +110,7 @@ def _check_rope(fields: Fields, family: Family, rope: RopeSpec, head_dim: int) -
 
 
 def _rope(fields: Fields, family: Family, kind: str) -> RopeSpec:
-    """Return the rotation of one kind of layer, for which config.json may have a field or a block of its own."""
+    """Return the rotary embedding of one attention type, which may have its own field or block in config.json."""
     config = dict(fields.config)
     blocks = config.get("rope_parameters")
     if isinstance(blocks, Mapping) and isinstance(blocks.get(kind), Mapping):

@@ -1,4 +1,4 @@
-"""What the engine knows of a decoder, whoever computes it: what its cache holds, its context, its modules."""
+"""Geometry of a decoder, whichever implementation computes it: KV cache contents, context length, modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.decoder.layer_forms import LayerForm
 from engine.decoder.stored import Stored
 
 SPAN_BYTES = 4
-"""Of what a key or a value of one head spans (`kernels.row_quantization.reference`)."""
+"""Size of the span (scale) of one head's quantized key or value (`kernels.row_quantization.reference`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +19,13 @@ class ModelSpec(ABC):
     """Geometry of one decoder-only transformer.
 
     Attributes:
-        layers: what differs from layer to layer.
-        is_tied: the output matrix is the embedding, or there is none.
-        generates: there is one; else only vectors are made.
-        max_position: context length in tokens that the checkpoint was made for, or as far as its attention is plain and
-            its angles stay what they are.
+        layers: per-layer differences, one entry for each layer with keys and values.
+        is_tied: the output matrix is the embedding, or there is no output matrix.
+        generates: there is an output matrix; otherwise the model only produces embedding vectors.
+        max_position: context length in tokens: what the checkpoint was made for, cut to where attention is plain and
+            rotary angles do not change.
         eos_ids: token ids that end a generation.
-        stored: how the layers' linear weights lie in the checkpoint where they have 4 or 8 bits, else None.
+        stored: layout of the layers' 4-bit or 8-bit linear weights in the checkpoint, None if not quantized.
     """
 
     architecture: str
@@ -43,52 +43,52 @@ class ModelSpec(ABC):
 
     @property
     def num_layers(self) -> int:
-        """How many layers have keys and values."""
+        """Number of layers that have keys and values."""
         return len(self.layers)
 
     def num_model_layers(self) -> int:
-        """Return how many layers there are, those included that keep a state instead of keys."""
+        """Return the number of layers, including those that keep a recurrent state instead of keys and values."""
         return self.num_layers
 
     def state_bytes(self, element_bytes: int) -> int:
-        """Return what layers keep of a text, however long it is, instead of keys or beside them."""
+        """Return the bytes of recurrent state per sequence, of any length; layers keep it instead of or beside keys."""
         return 0
 
     @property
     def q_size(self) -> int:
-        """Width of all query heads together."""
+        """Total width of all query heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
-        """Width of all key (or value) heads together."""
+        """Total width of all key (or value) heads."""
         return self.num_kv_heads * self.head_dim
 
     def cache_layout(self, max_model_len: int) -> CacheLayout:
-        """Return which layers share blocks of the KV cache, for texts of up to so many tokens."""
+        """Return which layers share KV cache blocks, for sequences of up to `max_model_len` tokens."""
         return CacheLayout.of([form.within(max_model_len).window for form in self.layers])
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
-        """Return the bytes that one token takes in the KV cache; with one byte a number, what each head spans too."""
+        """Return the KV cache bytes per token; one-byte elements come with a span for each head."""
         span_bytes = SPAN_BYTES * self.num_kv_heads if element_bytes == 1 else 0
         return self.num_layers * 2 * (self.kv_size * element_bytes + span_bytes)
 
     @abstractmethod
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return (in, out) features of every linear module of the layers, by its name."""
+        """Return (in, out) features of every linear module of the layers, by name."""
 
     def adapted_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return those that take an adapter."""
+        """Return the linear modules that take an adapter, as `linear_shapes`."""
         return self.linear_shapes()
 
     def linear_sizes(self) -> set[tuple[int, int]]:
-        """Return (in, out) of every product with a linear module, or one of an expert, that there is."""
+        """Return the distinct (in, out) sizes of all linear modules, experts included."""
         return set(self.linear_shapes().values())
 
     @abstractmethod
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says."""
+        """Return the shapes of everything that takes an adapter, as `adapters.validate.ModuleShapes`."""
 
     @abstractmethod
     def widths(self) -> Mapping[str, Mapping[str, int]]:
-        """Return the outputs of the modules that read the same input, by the names of the projections they make up."""
+        """Return the output width of each module that reads a shared input, by fused projection and module name."""

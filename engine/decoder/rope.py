@@ -1,6 +1,6 @@
-"""Rotary position embedding (Su et al., 2021, arXiv 2104.09864): which angles a family's configuration asks for.
+"""Rotary position embedding (Su et al., 2021, arXiv 2104.09864): parse the angles from a configuration.
 
-The tensors are made in `engine.decoder.rope_table`: who only reads a configuration needs no torch.
+`engine.decoder.rope_table` builds the tensors, so that reading a configuration needs no torch.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class RopeSpec:
 
     Attributes:
         theta: base of the geometric series of frequencies.
-        kind: "default", which is what "dynamic" is within the context; "linear" (positions divided by `factor`; Chen et
-            al., 2023, arXiv 2306.15595); "llama3" (low frequencies divided by `factor`, high ones kept, smooth between;
-            Llama 3.1 model card); "yarn" (the same by a ramp over dimensions, and sharper attention; Peng et al., 2023,
-            arXiv 2309.00071, sections 3.2 and 3.4); "longrope" (each frequency divided by a factor of its own; Ding et
-            al., 2024, arXiv 2402.13753), whose factors for longer texts than it was trained on are not taken; "none",
-            all of whose angles are 0.
+        kind: "default", which also covers "dynamic" within the original context; "linear" (positions divided by
+            `factor`; Chen et al., 2023, arXiv 2306.15595); "llama3" (low frequencies divided by `factor`, high ones
+            kept, smooth between; Llama 3.1 model card); "yarn" (the same with a ramp over dimensions, and sharper
+            attention; Peng et al., 2023, arXiv 2309.00071, sections 3.2 and 3.4); "longrope" (a separate divisor for
+            each frequency; Ding et al., 2024, arXiv 2402.13753), short factors only; "none" (all angles are 0).
         original_max_len: context in tokens that the model was trained on before scaling.
-        beta_fast, beta_slow: rotations over that context above which yarn keeps, below which it divides a frequency.
+        beta_fast, beta_slow: rotations over that context: yarn keeps a frequency above `beta_fast`, and divides it
+            below `beta_slow`.
         truncates: yarn's ramp begins and ends at whole dimensions.
         magnitude: factor of cosines and sines.
-        factors: longrope's.
-        fraction: of the numbers of a head, the first, that rotate.
+        factors: longrope's divisors.
+        fraction: fraction of each head's dimensions, the first ones, that are rotated.
     """
 
     theta: float
@@ -51,16 +51,16 @@ class RopeSpec:
 
     @property
     def max_len(self) -> int:
-        """Context in tokens that a scaling reaches which says from where it starts, else 0."""
+        """Context in tokens after yarn scaling, 0 for other kinds."""
         return int(self.factor * self.original_max_len) if self.kind == "yarn" else 0
 
     @property
     def bound(self) -> int | None:
-        """Context in tokens beyond which the angles would be others, if there is such a bound."""
+        """Context in tokens beyond which longrope would need other angles, None for other kinds."""
         return self.original_max_len if self.kind == "longrope" else None
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Return how many numbers of a head rotate."""
+        """Return how many dimensions of a head are rotated."""
         return int(head_dim * self.fraction)
 
 
@@ -68,11 +68,11 @@ NO_ROPE = RopeSpec(theta=1.0, kind="none")
 
 
 def parse_rope(config: Mapping[str, object], where: str) -> RopeSpec:
-    """Read the rotary part of a config.json, in the old form (rope_theta, rope_scaling) or the new (rope_parameters).
+    """Parse the rotary settings of a config.json, old (rope_theta, rope_scaling) or new (rope_parameters).
 
     Raises:
-        CheckpointError: a kind of scaling that is not known, one of its numbers is missing or out of range, or both
-            forms are there and differ.
+        CheckpointError: the scaling type is unknown, one of its numbers is missing or out of range, or both forms are
+            present and differ.
     """
     blocks = [block for name in ("rope_parameters", "rope_scaling") if (block := config.get(name))]
     specs = {_parse_block(config, block, where) for block in blocks or [{}]}
@@ -117,7 +117,7 @@ def _spec(kind: str, fields: Mapping[str, object]) -> RopeSpec:
 
 def _whole_spec(kind: str, theta: float, fields: Mapping[str, object]) -> RopeSpec:
     if kind in ("default", "dynamic"):
-        # What grows with the text grows beyond max_position_embeddings only, where we do not go.
+        # "dynamic" changes angles only beyond max_position_embeddings, which is never exceeded.
         return RopeSpec(theta=theta)
     if kind == "longrope":
         return _longrope(theta, fields)

@@ -1,4 +1,4 @@
-"""The angles that `engine.decoder.rope.RopeSpec` describes, as tensors."""
+"""Builds cosine and sine tables for an `engine.decoder.rope.RopeSpec`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.decoder.rope import RopeSpec
 
 
 def rope_table(spec: RopeSpec, head_dim: int, max_len: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return cosines and sines, [max_len, 2, head_dim]; each half of what rotates repeats the same angles."""
+    """Return cosines and sines [max_len, 2, head_dim]; both halves of the rotated dimensions have the same angles."""
     rotary_dim = spec.rotary_dim(head_dim)
     angles = torch.outer(torch.arange(max_len, dtype=torch.float32), _frequencies(spec, rotary_dim))
     doubled = torch.cat((angles, angles), dim=-1)

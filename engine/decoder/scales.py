@@ -1,4 +1,4 @@
-"""Factors and caps that some families have where others have none: of the embedding, of scores, of logits."""
+"""Scale factors and soft caps of some families, on the embedding, attention scores, residual stream and logits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.decoder.fields import Fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """What the decoder multiplies by beside its weights.
+    """Scale factors and soft caps of a decoder.
 
     Attributes:
-        scores: of attention; None for 1 / sqrt(head_dim).
-        embedding: of embedded tokens, rounded to their dtype.
-        residual: of what each part of a layer adds.
-        logits: of logits.
-        score_softcap, logit_softcap: what c tanh(x / c) keeps scores and logits below; 0 for as they are.
+        scores: factor of attention scores; None for 1 / sqrt(head_dim).
+        embedding: factor of embedded tokens, rounded to their dtype.
+        residual: factor of each sublayer's output.
+        logits: factor of logits.
+        score_softcap, logit_softcap: c in c * tanh(x / c), applied to scores and logits; 0 for no cap.
     """
 
     scores: float | None = None
@@ -29,10 +29,10 @@ class Scales:
 
 
 def parse_scales(fields: Fields, family: Family, hidden_size: int) -> Scales:
-    """Read those that the family has.
+    """Parse the fields that the family has.
 
     Raises:
-        CheckpointError: one is no positive number.
+        CheckpointError: a value is not a positive number.
     """
 
     def told(name: str) -> float | None:

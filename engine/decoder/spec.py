@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says of its decoder, as one frozen value. No weights, no code from the checkpoint."""
+"""Parse a checkpoint's config.json into a frozen `DecoderSpec`. Reads no weights and runs no code from it."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from engine.decoder.wrapped import decoder_fields
 from engine.errors import CheckpointError
 
 SHARED_EXPERT = "shared_expert"
-"""The module of the expert that all tokens meet."""
+"""Module name of the shared expert."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec(ModelSpec):
-    """One of the decoders that are computed by our own: with gated MLPs, or mixtures of such, and RMS norms.
+    """A decoder that `engine.decoder.decoder` computes: gated MLPs or mixtures of experts, and RMS norms.
 
     Attributes:
-        intermediate_size: of MLPs between their products; experts have their own.
+        intermediate_size: of dense MLPs; experts have their own.
         qkv_bias, o_bias, mlp_bias: which projections have biases.
-        has_sinks: each head has a sink, as `kernels.paged_attention.reference` defines it.
-        has_qk_norm: each query and key head is normalised before the rotation (Qwen3, Gemma 3).
-        norms_heads_together: all heads of queries, and all of keys, as one vector (OLMo).
-        is_fused: q, k and v, and gate and up, are modules in one (Phi-3).
-        norms: those of a layer, and how they are computed.
+        has_sinks: each head has a sink, as defined in `kernels.paged_attention.reference`.
+        has_qk_norm: each query and key head is normalized before the rotary embedding (Qwen3, Gemma 3).
+        norms_heads_together: all query heads are normalized as one vector, and all key heads as another (OLMo).
+        is_fused: q, k and v are one module, and so are gate and up (Phi-3).
+        norms: names of a layer's norms, and how they are computed.
         activation: of the gate.
-        scales: factors that families have beside their weights.
-        experts: of the layers that are sparse; None where none is.
-        expert_names: what the checkpoint calls them.
+        scales: the family's scale factors and soft caps.
+        experts: geometry of the mixtures in sparse layers; None if the family has none.
+        expert_names: their names in the checkpoint.
     """
 
     intermediate_size: int
@@ -66,7 +66,7 @@ class DecoderSpec(ModelSpec):
     expert_names: ExpertNames = PLAIN_NAMES
 
     def module_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return what of the model takes an adapter, as `adapters.validate.ModuleShapes` says."""
+        """Return the shapes of everything that takes an adapter, as `adapters.validate.ModuleShapes`."""
         linear = self.adapted_shapes()
         shapes: dict[str, tuple[int, ...]] = dict(linear)
         biases = {"q_proj": self.qkv_bias, "k_proj": self.qkv_bias, "v_proj": self.qkv_bias, "o_proj": self.o_bias}
@@ -84,26 +84,26 @@ class DecoderSpec(ModelSpec):
         )
 
     def widths(self) -> dict[str, dict[str, int]]:
-        """Return the outputs of the modules that read the same input, by the names of the projections they make up."""
+        """Return the output width of each module that reads a shared input, by fused projection and module name."""
         qkv = {"q_proj": self.q_size, "k_proj": self.kv_size, "v_proj": self.kv_size}
         return {"qkv_proj": qkv, "gate_up_proj": dict.fromkeys(("gate_proj", "up_proj"), self.intermediate_size)}
 
     def stored_widths(self) -> dict[str, dict[str, int]]:
-        """Return the same of the modules that the checkpoint has, of which several may be one."""
+        """Return `widths` by the checkpoint's modules, which may themselves be fused."""
         if not self.is_fused:
             return self.widths()
         return {name: {name: sum(parts.values())} for name, parts in self.widths().items()}
 
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return (in, out) features of every linear module of the layers, by its name.
+        """Return (in, out) features of every linear module of the layers, by name.
 
-        What chooses experts is none: it stays as it is where linear modules have few bits. Nor are matrices of which
-        several lie in one tensor.
+        Excludes the router, which stays in full precision when linear modules are quantized, and experts' matrices
+        that share one tensor.
         """
         return self._by_layer(self._expert_shapes(), self._mlp_shapes())
 
     def stored_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return the same of those that `stored` tells of; several experts' matrices in one tensor count as one."""
+        """Return `linear_shapes` of the modules that `stored` applies to; experts in one tensor count as one module."""
         if not isinstance(self.stored, StoredMxfp4):
             return self.linear_shapes()
         experts, names = self.experts, self.expert_names
@@ -117,11 +117,11 @@ class DecoderSpec(ModelSpec):
         return {f"model.layers.{layer}.{name}": shape for layer in places for name, shape in shapes.items()}
 
     def adapted_shapes(self) -> dict[str, tuple[int, int]]:
-        """Return the same of those that take an adapter."""
+        """Return `linear_shapes` of the modules that take an adapter; experts are separate."""
         return self._by_layer({}, self._mlp_shapes())
 
     def _adapted_norms(self) -> dict[str, tuple[int, ...]]:
-        """Return the norms, which adapters may bring whole, by the names that checkpoints have for them."""
+        """Return the shapes of the norms, which adapters may replace, by their names in checkpoints."""
         norms = self.norms
         places = (norms.before_attention, norms.after_attention, norms.before_mlp, norms.after_mlp)
         shapes: dict[str, tuple[int, ...]] = {name: (self.hidden_size,) for name in places if name is not None}
@@ -134,7 +134,7 @@ class DecoderSpec(ModelSpec):
         return every | {"model.norm": (self.hidden_size,)}
 
     def _adapted_experts(self) -> dict[str, tuple[int, ...]]:
-        """Return what of the mixtures takes an adapter; what chooses experts takes none."""
+        """Return the shapes of what takes an adapter in the mixtures; routers take none."""
         experts, names = self.experts, self.expert_names
         if experts is None:
             return {}
@@ -154,7 +154,7 @@ class DecoderSpec(ModelSpec):
         return {f"model.layers.{layer}.{name}": shape for layer in places for name, shape in shapes.items()}
 
     def linear_sizes(self) -> set[tuple[int, int]]:
-        """Return (in, out) of every product with a linear module, or one of an expert, that there is."""
+        """Return the distinct (in, out) sizes of all linear modules, experts included."""
         sizes = {*self._attention_shapes().values()}
         if any(not form.is_sparse for form in self.layers):
             sizes |= {*self._mlp_shapes().values()}
@@ -200,7 +200,7 @@ class DecoderSpec(ModelSpec):
 
 
 class UnknownArchitectureError(CheckpointError):
-    """No family has the architecture; `fields` are those of the checkpoint's config.json."""
+    """The architecture is not in `FAMILIES`; `fields` holds the checkpoint's config.json."""
 
     def __init__(self, fields: Fields, architecture: str) -> None:
         super().__init__(f"{fields.where}: architectures is {[architecture]!r}; one of {', '.join(FAMILIES)} is known.")
@@ -209,10 +209,10 @@ class UnknownArchitectureError(CheckpointError):
 
 
 def read_spec(model_path: str) -> DecoderSpec:
-    """Read config.json (and other files of it for the tokens that end an answer) of a folder in Hugging Face layout.
+    """Read config.json of a folder in Hugging Face layout, and other files for the EOS token ids.
 
     Raises:
-        UnknownArchitectureError: no family of ours has it.
+        UnknownArchitectureError: the architecture is not in `FAMILIES`.
         CheckpointError: a file is missing or broken, or a field is missing or wrong.
     """
     folder = Path(model_path)
@@ -269,7 +269,7 @@ def read_spec(model_path: str) -> DecoderSpec:
 
 
 def _fields(folder: Path) -> Fields:
-    """Return what config.json says of the decoder, if it needs no code that comes along with it."""
+    """Return the decoder's fields of config.json; a checkpoint that requires its own code is refused."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: there is no such folder.")
     config, where = read_json(folder / "config.json"), f"{folder}/config.json"
@@ -279,9 +279,9 @@ def _fields(folder: Path) -> Fields:
 
 
 def _is_known_by_now(config: Mapping[str, object]) -> bool:
-    """Tell whether the code that a checkpoint came with defines what others define since under the same name.
+    """Tell whether a checkpoint's bundled code defines an architecture that is by now standard under the same name.
 
-    For most families code that comes along changes them: that of some has them look at the tokens behind as well.
+    Bundled code of most families changes the model; some makes attention bidirectional.
     """
     names, code = config.get("architectures"), config.get("auto_map")
     if not (isinstance(names, list) and len(names) == 1 and isinstance(code, Mapping)):
@@ -322,12 +322,12 @@ def _activation(fields: Fields, family: Family) -> Activation:
 
 
 def _max_position(fields: Fields, layers: Iterable[LayerForm]) -> int:
-    """Return the context: what a checkpoint was made for, cut where its attention is no longer plain."""
+    """Return the context length: what the checkpoint was made for, cut to where attention and angles are plain."""
     ropes = [layer.rope for layer in layers]
     longest = max(fields.count("max_position_embeddings"), *(rope.max_len for rope in ropes))
     longest = min([longest, *(rope.bound for rope in ropes if rope.bound is not None)])
     if (chunks := fields.config.get("dual_chunk_attention_config")) is not None:
-        # Beyond the first of its chunks we would be wrong, so we do not go there.
+        # Attention is plain only within the first chunk.
         within = Fields(chunks if isinstance(chunks, Mapping) else {}, f"{fields.where}: dual_chunk_attention_config")
         longest = min(longest, max(1, within.count("chunk_size") - within.count("local_size")))
     return longest

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint has in fewer bits than it is computed with: which layout `quantization_config` names."""
+"""Quantized checkpoints: parse the layout of the weights from `quantization_config`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Stored = StoredInt4 | StoredFp8 | StoredMxfp4 | StoredInt8 | StoredBnb4 | Stored
 
 
 def stored_of(folder: Path, config: Mapping[str, object], where: str) -> Stored | None:
-    """Return how a checkpoint's weights lie, None where they have their bits; ModelOpt may say so in a file of its own.
+    """Return the layout of a checkpoint's quantized weights, None if not quantized; ModelOpt may use a separate file.
 
     Raises:
-        CheckpointError: as `parse_stored`, or that file cannot be read.
+        CheckpointError: as `parse_stored`, or the separate file cannot be read.
     """
     fields, beside = config.get("quantization_config"), folder / "hf_quant_config.json"
     if fields is None and beside.is_file():
@@ -40,10 +40,10 @@ def stored_of(folder: Path, config: Mapping[str, object], where: str) -> Stored 
 
 
 def parse_stored(fields: object, where: str) -> Stored:
-    """Read `quantization_config`.
+    """Parse `quantization_config`.
 
     Raises:
-        CheckpointError: it asks for what is not supported; the message names the field.
+        CheckpointError: a value is not supported; the message names the field.
     """
     if not isinstance(fields, Mapping):
         raise CheckpointError(f"{where}: quantization_config is not a JSON object.")

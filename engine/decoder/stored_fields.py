@@ -1,4 +1,4 @@
-"""Fields of a `quantization_config` that may have few values only, and the groups of one of compressed-tensors."""
+"""Checks fields of a `quantization_config` against supported values, and parses compressed-tensors' groups."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from engine.errors import CheckpointError
 
 COMPRESSED = "compressed-tensors"
 FLOATS, PACKED, INTEGERS, NVFP4 = "float-quantized", "pack-quantized", "int-quantized", "nvfp4-pack-quantized"
-"""Formats of compressed-tensors."""
+"""Values of `format` in compressed-tensors."""
 
 Kind = TypeVar("Kind", bound=Hashable)
 
 
 def check_fields(fields: Mapping[str, object], wanted: Mapping[str, tuple[object, ...]], within: str) -> None:
-    """Refuse a field that has none of the values that are known for it; None among those is a field left out.
+    """Refuse a field whose value is not among those in `wanted`; None there allows a missing field.
 
     Raises:
-        CheckpointError: naming the field, what it is and what is read; `within` is where the fields are.
+        CheckpointError: names the field (below `within`), its value and the supported ones.
     """
     for name, known in wanted.items():
         if fields.get(name) not in known:
@@ -30,13 +30,13 @@ def check_fields(fields: Mapping[str, object], wanted: Mapping[str, tuple[object
 def parse_groups(
     fields: Mapping[str, object], within: str, parse: Callable[[Mapping[str, object], Mapping[str, object], str], Kind]
 ) -> Kind:
-    """Return what compressed-tensors' groups are, which must be one thing.
+    """Parse compressed-tensors' `config_groups`, which must all have the same layout, and return it.
 
     Args:
-        parse: makes it of a group, its `weights`, and where it is.
+        parse: returns the layout from a group, its `weights` and its location for messages.
 
     Raises:
-        CheckpointError: naming the field that asks for what is not supported.
+        CheckpointError: a value is not supported; the message names the field.
     """
     check_fields(fields, {"transform_config": (None, {})}, within)
     sparsity = fields.get("sparsity_config")
@@ -60,5 +60,5 @@ def parse_groups(
 
 
 def scale_shapes(out: int, has_each: bool) -> tuple[Shape, ...]:
-    """Return which shapes the scales of `out` outputs may have, or the one of a tensor."""
+    """Return the allowed shapes of scales: per output if `has_each`, otherwise per tensor."""
     return ((out, 1), (out,)) if has_each else ((), (1,))

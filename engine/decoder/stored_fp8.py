@@ -1,9 +1,9 @@
-"""How weights of 8-bit floats (e4m3) lie in a checkpoint, as its `quantization_config` says.
+"""The layout of FP8 (e4m3) weights in a checkpoint, as described by its `quantization_config`.
 
-    compressed-tensors   weight [out, in], weight_scale of the tensor, of each output, or of each block
-    fp8                  weight [out, in], weight_scale of the tensor, or weight_scale_inv of each block
+    compressed-tensors   weight [out, in], weight_scale per tensor, per output, or per block
+    fp8                  weight [out, in], weight_scale per tensor, or weight_scale_inv per block
 
-Which linear modules of the layers are stored so their tensors say: what a checkpoint leaves as it was has no scale.
+The dtype of a linear module's weight tells whether it is quantized; modules left in full precision have no scale.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFp8:
-    """The layout of linear modules of a checkpoint's layers; `engine.loading.fp8` reads it.
+    """The layout of the linear modules of a checkpoint's layers; `engine.loading.fp8` reads it.
 
     Attributes:
-        has_row_scales: each output has a scale of its own, instead of a tensor or a block.
-        block: outputs and inputs that share a scale, None where there are no blocks.
-        rounds_inputs: whether the weights were made to be multiplied by inputs of 8 bits.
-        scale: the last name of the tensor with the scales.
+        has_row_scales: scales are per output, not per tensor or block.
+        block: (outputs, inputs) that share a scale, None without blocks.
+        rounds_inputs: whether the weights are meant to be multiplied by 8-bit activations.
+        scale: last name component of the scale tensor.
     """
 
     has_row_scales: bool = False
@@ -38,16 +38,16 @@ class StoredFp8:
 
     @property
     def title(self) -> str:
-        """What the weights are."""
+        """Name of the format, for messages."""
         return "fp8"
 
     @property
     def stays(self) -> bool:
-        """Whether a GPU multiplies by the weights as they are: 8 bits on both sides, a scale for each row of both."""
+        """Whether a GPU multiplies by the weights as stored: 8-bit on both sides, one scale per row of each."""
         return self.block is None and self.rounds_inputs
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
-        """Return the tensors that a module of (out, in) features must have; `dtype`: of its weight, None for none."""
+        """Return the required tensors of an (out, in) module; `dtype` is that of its `weight`, None if it has none."""
         if dtype != FP8_DTYPE:
             return {f"{module}.weight": TensorKind((shape,))}
         return {
@@ -56,11 +56,11 @@ class StoredFp8:
         }
 
     def num_bytes(self, out: int, depth: int, element_bytes: int) -> float:
-        """Return what a module takes on a GPU that multiplies 8-bit floats, where others take `element_bytes`."""
+        """Return a module's bytes on a GPU with FP8 matmuls; a dequantized weight takes `element_bytes` per element."""
         return out * depth + SCALE_BYTES * out if self.stays else out * depth * element_bytes
 
     def check_sizes(self, sizes: Mapping[str, tuple[int, int]], where: str) -> None:
-        """Take all sizes: `engine.resolve` knows which can be multiplied."""
+        """Accept any size; `engine.resolve` knows which ones FP8 matmuls support."""
 
     def _scale_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         out, depth = shape
@@ -71,10 +71,10 @@ class StoredFp8:
 
 
 def parse_fp8(fields: Mapping[str, object], where: str) -> StoredFp8:
-    """Read the `quantization_config` of compressed-tensors' 8-bit floats, or of "fp8".
+    """Parse the `quantization_config` of compressed-tensors' FP8 format, or of "fp8".
 
     Raises:
-        CheckpointError: it asks for what is not supported; the message names the field.
+        CheckpointError: a value is not supported; the message names the field.
     """
     within = f"{where}: quantization_config"
     if fields["quant_method"] == COMPRESSED:

@@ -1,6 +1,6 @@
-"""How weights of 4 bits lie in a checkpoint, as its `quantization_config` says: in AWQ's and others' layouts.
+"""The layout of 4-bit weights in a checkpoint (AWQ, GPTQ, compressed-tensors), as its `quantization_config` says.
 
-Which linear modules are stored so their tensors say: what a checkpoint leaves as it was has a weight.
+The tensors of a linear module tell whether it is quantized: only modules left in full precision have a `weight`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ AWQ, GPTQ = "awq", "gptq"
 INT4_METHODS = (AWQ, GPTQ)
 WHOLE_COLUMN = -1
 PACKED = 8
-"""Numbers of 4 bits in one of the 32 that a tensor is made of."""
+"""4-bit values in one int32 of a packed tensor."""
 PACKED_DTYPES = ("I32",)
 LEFT_OUT = "-:"
-"""What begins a pattern of modules that are left as they were."""
+"""Prefix of a pattern that names modules left in full precision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredInt4:
-    """The layout of all linear modules of a checkpoint's layers; `engine.loading.int4` reads it.
+    """The layout of the linear modules of a checkpoint's layers; `engine.loading.int4` reads it.
 
     Attributes:
         method: one of `INT4_METHODS`, or `COMPRESSED`.
-        group_size: inputs that share a scale and a zero point, `WHOLE_COLUMN` for all of a module.
-        zero_offset: what is added to a zero point as it is stored.
-        has_zeros: zero points are stored; else each is in the middle.
-        has_order: which group each input is of is stored; else they lie in the order of their groups.
+        group_size: inputs that share a scale and a zero point, `WHOLE_COLUMN` for all inputs of a module.
+        zero_offset: added to each stored zero point.
+        has_zeros: zero points are stored; otherwise quantization is symmetric, around the middle level.
+        has_order: the group index of each input is stored; otherwise inputs lie in the order of their groups.
     """
 
     method: str
@@ -43,25 +43,25 @@ class StoredInt4:
 
     @property
     def title(self) -> str:
-        """What the weights are."""
+        """Name of the format, for messages."""
         return f"4-bit ({self.method})"
 
     @property
     def stays(self) -> bool:
-        """Whether the kernels multiply by the weights as they are: each group's inputs beside each other."""
+        """Whether the kernels multiply by the weights as stored, which needs contiguous groups of inputs."""
         return not self.has_order
 
     @property
     def order(self) -> str:
-        """The last name of the tensor that says which group each input is of."""
+        """Last name component of the tensor with the group index of each input."""
         return "weight_g_idx" if self.method == COMPRESSED else "g_idx"
 
     def group(self, depth: int) -> int:
-        """Return how many inputs of a module of `depth` of them share a scale."""
+        """Return how many inputs share a scale in a module with `depth` inputs."""
         return depth if self.group_size == WHOLE_COLUMN else self.group_size
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
-        """Return the tensors that a module of (out, in) features must have; `dtype`: of its weight, None for none."""
+        """Return the required tensors of an (out, in) module; `dtype` is that of its `weight`, None if it has none."""
         if dtype is not None:
             return {f"{module}.weight": TensorKind((shape,))}
         out, depth = shape
@@ -84,16 +84,16 @@ class StoredInt4:
         }
 
     def num_bytes(self, out: int, depth: int, element_bytes: int) -> float:
-        """Return what a module takes on a GPU, where numbers take `element_bytes`."""
+        """Return a module's bytes on a GPU; a dequantized weight takes `element_bytes` per element."""
         if not self.stays:
             return out * depth * element_bytes
         return out * depth / 2 + UNIT_BYTES * out * (depth // self.group(depth))
 
     def check_sizes(self, sizes: Mapping[str, tuple[int, int]], where: str) -> None:
-        """Refuse linear modules, given by (in, out) features, that are no whole number of blocks and groups.
+        """Refuse linear modules, given as (in, out) features, that do not divide into whole blocks and groups.
 
         Raises:
-            CheckpointError: naming one.
+            CheckpointError: names the first such module.
         """
         for module, (depth, out) in sizes.items():
             parts = sorted({BLOCK, self.group(depth)})
@@ -105,10 +105,10 @@ class StoredInt4:
 
 
 def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
-    """Read the `quantization_config` of one of `INT4_METHODS`.
+    """Parse the `quantization_config` of one of `INT4_METHODS`.
 
     Raises:
-        CheckpointError: it asks for what is not supported; the message names the field.
+        CheckpointError: a value is not supported; the message names the field.
     """
     wanted: dict[str, tuple[object, ...]]
     if fields["quant_method"] == AWQ:
@@ -123,7 +123,7 @@ def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
             "pack_dtype": ("int32", None),
         }
         _check_dynamic(fields.get("dynamic"), f"{where}: quantization_config")
-        # The first format keeps a zero point less one.
+        # The original format stores each zero point minus one.
         is_less_one = fields["checkpoint_format"] != "gptq_v2"
     check_fields(fields, {**wanted, "bits": (4,), "lm_head": (False, None)}, f"{where}: quantization_config")
     group_size = _group_size(fields.get("group_size"), f"{where}: quantization_config")
@@ -136,7 +136,7 @@ def parse_int4(fields: Mapping[str, object], where: str) -> StoredInt4:
 
 
 def _check_dynamic(patterns: object, within: str) -> None:
-    """Take what leaves modules as they were, and refuse what gives them other bits or groups."""
+    """Accept patterns that leave modules in full precision; refuse those that change a module's bits or groups."""
     if patterns and not (isinstance(patterns, Mapping) and all(str(name).startswith(LEFT_OUT) for name in patterns)):
         raise CheckpointError(
             f"{within}.dynamic is {patterns!r}; only names that begin with {LEFT_OUT!r} are supported."
@@ -144,7 +144,7 @@ def _check_dynamic(patterns: object, within: str) -> None:
 
 
 def parse_packed(fields: Mapping[str, object], where: str) -> StoredInt4:
-    """Read the `quantization_config` of compressed-tensors' packed integers; errors as `parse_int4`."""
+    """Parse the `quantization_config` of compressed-tensors' packed integers; raises as `parse_int4`."""
     return parse_groups(fields, f"{where}: quantization_config", _parse_group)
 
 

@@ -1,9 +1,9 @@
-"""How experts' weights of 4 bits lie in a checkpoint of gpt-oss, whose `quantization_config` names mxfp4.
+"""The layout of MXFP4 expert weights in a gpt-oss checkpoint, whose `quantization_config` names mxfp4.
 
-    experts.gate_up_proj_blocks  [experts, out, in / 32, 16]    two numbers (e2m1) in a byte, the first one's bits lower
-    experts.gate_up_proj_scales  [experts, out, in / 32]        a power of two for each 32 (e8m0)
+    experts.gate_up_proj_blocks  [experts, out, in / 32, 16]    two values (e2m1) per byte, the first in the low bits
+    experts.gate_up_proj_scales  [experts, out, in / 32]        one power of two (e8m0) per 32 values
 
-What a checkpoint leaves as it was has a tensor without either ending.
+Experts left in full precision have one tensor without either suffix.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from engine.errors import CheckpointError
 
 MXFP4 = "mxfp4"
 GROUP = 32
-"""Numbers that share a scale."""
+"""Values that share a scale."""
 UNIT_BYTES, UNIT_INPUTS = 4, 128
-"""Of the scales on a GPU: those of so many inputs lie in so many bytes."""
+"""Layout of scales on a GPU: `UNIT_BYTES` hold those of `UNIT_INPUTS` inputs."""
 BYTES = ("U8",)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMxfp4:
-    """The layout of all experts of a checkpoint; `engine.loading.mxfp4` reads it."""
+    """The layout of a checkpoint's experts; `engine.loading.mxfp4` reads it."""
 
     @property
     def title(self) -> str:
-        """What the weights are."""
+        """Name of the format, for messages."""
         return "4-bit (mxfp4)"
 
     @property
     def stays(self) -> bool:
-        """Whether a GPU multiplies by the weights as they are."""
+        """Whether a GPU multiplies by the weights as stored."""
         return True
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
-        """Return the tensors that experts of (experts, in, out) must have; `dtype`: of their numbers, None for none."""
+        """Return the required tensors of (experts, in, out); `dtype` is that of a dense tensor, None if quantized."""
         if dtype is not None:
             return {module: TensorKind((shape,))}
         count, depth, out = shape
@@ -48,14 +48,14 @@ class StoredMxfp4:
         }
 
     def num_bytes(self, out: int, depth: int, element_bytes: int) -> float:
-        """Return what one expert's module takes on a GPU, as `kernels.mxfp4` holds it."""
+        """Return the bytes of one expert's module on a GPU, in the layout of `kernels.mxfp4`."""
         return out * (depth / 2 + UNIT_BYTES * -(-depth // UNIT_INPUTS))
 
     def check_sizes(self, sizes: Mapping[str, tuple[int, int]], where: str) -> None:
-        """Refuse what has no such experts, and experts whose inputs are no whole number of groups.
+        """Refuse models without such experts, and experts whose inputs do not divide into whole groups.
 
         Raises:
-            CheckpointError: naming one.
+            CheckpointError: names the first such module, if there is one.
         """
         if not sizes:
             raise CheckpointError(

@@ -1,13 +1,13 @@
-"""How weights of few bits lie in a checkpoint that become numbers as they are loaded: nothing here multiplies by them.
+"""The layout of quantized weights that are dequantized on load, because no kernel multiplies by them as stored.
 
-    int8            weight int8 [out, in], a scale of the tensor or of each output: compressed-tensors' weight_scale,
-                    or SCB of bitsandbytes, which is 127 times as much
-    bitsandbytes    weight uint8 [out * in / 2, 1], two levels in a byte, and what stands for them; 64 numbers in their
-                    order share weight.absmax, which may lie in 8 bits itself, with what 256 of those share
-    nvfp4           two numbers (e2m1) in a byte, 16 inputs of an output share weight_scale (e4m3), and the tensor a
-                    scale of its own, which compressed-tensors divides by and ModelOpt multiplies by
+    int8            weight int8 [out, in], one scale per tensor or per output: compressed-tensors' weight_scale, or
+                    bitsandbytes' SCB, which is 127 times as large
+    bitsandbytes    weight uint8 [out * in / 2, 1], two 4-bit codes per byte, and a code book; 64 consecutive values
+                    share a weight.absmax, which may itself be 8-bit, with a scale for 256 of them
+    nvfp4           two values (e2m1) per byte; 16 inputs of an output share a weight_scale (e4m3), and the tensor has
+                    a scale of its own, which compressed-tensors divides by and ModelOpt multiplies by
 
-Which linear modules of the layers are stored so their tensors say: what a checkpoint leaves as it was is of floats.
+The dtype or absence of a linear module's `weight` tells whether it is quantized; full-precision ones hold floats.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from engine.errors import CheckpointError
 
 BITSANDBYTES, MODELOPT = "bitsandbytes", "modelopt"
 BLOCK, NESTED_BLOCK = 64, 256
-"""Of bitsandbytes: numbers that share a scale, and scales of 8 bits that share one."""
+"""In bitsandbytes: values that share a scale, and 8-bit scales that share a scale."""
 NVFP4_GROUP = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Passing:
-    """What all of them have in common; `engine.loading.numbers` reads them."""
+    """Base of the layouts that `engine.loading.numbers` dequantizes on load."""
 
     @property
     def stays(self) -> bool:
-        """Whether anything multiplies by the weights as they are."""
+        """Whether a kernel multiplies by the weights as stored."""
         return False
 
     def num_bytes(self, out: int, depth: int, element_bytes: int) -> float:
-        """Return what a module takes where numbers take `element_bytes`."""
+        """Return a module's bytes once dequantized to `element_bytes` per element."""
         return out * depth * element_bytes
 
     def check_sizes(self, sizes: Mapping[str, tuple[int, int]], where: str) -> None:
-        """Take all sizes: numbers have no groups."""
+        """Accept any size: dequantized weights have no groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredInt8(_Passing):
-    """Integers of 8 bits.
+    """8-bit integers.
 
     Attributes:
-        has_row_scales: each output has a scale of its own, instead of the tensor.
-        scale: the last name of the tensor with the scales.
-        unit: what they are divided by.
+        has_row_scales: scales are per output, not per tensor.
+        scale: last name component of the scale tensor.
+        unit: divisor of the scales.
     """
 
     has_row_scales: bool = True
@@ -58,11 +58,11 @@ class StoredInt8(_Passing):
 
     @property
     def title(self) -> str:
-        """What the weights are."""
+        """Name of the format, for messages."""
         return "8-bit"
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
-        """Return the tensors that a module of (out, in) features must have; `dtype`: of its weight, None for none."""
+        """Return the required tensors of an (out, in) module; `dtype` is that of its `weight`, None if it has none."""
         if dtype != "I8":
             return {f"{module}.weight": TensorKind((shape,))}
         return {
@@ -73,11 +73,11 @@ class StoredInt8(_Passing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBnb4(_Passing):
-    """Levels of 4 bits as bitsandbytes has them.
+    """4-bit codes of bitsandbytes.
 
     Attributes:
-        kind: "nf4" or "fp4": how it names what the levels stand for, which lies beside them.
-        is_nested: the scales have 8 bits, and scales.
+        kind: "nf4" or "fp4", the name of the code book, which is stored in the checkpoint.
+        is_nested: the scales are 8-bit and have scales of their own (double quantization).
     """
 
     kind: str
@@ -85,16 +85,16 @@ class StoredBnb4(_Passing):
 
     @property
     def title(self) -> str:
-        """What the weights are."""
+        """Name of the format, for messages."""
         return f"4-bit ({self.kind})"
 
     @property
     def state(self) -> str:
-        """The last names of the tensor with the rest, a JSON object."""
+        """Last name components of the tensor that holds the remaining settings as a JSON object."""
         return f"weight.quant_state.{BITSANDBYTES}__{self.kind}"
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
-        """Return the tensors that a module of (out, in) features must have; `dtype`: of its weight, None for none."""
+        """Return the required tensors of an (out, in) module; `dtype` is that of its `weight`, None if it has none."""
         if dtype != "U8":
             return {f"{module}.weight": TensorKind((shape,))}
         count = shape[0] * shape[1]
@@ -114,12 +114,12 @@ class StoredBnb4(_Passing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredNvfp4(_Passing):
-    """Floats of 4 bits with scales of 8.
+    """4-bit floats with 8-bit scales.
 
     Attributes:
-        held: the last name of the tensor with the numbers.
-        whole_scale: of that with the tensor's scale.
-        divides: whether numbers are divided by that.
+        held: last name component of the tensor with the packed values.
+        whole_scale: last name component of the per-tensor scale.
+        divides: whether values are divided by the per-tensor scale, not multiplied.
     """
 
     held: str
@@ -128,11 +128,11 @@ class StoredNvfp4(_Passing):
 
     @property
     def title(self) -> str:
-        """What the weights are."""
+        """Name of the format, for messages."""
         return "4-bit (nvfp4)"
 
     def tensors(self, module: str, shape: Shape, dtype: str | None) -> dict[str, TensorKind]:
-        """Return the tensors that a module of (out, in) features must have; `dtype`: of its weight, None for none."""
+        """Return the required tensors of an (out, in) module; `dtype` is that of its `weight`, None if it has none."""
         if dtype not in (None, "U8"):
             return {f"{module}.weight": TensorKind((shape,))}
         out, depth = shape
@@ -143,10 +143,10 @@ class StoredNvfp4(_Passing):
         }
 
     def check_sizes(self, sizes: Mapping[str, tuple[int, int]], where: str) -> None:
-        """Refuse inputs that are no whole number of groups.
+        """Refuse modules whose inputs do not divide into whole groups.
 
         Raises:
-            CheckpointError: naming a module.
+            CheckpointError: names the first such module.
         """
         for module, (depth, _) in sizes.items():
             if depth % NVFP4_GROUP:
@@ -157,10 +157,10 @@ NVFP4_OF_MODELOPT = StoredNvfp4(held="weight", whole_scale="weight_scale_2", div
 
 
 def parse_bitsandbytes(fields: Mapping[str, object], where: str) -> StoredInt8 | StoredBnb4:
-    """Read the `quantization_config` of bitsandbytes.
+    """Parse the `quantization_config` of bitsandbytes.
 
     Raises:
-        CheckpointError: it asks for what is not supported; the message names the field.
+        CheckpointError: a value is not supported; the message names the field.
     """
     within = f"{where}: quantization_config"
     if fields.get("load_in_8bit"):
@@ -176,12 +176,12 @@ def parse_bitsandbytes(fields: Mapping[str, object], where: str) -> StoredInt8 |
 
 
 def parse_integers(fields: Mapping[str, object], where: str) -> StoredInt8:
-    """Read the `quantization_config` of compressed-tensors' integers of 8 bits; errors as `parse_bitsandbytes`."""
+    """Parse the `quantization_config` of compressed-tensors' 8-bit integers; raises as `parse_bitsandbytes`."""
     return parse_groups(fields, f"{where}: quantization_config", _parse_integers)
 
 
 def parse_nvfp4(fields: Mapping[str, object], where: str) -> StoredNvfp4:
-    """Read the `quantization_config` of compressed-tensors' floats of 4 bits; errors as `parse_bitsandbytes`."""
+    """Parse the `quantization_config` of compressed-tensors' 4-bit floats; raises as `parse_bitsandbytes`."""
     return parse_groups(fields, f"{where}: quantization_config", _parse_floats)
 
 

@@ -1,4 +1,4 @@
-"""What a tensor of a checkpoint may be: looked at before the first of its bytes is read."""
+"""The shapes and dtypes that a checkpoint tensor may have, checked before any tensor data is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FLOATS = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """Any of some shapes, None for any at all, and any of some types, by safetensors' names for them."""
+    """The allowed shapes, None for any shape, and the allowed dtypes, by their safetensors names."""
 
     shapes: tuple[Shape, ...] | None
     dtypes: tuple[str, ...] = FLOATS

@@ -1,6 +1,6 @@
-"""Decoders that are saved as the part for text of a model that sees as well: what config.json says of that part.
+"""Text decoders inside vision-language checkpoints: extract the decoder's fields from config.json.
 
-Its fields are in `text_config`, where a family's usual values are left out; a few may stand beside it instead.
+They are in `text_config`, which omits a family's default values; a few may be at the top level instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TEXT_BY_WRAPPER = {
     "LlavaForConditionalGeneration": "llama",
     "Mistral3ForConditionalGeneration": "mistral",
 }
-"""What `text_config.model_type` is where it is left out, by the architecture of the whole."""
+"""Default of `text_config.model_type`, by the architecture of the whole model."""
 
 _LLAMA = {
     "vocab_size": 32_000,
@@ -51,16 +51,16 @@ _TEXT_BY_TYPE = {
     "mistral": _Text("MistralForCausalLM", _LLAMA | _MISTRAL),
     "qwen2": _Text("Qwen2ForCausalLM", _LLAMA | _QWEN2 | {"max_position_embeddings": 32_768}),
 }
-"""With the defaults of transformers' classes, which is what a field that was left out means."""
+"""With the defaults of transformers' configuration classes, which apply to omitted fields."""
 
 _TIED = "tie_word_embeddings"
 
 
 def decoder_fields(config: Mapping[str, object], where: str) -> Fields:
-    """Return the fields of the decoder with its own architecture, whether it is the whole model or a part.
+    """Return the decoder's fields with its own architecture, whether it is the whole model or a part of it.
 
     Raises:
-        CheckpointError: of a model that sees there is no `text_config`, or it is of a decoder that is not served.
+        CheckpointError: a vision-language model has no `text_config`, or its decoder is not supported.
     """
     names = config.get("architectures")
     wrapper = names[0] if isinstance(names, list) and len(names) == 1 else None
@@ -76,6 +76,6 @@ def decoder_fields(config: Mapping[str, object], where: str) -> Fields:
     architecture, usual = _TEXT_BY_TYPE[model_type]
     beside = {name: config[name] for name in ("eos_token_id", "quantization_config") if config.get(name) is not None}
     tied = [block[_TIED] for block in (config, text) if block.get(_TIED) is not None]
-    # Saved anew, a whole says true where nobody said a word, of a decoder with an output matrix.
+    # A re-saved wrapper may say true by default although its decoder has an output matrix; an explicit false wins.
     beside |= {_TIED: False if False in tied else tied[0]} if tied else {}
     return Fields({**usual, **text, **beside, "architectures": [architecture]}, f"{where}: text_config")

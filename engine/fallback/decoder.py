@@ -1,6 +1,7 @@
-"""A decoder of transformers over our paged cache: its modules compute all but attention and the adapters' products.
+"""Runs a transformers model over the paged KV cache. The engine computes attention, linear products and adapters.
 
-The tokens of a step are one long row for it, each with its position; that they are several texts only attention knows.
+The model sees a step's tokens as one long sequence with positions; only attention and recurrent layers separate
+requests.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MULTIPLIED = ".dt_proj"
-"""A module of Mamba's by whose weight its layer multiplies by itself."""
+"""Name suffix of a Mamba module whose layer uses its weight directly, without calling it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +42,17 @@ class _Step:
     attention: tuple[AttentionBatch, ...]
     cache: KvCache
     lora: LoraProducts | None
-    still: torch.Tensor  # [tokens, 2, head_dim]: cosines and sines of no rotation
-    rows: Sequence[Sequence[int]]  # as of an `AttentionBatch`, where layers keep states
-    kept: Mapping[int, Sequence[Snapshot]]  # of those states, by row
+    still: torch.Tensor  # [tokens, 2, head_dim]: cosines and sines of angle 0
+    rows: Sequence[Sequence[int]]  # as `AttentionBatch.rows`; empty if no layer keeps states
+    kept: Mapping[int, Sequence[Snapshot]]  # snapshots to take, by row
 
 
 class FallbackDecoder:
-    """An `engine.runner.StepModel`, once it has taken over a model.
+    """An `engine.runner.StepModel`, ready after `take_over`.
 
     Args:
-        backend: attends, adds the adapters' products, and lays out linear weights and the vocabulary.
-        dtype: of the cache, or of what is written into one of fewer bits.
+        backend: computes attention and adapters, and lays out linear weights and the vocabulary.
+        dtype: of keys and values, before a quantized cache quantizes them.
     """
 
     def __init__(self, spec: FallbackSpec, backend: Backend, dtype: torch.dtype) -> None:
@@ -66,10 +67,10 @@ class FallbackDecoder:
         self._number_by_layer = {layer: number for number, layer in enumerate(spec.attending)}
 
     def take_over(self, model: PreTrainedModel, states: RowStates) -> None:
-        """Compute by a model whose attention is to be `attend`, which it changes: linear modules are laid out anew.
+        """Take over a model and lay out its linear modules anew; the caller sets its attention to `attend`.
 
         Args:
-            states: what its layers keep of each row instead of keys, or beside them.
+            states: recurrent states of its layers for each row.
         """
         self._model, self._states = model, states
         for name in self.spec.state_modules:
@@ -78,10 +79,10 @@ class FallbackDecoder:
             module.forward = partial(ours, cache_name(module), module.forward)
         self._still = self._still.to(model.device)
         decoder, head = model.get_decoder(), model.get_output_embeddings()
-        # Some call their output matrix a decoder.
+        # For some models get_decoder() returns the output matrix.
         (model.base_model if decoder is head else decoder).register_forward_hook(self._keep_hidden)
         for name, module in model.named_modules():
-            # What chooses experts may be float32 in a model of fewer bits, and what it reads is then too.
+            # A router may be float32 in a 16-bit model, and then so is its input.
             is_plain = type(module) is torch.nn.Linear and module.weight.dtype == self._dtype
             if is_plain and module is not head and not name.endswith(MULTIPLIED):
                 self._lay_out(name, module)
@@ -91,13 +92,13 @@ class FallbackDecoder:
             tensor.data = _own(tensor)
 
     def make_room(self, num_snapshots: int) -> None:
-        """Have room for so many states at the ends of prefixes; steps keep none before."""
+        """Allocate `num_snapshots` snapshots of states; steps take none before."""
         assert self._states is not None, "there is no model yet"
         self._states.make_room(num_snapshots)
 
     @torch.inference_mode()
     def forward(self, batch: DecoderBatch, cache: KvCache) -> StepOutput:
-        """Compute a step, writing the cache."""
+        """Compute a step and write its keys and values to the cache."""
         assert self._model is not None, "there is no model yet"
         assert self._states is not None, "there is no model yet"
         moves = batch.state_moves
@@ -137,7 +138,7 @@ class FallbackDecoder:
         attention_mask: torch.Tensor | None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Attend as transformers asks for it, with [1, heads, tokens, head_dim], to [1, tokens, heads, value_dim]."""
+        """Attend, by transformers' interface: [1, heads, tokens, head_dim] to [1, tokens, heads, value_dim]."""
         step, spec = self._step, self.spec
         assert step is not None, "attention is asked for outside of a step"
         counts = spec.num_heads, spec.num_kv_heads, spec.num_kv_heads
@@ -159,9 +160,9 @@ class FallbackDecoder:
         _give_away(module)
 
     def _lay_out_vocabulary(self, embedding: torch.nn.Module, head: torch.nn.Linear) -> None:
-        """Lay out the output matrix, which is not held in few bits, and what shares its numbers, once."""
+        """Lay out the output matrix, which is never quantized, and the embedding, once if they are tied."""
         weight = embedding.get_parameter("weight")
-        # Files may have two matrices where config.json says one: then transformers has left them two.
+        # If the files hold two matrices, transformers leaves them untied, whatever config.json says.
         matrix = None if head.weight is weight else _own(head.weight)
         embed, to_logits = self._backend.vocabulary(_own(weight), matrix)
         bias = None if head.bias is None else _own(head.bias)
@@ -194,7 +195,7 @@ class FallbackDecoder:
         *arguments: torch.Tensor,
         **told: Any,
     ) -> torch.Tensor:
-        """Call a module that keeps a state on the tokens of each row; outside of a step, as it is called."""
+        """Call a recurrent module on the tokens of each row; outside of a step, call its original `forward`."""
         if self._step is None:
             return theirs(*arguments, **told)
         (x,) = arguments or (told["hidden_states"],)
@@ -207,28 +208,28 @@ class FallbackDecoder:
 
 
 def _widened(heads: torch.Tensor, count: int, dim: int) -> torch.Tensor:
-    """Return [count, tokens, dim] of fewer or shorter heads: one that more queries share is several that are alike."""
+    """Return heads as [count, tokens, dim]: repeat those that more queries share, and pad short ones with zeros."""
     if heads.shape[0] < count:
         heads = heads.repeat_interleave(count // heads.shape[0], dim=0)
     return functional.pad(heads, (0, dim - heads.shape[-1])) if heads.shape[-1] < dim else heads
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's numbers in memory of their own: on a CPU transformers leaves them in the file, mapped."""
+    """Return a tensor's data in its own memory: on a CPU, transformers leaves it mapped from the file."""
     return tensor.data.clone() if tensor.device.type == "cpu" else tensor.data
 
 
 def _give_away(module: torch.nn.Linear | torch.nn.Embedding) -> None:
-    """Let go of a weight that the device has in its own way; what is left tells modules that ask what type it has."""
+    """Free a weight that the backend has laid out; an empty one stays, because some modules ask for its dtype."""
     module.weight = torch.nn.Parameter(module.weight.data.new_empty(0), requires_grad=False)
 
 
 def _by_rows(product: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Multiply [any, ..., in] by a product that takes rows."""
+    """Apply a product that takes [rows, in] to [any, ..., in]."""
     y = product(x.flatten(0, -2))
     return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def _by_ids(embed: Callable[[torch.Tensor], torch.Tensor], token_ids: torch.Tensor) -> torch.Tensor:
-    """Take rows for [any, ...] by a function that takes [tokens]."""
+    """Apply an embedding that takes [tokens] to [any, ...]."""
     return embed(token_ids.flatten()).view(*token_ids.shape, -1)

@@ -1,4 +1,4 @@
-"""Loads a checkpoint into transformers' own module, has its attention done by ours, and compares the two once."""
+"""Loads a checkpoint with transformers, replaces its attention with the engine's, and compares the two once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from engine.loading.weight_files import check_weight_files
 TRIED_TOKENS = 24
 TRIED_BLOCK_TOKENS = 16
 MAX_ERROR = 0.1
-"""Of logits, as a part of what they are: far above roundings, far below what another mask makes."""
+"""Relative error of logits (Euclidean norm): far above rounding, far below the effect of a wrong mask."""
 
 _numbers = count()
 
@@ -35,13 +35,13 @@ _numbers = count()
 def load_fallback(
     path: str, spec: FallbackSpec, backend: Backend, dtype: torch.dtype, device: torch.device, num_rows: int
 ) -> FallbackDecoder:
-    """Load a checkpoint, to compute at most `num_rows` texts at once.
+    """Load a checkpoint for at most `num_rows` concurrent requests.
 
     Raises:
-        CheckpointError: files or tensors are missing, broken or left over, or attention is not what it seemed.
+        CheckpointError: files or tensors are missing, broken or left over, or the engine's attention alters logits.
     """
     decoder = FallbackDecoder(spec, backend, dtype)
-    # By a name of its own: attention is looked up by it, and knows its cache. The name stays when the model has gone.
+    # A unique name, since it selects this decoder and its cache. It outlives the model, hence the weak reference.
     name = f"antiphon_{next(_numbers)}"
     attend = WeakMethod(decoder.attend)
     AttentionInterface.register(name, lambda *parts, **told: attend()(*parts, **told))  # type: ignore[misc]
@@ -58,7 +58,7 @@ def _load(path: str, architecture: str, dtype: torch.dtype) -> PreTrainedModel:
     model_class, config, is_part = classes_of(path, architecture)
     stored, numbers = read_stored_layout(Path(path)), None
     if stored is not None or is_part:
-        # What has few bits would be read by a package of its own, to be multiplied by that.
+        # Otherwise transformers would load quantized weights with a quantization package, and multiply with it.
         config.__dict__.pop("quantization_config", None)
         numbers = read_tensors(path, stored, dtype, is_part=is_part)
     logging.disable_progress_bar()
@@ -69,7 +69,7 @@ def _load(path: str, architecture: str, dtype: torch.dtype) -> PreTrainedModel:
             state_dict=numbers,
             dtype=dtype,
             attn_implementation="eager",
-            # A product of all experts at once is not known on every device and for every dtype.
+            # Grouped matmuls of experts are not available on every device and for every dtype.
             experts_implementation="eager",
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # to be told which
@@ -87,7 +87,7 @@ def _load(path: str, architecture: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _is_idle(name: str, numbers: Mapping[str, torch.Tensor]) -> bool:
-    """Tell whether what is left over is one of the biases of zeros that tools add to modules of few bits."""
+    """Tell whether a leftover tensor is an all-zero bias, which tools add to quantized modules."""
     return name.endswith(".bias") and name in numbers and not numbers[name].any()
 
 
@@ -97,7 +97,7 @@ def _tokens(vocab_size: int, device: torch.device) -> torch.Tensor:
 
 @torch.inference_mode()
 def _logits(model: PreTrainedModel, device: torch.device) -> torch.Tensor:
-    """Return the logits after some tokens by transformers' own attention."""
+    """Return the logits of the last trial token, with transformers' own attention."""
     tokens = _tokens(model.config.vocab_size, device).unsqueeze(0)
     logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits[0, -1]
     return logits.float()
@@ -106,7 +106,7 @@ def _logits(model: PreTrainedModel, device: torch.device) -> torch.Tensor:
 def _compare(
     decoder: FallbackDecoder, expected: torch.Tensor, device: torch.device, dtype: torch.dtype, path: str
 ) -> None:
-    """Compute the same by ours: a chunk, another that goes on from it, and the last token by itself."""
+    """Recompute the logits with the engine's attention, in two prefill chunks and one decode, and compare."""
     num_blocks = -(-TRIED_TOKENS // TRIED_BLOCK_TOKENS)
     cache = KvCache.of(decoder.spec, num_blocks=num_blocks, block_tokens=TRIED_BLOCK_TOKENS, dtype=dtype, device=device)
     tokens, logits = _tokens(decoder.spec.vocab_size, device), expected

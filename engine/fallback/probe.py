@@ -1,8 +1,8 @@
-"""Tries out a model of transformers without numbers: what it asks of attention, layer by layer.
+"""Traces a transformers model without weights to record what each layer requires of attention.
 
-The model is made on torch's meta device, which knows shapes only, and is given attention that notes what it is called
-with. Masks are functions of two positions there, so that a window is seen whatever the model calls it, and whatever
-else a mask may hide is seen too: only what the engine's kernels compute is served.
+The model is built on torch's meta device, which has shapes only, with an attention function that records its
+arguments. Masks come as functions of two positions, so a window is recognized whatever the model calls it, and so is
+anything else that a mask hides: only masks that the engine's kernels compute are accepted.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from engine.fallback.states import NotedStates, cache_name
 
 NAME = "antiphon_probe"
 FAR = 1_000_003
-"""A position beyond all windows, and at the beginning of no chunk."""
+"""A position beyond any window, and not at the start of a chunk."""
 NUM_TOKENS = 8
 STILL = "default"
-"""A rotation whose angles depend on the position alone."""
+"""Type of rotary embedding whose angles depend on the position alone."""
 PASSED_ON = ("dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids", "logits_to_keep")
-"""What attention is told, and knows or has no use for; anything else, if it is no mere switch, it does not know."""
+"""Arguments that the engine's attention handles or may ignore; others must be None, a boolean or a string."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """What one layer asks of attention; a value has at most as many numbers as a key.
+    """What one layer requires of attention; `value_dim` is at most `head_dim`.
 
     Attributes:
-        layer: as the module calls itself.
+        layer: the module's `layer_idx`.
         window: 0 for none.
         softcap: 0 for none.
     """
@@ -50,14 +50,14 @@ class AttentionCall:
 
 
 class Tried(NamedTuple):
-    """What a model asks for: of attention, by layers that attend, and of what its layers keep instead of keys."""
+    """What a model requires: attention, for each layer that attends, and recurrent states."""
 
     calls: list[AttentionCall]
     states: NotedStates
 
 
 def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -> PreTrainedModel:
-    """Return the model without numbers, with attention that `try_out` hears of.
+    """Return the model on the meta device, with attention that records its calls for `try_out`.
 
     Raises:
         CheckpointError: transformers refuses the configuration.
@@ -66,7 +66,7 @@ def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -
     AttentionMaskInterface.register(NAME, _mask)
     try:
         with torch.device("meta"):
-            # Products of experts are known there for this dtype only.
+            # The meta device implements expert matmuls for this dtype only.
             model = model_class._from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
     except Exception as error:
         what = model_class.__name__
@@ -76,7 +76,7 @@ def on_no_device(model_class: type[PreTrainedModel], config: PretrainedConfig) -
 
 
 def keep_angles(model: PreTrainedModel) -> None:
-    """Have rotations keep the angles of short texts, where they would look whether a step has a longer one."""
+    """Make rotary embeddings keep their short-context angles; they would adapt to the longest sequence of a step."""
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
         if isinstance(kind, str):
@@ -86,10 +86,10 @@ def keep_angles(model: PreTrainedModel) -> None:
 
 
 def try_out(model: PreTrainedModel, what: str) -> Tried:
-    """Return what the layers ask for; the model's modules are not as they were.
+    """Run the model and return what its layers require; modifies its modules.
 
     Raises:
-        CheckpointError: it cannot run so, or does what the engine does not: with the first thing that is found.
+        CheckpointError: it cannot run on the meta device, or requires something unsupported; names the first such.
     """
     _calls.clear()
     states = NotedStates(model.dtype)
@@ -132,7 +132,7 @@ def try_out(model: PreTrainedModel, what: str) -> Tried:
 def _with_states(
     forward: Callable[..., Any], name: str, cache: str, states: NotedStates, *arguments: Any, **told: Any
 ) -> Any:
-    """Call a module with a cache that notes what it keeps."""
+    """Call a module with a cache that records its states."""
     outer, states.module = states.module, name
     try:
         result = forward(*arguments, **{**told, cache: states})
@@ -144,24 +144,24 @@ def _with_states(
 
 
 class _NotServed(Exception):
-    """What a model asks of attention is not what the engine does."""
+    """A model requires something that the engine does not support."""
 
 
 _calls: list[AttentionCall] = []
 
 
 class _Ones(torch.Tensor):
-    """Without numbers too it is true that all are what they are compared with."""
+    """Ones on the meta device; a comparison with them counts as true."""
 
     def __bool__(self) -> bool:
         return True
 
 
 class _Mask(torch.Tensor):
-    """A mask without numbers that says what it hides.
+    """A mask on the meta device that says what it hides.
 
     Attributes:
-        window: None for a mask that hides something else.
+        window: 0 for a causal mask; None for one that is neither causal nor a sliding window.
     """
 
     window: int | None
@@ -174,7 +174,7 @@ def _mask(*, q_length: int, kv_length: int, mask_function: Callable[..., Any], *
 
 
 def _window(mask_function: Callable[..., Any], told: int | None) -> int | None:
-    """Return what a mask is by what it shows a token that is far from the first one; None for anything else."""
+    """Return a mask's window (0 for causal) from what a token far from the first sees; None for any other mask."""
 
     def sees(key: int) -> bool:
         batch, head, query, kv = (torch.tensor(number) for number in (0, 0, FAR, key))
@@ -198,8 +198,8 @@ def _note(
     attention_mask: torch.Tensor | None,
     **told: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Be called as attention is: with [1, heads, tokens, head_dim]."""
-    # What a model made of its mask has forgotten what it hides.
+    """Record a call of attention with [1, heads, tokens, head_dim]; raise `_NotServed` if it is unsupported."""
+    # A mask that the model has modified is no longer known, and has no window.
     window = getattr(attention_mask, "window", None)
     if window is None:
         raise _NotServed("its attention mask is neither causal nor a causal sliding window")

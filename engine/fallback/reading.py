@@ -1,4 +1,4 @@
-"""What transformers makes of a checkpoint that has no family of ours, by config.json and a trial without numbers."""
+"""Reads the geometry of a fallback model from its config.json and a trace on the meta device."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from engine.loading.names import HEAD
 from engine.lora import MODULES
 
 DYNAMIC, LONG = "dynamic", "longrope"
-"""Rotations whose angles depend on the longest text of a step, beyond a length."""
+"""Rotary embeddings whose angles depend on the longest sequence of a step, beyond some length."""
 
 
 def read_fallback_spec(folder: Path, fields: Fields, architecture: str) -> FallbackSpec:
-    """Return the geometry of a checkpoint whose architecture is none of our families.
+    """Return the geometry of a checkpoint whose architecture is not in `FAMILIES`.
 
     Raises:
-        CheckpointError: transformers does not know it as a decoder, or it does more than attend to the tokens before.
+        CheckpointError: transformers has no such decoder, or its attention is not plain causal or sliding-window.
     """
     read_stored_layout(folder)
     geometry = _geometry(str(folder), architecture, json.dumps(fields.config))
@@ -45,22 +45,22 @@ def read_fallback_spec(folder: Path, fields: Fields, architecture: str) -> Fallb
 
 
 def read_stored_layout(folder: Path) -> Stored | None:
-    """Return how the weights of a checkpoint lie that has them in few bits.
+    """Return the layout of a checkpoint's quantized weights, None if not quantized.
 
     Raises:
-        CheckpointError: in a way that is not read; the message names the field.
+        CheckpointError: the layout is not supported; the message names the field.
     """
     where = f"{folder}/config.json"
     stored = stored_of(folder, read_json(folder / "config.json"), where)
     if stored is not None:
-        # Numbers have no sizes that are not taken; MXFP4 is no other model's than gpt-oss'.
+        # Weights are dequantized, so any size works; this only refuses MXFP4, which is supported for gpt-oss alone.
         stored.check_sizes({}, where)
     return stored
 
 
 @lru_cache(maxsize=8)
 def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
-    """Return all of a `FallbackSpec` but the ends; a start asks for it several times, and each takes seconds."""
+    """Return all of a `FallbackSpec` but the EOS ids. Cached: startup asks several times, and a trace takes seconds."""
     model_class, config, _ = classes_of(folder, architecture)
     model = on_no_device(model_class, config)
     modules = _modules(model)
@@ -92,10 +92,10 @@ def _geometry(folder: str, architecture: str, _config: str) -> dict[str, Any]:
 
 
 def classes_of(folder: str, architecture: str) -> tuple[type[PreTrainedModel], PretrainedConfig, bool]:
-    """Return the class of a checkpoint's decoder, its configuration, and whether it is a part of a model that sees.
+    """Return a checkpoint's decoder class, its configuration, and whether it is part of a larger (vision) model.
 
     Raises:
-        CheckpointError: transformers knows none that goes on with a text.
+        CheckpointError: transformers has no causal LM class for it.
     """
     where = f"{folder}/config.json"
     try:
@@ -113,13 +113,13 @@ def classes_of(folder: str, architecture: str) -> tuple[type[PreTrainedModel], P
     if type(text) is not model_class.config_class:
         raise CheckpointError(f"{where}: model_type {text.model_type!r} is not that of {name}.")
     if is_part and (names := _names(Path(folder))):
-        # The whole and its part may say different things of it.
+        # The configurations of the whole and of the part may disagree.
         text.tie_word_embeddings = HEAD not in names
     return model_class, text, is_part
 
 
 def _names(folder: Path) -> Collection[str]:
-    """Return what the tensors of a checkpoint are called; none where there are no files."""
+    """Return the names of a checkpoint's tensors; empty if its files are missing or broken."""
     try:
         with opened(folder) as tensors:
             return list(tensors)

@@ -1,7 +1,7 @@
-"""Has a module of transformers call functions of ours where it calls its own by their names.
+"""Makes a transformers module call replacements for global functions of its Python file.
 
-What a module's file defines all its modules share, other engines' too, and whoever else computes by transformers in
-this process. So it stays as it is: a copy of the module's `forward` looks names up somewhere else.
+All users of transformers in this process share that file, other engines included. So it is not patched: a copy of the
+module's `forward` gets its own globals.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 
 
 def rebound(module: torch.nn.Module, functions: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """Return a module's `forward` with other functions for some of the names that it calls.
+    """Return a module's `forward` with replacements for some of the functions that it calls.
 
     Args:
-        functions: by name; each takes the function of that name that it stands for, and what that is called with. Names
-            that the module does not call, or that stand for something else, are ignored.
+        functions: replacements by name; each takes the original function, then the call's arguments. Names that
+            `forward` does not use, or that are not callable there, are ignored.
     """
     forward: Callable[..., Any] = module.forward
     if not isinstance(forward, MethodType):
         return forward
-    # What transformers wraps it in is for weights that lie on several devices.
+    # transformers' wrappers only serve weights spread over several devices.
     plain = inspect.unwrap(forward.__func__)
     if not isinstance(plain, FunctionType):
         return forward

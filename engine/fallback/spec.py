@@ -1,4 +1,4 @@
-"""The geometry of a decoder that transformers computes, over our cache and by our attention."""
+"""Geometry of a decoder that transformers computes with the engine's KV cache and attention."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDE_BYTES = 4
 
 
 class StateKey(NamedTuple):
-    """One of the tensors that a layer keeps instead of keys, or beside them, as its module asks for it."""
+    """Identifies one recurrent state tensor of a layer, as its module asks for it."""
 
     layer: int
     kind: Literal["conv", "recurrent"]
@@ -24,11 +24,11 @@ class StateKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateForm:
-    """What a text keeps of it, however long it is.
+    """Size of one recurrent state per sequence, independent of its length.
 
     Attributes:
-        shape: of numbers.
-        is_wide: float32, whatever the model computes with.
+        shape: of the tensor.
+        is_wide: float32, whatever the model's dtype.
     """
 
     shape: tuple[int, ...]
@@ -37,18 +37,18 @@ class StateForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FallbackSpec(ModelSpec):
-    """A decoder that has no family of ours, and attends as ours do: transformers computes all but the attention.
+    """A decoder outside of `FAMILIES` with ordinary attention; transformers runs it with the engine's attention.
 
-    Layers may have fewer heads of keys than `num_kv_heads`, and shorter ones than `head_dim`, values too.
+    Layers may have fewer key heads than `num_kv_heads` and shorter ones than `head_dim`; the same goes for values.
 
     Attributes:
-        modules: (in, out) features of what takes an adapter, by name; with biases (out,).
-        gate_up_size: of a gate and what it is multiplied by, where they are modules in one; else 0.
-        num_weights, num_layer_weights: of the whole model, and without embedding and output matrix.
-        attending: which of the model's layers `layers` are: those that attend, in their order.
-        depth: how many layers the model has.
-        states: what others keep, or the same beside keys.
-        state_modules: the names of the modules that do.
+        modules: (in, out) features of what takes an adapter, by name; (out,) for biases.
+        gate_up_size: outputs of a fused gate and up projection; 0 if they are separate.
+        num_weights, num_layer_weights: weights of the whole model, and without embedding and output matrix.
+        attending: indices of the model's layers that attend, in order; `layers` describes these.
+        depth: number of layers of the model.
+        states: recurrent states, of layers that keep them instead of or beside keys.
+        state_modules: names of the modules that keep them.
     """
 
     modules: Mapping[str, tuple[int, ...]]
@@ -69,7 +69,7 @@ class FallbackSpec(ModelSpec):
         return dict(self.modules)
 
     def widths(self) -> Mapping[str, Mapping[str, int]]:
-        """As `ModelSpec` says, of what is a module in one here, or may be one in an adapter."""
+        """As `ModelSpec` says, for projections that are fused here or may be fused in an adapter."""
         halves = dict.fromkeys(("gate_proj", "up_proj"), self.gate_up_size // 2)
         return part_widths(self.modules) | ({GATE_UP: halves} if self.gate_up_size else {})
 

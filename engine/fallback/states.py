@@ -1,11 +1,11 @@
-"""Layers that keep a state instead of keys: what each row of a step has kept, and their modules called by rows.
+"""Recurrent states: stores them for each row of a step, and calls the modules that keep them row by row.
 
-A state is of one length whatever the text's: the last inputs of a convolution, and a matrix or vector for each head
-(Gu and Dao, 2023, Mamba, arXiv 2312.00752; Yang et al., 2024, gated delta networks, arXiv 2412.06464). What a module
-does with it is its own affair; it asks for it by the methods of transformers' caches, which is what is answered here.
+A state has a fixed size for any sequence length: the last inputs of a convolution, and a matrix or vector per head
+(Gu and Dao, 2023, Mamba, arXiv 2312.00752; Yang et al., 2024, gated delta networks, arXiv 2412.06464). Modules access
+their states through the methods of transformers' caches, which are implemented here.
 
     tokens   0 ........ D ............ D + n1
-             [ D rows   )[ row of n1   )         the first at once, [D, 1, hidden]; the others each by itself
+             [ D rows   )[ row of n1   )         the first in one call, [D, 1, hidden]; the others one by one
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from engine.step import Snapshot, StateMoves
 from kernels.arena import lazy_zeros
 
 CACHE_NAMES = ("cache_params", "past_key_values")
-"""By one of these a module is given a cache."""
+"""Names of the `forward` argument that takes a cache."""
 NOTHING_KEPT: Mapping[int, Sequence[Snapshot]] = {}
 
 
 class _Cache:
-    """What modules ask a cache of transformers for."""
+    """Cache methods of transformers that do not depend on the states."""
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """No state is ever taken back."""
+        """Return False: states are never rolled back."""
         return False
 
 
 class NotedStates(_Cache):
-    """Notes what is kept, of the first tokens of a text; `modules` are the names of those that keep it.
+    """A cache that records which states modules keep when a sequence begins; `modules` has those modules' names.
 
     Args:
         dtype: of the model.
@@ -48,29 +48,29 @@ class NotedStates(_Cache):
         self.module = ""
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """There is none yet."""
+        """Return None: there is no state yet."""
 
     get_recurrent_state = get_conv_state
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """There is none yet."""
+        """Return False: there is no state yet."""
         return False
 
     def update_conv_state(
         self, x: torch.Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
     ) -> torch.Tensor:
-        """Note how many of the last inputs, [1, channels, tokens], are kept."""
+        """Record how many of the last inputs [1, channels, tokens] are kept."""
         width = x.shape[-1] if conv_kernel_size is None else conv_kernel_size
         self._note(StateKey(layer_idx, "conv", state_idx), (*x.shape[1:-1], width), x.dtype)
         return x
 
     def update_recurrent_state(self, state: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
-        """Note what is kept of a state [1, ...]."""
+        """Record the shape and dtype of a state [1, ...]."""
         self._note(StateKey(layer_idx, "recurrent", state_idx), tuple(state.shape[1:]), state.dtype)
         return state
 
     def update(self, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Leave keys and values to attention."""
+        """Return keys and values unchanged, for attention."""
         return key, value
 
     def _note(self, key: StateKey, shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -80,10 +80,10 @@ class NotedStates(_Cache):
 
 
 class _Handed(_Cache):
-    """The states of some rows, by key [rows, ...], given to one module and taken back changed.
+    """A cache with the states of some rows, by key [rows, ...], which one module updates in place.
 
     Attributes:
-        asked_for: those that the module has asked for: a layer may have others, of other modules.
+        asked_for: keys that the module has accessed; the layer may have states of other modules.
     """
 
     def __init__(self, states: Mapping[StateKey, torch.Tensor]) -> None:
@@ -97,13 +97,13 @@ class _Handed(_Cache):
         return self._state(StateKey(layer_idx, "recurrent", state_idx))
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        # Zeros, where a text begins.
+        # Zeros at the start of a sequence.
         return True
 
     def update_conv_state(self, x: torch.Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> torch.Tensor:
         state = self.get_conv_state(layer_idx, state_idx)
         if x.device.type == "cpu":
-            # By tokens, as it comes of a product: to turn it takes longer than to convolve it.
+            # Token-major, as the linear product returns it: transposing takes longer than the convolution.
             whole = torch.cat([state.transpose(1, 2), x.transpose(1, 2)], dim=1).transpose(1, 2)
         else:
             whole = torch.cat([state, x], dim=-1)
@@ -119,7 +119,7 @@ class _Handed(_Cache):
 
 
 class RowStates:
-    """The states of all rows of the engine, and those that are kept at the ends of prefixes.
+    """The states of all rows of the engine, and snapshots of states at the ends of cached prefixes.
 
     Args:
         dtype: of the model.
@@ -134,11 +134,11 @@ class RowStates:
         self._kept: dict[int, dict[StateKey, torch.Tensor]] = {}
 
     def make_room(self, num_places: int) -> None:
-        """Have room for so many states that are kept; there is none before."""
+        """Allocate `num_places` snapshots; until then there are none."""
         self._kept = self._zeros(num_places)
 
     def begin(self, moves: StateMoves) -> None:
-        """Have rows go on from states that were kept."""
+        """Restore rows from the snapshots that they continue from."""
         for layer, states in self._states.items():
             for key, state in states.items():
                 for row, place in moves.begun:
@@ -152,13 +152,13 @@ class RowStates:
         rows: Sequence[Sequence[int]],
         kept: Mapping[int, Sequence[Snapshot]] = NOTHING_KEPT,
     ) -> torch.Tensor:
-        """Call a layer's module on each row with its state, and keep what that has become.
+        """Call a layer's module on each row with its state, update the states and take snapshots.
 
         Args:
-            module: takes [rows, tokens, hidden] and a cache, and returns as much.
+            module: takes [rows, tokens, hidden] and a cache, and returns the same shape.
             x: [1, tokens, hidden].
-            rows: as of `engine.attention.AttentionBatch`; those of one token come first.
-            kept: by row what states are kept on the way, at which a row is computed in parts.
+            rows: as `engine.attention.AttentionBatch.rows`; those of one token come first.
+            kept: the snapshots to take, by row; a longer row is split at their positions.
         """
         num_single = sum(count == 1 for _, _, count, _ in rows)
         parts = []
@@ -180,7 +180,7 @@ class RowStates:
         return torch.cat(parts, dim=1)
 
     def _keep(self, layer: int, keys: Iterable[StateKey], row: int, snapshots: Sequence[Snapshot]) -> None:
-        # Those of the layer's other modules are elsewhere in the text.
+        # Not the states of the layer's other modules, which are at other positions.
         for _, place in snapshots:
             for key in keys:
                 self._kept[layer][key][place] = self._states[layer][key][row]
@@ -190,7 +190,7 @@ class RowStates:
         for key, form in self._form_by_key.items():
             shape, dtype = (count, *form.shape), torch.float32 if form.is_wide else self._dtype
             if count and self._device.type == "cpu":
-                # Of the host's memory only those take some that are used.
+                # Host memory is taken only by rows that are used.
                 state = lazy_zeros(prod(shape), dtype).view(shape)
             else:
                 state = torch.zeros(shape, dtype=dtype, device=self._device)
@@ -200,9 +200,9 @@ class RowStates:
     def _call(
         self, module: Callable[..., torch.Tensor], layer: int, x: torch.Tensor, rows: Sequence[Sequence[int]]
     ) -> tuple[torch.Tensor, Iterable[StateKey]]:
-        """Return what a module brings, and of which states it has asked."""
+        """Return a module's output and the keys of the states that it accessed."""
         held, first, last = self._states[layer], rows[0][3], rows[-1][3]
-        # Side by side, as they mostly are, their states are changed where they lie.
+        # Adjacent rows, the usual case, have their states updated in place.
         are_neighbours = [row for _, _, _, row in rows] == list(range(first, last + 1))
         places = slice(first, last + 1) if are_neighbours else torch.tensor([row for *_, row in rows], device=x.device)
         states = {key: state[places] for key, state in held.items()}
@@ -219,7 +219,7 @@ class RowStates:
 
 
 def cache_name(module: torch.nn.Module) -> str | None:
-    """Return by which name a module of a layer is given a cache, None for one that is not."""
+    """Return the name of a module's cache argument, None if it takes no cache."""
     if not hasattr(module, "layer_idx"):
         return None
     return next((name for name in CACHE_NAMES if name in inspect.signature(module.forward).parameters), None)

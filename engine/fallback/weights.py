@@ -1,4 +1,4 @@
-"""Reads checkpoints that transformers itself does not: of few bits, as numbers, and of a whole the part for text."""
+"""Reads checkpoints in place of transformers: dequantizes weights, or extracts the text decoder of a larger model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from engine.loading.names import HEAD, IGNORED_SUFFIXES, PREFIX_BY_PART
 from engine.loading.weight import dense, read_stored
 
 HELD = ("weight_packed", "qweight", "weight")
-"""The last names of the tensor that makes a module one of few bits; a `weight` of floats does not."""
+"""Last name component of the tensor that marks a module as quantized, unless its dtype is in `FLOATS`."""
 
 
 def read_tensors(path: str, stored: Stored | None, dtype: torch.dtype, *, is_part: bool) -> dict[str, torch.Tensor]:
-    """Return the tensors of a checkpoint by the names that a decoder by itself has.
+    """Return the tensors of a checkpoint by the names of a standalone decoder.
 
     Args:
-        stored: of modules that have few bits there is one `weight` of `dtype` then.
-        is_part: the decoder is the part for text of a model; what belongs to others is left out.
+        stored: layout of quantized modules; each is returned as one `weight` of `dtype`.
+        is_part: the decoder is part of a larger model, whose other tensors are left out.
 
     Raises:
-        CheckpointError: files are missing or broken, or tensors that belong together do not fit.
+        CheckpointError: files are missing or broken, or the tensors of a module do not fit together.
     """
     with opened(Path(path), "pt") as every:
         own = (*PREFIX_BY_PART, HEAD)
@@ -37,7 +37,7 @@ def read_tensors(path: str, stored: Stored | None, dtype: torch.dtype, *, is_par
             modules = {name.rpartition(".")[0] for name, tensor in tensors.items() if _is_held(name, tensor)}
             numbers = {f"{module}.weight": _read(path, module, stored, dtype, tensors) for module in modules}
         for name, tensor in tensors.items():
-            # What belongs to a weight may have a name below it.
+            # A quantized weight's extra tensors may have names below its own.
             belongs = any(name.rsplit(".", depth)[0] in modules for depth in (1, 2, 3))
             if name.endswith(".bias") or not (belongs or name.endswith(IGNORED_SUFFIXES)):
                 numbers[name] = tensor.read()

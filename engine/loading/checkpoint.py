@@ -1,7 +1,7 @@
-"""Reads the weights of a folder in Hugging Face layout: safetensors, one file or sharded, mapped into memory.
+"""Reads the weights of a folder in Hugging Face layout: safetensors, one file or sharded, memory-mapped.
 
-Every tensor of the checkpoint is used and every parameter of the decoder is filled, or `engine.loading.contents` says
-what is wrong before the first byte of a tensor is read.
+Every tensor must be used or known to be ignorable, and every parameter of the decoder filled;
+`engine.loading.contents` checks this before loading any tensor.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from engine.loading.weight import Weight, dense, read_stored, stack
 from kernels.arena import lazy_zeros
 
 WeightSource = Callable[[str, DecoderSpec, torch.dtype, torch.device], Iterable[tuple[str, Weight]]]
-"""What `load_parameters` is: where the parameters of a decoder come from."""
+"""Signature of `load_parameters`: a source of decoder parameters."""
 
 
 def load_parameters(
     model_path: str, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
 ) -> Iterator[tuple[str, Weight]]:
-    """Yield (parameter name, tensor) for every parameter of the decoder, cast once, or as it is where it has few bits.
+    """Yield (parameter name, tensor) for every parameter of the decoder, cast once, or as stored if quantized.
 
     The tensors are owned by the caller and share no memory with the files.
 
@@ -46,10 +46,10 @@ def load_parameters(
 
 
 def read_tensor(model_path: str, spec: ModelSpec, name: str, dtype: torch.dtype) -> torch.Tensor:
-    """Return one tensor of a checkpoint that `load_parameters` has taken, cast; `lm_head.weight` also where it is tied.
+    """Return one tensor, cast, of a checkpoint that `load_parameters` accepted; `lm_head.weight` works if tied too.
 
     Raises:
-        CheckpointError: it is not there any more.
+        CheckpointError: the tensor is no longer there.
     """
     if spec.is_tied and name == HEAD:
         name = EMBEDDING
@@ -70,12 +70,12 @@ def _read(
     device: torch.device,
     tensors: Mapping[str, StoredTensor],
 ) -> Weight:
-    """Stack a parameter's parts, of few bits where `stored` says how, on the device."""
+    """Stack a parameter's parts on the device; `stored` is the layout of quantized parts."""
     dtype = torch.float32 if parameter.is_wide else dtype
     if stored is not None:
         return stack([_read_stored(name, stored, dtype, device, tensors, parameter) for name, _ in parameter.parts])
     if device.type == "cpu":
-        # Freed, it is the system's at once. The C library would keep it, and seldom find it fit for the next.
+        # Mapped, so that freeing it returns it to the system at once; malloc would keep it and rarely reuse it.
         whole = lazy_zeros(parameter.numel, dtype).view(parameter.shape)
     else:
         whole = torch.empty(parameter.shape, dtype=dtype, device=device)
@@ -88,14 +88,14 @@ def _read(
 
 
 def _arranged(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
-    """Return numbers as a parameter has them, up to dimensions that lie behind each other."""
+    """Return a dense tensor in the parameter's order; adjacent dimensions may still need flattening."""
     if parameter.is_transposed:
         tensor = tensor.transpose(-1, -2)
     return _halved(tensor) if parameter.is_paired else tensor
 
 
 def _halved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return [experts, 2, inner, ...] of [experts, 2 * inner, ...] in which gate and up stand in turn."""
+    """Return [experts, 2, inner, ...] from [experts, 2 * inner, ...], which interleaves gate and up."""
     experts, rows = tensor.shape[:2]
     return tensor.view(experts, rows // 2, 2, *tensor.shape[2:]).transpose(1, 2)
 
@@ -108,7 +108,7 @@ def _read_stored(
     tensors: Mapping[str, StoredTensor],
     parameter: Parameter,
 ) -> Weight:
-    """Return one part of a parameter; what has few bits never lies transposed."""
+    """Return one part of a parameter; quantized parts are never stored transposed."""
 
     def paired(tensor: torch.Tensor) -> torch.Tensor:
         return _halved(tensor).flatten(1, 2) if parameter.is_paired else tensor

@@ -1,6 +1,6 @@
-"""Which tensors the files of a checkpoint have, held against those that its config.json asks for. Needs no torch.
+"""Checks the tensors in a checkpoint's files against those that config.json implies. Needs no torch.
 
-Nothing missing, nothing left over, and shapes and types as config.json says, before the first byte of a weight is read.
+No tensor may be missing or left over, and shapes and dtypes must match, before any weight data is read.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class WeightFile:
 
     @cached_property
     def spans(self) -> dict[str, tuple[int, int]]:
-        """Where each tensor lies in the file, from its first byte to behind its last."""
+        """Half-open byte range of each tensor in the file."""
         with open(self.path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
@@ -51,28 +51,28 @@ class WeightFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor, by the name that its file has for it; good while `opened` is."""
+    """One tensor, by its name in the file; valid while the context of `opened` is."""
 
     file: WeightFile
     name: str
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As the header says."""
+        """Shape in the file's header."""
         return tuple(self.file.opened.get_slice(self.name).get_shape())
 
     @property
     def dtype(self) -> str:
-        """By the name that safetensors has for it."""
+        """Dtype by its safetensors name."""
         return str(self.file.opened.get_slice(self.name).get_dtype())
 
     def read(self) -> torch.Tensor:
-        """Return it whole, where the files were opened for torch."""
+        """Return the whole tensor; the files must be opened for torch."""
         tensor: torch.Tensor = self.file.opened.get_tensor(self.name)
         return tensor
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield its bytes, `PIECE_BYTES` at a time."""
+        """Yield the tensor's bytes, `PIECE_BYTES` at a time."""
         start, end = self.file.spans[self.name]
         with open(self.file.path, "rb") as file:
             file.seek(start)
@@ -82,10 +82,10 @@ class StoredTensor:
 
 @contextmanager
 def opened(folder: Path, framework: str = "numpy") -> Iterator[Mapping[str, StoredTensor]]:
-    """Open a checkpoint's files; its tensors by the names that `engine.loading.names` has for them.
+    """Open a checkpoint's files and yield its tensors by the names that `engine.loading.names` uses.
 
     Raises:
-        CheckpointError: files are missing or broken, or a tensor is in two of them.
+        CheckpointError: files are missing or broken, or two tensors have the same name.
     """
     with ExitStack() as stack:
         found: dict[str, StoredTensor] = {}
@@ -99,9 +99,9 @@ def opened(folder: Path, framework: str = "numpy") -> Iterator[Mapping[str, Stor
 
 
 def read_checkpoint_spec(model_path: str) -> ModelSpec:
-    """Return what `read_model_spec` does, less an output matrix that config.json implies and the files do not have.
+    """Return `read_model_spec`'s result, without an output matrix that config.json implies but the files lack.
 
-    Of an embedding model nothing but the decoder may have been saved, while config.json still is that of the whole.
+    An embedding model may be saved as the bare decoder with the config.json of the full model.
 
     Raises:
         CheckpointError: as `read_model_spec`, or files are missing or broken.
@@ -115,9 +115,9 @@ def read_checkpoint_spec(model_path: str) -> ModelSpec:
 
 
 def check_contents(model_path: str, spec: ModelSpec) -> None:
-    """Look whether the files of a checkpoint have what it needs, as they are looked at before they are loaded.
+    """Check that the files of a checkpoint hold the tensors it needs, as loading does first.
 
-    Of one that transformers computes only whether they can be read: it has names of its own for what is in them.
+    For a model that transformers computes, check only that they can be read: transformers has its own tensor names.
 
     Raises:
         CheckpointError: files or tensors are missing, truncated, left over, or of a wrong shape or dtype.
@@ -130,7 +130,7 @@ def check_contents(model_path: str, spec: ModelSpec) -> None:
 def check_complete(
     where: str, spec: DecoderSpec, wanted: Sequence[Parameter], tensors: Mapping[str, StoredTensor]
 ) -> None:
-    """Hold what there is against what is wanted; errors as `check_contents`."""
+    """Check the tensors against the wanted parameters; raises as `check_contents`."""
     of_stored = spec.stored_shapes()
     kind_by_name: dict[str, TensorKind] = {}
     for name, shape in (part for parameter in wanted for part in parameter.parts):
@@ -153,10 +153,10 @@ def check_complete(
 
 
 def _as_of_whole(found: Mapping[str, StoredTensor]) -> Mapping[str, StoredTensor]:
-    """Return the tensors by the names of a whole model, where its decoder was saved by itself or as a part of more.
+    """Return the tensors by a causal LM's names, also if the files hold a bare decoder or one in a larger model.
 
     Raises:
-        CheckpointError: two of them would have one name.
+        CheckpointError: two tensors would get the same name.
     """
     if EMBEDDING in found:
         return found
@@ -195,11 +195,11 @@ def _check_tied(where: str, head: StoredTensor, embedding: StoredTensor) -> None
 
 
 def _changes_nothing(tensor: StoredTensor, stored: Stored) -> bool:
-    """Tell whether a tensor that comes along with weights of 4 or 8 bits changes nothing.
+    """Tell whether an extra tensor of a quantized module can be ignored.
 
-    A bias of zeros does not, nor does `g_idx`, the group of each input, while inputs are in their order (no desc_act),
-    nor the static scale of a layer's inputs, which are rounded by what each row spans or not at all, nor a shape told
-    once more, nor a format of number 0, that of rows.
+    True for an all-zero bias; `g_idx` (the group of each input) if inputs are in order (no desc_act); static scales
+    and zero points of inputs, which the engine quantizes per row or not at all; a redundant shape; and a weight format
+    of 0 (row-major).
     """
     if isinstance(stored, StoredMxfp4):
         return False

@@ -1,4 +1,4 @@
-"""What `system_fingerprint` tells of a base model: a digest of its weights and of how the engine computes with them."""
+"""The digest behind `system_fingerprint`: a base model's weights and how the engine computes with them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ SAMPLE_BYTES = 1 << 16
 
 
 def model_fingerprint(folder: str, computation: str) -> str:
-    """Return a digest in hex; of large files it reads `NUM_SAMPLES` evenly spaced pieces, the first and last included.
+    """Return a hex digest; of large files, hash `NUM_SAMPLES` evenly spaced pieces, the first and last included.
 
-    Weights that were trained differ nearly everywhere, so that the pieces tell them apart without reading gigabytes.
+    Different trained weights differ nearly everywhere, so the pieces distinguish them without reading gigabytes.
 
     Args:
-        folder: of the checkpoint.
-        computation: whatever of the engine's configuration changes its numbers.
+        folder: the checkpoint.
+        computation: all engine settings that change numerical results.
     """
     digest = hashlib.sha256(computation.encode())
     for path in sorted([Path(folder) / "config.json", *Path(folder).glob("*.safetensors")]):

@@ -1,10 +1,9 @@
-"""Weights that a checkpoint has in 8-bit floats (e4m3), each with a scale that it shares with others.
+"""Loads FP8 (e4m3) weights.
 
-    W[o, i] = scale * w8[o, i]        one scale for the tensor, for the output o, or for the block that (o, i) lies in
+    W[o, i] = scale * w8[o, i]        one scale per tensor, per output o, or per block that contains (o, i)
 
-Scales for inputs, where a checkpoint has some, are passed over: the engine's products round inputs by what each row
-spans. Source: Micikevicius et al., 2022 (arXiv 2209.05433); names and shapes are those that checkpoints on the Hugging
-Face hub have.
+Static input scales in a checkpoint are ignored: the engine quantizes inputs per row. Source: Micikevicius et al., 2022
+(arXiv 2209.05433); names and shapes as in checkpoints on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ FP8 = torch.float8_e4m3fn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Weight:
-    """A weight [out, in] in 8-bit floats, on its way to a layout.
+    """A loaded FP8 weight [out, in], not yet in a device's layout.
 
     Attributes:
         held: e4m3 [out, in].
         scales: float32 [out].
-        dtype: of the numbers that it is to stand for.
+        dtype: of the dequantized weight.
     """
 
     held: torch.Tensor
@@ -41,28 +40,28 @@ class Fp8Weight:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device of the weight."""
         return self.held.device
 
     def dense(self) -> torch.Tensor:
-        """Return the numbers, multiplied in float32 and rounded once."""
+        """Return the dequantized weight, computed in float32 and rounded once."""
         return (self.held.float() * self.scales.unsqueeze(1)).to(self.dtype)
 
     def rows(self, start: int, end: int) -> Fp8Weight:
-        """Return some rows, which stay where they are."""
+        """Return a view of some rows."""
         return Fp8Weight(held=self.held[start:end], scales=self.scales[start:end], dtype=self.dtype)
 
     def matrix(self) -> Fp8Matrix:
-        """Return what products take."""
+        """Return the operand of FP8 matmuls."""
         return Fp8Matrix.of(self.held, self.scales)
 
 
 def read_fp8(
     read: Callable[[str], torch.Tensor], module: str, stored: StoredFp8, dtype: torch.dtype
 ) -> Fp8Weight | torch.Tensor:
-    """Return the weight of one linear module whose tensors `read` returns by name.
+    """Return the weight of one linear module; `read` returns its tensors by name.
 
-    It stays in 8 bits where there is something that multiplies by it; else it becomes numbers.
+    Dequantizes it unless a GPU multiplies by it as stored.
     """
     held = read(f"{module}.weight")
     scales = read(f"{module}.{stored.scale}").float()
@@ -75,7 +74,7 @@ def read_fp8(
 
 
 def stack_fp8(parts: Sequence[Fp8Weight]) -> Fp8Weight:
-    """Put weights that read the same input one above the other."""
+    """Stack weights that read the same input along their output rows."""
     return Fp8Weight(
         held=torch.cat([part.held for part in parts]),
         scales=torch.cat([part.scales for part in parts]),

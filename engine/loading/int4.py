@@ -1,17 +1,17 @@
-"""Weights that a checkpoint has in 4 bits already: unpacked to levels, of which a device makes what it multiplies by.
+"""Loads 4-bit weights: unpacks them to levels, which a device then packs in its own layout.
 
     W[o, i] = scale[g, o] * (level[o, i] - zero[g, o]),        g = i // group
 
-    AWQ     qweight [in, out / 8]    eight outputs in a number, in the order 0 2 4 6 1 3 5 7 from the lowest bits on
+    AWQ     qweight [in, out / 8]    eight outputs per int32, in the order 0 2 4 6 1 3 5 7 from the lowest bits up
             qzeros  [groups, out / 8]    the same
-    GPTQ    qweight [in / 8, out]    eight inputs in a number, in their order
-            qzeros  [groups, out / 8]    eight outputs, in their order; less one, save in its second format
+    GPTQ    qweight [in / 8, out]    eight inputs per int32, in order
+            qzeros  [groups, out / 8]    eight outputs, in order; stored minus one, except in gptq_v2
     compressed-tensors
-            weight_packed      [out, in / 8]      eight inputs, in their order
-            weight_zero_point  [out / 8, groups]  eight outputs, in their order; where there is none, it is 8
+            weight_packed      [out, in / 8]      eight inputs, in order
+            weight_zero_point  [out / 8, groups]  eight outputs, in order; 8 if the tensor is absent
 
 Sources: Lin et al., 2023 (AWQ, arXiv 2306.00978), Frantar et al., 2022 (GPTQ, arXiv 2210.17323); the packing is that of
-AutoAWQ's "gemm" version and of AutoGPTQ, as checkpoints on the Hugging Face hub have it.
+AutoAWQ's "gemm" version and of AutoGPTQ, as in checkpoints on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from kernels.streamed_linear.reference import Int4Matrix, pack_int4
 MIDDLE = 8
 IN_ORDER = (0, 1, 2, 3, 4, 5, 6, 7)
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where each of eight outputs lies in a number: the inverse of the order above."""
+"""Position of each of eight outputs within an int32: the inverse of the order above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int4Weight:
-    """A weight [out, in] in 4 bits, on its way to a layout.
+    """A loaded 4-bit weight [out, in], not yet in a device's layout.
 
     Attributes:
         levels: uint8 [out, in], 0 to 15.
-        scales: [in / group, out], of the type that they are stored in.
+        scales: [in / group, out], in the stored dtype.
         zeros: int32 [in / group, out], 0 to 16.
-        dtype: of the numbers that it is to stand for.
+        dtype: of the dequantized weight.
     """
 
     levels: torch.Tensor
@@ -55,32 +55,32 @@ class Int4Weight:
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device of the weight."""
         return self.levels.device
 
     def dense(self) -> torch.Tensor:
-        """Return the numbers, multiplied in float32 and rounded once."""
+        """Return the dequantized weight, computed in float32 and rounded once."""
         out, depth = self.shape
         steps = self.levels.view(out, len(self.scales), -1).float() - self.zeros.t().unsqueeze(-1)
         return (steps * self.scales.float().t().unsqueeze(-1)).view(out, depth).to(self.dtype)
 
     def rows(self, start: int, end: int) -> Int4Weight:
-        """Return some rows, which stay where they are."""
+        """Return a view of some rows."""
         scales, zeros = self.scales[:, start:end], self.zeros[:, start:end]
         return Int4Weight(levels=self.levels[start:end], scales=scales, zeros=zeros, dtype=self.dtype)
 
     def packed(self) -> Int4Matrix:
-        """Return the layout of the GPU's kernel, whose scales are of `dtype`, one of 16 bits."""
+        """Pack for the GPU kernel; scales become `dtype`, which must be a 16-bit one."""
         return pack_int4(self.levels, self.scales.to(self.dtype), self.zeros)
 
 
 def read_int4(
     read: Callable[[str], torch.Tensor], module: str, stored: StoredInt4, dtype: torch.dtype
 ) -> Int4Weight | torch.Tensor:
-    """Unpack the weight of one linear module whose tensors `read` returns by name; as numbers where it does not stay.
+    """Unpack the weight of one linear module, whose tensors `read` returns by name; dequantize unless `stored.stays`.
 
     Raises:
-        CheckpointError: an input is of a group that is not there.
+        CheckpointError: a group index is out of range.
     """
     weight = _unpacked(read, module, stored, dtype)
     if stored.stays:
@@ -116,7 +116,7 @@ def _read_compressed(
 
 
 def stack_int4(parts: Sequence[Int4Weight]) -> Int4Weight:
-    """Put weights that read the same input one above the other."""
+    """Stack weights that read the same input along their output rows."""
     return Int4Weight(
         levels=torch.cat([part.levels for part in parts]),
         scales=torch.cat([part.scales for part in parts], dim=1),
@@ -126,7 +126,7 @@ def stack_int4(parts: Sequence[Int4Weight]) -> Int4Weight:
 
 
 def unpack(packed: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
-    """Return uint8 [rows, 8 * n] of int32 [rows, n]; the number i of eight lies at bit 4 * places[i]."""
+    """Unpack int32 [rows, n] to uint8 [rows, 8 * n]; value i of each eight is at bit 4 * places[i]."""
     out = torch.empty(*packed.shape, len(places), dtype=torch.uint8, device=packed.device)
     for index, place in enumerate(places):
         out[..., index] = (packed >> 4 * place) & 15

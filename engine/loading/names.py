@@ -1,8 +1,8 @@
-"""Which tensors of a checkpoint make which parameter of the decoder: the one table that loading goes by.
+"""Maps checkpoint tensors to decoder parameters; loading uses no other mapping.
 
 The decoder's layers know nothing of files. Projections that read the same input are one parameter, stacked along their
-output rows in the order given here, which is also the order of `adapters.weights.FUSED_GROUPS`. So are experts, one
-below the other.
+output rows in the order given here, which is also the order of `adapters.weights.FUSED_GROUPS`. Experts are stacked
+likewise.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from engine.decoder.spec import SHARED_EXPERT, DecoderSpec
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", ".k_scale", ".v_scale")
-"""What old exports kept though it follows from config.json, and scales for a cache of few bits: ours has its own."""
+"""Ignored: rotary frequencies of old exports, implied by config.json, and KV cache scales; the engine has its own."""
 PREFIX_BY_PART = {"language_model.": "", "model.language_model.": "model."}
-"""What a whole decoder's names begin with, by what they do where it is the part for text of a model that sees."""
+"""Prefixes of a text decoder's tensor names in vision-language checkpoints, mapped to those of a standalone one."""
 SIGHT = tuple(f"{at}{part}." for at in ("", "model.") for part in ("vision_tower", "multi_modal_projector"))
-"""What the names of the other parts of such a model begin with."""
+"""Prefixes of the other tensor names of such a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +28,12 @@ class Parameter:
     """One parameter of the decoder.
 
     Attributes:
-        name: where the decoder keeps it, `layers.3.qkv.weight`.
-        parts: (tensor name in the checkpoint, shape) in the order in which they are stacked.
-        offset: what is added to its numbers.
-        is_wide: it is float32 whatever the others are.
-        is_transposed: a part is stored with its last two dimensions changed over, [experts, in, out].
-        is_paired: outputs of the gate and of the other are stored in turn, and here one below the other.
+        name: its name in the decoder, `layers.3.qkv.weight`.
+        parts: (tensor name in the checkpoint, shape) in stacking order.
+        offset: added to the stored values.
+        is_wide: float32, whatever dtype the other parameters have.
+        is_transposed: parts are stored with their last two dimensions swapped, [experts, in, out].
+        is_paired: gate and up outputs are stored interleaved; the parameter has all of gate, then all of up.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Parameter:
 
     @property
     def numel(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return prod(self.shape)
 
 
 def parameters(spec: DecoderSpec) -> Iterator[Parameter]:
-    """Yield every parameter that a decoder of this geometry has."""
+    """Yield every parameter of a decoder."""
     hidden, inner = spec.hidden_size, spec.intermediate_size
     yield _one("embedding", EMBEDDING, (spec.vocab_size, hidden))
     for layer, form in enumerate(spec.layers):

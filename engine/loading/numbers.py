@@ -1,12 +1,12 @@
-"""Reads weights of few bits that become numbers as they are loaded; `engine.decoder.stored_numbers` has the layouts.
+"""Reads quantized weights that are dequantized on load; `engine.decoder.stored_numbers` has the layouts.
 
     int8            W[o, i] = scale[o] / unit * w8[o, i]
     bitsandbytes    W[n] = absmax[n // 64] * map[level[n]],        n = in * o + i
-                    absmax[b] = nested_absmax[b // 256] * nested_map[absmax8[b]] + offset, where those have 8 bits
+                    absmax[b] = nested_absmax[b // 256] * nested_map[absmax8[b]] + offset, if the scales are 8-bit
     nvfp4           W[o, i] = whole * scale[o, i // 16] * E2M1[level[o, i]]
 
-All is multiplied in float32 and rounded once. Sources: Dettmers et al., 2023 (QLoRA, arXiv 2305.14314, section 3);
-Dettmers et al., 2022 (LLM.int8(), arXiv 2208.07339); names and shapes as checkpoints on the Hugging Face hub have them.
+All arithmetic is in float32, rounded once. Sources: Dettmers et al., 2023 (QLoRA, arXiv 2305.14314, section 3);
+Dettmers et al., 2022 (LLM.int8(), arXiv 2208.07339); names and shapes as in checkpoints on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Read = Callable[[str], torch.Tensor]
 
 
 def read_int8(read: Read, module: str, stored: StoredInt8, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers [out, in] of one linear module whose tensors `read` returns by name."""
+    """Return the dequantized weight [out, in] of one linear module; `read` returns its tensors by name."""
     scales = read(f"{module}.{stored.scale}").float().view(-1, 1) / stored.unit
     return (read(f"{module}.weight").float() * scales).to(dtype)
 
 
 def read_bnb4(read: Read, module: str, stored: StoredBnb4, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers [out, in] of one linear module.
+    """Return the dequantized weight [out, in] of one linear module.
 
     Raises:
-        CheckpointError: what lies beside the weight tells of another one, or nothing that can be read.
+        CheckpointError: the stored settings are unreadable or do not match the weight.
     """
     pairs, scales = read(f"{module}.weight").flatten(), read(f"{module}.weight.absmax")
     shape, offset = _state(read(f"{module}.{stored.state}"), f"{module}.{stored.state}", stored, 2 * len(pairs))
@@ -48,7 +48,7 @@ def read_bnb4(read: Read, module: str, stored: StoredBnb4, dtype: torch.dtype) -
 
 
 def read_nvfp4(read: Read, module: str, stored: StoredNvfp4, dtype: torch.dtype) -> torch.Tensor:
-    """Return the numbers [out, in] of one linear module."""
+    """Return the dequantized weight [out, in] of one linear module."""
     pairs = read(f"{module}.{stored.held}")
     whole = read(f"{module}.{stored.whole_scale}").float().view(())
     scales = read(f"{module}.weight_scale").float() * (1 / whole if stored.divides else whole)
@@ -57,7 +57,7 @@ def read_nvfp4(read: Read, module: str, stored: StoredNvfp4, dtype: torch.dtype)
 
 
 def _look_up(numbers: torch.Tensor, pairs: torch.Tensor, *, is_first_higher: bool) -> torch.Tensor:
-    """Return what levels stand for, one behind the other, of bytes with two of them."""
+    """Return the values of 4-bit codes, flat; each byte holds two codes, and `numbers` has the value of each code."""
     byte = torch.arange(256, device=pairs.device)
     first, second = (byte >> 4, byte & 15) if is_first_higher else (byte & 15, byte >> 4)
     of_byte = torch.stack((numbers[first], numbers[second]), dim=1)
@@ -65,7 +65,7 @@ def _look_up(numbers: torch.Tensor, pairs: torch.Tensor, *, is_first_higher: boo
 
 
 def _state(state: torch.Tensor, name: str, stored: StoredBnb4, count: int) -> tuple[tuple[int, int], float]:
-    """Return what shape `count` numbers have, or one less, and what is added to their scales."""
+    """Return the weight's shape, of `count` or `count - 1` elements, and the offset of its nested scales."""
     sizes = {"blocksize": BLOCK, **({"nested_blocksize": NESTED_BLOCK} if stored.is_nested else {})}
     try:
         told = json.loads(bytes(state.tolist()))

@@ -1,4 +1,4 @@
-"""What a folder's config.json says of its decoder: one of ours, or one that transformers computes."""
+"""Reads a decoder's geometry from config.json, for the engine's own decoder or the transformers fallback."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from engine.decoder.spec import UnknownArchitectureError, read_spec
 
 
 def read_model_spec(model_path: str) -> ModelSpec:
-    """Read a checkpoint's config.json, by transformers where none of our families has its architecture.
+    """Read a checkpoint's config.json, with transformers if its architecture is not in `FAMILIES`.
 
     Raises:
-        CheckpointError: as `read_spec`, or neither can compute it.
+        CheckpointError: as `read_spec`, or transformers does not support it either.
     """
     try:
         return read_spec(model_path)

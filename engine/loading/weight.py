@@ -1,4 +1,4 @@
-"""A weight as a checkpoint has it: numbers, or with scales levels or 8-bit floats. A device takes what it can."""
+"""A weight as stored in a checkpoint: dense, or quantized with scales. A device dequantizes what it cannot use."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Read = Callable[[str], torch.Tensor]
 
 
 def dense(weight: Weight) -> torch.Tensor:
-    """Return a weight as numbers."""
+    """Return a weight as a dense tensor, dequantized if need be."""
     return weight if isinstance(weight, torch.Tensor) else weight.dense()
 
 
 def read_stored(read: Read, module: str, stored: Stored, dtype: torch.dtype) -> Weight:
-    """Return the weight of one linear module, or of several experts, whose tensors `read` returns by name."""
+    """Return the weight of one linear module, or of several experts; `read` returns its tensors by name."""
     match stored:
         case StoredInt4():
             return int4.read_int4(read, module, stored, dtype)
@@ -44,7 +44,7 @@ def read_stored(read: Read, module: str, stored: Stored, dtype: torch.dtype) -> 
 
 
 def stack(parts: Sequence[Weight]) -> Weight:
-    """Put weights that read the same input one above the other; as numbers where they are not of one kind."""
+    """Stack weights that read the same input along their output rows; dequantize unless all are INT4 or all FP8."""
     if len(parts) == 1:
         return parts[0]
     levels = [part for part in parts if isinstance(part, Int4Weight)]
@@ -57,7 +57,7 @@ def stack(parts: Sequence[Weight]) -> Weight:
 
 
 def split(weight: Weight, count: int) -> Iterator[Weight]:
-    """Yield the `count` weights that lie one above the other, or side by side in a tensor [count, out, in]."""
+    """Yield the `count` weights stacked along output rows or, in a dense tensor, as [count, out, in]."""
     if isinstance(weight, torch.Tensor):
         yield from weight.view(count, -1, weight.shape[-1])
         return

@@ -1,4 +1,4 @@
-"""Which files of a folder hold a checkpoint's weights, and whether each is whole, by their headers. Needs no torch."""
+"""Finds the files with a checkpoint's weights and checks by their headers that each is complete. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def check_weight_files(folder: Path) -> None:
-    """Look whether a checkpoint's files are there and as long as their headers say; errors as of what it calls."""
+    """Check that a checkpoint's files exist and are as long as their headers say; raises as the functions it calls."""
     for path in weight_files(folder):
         open_whole(path, framework="numpy")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files that a checkpoint's tensors are in.
+    """Return the files that hold a checkpoint's tensors.
 
     Raises:
         CheckpointError: there are none, or one that the index names is missing.
     """
     if (folder / SINGLE).is_file():
-        # An index beside it is that of what it was made of.
+        # An index beside it is left over from the sharded files it was made from.
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
         try:
@@ -35,7 +35,7 @@ def weight_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{folder / INDEX}: not an index of safetensors files.") from None
         paths = [folder / str(name) for name in names]
         for path in paths:
-            # A name with a way out of the folder in it would read what the operator did not configure.
+            # A name that leads out of the folder would read files that the operator did not configure.
             if path.name not in names or not path.is_file():
                 raise CheckpointError(
                     f"{folder / INDEX}: it names {str(path)!r}, but there is no such file in the folder."
@@ -45,7 +45,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _hint(folder: Path) -> str:
-    """Return a sentence on files with weights that are not read."""
+    """Return a sentence about weight files that cannot be read, or an empty string."""
     if others := sorted(path.name for path in folder.glob("*.safetensors")):
         return f" It has {others[0]}, a name that is not Hugging Face's."
     pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
@@ -56,10 +56,10 @@ def _hint(folder: Path) -> str:
 
 
 def open_whole(path: Path, *, framework: str) -> safe_open:
-    """Open one file; a context manager.
+    """Open one file, as a context manager.
 
     Raises:
-        CheckpointError: it cannot be read, or is no safetensors file, or a part of one.
+        CheckpointError: it is unreadable, truncated, or not a safetensors file.
     """
     try:
         return safe_open(path, framework=framework)
